@@ -1,7 +1,9 @@
-"""grps over HTTP, gRPC and brpc: what this folder exports is `SPEC`.
+"""grps over HTTP, gRPC and brpc.
 
-The options of listeners and upstreams are described in `options.Settings`.  Customised routes are
-mounted besides the prefixes here; the page at `/` is there where nothing else claims that path.
+Read `methods.py` and `content.py` first; the codecs are `http/codec.py`, `grpc.py` and
+`brpc/codec.py`.  `options.py` describes the options of listeners and upstreams.  Customised routes
+are mounted in addition to the prefixes here.  The page at `/` is served where no other protocol
+claims that path.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The five forms of data as tensors of the IR, and back.
+"""The five forms of data, to and from tensors of the IR.
 
 `gtensors` are tensors.  `ndarray` is one unnamed FP32 tensor.  `str_data` and `bin_data` are a
-BYTES tensor of one element, unnamed in a request so that it takes the place of the model's input.
+BYTES tensor of one element.  In a request it has no name, so that it becomes the model's input.
 `gmap` becomes parameters and BYTES tensors called `gmap.<field>.<key>`.  The parameter `grps_form`
-says what a call was, so that a grps upstream gets it in the same form.
+records the form of a call, so that a grps upstream receives the same form.
 
-Answers mirror the question: text for text, bytes for bytes, a map for a map, else tensors.
+The form of a reply depends on the request: text for text, bytes for bytes, a map for a map, else
+tensors.
 
 Source: docs/protocols/grps.md, "5. Forms of data".
 """
@@ -36,7 +37,7 @@ from gateway.protocols.grps.messages import (
 )
 
 FORM_PARAMETER: Final = "grps_form"
-"""Name of the parameter that says in which form a call or an answer was."""
+"""Name of the parameter with the form of a call or a reply."""
 
 _GMAP: Final = "gmap."
 _BYTES_FIELD: Final = "s_b"
@@ -46,12 +47,12 @@ _ONE: Final = (ContentFormat.STR_DATA, ContentFormat.BIN_DATA)
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """What a caller's message says of the answer it wants.
+    """The form of the reply that a client expects.
 
     Attributes:
         form: The form of the request.
-        ndarray: The answer shall be an ndarray.
-        route: What the codec noted for itself.
+        ndarray: The reply is an ndarray.
+        route: The route of the request, for the codec.
     """
 
     form: ContentFormat | None = None
@@ -62,11 +63,11 @@ class ReplyFormat:
 def request_content(
     message: GrpsMessage, limits: MessageLimits
 ) -> tuple[tuple[Tensor, ...], Parameters]:
-    """Return the inputs and parameters that a client's message means.
+    """Return the inputs and parameters in a client's message.
 
     Raises:
         InvalidRequest: It has no data, or names that are not allowed.
-        InvalidTensor: Its tensors are named in part, or twice, or there are none.
+        InvalidTensor: Some of its tensors have no name, two have the same, or there are none.
         TooLarge: It has more entries than allowed, or an element has more bytes.
     """
     form = message.form
@@ -75,7 +76,7 @@ def request_content(
         return message.tensors, {}
     if form is ContentFormat.NDARRAY:
         if not message.tensors:
-            raise InvalidRequest("ndarray has no data here: it exists in JSON only, use gtensors")
+            raise InvalidRequest("ndarray has no data: it exists in JSON only, use gtensors")
         return message.tensors, {}
     if form is ContentFormat.GMAP:
         return _of_map(message.entries, limits)
@@ -83,16 +84,16 @@ def request_content(
         raise InvalidRequest(
             "the message has no data: expected one of str_data, bin_data, gtensors, ndarray, gmap"
         )
-    # No shape: the model's declared rank decides how many ones it has.
+    # No shape: the rank that the model declares determines the number of ones in it.
     tensor = Tensor("", Datatype.BYTES, None, ItemsData([_one_element(message, limits)]))
     return (tensor,), {FORM_PARAMETER: form.value}
 
 
 def reply_message(asked: ReplyFormat, reply: InferResponse) -> GrpsMessage:
-    """Return the answer to a client, in the form that mirrors the question.
+    """Return the reply to a client, in the form that its request implies.
 
     Raises:
-        Unconvertible: No form that may be used can carry the outputs.
+        Unconvertible: No allowed form can carry the outputs.
     """
     outputs = reply.outputs
     if asked.ndarray:
@@ -116,9 +117,9 @@ def request_message(call: InferRequest, form: ContentFormat | None, *, widen: bo
     """Return the data of a request to an upstream.
 
     Args:
-        call: Its sequence, priority, id and own parameters have no place in grps.
-        form: The form that is configured; None for the caller's own.
-        widen: Datatypes that grps lacks go out as wider ones.
+        call: grps cannot carry its sequence, priority, id and own parameters.
+        form: The configured form; None for that of the caller.
+        widen: Send datatypes that grps lacks as wider ones.
 
     Raises:
         Unsupported: The form cannot carry the inputs, or grps cannot carry the call.
@@ -139,7 +140,7 @@ def request_message(call: InferRequest, form: ContentFormat | None, *, widen: bo
     unnamed = [index for index, tensor in enumerate(tensors) if not tensor.name]
     if 0 < len(unnamed) < len(tensors):
         raise Unsupported(
-            f"input {unnamed[0]} has no name and others have: grps takes names for all or for none"
+            f"input {unnamed[0]} has no name, others have one: expected names for all or for none"
         )
     return GrpsMessage(form=ContentFormat.GTENSORS, tensors=tensors)
 
@@ -147,7 +148,7 @@ def request_message(call: InferRequest, form: ContentFormat | None, *, widen: bo
 def reply_content(
     message: GrpsMessage, output: str, limits: MessageLimits
 ) -> tuple[tuple[Tensor, ...], Parameters]:
-    """Return the outputs and parameters that an upstream's answer means.
+    """Return the outputs and parameters in an upstream's response.
 
     Args:
         message: A successful one.
@@ -164,7 +165,7 @@ def reply_content(
     if form is ContentFormat.GMAP:
         return _of_map(message.entries, limits)
     if form not in _ONE:
-        raise MalformedMessage("the answer has no data")
+        raise MalformedMessage("response has no data")
     tensor = items_tensor(output or form.value, (1,), [_one_element(message, limits)])
     return (tensor,), {FORM_PARAMETER: form.value}
 
@@ -173,10 +174,10 @@ _FORMS: Final = {form.value: form for form in ContentFormat}
 
 
 def _one_element(message: GrpsMessage, limits: MessageLimits) -> bytes | memoryview:
-    """Return the element that `str_data` or `bin_data` is.
+    """Return the element in `str_data` or `bin_data`.
 
     Raises:
-        TooLarge: It has more bytes than an element may have.
+        TooLarge: It exceeds the size limit of an element.
     """
     if message.form is ContentFormat.STR_DATA:
         return _bounded("str_data", message.text.encode(), limits)
@@ -197,7 +198,7 @@ def _bounded(what: str, item: E, limits: MessageLimits) -> E:
 
 
 def _only_item(tensor: Tensor) -> bytes | memoryview | None:
-    """Return the element of a BYTES tensor that has one; None when it is no such tensor."""
+    """Return the element of a BYTES tensor of one element; None for any other tensor."""
     if tensor.datatype is not Datatype.BYTES:
         return None
     items = as_items(tensor)
@@ -222,7 +223,7 @@ def _ndarray(outputs: tuple[Tensor, ...]) -> GrpsMessage:
     if len(outputs) != 1 or outputs[0].datatype is not Datatype.FP32:
         found = ", ".join(f"{one.name!r} of {_spelled(one)}" for one in outputs[:8]) or "none"
         raise Unconvertible(
-            f"the answer cannot be an ndarray: expected one output of FP32, there is {found}"
+            f"reply cannot be an ndarray: expected one output of FP32, found {found}"
         )
     return GrpsMessage(status=SUCCESS, form=ContentFormat.NDARRAY, tensors=outputs)
 
@@ -232,7 +233,7 @@ def _spelled(tensor: Tensor) -> str:
 
 
 def _outgoing(tensor: Tensor) -> Tensor:
-    """Return an output in a datatype that grps has, its text checked."""
+    """Return an output in a datatype of grps, with its text checked."""
     try:
         tensor = widened(tensor)
         _check_text(tensor)
@@ -242,7 +243,7 @@ def _outgoing(tensor: Tensor) -> Tensor:
 
 
 def _sent(tensor: Tensor, *, widen: bool) -> Tensor:
-    """Return an input in a datatype that grps has, its text checked."""
+    """Return an input in a datatype of grps, with its text checked."""
     if tensor.datatype is not None and tensor.datatype not in BY_DATATYPE and not widen:
         raise Unsupported(
             f"tensor {tensor.name!r} is {tensor.datatype.name}, which grps does not have; the "
@@ -258,7 +259,7 @@ def _check_text(tensor: Tensor) -> None:
         return
     items = as_items(tensor)
     charge(len(items))
-    # ASCII needs no closer look; what is not may end and begin in the middle of a character.
+    # ASCII needs no check; other text may begin and end in the middle of a character.
     if b"".join(items).isascii():
         return
     for index, item in enumerate(items):
@@ -325,7 +326,7 @@ def _is_map(tensors: Iterable[Tensor], parameters: Parameters) -> bool:
 
 
 def _split(name: str) -> tuple[str, str] | None:
-    """Return field and key that a name stands for; None when it is none of gmap's."""
+    """Return the field and key of a name; None when it does not belong to a gmap."""
     if not name.startswith(_GMAP):
         return None
     member, dot, key = name[len(_GMAP) :].partition(".")
@@ -333,7 +334,7 @@ def _split(name: str) -> tuple[str, str] | None:
 
 
 def _map_of(tensors: Iterable[Tensor], parameters: Parameters) -> dict[str, dict[str, MapValue]]:
-    """Return a gmap from what `_of_map` makes; parameters of other names have no place in it."""
+    """Return a gmap from the result of `_of_map`; it omits parameters of other names."""
     entries: dict[str, dict[str, MapValue]] = {}
     for tensor in tensors:
         place = _split(tensor.name)

@@ -1,7 +1,7 @@
-"""Datatypes as grps writes them, and tensors made to fit: wide numbers checked, others widened.
+"""Datatypes of grps, with range checks of incoming values and widening of outgoing ones.
 
 grps has neither booleans nor the wider unsigned integers nor bfloat16, and carries narrow types in
-wide fields.  Coming in, a value out of its range is an error, never wrapped; going out, a tensor
+wide fields.  An incoming value out of its range is an error and never wraps.  An outgoing tensor
 is widened where no value is lost.
 
 Source: docs/protocols/grps.md, "3. Datatypes".
@@ -26,14 +26,14 @@ _INT64_MAX: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class WireType:
-    """One of grps's datatypes.
+    """A datatype of grps.
 
     Attributes:
         number: In protobuf.
         name: In JSON.
         field: Number of the field that holds the elements.
         member: Name of that field.
-        datatype: Ours.
+        datatype: In the IR.
         carrier: The numpy type of the field's elements; bytes for text.
     """
 
@@ -65,27 +65,27 @@ _NAMES: Final = ", ".join(f"{known.name} ({known.number})" for known in WIRE_TYP
 
 
 def wire_type(tensor: str, dtype: int | str) -> WireType:
-    """Return the datatype that *dtype*, a number or a name, means for the tensor called *tensor*.
+    """Return the datatype with the number or name *dtype*, for the tensor called *tensor*.
 
     Raises:
-        InvalidTensor: There is no such datatype, or it is DT_INVALID.
+        InvalidTensor: The datatype does not exist, or is DT_INVALID.
     """
     known = BY_NAME.get(dtype) if isinstance(dtype, str) else BY_NUMBER.get(dtype)
     if known is None:
-        raise InvalidTensor(f"tensor {tensor!r} has dtype {str(dtype)[:32]}, grps has {_NAMES}")
+        raise InvalidTensor(f"tensor {tensor!r} has dtype {str(dtype)[:32]}: expected {_NAMES}")
     return known
 
 
 def narrowed(tensor: str, known: WireType, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the values of a wide field in the dtype of their datatype; a copy unless it is that.
+    """Return the values of a wide field in the dtype of their datatype; a copy unless equal.
 
     Args:
-        tensor: Named in errors.
+        tensor: For errors.
         known: The datatype; not text.
         values: Of the field's own dtype, or wider.
 
     Raises:
-        InvalidTensor: A value is out of range; names the first index.
+        InvalidTensor: A value is out of range; the error has the first index.
     """
     dtype = known.datatype.numpy_dtype
     if values.dtype == dtype or not values.size:
@@ -102,13 +102,13 @@ def narrowed(tensor: str, known: WireType, values: npt.NDArray[Any]) -> npt.NDAr
         index = int(np.argmax(lost))
         raise InvalidTensor(
             f"tensor {tensor!r} has {values[index]} at index {index}, "
-            f"which is out of the range of {known.name}"
+            f"out of the range of {known.name}"
         )
     return small
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Return *tensor* in a datatype that grps has; shares the data when it is in one already.
+    """Return *tensor* in a datatype of grps; shares the data when it has one already.
 
     Raises:
         Unsupported: It has no datatype or shape, or a UINT64 value over 2**63 - 1.
@@ -116,7 +116,7 @@ def widened(tensor: Tensor) -> Tensor:
     datatype = tensor.datatype
     if datatype is None or tensor.shape is None:
         missing = "datatype" if datatype is None else "shape"
-        raise Unsupported(f"tensor {tensor.name!r} has no {missing}, grps needs one")
+        raise Unsupported(f"tensor {tensor.name!r} has no {missing}: grps needs one")
     if datatype in BY_DATATYPE:
         return tensor
     target, widen = _WIDER[datatype]
@@ -125,12 +125,12 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def widened_datatype(datatype: Datatype) -> Datatype:
-    """Return the datatype that *datatype* has on the wire."""
+    """Return the datatype of *datatype* on the wire."""
     return datatype if datatype in BY_DATATYPE else _WIDER[datatype][0]
 
 
 def carried(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return the elements of a numeric tensor as its field carries them; floats little-endian.
+    """Return the elements of a numeric tensor for its field; floats little-endian.
 
     FP16 becomes float32; integers stay in their own dtype, which the varints do not show.
     """
@@ -141,7 +141,7 @@ def carried(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def _of_bool(_name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
+    # Raw bytes other than 0 and 1 are true as well, so numpy must not read them as booleans.
     truths: npt.NDArray[Any] = np.ascontiguousarray(values).view(np.uint8) != 0
     return truths.astype(np.uint8)
 

@@ -1,8 +1,8 @@
-"""Error codes as grps statuses and brpc error codes, and back.
+"""Error codes to and from grps statuses and brpc error codes.
 
-A grps answer holds its own Status, so a failure travels inside a message and the call beneath it
-(gRPC, brpc) succeeds.  Only what never reaches the service is an error of the call: those are the
-classes here.
+A grps response has its own Status, so a failure is part of a message and the gRPC or brpc call
+succeeds.  Only a request that does not reach the service ends the call with an error; the classes
+here are such errors.
 
 Source: docs/protocols/grps.md, "6. Status and errors".
 """
@@ -60,7 +60,7 @@ BRPC_CODE: Final[dict[ErrorCode, int]] = {
     ErrorCode.INTERNAL: EINTERNAL,
 }
 
-# Errors of load are the server's, not the model's: real servers end the call with them.
+# Overload is an error of the server, not of the model: real servers end the call with it.
 _OF_THE_CALL: Final = frozenset({ErrorCode.OVERLOADED})
 
 _CODE_OF_BRPC: Final[dict[int, ErrorCode]] = {
@@ -93,23 +93,23 @@ _NOT_FOUND_WORDS: Final = ("not found", "Not found model")
 
 
 class Unreadable(MalformedMessage):
-    """The bytes are no message at all, or cannot be decompressed: an error of the call."""
+    """The bytes are not a message, or cannot be decompressed: an error of the call."""
 
 
 class NoService(NotFound):
-    """There is no service of this name: an error of the call."""
+    """The service does not exist: an error of the call."""
 
 
 class NoMethod(Unsupported):
-    """The service has no such method: an error of the call."""
+    """The service does not have the method: an error of the call."""
 
 
 class Unconvertible(Unsupported):
-    """The model's answer cannot be written in the form that was asked for."""
+    """The model's reply cannot be written in the requested form."""
 
 
 def status_code_of(error: GatewayError) -> int:
-    """Return the code of the Status that says *error*; over HTTP it is the status as well."""
+    """Return the code in the Status of *error*, which is also its HTTP status."""
     if isinstance(error, MethodNotAllowed):
         return HTTP_METHOD_NOT_ALLOWED
     if isinstance(error, NoMethod):
@@ -120,15 +120,15 @@ def status_code_of(error: GatewayError) -> int:
 
 
 def ends_call(error: GatewayError, *, unread: bool) -> bool:
-    """Return whether *error* ends the gRPC or brpc call, rather than stand in a Status.
+    """Return whether *error* ends the gRPC or brpc call, rather than set a Status.
 
     Args:
-        error: What went wrong.
-        unread: No call could be made of the message.
+        error: The failure.
+        unread: The message could not be read.
     """
     if isinstance(error, Unreadable | NoService | NoMethod) or error.code in _OF_THE_CALL:
         return True
-    # A message over the limit was never read; one with too much in it was, and is answered.
+    # A message over the limit was not read; one with too many parts was, and has a response.
     return unread and error.code is ErrorCode.TOO_LARGE and error.limit == "message_bytes"
 
 
@@ -138,17 +138,17 @@ def brpc_code_of(error: GatewayError) -> int:
 
 
 def brpc_http_status(code: int) -> int:
-    """Return the HTTP status with which brpc's HTTP layer says an error code."""
+    """Return the HTTP status of an error code in brpc's HTTP layer."""
     return _HTTP_OF_BRPC.get(code, STATUS_CODE[ErrorCode.INTERNAL])
 
 
 def error_class_of_status(code: int, text: str) -> type[GatewayError]:
-    """Return the kind of error that the code and words of a FAILURE mean."""
+    """Return the class of error that the code and text of a FAILURE mean."""
     if code == STATUS_CODE[ErrorCode.NOT_FOUND] or any(word in text for word in _NOT_FOUND_WORDS):
         return ModelNotFound
     return error_class_of_http(code)
 
 
 def error_class_of_brpc(code: int) -> type[GatewayError]:
-    """Return the kind of error that a brpc error code other than 0 means."""
+    """Return the class of error that a brpc error code other than 0 means."""
     return ERROR_CLASSES[_CODE_OF_BRPC.get(code, ErrorCode.UPSTREAM)]

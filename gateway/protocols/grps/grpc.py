@@ -1,7 +1,7 @@
-"""grps over gRPC, both directions.
+"""The grps gRPC codec: seven functions between gRPC messages and calls.
 
-A failure stands in the Status of a message, and the gRPC call succeeds, as real servers have it.
-Only a message that cannot be read, an unknown method, and too much load end the call itself.
+A failure is in the Status of a message, and the gRPC call succeeds, as with real servers.  Only an
+unreadable message, an unknown method and overload end the call itself.
 
 Source: docs/protocols/grps.md, "11. gRPC".
 """
@@ -42,7 +42,7 @@ METHODS: Final[Mapping[str, MethodKind]] = {
 BRPC_METHODS: Final[Mapping[str, MethodKind]] = {
     f"/{brpc.SERVICE}/{method}": MethodKind.UNARY for method in brpc.METHODS
 }
-"""The same methods of brpc's service, on whose port gRPC is spoken too."""
+"""The same methods in brpc's service, whose port serves gRPC too."""
 
 
 def file_descriptors() -> tuple[bytes, ...]:
@@ -72,12 +72,12 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         """Read a client's request; float tensors and bytes are views of its message.
 
         Raises:
-            Unreadable: The message is none.
+            Unreadable: The bytes are not a message.
             NoMethod: The service has no such method.
-            GatewayError: What the message says is wrong, or too large.
+            GatewayError: The message is wrong, or exceeds a limit.
         """
         if wire.method not in METHODS and wire.method not in BRPC_METHODS:
-            raise NoMethod(f"there is no method {clip(wire.method, 128)!r}")
+            raise NoMethod(f"method {clip(wire.method, 128)!r} does not exist in grps")
         message = read_message(wire.view, self._limits)
         context = grpc_context(wire, NAME, calls.REPLY_NEEDS, ReplyFormat(message.form))
         method = wire.method.rpartition("/")[2]
@@ -87,22 +87,22 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         """Write the response to *call*; the data of large float tensors are not copied.
 
         Raises:
-            Unsupported: grps cannot carry the answer.
+            Unsupported: grps cannot carry the reply.
         """
-        return _answer(calls.encode_method_reply(call, reply, _asked(call)))
+        return _response(calls.encode_method_reply(call, reply, _reply_format(call)))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one response of a stream.
 
         Raises:
-            Unsupported: grps cannot carry the answer.
+            Unsupported: grps cannot carry the reply.
         """
-        return _answer(calls.encode_method_reply(call, item, _asked(call)))
+        return _response(calls.encode_method_reply(call, item, _reply_format(call)))
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
         """Write *error* as a message whose Status is FAILURE, or end the call with it.
 
-        What ended the call of an upstream of this codec ends this one.  Never raises.
+        An error that ended the call of an upstream of this codec ends this call.  Never raises.
         """
         origin = error.origin
         if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
@@ -112,7 +112,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         if ends_call(error, unread=call is None):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
-        return _answer(calls.failure_of(error, self._limits))
+        return _response(calls.failure_of(error, self._limits))
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
         """Write a request to an upstream; the data of large float tensors are not copied.
@@ -130,7 +130,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         """Read an upstream's response to *call*; float tensors and bytes are views of it.
 
         Raises:
-            GatewayError: What its status or its Status says.
+            GatewayError: The error in its gRPC status or its Status.
             MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
@@ -157,11 +157,11 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
             raise MalformedMessage(error.message) from error
 
 
-def _answer(message: GrpsMessage) -> GrpcResponse:
+def _response(message: GrpsMessage) -> GrpcResponse:
     return GrpcResponse(write_message(message))
 
 
-def _asked(call: Call[Any]) -> ReplyFormat:
+def _reply_format(call: Call[Any]) -> ReplyFormat:
     origin = call.context.origin
     if origin is not None and isinstance(origin.form, ReplyFormat):
         return origin.form

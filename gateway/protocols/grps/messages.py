@@ -1,7 +1,7 @@
-"""GrpsMessage as a value, whether it came as protobuf or as JSON.
+"""GrpsMessage as a value, for both its protobuf and its JSON form.
 
-Here lives what both forms share: the five ways to carry data and the Status.  Not here: bytes
-(proto.py, json.py) and what a message means as a call (forms.py, calls.py).
+Both forms share the five kinds of data and the Status.  `protobuf/` and `json/` read and write the
+bytes; `content.py` and `methods.py` have their meaning as a call.
 
 Source: docs/protocols/grps.md, "4. Messages".
 """
@@ -18,7 +18,7 @@ from gateway.ir.tensor import Tensor
 
 
 class ContentFormat(enum.Enum):
-    """Which member of the message holds its data."""
+    """The member of the message that has its data."""
 
     BIN_DATA = "bin_data"
     STR_DATA = "str_data"
@@ -28,7 +28,7 @@ class ContentFormat(enum.Enum):
 
 
 class Flag(enum.IntEnum):
-    """Source: `Status.StatusFlag`; the enumeration counts, not the old comment beside it."""
+    """Source: `Status.StatusFlag`; its comment in the old source is wrong."""
 
     UNKNOWN = 0
     SUCCESS = 1
@@ -37,10 +37,10 @@ class Flag(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrpsStatus:
-    """What an answer says of itself.
+    """The Status of a response.
 
     Attributes:
-        flag: May be a number that the enumeration does not have.
+        flag: May be a number outside of the enumeration.
     """
 
     code: int = 0
@@ -52,7 +52,7 @@ SUCCESS: Final = GrpsStatus(200, "OK", Flag.SUCCESS)
 
 
 def failure(code: int, text: str) -> GrpsMessage:
-    """Return an answer that says that something failed, and nothing else."""
+    """Return a response with the Status of a failure, and nothing else."""
     return GrpsMessage(status=GrpsStatus(code, text, Flag.FAILURE))
 
 
@@ -65,11 +65,11 @@ class GrpsMessage:
     """A message of grps.
 
     Attributes:
-        form: Which of the following is the data; None for no data.
+        form: The member with the data; None for no data.
         data: For `BIN_DATA`.
         text: For `STR_DATA`.
-        tensors: For `GTENSORS`, in datatypes that grps has; for `NDARRAY` the one, where it is not
-            just the marker of protobuf.
+        tensors: For `GTENSORS`, in datatypes of grps; for `NDARRAY` the only one, except for the
+            marker of protobuf.
         entries: For `GMAP`, by field and key.
     """
 
@@ -83,15 +83,15 @@ class GrpsMessage:
 
 
 def check_names(tensors: tuple[Tensor, ...]) -> None:
-    """Check that there are tensors, all of them named or none, and no name twice.
+    """Check that there are tensors, that all or none have names, and that no name repeats.
 
     Raises:
-        InvalidTensor: It is not so.
+        InvalidTensor: One of these conditions fails.
 
     Source: docs/protocols/grps.md, "4. Messages".
     """
     if not tensors:
-        raise InvalidTensor("gtensors has no tensors, at least one is needed")
+        raise InvalidTensor("gtensors has no tensors: expected at least one")
     if len(tensors) == 1:
         return
     names = [tensor.name for tensor in tensors]
@@ -99,9 +99,9 @@ def check_names(tensors: tuple[Tensor, ...]) -> None:
         return
     if not all(names):
         raise InvalidTensor(
-            f"tensor number {names.index('')} has no name and others have: expected names for "
+            f"tensor number {names.index('')} has no name, others have one: expected names for "
             "all tensors or for none"
         )
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidTensor(f"tensor {twice!r} is there {names.count(twice)} times, once is needed")
+        raise InvalidTensor(f"tensor {twice!r} occurs {names.count(twice)} times: expected once")

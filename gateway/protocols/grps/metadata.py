@@ -1,8 +1,8 @@
-"""Metadata of servers and models as YAML text, both ways.
+"""Metadata of servers and models to and from YAML text.
 
-A grps server sends its configuration as text; names and types of tensors are not in it.  The
-gateway writes the same members and adds the tensors: a gateway asked by a gateway tells all.
-Text of strangers is read without tags, aliases or deep nesting, every scalar as text.
+A grps server sends its configuration as text, without names and types of tensors.  The gateway
+writes the same members and adds the tensors, which another gateway reads.  Untrusted text is read
+without tags, aliases or deep nesting, and every scalar as text.
 
 Source: docs/protocols/grps.md, "15. Metadata and the status page".
 """
@@ -25,7 +25,7 @@ from gateway.ir.metadata import (
 )
 from gateway.protocols.grps.datatypes import BY_DATATYPE, BY_NAME, widened_datatype
 
-# All scalars as text: nothing is guessed, and nothing of YAML's types is run.
+# All scalars are text: YAML's types are neither guessed nor constructed.
 _Loader: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _TEXT_BYTES: Final = 1 << 20
 _DEPTH: Final = 32
@@ -37,7 +37,7 @@ _CLOSES = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
 def write_server(status: ServerStatus) -> str:
-    """Return what is known of all models, one entry for each version."""
+    """Return the metadata of all models, one entry for each version."""
     entries: list[dict[str, Any]] = []
     for model in status.models:
         metadata = model.metadata
@@ -48,15 +48,15 @@ def write_server(status: ServerStatus) -> str:
 
 
 def write_model(metadata: ModelMetadata, version: str) -> str:
-    """Return what is known of one model; *version* is the one asked for, "" for any."""
+    """Return the metadata of one model; *version* is the requested one, "" for any."""
     return _dumped(_entry(metadata, version or (metadata.versions or ("",))[-1]))
 
 
 def read_models(text: str, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:
-    """Return the models that a server's metadata lists; their states are not told.
+    """Return the models in a server's metadata, which has no states.
 
     Raises:
-        MalformedMessage: The text is no such YAML.
+        MalformedMessage: The text is not such YAML.
         TooLarge: A limit is exceeded.
     """
     models = _loaded(text, "server metadata").get("models")
@@ -78,8 +78,8 @@ def read_models(text: str, limits: MessageLimits) -> tuple[RepositoryEntry, ...]
 def lists_model(text: str, key: str, limits: MessageLimits) -> bool:
     """Return whether a server's metadata lists the model of this grps key, or cannot be read.
 
-    It is a server's own configuration: what is no YAML of ours says nothing against a model, and
-    any may stand behind the empty key of the default DAG.
+    The metadata is the server's own configuration, so unreadable metadata excludes no model.  The
+    empty key of the default DAG can mean any model.
     """
     if not key:
         return True
@@ -91,20 +91,20 @@ def lists_model(text: str, key: str, limits: MessageLimits) -> bool:
 
 
 def read_model(text: str, name: str, limits: MessageLimits) -> ModelMetadata:
-    """Return what a model's metadata tells; a real server tells no tensors.
+    """Return a model's metadata; that of a real server has no tensors.
 
     Args:
         text: YAML.
-        name: Of the model that was asked for.
+        name: Of the requested model.
         limits: Of names, tensors and ranks.
 
     Raises:
         ModelNotFound: The text is empty.
-        MalformedMessage: The text is no such YAML.
+        MalformedMessage: The text is not such YAML.
         TooLarge: A limit is exceeded.
     """
     if not text.strip():
-        raise ModelNotFound(f"the server knows no model {name!r}")
+        raise ModelNotFound(f"the server has no model {name!r}")
     found = _loaded(text, "model metadata")
     version = found.get("version")
     platform = found.get("inferer_type")
@@ -133,7 +133,7 @@ def _entry(metadata: ModelMetadata, version: str) -> dict[str, Any]:
 
 
 def _described(tensor: TensorMetadata) -> dict[str, Any]:
-    """Return a tensor as grps clients meet it; a datatype that was widened is told as well."""
+    """Return a tensor in the form of grps clients, with its datatype before widening."""
     entry: dict[str, Any] = {"name": tensor.name}
     if tensor.datatype is not None:
         entry["dtype"] = BY_DATATYPE[widened_datatype(tensor.datatype)].name
@@ -158,7 +158,7 @@ def _loaded(text: str, what: str) -> dict[str, Any]:
         _check_plain(text, what)
         document = yaml.load(text, Loader=_Loader)  # noqa: S506  # makes text, lists, mappings only
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        # ValueError and TypeError: characters YAML forbids, and keys that are lists.
+        # ValueError and TypeError: characters that YAML forbids, and keys that are lists.
         raise MalformedMessage(f"{what} is not YAML: {str(error)[:200]}") from error
     if not isinstance(document, dict):
         raise MalformedMessage(f"{what} is not a YAML mapping")
@@ -169,7 +169,7 @@ def _check_plain(text: str, what: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
-            raise MalformedMessage(f"{what} has a YAML alias, which is not allowed")
+            raise MalformedMessage(f"{what} has a YAML alias: aliases are not allowed")
         if isinstance(event, _OPENS):
             depth += 1
             if depth > _DEPTH:
@@ -214,7 +214,7 @@ def _integer(text: Any, least: int) -> int:
         if value >= least:
             return value
     raise MalformedMessage(
-        f"model metadata has {str(text)[:32]!r} where an integer of {least} or more is needed"
+        f"model metadata has {str(text)[:32]!r}: expected an integer of {least} or more"
     )
 
 

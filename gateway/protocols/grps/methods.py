@@ -1,7 +1,7 @@
-"""The methods of grps as calls of the IR and back, whatever carries the message.
+"""The methods of grps to and from calls of the IR, for all carriers.
 
-The same eight methods exist over gRPC and brpc, and as paths over HTTP.  A method's answer holds
-a Status; here it is made, and here an upstream's is judged.
+gRPC and brpc have the same eight methods, and HTTP has a path for each.  This module creates the
+Status in a response, and checks the Status in that of an upstream.
 
 Source: docs/protocols/grps.md, "2. Model keys", "7. Methods and health", "16. Upstreams".
 """
@@ -65,7 +65,7 @@ from gateway.wire.codec import unsupported
 from gateway.wire.errors import clip, is_error_status, strip_traceback
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})
-"""What an answer to a client cannot be written without, and what its inputs may stand for."""
+"""What a reply to a client must have, and which substitutes its inputs may have."""
 
 PREDICT: Final = "Predict"
 PREDICT_STREAMING: Final = "PredictStreaming"
@@ -87,9 +87,9 @@ METHODS: Final = (
 SERVER: Final = "grps"
 
 NEEDS: Final = frozenset({Need.DATATYPES, Need.WIDENED})
-"""What a request to an upstream cannot be written without, and what its outputs may stand for.
+"""What a request to an upstream must have, and which substitutes its outputs may have.
 
-Names may be left out, all of them; so may the shape of a text that goes out as text.
+All names may be missing, and the shape of a text that is sent as text.
 """
 
 _NOT_READY: Final = "Service Unavailable"
@@ -108,7 +108,7 @@ _QUESTIONS: Final[Mapping[type[Call[Any]], str]] = {
     ServerMetadataRequest: SERVER_METADATA,
     RepositoryIndexRequest: SERVER_METADATA,
     ModelMetadataRequest: MODEL_METADATA,
-    # Readiness is the server's; which models it has is in its metadata.
+    # Readiness is the server's; its metadata lists the models.
     ModelReadyRequest: SERVER_METADATA,
 }
 
@@ -120,12 +120,12 @@ def decode_method(
     settings: GrpsOptions,
     limits: MessageLimits,
 ) -> Call[Any]:
-    """Return what a client asks by calling *method* with *message*.
+    """Return the call of a client's *method* with *message*.
 
     Args:
         method: One of `METHODS`.
-        message: Its model is the one to ask, "" for the listener's default.
-        context: With the origin that the answer will need.
+        message: With the key of the model, "" for the listener's default.
+        context: With the origin that the response needs.
         settings: The listener's.
         limits: Of names and counts.
 
@@ -151,7 +151,7 @@ def decode_method(
 
 
 def model_of(key: str, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:
-    """Return the model that a grps key means to this listener.
+    """Return the model of a grps key on this listener.
 
     Raises:
         ModelNotFound: It is empty, and the listener has no default.
@@ -167,10 +167,10 @@ def model_of(key: str, settings: GrpsOptions, limits: MessageLimits) -> ModelRef
 
 
 def encode_method_reply(call: Call[Any], reply: Any, asked: ReplyFormat) -> GrpsMessage:
-    """Return the answer to *call* as a message.
+    """Return the response to *call* as a message.
 
     Raises:
-        Unsupported: grps has no such answer, or no form for it.
+        Unsupported: grps has no such response, or no form for it.
     """
     if isinstance(reply, InferResponse):
         return reply_message(asked, reply)
@@ -188,7 +188,7 @@ def encode_method_reply(call: Call[Any], reply: Any, asked: ReplyFormat) -> Grps
 
 
 def failure_of(error: GatewayError, limits: MessageLimits) -> GrpsMessage:
-    """Return *error* as a message; what an upstream of grps said stays as it said it."""
+    """Return *error* as a message; that of an upstream of grps is unchanged."""
     origin = error.origin
     code, words = status_code_of(error), error.message
     if origin is not None and isinstance(origin.form, GrpsStatus):
@@ -199,7 +199,7 @@ def failure_of(error: GatewayError, limits: MessageLimits) -> GrpsMessage:
 
 
 def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMessage]:
-    """Return the method and message that ask an upstream what *call* asks.
+    """Return the method and message that *call* becomes for an upstream.
 
     Raises:
         Unsupported: grps cannot carry it, or has no such request.
@@ -222,12 +222,12 @@ def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMe
             form=ContentFormat.STR_DATA, text=_server_name(call.model, settings)
         )
     if isinstance(call, ModelReadyRequest):
-        model_key(call.model, settings)  # a version that no key names is not asked for
+        model_key(call.model, settings)  # refuses a version without a key
     return method, GrpsMessage()
 
 
 def _server_name(model: ModelRef | None, settings: GrpsOptions) -> str:
-    """Return the server's plain name of *model*: unlike for inference, without the version."""
+    """Return the server's plain name of *model*, which has no version, unlike for inference."""
     if model is None:
         return ""
     key = model_key(model, settings)
@@ -251,10 +251,10 @@ def model_key(model: ModelRef | None, settings: GrpsOptions) -> str:
     """Return the grps key of *model*: the configured one, else "name-version", else the name.
 
     A key that is configured for a name serves requests without a version, and those for the
-    version that it names.
+    version in the key.
 
     Raises:
-        VersionNotFound: The key that is configured for the name names another version, or none.
+        VersionNotFound: The configured key of the name contains another version, or none.
     """
     if model is None:
         return ""
@@ -278,7 +278,7 @@ def model_key(model: ModelRef | None, settings: GrpsOptions) -> str:
 
 
 def _split(key: str, name: str) -> tuple[str, str]:
-    """Return the name and the version that the configured key of model *name* holds."""
+    """Return the name and the version in the configured key of model *name*."""
     if key.startswith(f"{name}-"):
         return name, key[len(name) + 1 :]
     first, _, last = key.rpartition("-")
@@ -292,18 +292,18 @@ def decode_method_reply(
     settings: GrpsOptions,
     limits: MessageLimits,
 ) -> Any:
-    """Return what an upstream's answer to *call* says.
+    """Return the reply to *call* in an upstream's response.
 
     Args:
-        call: The question.
-        message: The answer.
-        origin: Of the answer, for errors and replies.
+        call: The request.
+        message: The response.
+        origin: Of the response, for errors and replies.
         settings: The upstream's.
         limits: Of names and counts.
 
     Raises:
-        GatewayError: What its Status says.
-        MalformedMessage: The answer is not one to this call.
+        GatewayError: The error in its Status.
+        MalformedMessage: The response does not fit this call.
     """
     status = message.status
     if isinstance(call, _HEALTH) and status is not None and status.code in _UNREADY_CODES:
@@ -322,7 +322,7 @@ def _metadata_reply(
     call: Call[Any], message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits
 ) -> Any:
     if message.form is not ContentFormat.STR_DATA:
-        raise MalformedMessage("the answer has no str_data, which holds the metadata")
+        raise MalformedMessage("response has no str_data, which contains the metadata")
     if isinstance(call, ServerMetadataRequest):
         return ServerMetadata(SERVER, "")
     if isinstance(call, RepositoryIndexRequest):
@@ -337,7 +337,7 @@ def _metadata_reply(
 def _model_metadata(
     model: ModelRef, text: str, settings: GrpsOptions, limits: MessageLimits
 ) -> ModelMetadata:
-    """Return what the server tells of *model*; a configured key is the version it is asked by."""
+    """Return the metadata of *model*; a configured key counts as the version in the request."""
     found = read_model(text, model.name, limits)
     version = model.version if f"{model.name}/{model.version}" in settings.keys else ""
     if not version and model.name in settings.keys:
@@ -346,12 +346,12 @@ def _model_metadata(
 
 
 def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) -> None:
-    """Raise what an upstream's Status says, unless it says that all is well.
+    """Raise the error in an upstream's Status, unless it is a success.
 
-    Without a Status an answer is a success: C++ servers leave it out of their metadata.
+    A response without a Status is a success: C++ servers send none with their metadata.
 
     Raises:
-        GatewayError: It says that something failed.
+        GatewayError: The Status is a failure.
     """
     if status is None or (status.flag != Flag.FAILURE and status.code in (0, OK)):
         return
@@ -392,10 +392,10 @@ def _infer_reply(
 
 
 def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Keep the outputs that were asked for: grps sends all.
+    """Return the requested outputs, since grps servers send all.
 
     Raises:
-        MalformedMessage: One is not there.
+        MalformedMessage: An output is missing.
     """
     if not call.outputs or not all(tensor.name for tensor in outputs):
         return outputs
@@ -404,6 +404,6 @@ def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, 
     if missing:
         there = ", ".join(map(repr, known)) or "none"
         raise MalformedMessage(
-            f"answer lacks output {missing[0]!r}, which was asked for; there is {there}"
+            f"response lacks the requested output {missing[0]!r}: it has {there}"
         )
     return tuple([known[output.name] for output in call.outputs])

@@ -31,22 +31,22 @@ class GrpsOptions:
 
     Attributes:
         default_model: Listener: the model of a request that names none; "name" or "name/version".
-        models: Listener: what a grps key stands for; a key that is not here is a model's name.
-        switch: Listener: its clients may set the server online and offline, which is all that its
-            readiness is to them; without it they are told 403 unless nothing would change.
-        http_always_200: Listener: HTTP status 200 whatever the Status in the body says (as the
-            C++ server).
-        streaming: Both: what makes an HTTP request ask for a stream.
-        customized: Listener: routes of their own whose bodies are not grps's.
+        models: Listener: the model of a grps key; a key without an entry is the name of a model.
+        switch: Listener: clients may set the server online and offline, which only changes the
+            readiness that they see; otherwise a change is refused with 403.
+        http_always_200: Listener: HTTP status 200 for every Status in the body, as the C++ server
+            sends it.
+        streaming: Both: how an HTTP request selects a stream.
+        customized: Listener: additional routes with bodies of another form than grps's.
         keys: Upstream: the grps key of a model, by "name" or "name/version"; "" sends none, which
             means the server's default DAG.  Without an entry it is "name-version", or the name.
-        readiness: Upstream: `ready` asks for readiness, `live` for liveness: a grps server starts
-            offline and may serve perfectly well.
+        readiness: Upstream: `ready` requests readiness, `live` liveness: a grps server starts
+            offline, and may serve nevertheless.
         input_form: Upstream: the form of data sent to a model, by its name; "*" for all others.
-            Without one it is the form in which the caller sent it.
-        output: Upstream: what the tensor of a str_data or bin_data answer is called; "" for the
+            Without an entry it is the caller's form.
+        output: Upstream: name of the tensor in a str_data or bin_data response; "" for the
             name of the form.
-        widen: Upstream: send datatypes that grps lacks as the next wider ones.
+        widen: Upstream: send datatypes that grps lacks as wider ones.
         compress: Upstream over brpc: how messages are compressed.
     """
 
@@ -64,7 +64,7 @@ class GrpsOptions:
     compress: str = "none"
 
     def form_of(self, model: ModelRef | None) -> ContentFormat | None:
-        """Return the form in which data goes to *model*; None for that of the caller."""
+        """Return the form of data sent to *model*; None for that of the caller."""
         if not self.input_form:
             return None
         name = "" if model is None else model.name
@@ -91,7 +91,7 @@ def read_options(options: Mapping[str, Any]) -> GrpsOptions:
 
 
 def custom_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the paths of customised routes, which a listener must mount besides the protocol's.
+    """Return the paths of customised routes, which a listener mounts in addition to the protocol's.
 
     Raises:
         ValueError: A key does not exist, or a value is wrong.

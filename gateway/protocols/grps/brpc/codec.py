@@ -1,8 +1,8 @@
-"""grps over brpc's baidu_std, both directions.
+"""The grps brpc codec: seven functions between baidu_std frames and calls.
 
-A failure stands in the Status of a message and the call has error_code 0, as over gRPC.  Only what
-never reaches a service (an unknown service or method, a message that cannot be read, too much load)
-has an error code; such an answer has no message.  Attachments are skipped and never sent.
+A failure is in the Status of a message and the call has error_code 0, as over gRPC.  Only a request
+that does not reach a service (unknown service or method, unreadable message, overload) has an error
+code; its response has no message.  Attachments are skipped and never sent.
 
 Source: docs/protocols/grps.md, "6. Status and errors", "12. brpc frames".
 """
@@ -66,7 +66,7 @@ _SHOWN: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class UpstreamErrorText:
-    """What an upstream's error code and text were, for a caller of this protocol."""
+    """Error code and text of an upstream, for a caller of this protocol."""
 
     code: int
     text: str
@@ -95,10 +95,10 @@ class BrpcCodec(Codec[Frame, Frame]):
         """Read a client's frame; float tensors and bytes are views of it unless compressed.
 
         Raises:
-            NoService: There is no service of that name.
+            NoService: The service does not exist.
             NoMethod: The service has no such method.
-            Unreadable: The message is none, or its attachment or compression is impossible.
-            GatewayError: What the message says is wrong, or too large.
+            Unreadable: The bytes are not a message, or its attachment or compression is impossible.
+            GatewayError: The message is wrong, or exceeds a limit.
         """
         meta, rest = split_frame(view_of(wire.payload))
         method = _method_of(meta.request)
@@ -112,9 +112,11 @@ class BrpcCodec(Codec[Frame, Frame]):
         """Write the response to *call*; the data of large float tensors are not copied.
 
         Raises:
-            Unsupported: grps cannot carry the answer.
+            Unsupported: grps cannot carry the reply.
         """
-        return _answer(calls.encode_method_reply(call, reply, _asked(call)), _correlation(call))
+        return _response(
+            calls.encode_method_reply(call, reply, _reply_format(call)), _correlation(call)
+        )
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> Frame:
         """Write *error* as a message whose Status is FAILURE, or as an error code.
@@ -122,14 +124,14 @@ class BrpcCodec(Codec[Frame, Frame]):
         Never raises.
         """
         correlation = None if call is None else _correlation(call)
-        said = None if error.origin is None else error.origin.form
-        if isinstance(said, UpstreamErrorText):
-            return _refusal(said, correlation)
-        # Before a service was asked: what is shutting down says so with ELOGOFF, and clients that
-        # may ask another server do.
+        error_text = None if error.origin is None else error.origin.form
+        if isinstance(error_text, UpstreamErrorText):
+            return _refusal(error_text, correlation)
+        # Before a service was called: a server that shuts down sends ELOGOFF, and clients may retry
+        # with another server.
         stopping = call is None and error.code is ErrorCode.UNAVAILABLE
         if not (stopping or ends_call(error, unread=call is None)):
-            return _answer(calls.failure_of(error, self._limits), correlation)
+            return _response(calls.failure_of(error, self._limits), correlation)
         code = brpc_code_of(error)
         text = clip(f"[E{code}]{error.message}", self._limits.error_text_bytes)
         return _refusal(UpstreamErrorText(code, text), correlation)
@@ -157,7 +159,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         """Read an upstream's response to *call*; float tensors and bytes are views of it.
 
         Raises:
-            GatewayError: What its error code or its Status says.
+            GatewayError: The error in its error code or its Status.
             MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
         meta, rest = split_frame(view_of(wire.payload))
@@ -180,11 +182,11 @@ class BrpcCodec(Codec[Frame, Frame]):
         return cast("R", reply)
 
     def _message(self, meta: RpcMeta, rest: memoryview) -> GrpsMessage:
-        """Read the message of a frame, which stands before the attachment.
+        """Read the message of a frame, which precedes the attachment.
 
         Raises:
             Unreadable: It cannot be found, decompressed or read.
-            GatewayError: What it says is wrong, or too large.
+            GatewayError: The message is wrong, or exceeds a limit.
         """
         attached = meta.attachment_size
         if not 0 <= attached <= len(rest):
@@ -208,11 +210,11 @@ class BrpcCodec(Codec[Frame, Frame]):
 
 
 def _method_of(request: RpcRequestMeta) -> str:
-    """Return the method that is called.
+    """Return the called method.
 
     Raises:
-        NoService: There is no service of that short name.
-        NoMethod: There is no such method, or no service of that full name.
+        NoService: No service has this short name.
+        NoMethod: The method does not exist, or no service has this full name.
     """
     service = clip(words(request.service_name), _SHOWN)
     method = clip(words(request.method_name), _SHOWN)
@@ -223,12 +225,12 @@ def _method_of(request: RpcRequestMeta) -> str:
     return method
 
 
-def _answer(message: GrpsMessage, correlation: int | None) -> Frame:
+def _response(message: GrpsMessage, correlation: int | None) -> Frame:
     return Frame(frame_bytes(_OK_META, list(write_message(message))), correlation)
 
 
-def _refusal(said: UpstreamErrorText, correlation: int | None) -> Frame:
-    response = RpcResponseMeta(error_code=said.code, error_text=said.text)
+def _refusal(error_text: UpstreamErrorText, correlation: int | None) -> Frame:
+    response = RpcResponseMeta(error_code=error_text.code, error_text=error_text.text)
     meta = RpcMeta(response=response, compress_type=NONE)
     return Frame(frame_bytes(meta.SerializeToString(), []), correlation)
 
@@ -240,7 +242,7 @@ def _correlation(call: Call[Any]) -> int | None:
     return None
 
 
-def _asked(call: Call[Any]) -> ReplyFormat:
+def _reply_format(call: Call[Any]) -> ReplyFormat:
     origin = call.context.origin
     if origin is not None and isinstance(origin.form, ReplyFormat):
         return origin.form

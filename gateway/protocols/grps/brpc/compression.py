@@ -1,8 +1,8 @@
-"""Compression of the message in a baidu_std frame: none, snappy, gzip, zlib; bounded.
+"""Bounded compression of the message in a baidu_std frame: none, snappy, gzip, zlib.
 
-Nothing is unpacked beyond the limit on messages, however strongly it is compressed: tensors of one
-value are.  Snappy is the raw block.  How large a message will be is known
-before any memory is taken for it: Snappy and gzip say so, and are held to it; zlib is counted.
+Decompression stops at the limit on messages, however strongly the data is compressed: tensors of
+one value are.  Snappy is the raw block.  The size of a message is known before memory is allocated:
+Snappy and gzip declare it, and must not exceed it; zlib data is counted.
 
 Source: docs/protocols/grps.md, "12. brpc frames".
 """
@@ -24,14 +24,14 @@ NONE, SNAPPY, GZIP, ZLIB = 0, 1, 2, 3
 NAMES: Final = {NONE: "none", SNAPPY: "snappy", GZIP: "gzip", ZLIB: "zlib"}
 NUMBERS: Final = {name: number for number, name in NAMES.items()}
 
-# A copy of two bytes gives eleven, one of three gives 64: no block of snappy grows more.
+# A copy of two bytes yields eleven, one of three yields 64: no block of snappy grows more.
 _SNAPPY_RATIO: Final = 22
 _SNAPPY_SLACK_BYTES: Final = 64
 _LEVEL: Final = 1
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 _GZIP_SIZE_BYTES: Final = 4
 _COUNTED_BYTES: Final = 64 * 1024
-# More is not counted ahead, which takes 10 ms: it may be as much as is allowed.
+# A larger size is not counted in advance, which takes 10 ms: the limit is used instead.
 _MOST_COUNTED_BYTES: Final = 4 << 20
 # A message has so many elements, and one more for each byte that came: see `decompressed_elements`
 # of listeners.
@@ -40,15 +40,15 @@ _BYTE: Final = 1 / 100
 
 
 def decompress(number: int, data: memoryview, most: int) -> memoryview:
-    """Return the message that *data* is, compressed by the method of this number.
+    """Return the message in *data*, compressed by the method of this number.
 
     Args:
         number: One of `NAMES`.
-        data: As it came.
-        most: Bytes it may have.
+        data: As received.
+        most: The limit on its size.
 
     Raises:
-        Unreadable: There is no such method, the data is damaged, or it would become too large.
+        Unreadable: The method is unknown, the data is damaged, or the message exceeds the limit.
     """
     unpack = _UNPACK.get(number)
     if unpack is None:
@@ -59,10 +59,7 @@ def decompress(number: int, data: memoryview, most: int) -> memoryview:
 
 
 def unpacked_bytes(number: int, data: memoryview, most: int) -> int:
-    """Return how many bytes `decompress` will give at most; 0 for those of *data*, or none at all.
-
-    What it cannot give, since it is damaged or too much, is none; nothing is kept of it here.
-    """
+    """Return the most bytes that `decompress` will return; 0 for uncompressed or damaged data."""
     count = _SIZES.get(number)
     if count is None:
         return 0
@@ -118,7 +115,7 @@ def _unsnapped(data: memoryview, most: int) -> memoryview:
             raise _too_large(most)
         if size > _SNAPPY_RATIO * len(data) + _SNAPPY_SLACK_BYTES:
             raise Unreadable(
-                f"snappy data of {len(data)} bytes announces {size}, which it cannot hold"
+                f"snappy data of {len(data)} bytes declares {size}, which it cannot contain"
             )
         return memoryview(bytes(cramjam.snappy.decompress_raw(data)))
     except (cramjam.DecompressionError, ValueError, OverflowError, MemoryError) as error:
@@ -151,7 +148,7 @@ def _counted(data: memoryview, most: int) -> int:
 
 
 def _too_large(most: int) -> Unreadable:
-    return Unreadable(f"compressed data holds more than the {most} bytes that are allowed")
+    return Unreadable(f"compressed data exceeds {most} bytes, the limit of a message")
 
 
 _SIZES: Final[dict[int, Callable[[memoryview, int], int]]] = {

@@ -1,8 +1,8 @@
-"""Frames of baidu_std: cutting a byte stream into them, and their metadata.
+"""Frames of baidu_std: cuts a byte stream into frames, and reads and writes their metadata.
 
-A frame's payload is the whole frame, header included, so that it may be joined and cut again.  The
-correlation id is the framer's: it is read from what comes, and written into what goes, so a codec
-need not know it and an error for an unreadable call still finds its caller.  So is the time a
+The payload of a frame is the complete frame, header included.  The framer handles the correlation
+id: it reads the id from incoming frames and writes it into outgoing ones.  So codecs ignore it, and
+an error for an unreadable call still reaches its caller.  The framer also writes the time that a
 caller has left, which changes until a frame is sent.
 
 Source: docs/protocols/grps.md, "12. brpc frames".
@@ -39,7 +39,7 @@ _LONGEST_MS: Final = (1 << 31) - 1
 def looks_like(first: bytes) -> bool:
     """Return whether a connection that begins with *first* may be of baidu_std.
 
-    Four bytes decide; with fewer it may still be, as long as they agree.
+    Four bytes decide; fewer bytes must be a prefix of them.
     """
     return first[:4] == MAGIC[: len(first[:4])]
 
@@ -51,18 +51,18 @@ def frame_bytes(meta: bytes, message: list[Buffer]) -> list[Buffer]:
 
 
 def words(value: str | bytes) -> str:
-    """Return a text of the metadata, which protobuf's second version gives as bytes if it is none.
+    """Return a text of the metadata, which may be bytes that are not UTF-8 (protobuf 2).
 
-    What is not UTF-8 in it becomes U+FFFD.
+    Such bytes become U+FFFD.
     """
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
 def split_frame(view: memoryview) -> tuple[RpcMeta, memoryview]:
-    """Return the metadata of a whole frame, and what follows it: message and attachment.
+    """Return the metadata of a complete frame, and the rest: message and attachment.
 
     Raises:
-        MalformedMessage: It is no frame.
+        MalformedMessage: It is not a frame.
     """
     if len(view) < _HEADER or bytes(view[:4]) != MAGIC:
         raise MalformedMessage(f"{len(view)} bytes are not a baidu_std frame")
@@ -73,15 +73,15 @@ def split_frame(view: memoryview) -> tuple[RpcMeta, memoryview]:
 
 
 class BaiduFramer:
-    """Cuts a byte stream into baidu_std frames; keeps the state of one connection.
+    """Cuts a byte stream into baidu_std frames; has the state of one connection.
 
     Args:
-        limits: `message_bytes` is the most that follows a header.
-        server: Of a server's connection. Nothing is sent without a correlation id: what answers
-            no question is not said, for brpc closes a connection that it cannot follow without a
-            word. And frames tell what is compressed in them.
-        clock: Monotonic seconds; a caller's timeout counts from the frame's arrival, and what is
-            left of a deadline to its departure.
+        limits: `message_bytes` is the limit on the bytes after a header.
+        server: Of a server's connection.  Frames without a correlation id are not sent, since a
+            response to no request must not be sent: brpc closes such a connection.  Frames have
+            the size of their decompressed message.
+        clock: Monotonic seconds; a caller's timeout counts from the frame's arrival, and the time
+            left of a deadline is computed when the frame is sent.
     """
 
     def __init__(
@@ -101,23 +101,23 @@ class BaiduFramer:
 
     @property
     def wanted(self) -> int:
-        """Bytes of the frame which has begun, as far as it has said; 0 between frames."""
+        """Bytes of the incomplete frame, as far as they are known; 0 between frames."""
         return max(self._need, _HEADER) if self._held else 0
 
     @property
     def fault(self) -> GatewayError | None:
-        """Why nothing more can be read, once that is known."""
+        """The error after which nothing more can be read; None for none."""
         return self._fault
 
     def receive(self, data: bytes, /) -> list[Frame]:
         """Return the frames that *data* completes; b"" is the end of the stream.
 
-        A header is judged as soon as it is there, its magic byte by byte.  A frame that comes in
-        one piece is a view of it; others are gathered as they come.
+        A header is checked as soon as it arrives, its magic byte by byte.  A frame that arrives in
+        one piece is a view of it; others are collected as they arrive.
 
         Raises:
             MalformedMessage: The stream is of another protocol, ends inside a frame, or has
-                metadata that cannot be read: brpc closes such a connection without a word.
+                unreadable metadata: brpc closes such a connection without a response.
             TooLarge: A frame declares more than the limit.
         """
         if self._fault is not None:
@@ -125,7 +125,7 @@ class BaiduFramer:
         if not data:
             if self._held:
                 raise MalformedMessage(
-                    f"the stream ended after {len(self._held)} bytes of a baidu_std frame"
+                    f"stream ended after {len(self._held)} bytes of a baidu_std frame"
                 )
             return []
         if not self._held:
@@ -134,12 +134,12 @@ class BaiduFramer:
         return [] if len(self._held) < self._need else self._cut(self._held)
 
     def send(self, frame: Frame, /) -> list[Buffer]:
-        """Return the buffers that carry *frame*, its number and time left in the metadata.
+        """Return the buffers of *frame*, with its correlation id and time left in the metadata.
 
-        Without a number the frame goes as it is, or not at all.
+        Without an id the frame is sent unchanged, or not at all.
 
         Raises:
-            MalformedMessage: The payload is no frame.
+            MalformedMessage: The payload is not a frame.
         """
         if frame.correlation is None and self._server:
             return []
@@ -162,13 +162,13 @@ class BaiduFramer:
         if len(first) < _HEADER or len(first) < _HEADER + _SIZES.unpack_from(first, 4)[1]:
             first, payload = b"".join(payload), [b""]
         if len(first) < _HEADER:
-            raise MalformedMessage(f"a payload of {len(first)} bytes is no baidu_std frame")
+            raise MalformedMessage(f"payload of {len(first)} bytes is not a baidu_std frame")
         body, size = _SIZES.unpack_from(first, 4)
         end = _HEADER + size
         meta = first[_HEADER:end]
         if frame.deadline is not None:
             meta = _timed(meta, frame.deadline - self._clock())
-        # Of a field that comes twice the last counts.
+        # Of a field that occurs twice the last counts.
         meta += _CORRELATION + varint(frame.correlation or 0)
         sizes = _SIZES.pack(body - size + len(meta), len(meta))
         return [b"".join((MAGIC, sizes, meta, first[end:])), *payload[1:]]
@@ -187,31 +187,31 @@ class BaiduFramer:
                 self._fault = fault
                 if not frames:
                     raise
-                break  # what came before is answered
+                break  # the frames before the error are returned
             start += self._need
-        if start or data is not self._held:  # frames are views of the old buffer: begin another
+        if start or data is not self._held:  # frames are views of the old buffer: use a new one
             self._held = bytearray(data[start:])
         return frames
 
     def _needed(self, header: bytes) -> int:
-        """Return how many bytes must be there for the next decision, or for the whole frame."""
+        """Return how many bytes the next check needs, or the size of the complete frame."""
         if not looks_like(header):
             raise MalformedMessage(
-                f"a frame begins with {header[:4]!r}: expected {MAGIC!r} of baidu_std"
+                f"frame begins with {header[:4]!r}: expected {MAGIC!r} of baidu_std"
             )
         if len(header) < _HEADER:
             return len(header) + 1 if len(header) < len(MAGIC) else _HEADER
         body, size = _SIZES.unpack_from(header, 4)
         if body > self._most:
             raise TooLarge(
-                f"a frame declares {body} bytes, at most {self._most} are allowed",
+                f"frame declares {body} bytes, at most {self._most} are allowed",
                 limit="message_bytes",
             )
         if size > body:
-            raise MalformedMessage(f"a frame of {body} bytes declares {size} bytes of metadata")
+            raise MalformedMessage(f"frame of {body} bytes declares {size} bytes of metadata")
         if size > _META_BYTES:
             raise TooLarge(
-                f"a frame declares {size} bytes of metadata, at most {_META_BYTES} are allowed",
+                f"frame declares {size} bytes of metadata, at most {_META_BYTES} are allowed",
                 limit="message_bytes",
             )
         return _HEADER + int(body)
@@ -222,7 +222,7 @@ class BaiduFramer:
         timeout_ms = meta.request.timeout_ms
         deadline = self._clock() + timeout_ms / 1000 if timeout_ms > 0 else None
         extra = 0
-        # What an upstream answers is not counted against what clients may have in flight.
+        # Responses of an upstream do not count against the limits of clients.
         if self._server and meta.compress_type != NONE:
             message = view[end : max(end, len(view) - max(meta.attachment_size, 0))]
             extra = unpacked_bytes(meta.compress_type, message, self._most)
@@ -251,5 +251,5 @@ def _meta(view: memoryview) -> RpcMeta:
         if meta.IsInitialized():
             return meta
     except DecodeError:
-        pass  # said below
+        pass  # the error follows
     raise MalformedMessage(f"{len(view)} bytes of metadata are not an RpcMeta of baidu_std")

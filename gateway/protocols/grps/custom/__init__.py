@@ -1,4 +1,4 @@
-"""Customised grps routes: JSON documents of any form, mapped by the configuration.
+"""Customised grps routes: JSON documents of any form, which the configuration maps to tensors.
 
-Start with `routes.py`: what a route reads and writes.  `json_path.py` finds and writes values.
+Start with `routes.py`; `json_path.py` finds and writes values.
 """

@@ -1,8 +1,8 @@
-"""Places in JSON documents, and templates that are filled from tensors: for customised routes.
+"""Paths in JSON documents, and templates that are filled from tensors.
 
-A place is members by name and elements by number: `messages[-1].content`.  A template is a JSON
-value; a text in it that is just `${output}` becomes that output, nested as its shape, and
-`${output[0]}` an element of it; inside a longer text the element is written out.
+A path has members by name and elements by number: `messages[-1].content`.  A template is a JSON
+value.  A text in it that is only `${output}` becomes that output, nested as its shape, and
+`${output[0]}` an element of it; inside a longer text the element is formatted.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _INDEX: Final = re.compile(r"\[(-?\d{1,6})\]")
 _FILL: Final = re.compile(r"\$\{([^{}\[\]]+)((?:\[-?\d{1,6}\])*)\}")
 
 MISSING: Final = object()
-"""What `find` gives when a document has nothing at a place."""
+"""Returned by `lookup` when a document has no value at a path."""
 
 
 def read_place(text: str) -> tuple[Step, ...]:
-    """Return the steps of a place.
+    """Return the steps of a path.
 
     Raises:
-        ValueError: The text is none.
+        ValueError: The text is not a path.
     """
     steps: list[Step] = []
     for part in text.split("."):
         match = _PLACE.fullmatch(part)
         if match is None:
-            raise ValueError(f"{text!r} is no place in JSON, such as 'messages[-1].content'")
+            raise ValueError(f"{text!r} is not a path in JSON, such as 'messages[-1].content'")
         steps.append(match.group(1))
         steps += [int(index) for index in _INDEX.findall(match.group(2))]
     return tuple(steps)
 
 
 def lookup(document: Any, place: tuple[Step, ...]) -> Any:
-    """Return what stands at *place*; `MISSING` when nothing does."""
+    """Return the value at *place*; `MISSING` when there is none."""
     for step in place:
         if isinstance(step, str):
             if not isinstance(document, Mapping) or step not in document:
@@ -58,7 +58,7 @@ def lookup(document: Any, place: tuple[Step, ...]) -> Any:
 
 
 def names_in(template: Any) -> set[str]:
-    """Return the names that a template is filled from."""
+    """Return the names in a template."""
     if isinstance(template, str):
         return {match.group(1) for match in _FILL.finditer(template)}
     if isinstance(template, Mapping):
@@ -72,7 +72,7 @@ def render(template: Any, values: Mapping[str, Any]) -> Any:
     """Return *template* with names replaced by *values*.
 
     Raises:
-        Unconvertible: A name is not among them, or an element is not there.
+        Unconvertible: A name or element does not exist.
     """
     if isinstance(template, str):
         whole = _FILL.fullmatch(template)
@@ -87,13 +87,13 @@ def render(template: Any, values: Mapping[str, Any]) -> Any:
 
 
 def plain(tensor: Tensor) -> Any:
-    """Return a tensor as JSON values nested as its shape; bytes that are no text as base64.
+    """Return a tensor as JSON values nested as its shape; bytes that are not UTF-8 as base64.
 
     Raises:
         Unconvertible: It has no datatype or shape.
     """
     if tensor.datatype is None or tensor.shape is None:
-        raise Unconvertible(f"output {tensor.name!r} has no datatype or shape, JSON needs both")
+        raise Unconvertible(f"output {tensor.name!r} has no datatype or shape: JSON needs both")
     if tensor.datatype is Datatype.BYTES:
         return _nested([_string(item) for item in as_items(tensor)], tensor.shape)
     array = as_numpy(tensor)
@@ -125,7 +125,7 @@ def _element(match: re.Match[str], values: Mapping[str, Any]) -> Any:
     name = match.group(1)
     if name not in values:
         there = ", ".join(map(repr, values)) or "none"
-        raise Unconvertible(f"the answer has no output {name!r}, there is {there}")
+        raise Unconvertible(f"reply has no output {name!r}: it has {there}")
     found = lookup(values[name], tuple([int(index) for index in _INDEX.findall(match.group(2))]))
     if found is MISSING:
         raise Unconvertible(f"output {name!r} has no element {match.group(2)}")

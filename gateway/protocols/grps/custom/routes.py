@@ -1,9 +1,8 @@
-"""Customised HTTP: routes whose plain JSON or form bodies become tensors, as YAML says.
+"""Customised HTTP routes, which map JSON or form bodies to tensors by configuration.
 
-A grps server may hand requests at a path of its own to its model's code, which makes the whole
-answer.  Here a route says in YAML which places of the body are which inputs, and which template the
-outputs fill; so a chat endpoint needs no code.  A route without inputs is another path of
-predict.
+A real grps server lets the model's code handle a path and write the complete response.  Here the
+configuration of a route has a path in the body for each input, and a template for the outputs; so a
+chat endpoint needs no code.  A route without inputs is another path of predict.
 
 Source: docs/protocols/grps.md, "14. Customised routes".
 """
@@ -45,20 +44,20 @@ from gateway.wire.options import (
 
 JSON_BODY, FORM_BODY, QUERY_BODY = "json", "form", "query"
 _OWN: Final = "/grps/"
-# Of forms and queries, where all is text.
+# In forms and queries all values are text.
 _TRUTHS: Final = {"true": True, "false": False}
 _DIM: Final = re.compile(r"-?[0-9]{1,18}")
-# Not encoded, and not "/", which is a listener's page: a path means itself alone.
+# Not encoded, and not "/", which is the status page.
 _PATH: Final = re.compile(r"(/[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*)+")
 
 
 @dataclass(frozen=True, slots=True)
 class CustomInput:
-    """Where one input stands in the body.
+    """The path of one input in the body.
 
     Attributes:
-        shape: -1 for one dimension that follows from the value; None for the value's own nesting.
-        default: Taken where the body has nothing; `MISSING` where it must have it.
+        shape: -1 for the dimension that depends on the value; None for the value's own nesting.
+        default: Used where the body has no value; `MISSING` where the value is required.
     """
 
     name: str
@@ -70,11 +69,11 @@ class CustomInput:
 
 @dataclass(frozen=True, slots=True)
 class CustomStream:
-    """How a route streams.
+    """The streams of a route.
 
     Attributes:
-        switch: What asks for a stream, and its content type.
-        answer: Template of one message; None for that of the whole answer.
+        switch: How a request selects a stream, and its content type.
+        answer: Template of one message; None for that of the complete response.
         before: Text before each message.
         after: Text after each message.
         end: Text after the last message.
@@ -89,15 +88,15 @@ class CustomStream:
 
 @dataclass(frozen=True, slots=True)
 class CustomRoute:
-    """One path of a listener's own.
+    """An additional path of a listener.
 
     Attributes:
         path: Exact.
         model: None for the one in the query, or the listener's default.
-        body: How the request is written: JSON object, form or query.
+        body: Form of the request: JSON object, form or query.
         inputs: Empty where the path is another one of predict.
-        parameters: Places of what becomes parameters, by their names; absent ones are left out.
-        answer: Template of JSON; see `places`.
+        parameters: Paths of values that become parameters, by name; absent values are left out.
+        answer: Template of JSON; see `json_path`.
         error: Template of an error, with `${code}` and `${message}`.
     """
 
@@ -114,10 +113,10 @@ class CustomRoute:
 def route_content(
     route: CustomRoute, document: Mapping[str, Any], limits: MessageLimits
 ) -> tuple[tuple[Tensor, ...], dict[str, Parameter]]:
-    """Return the inputs and parameters that a request to *route* means.
+    """Return the inputs and parameters of a request to *route*.
 
     Raises:
-        InvalidRequest: Something is missing, or of another kind.
+        InvalidRequest: A value is missing, or of another kind.
         InvalidTensor: Elements are of another kind, out of range or too many.
         TooLarge: A limit is exceeded.
     """
@@ -128,7 +127,7 @@ def route_content(
         if value is MISSING or value is None:
             continue
         if not isinstance(value, bool | int | float | str):
-            raise InvalidRequest(f"{_spelled(place)} is no plain value, as parameter {name!r} is")
+            raise InvalidRequest(f"{_spelled(place)} is not a plain value: parameter {name!r}")
         parameters[name] = value
     return tensors, parameters
 
@@ -137,7 +136,7 @@ def read_routes(key: str, value: Any) -> tuple[CustomRoute, ...]:
     """Read the option of this name.
 
     Raises:
-        ValueError: Something in it is wrong; the error names the entry.
+        ValueError: It is wrong; the error names the entry.
     """
     routes: tuple[CustomRoute, ...] = list_of(_route)(key, value)
     paths = [route.path for route in routes]
@@ -151,7 +150,7 @@ def _tensor(one: CustomInput, document: Mapping[str, Any], limits: MessageLimits
     if value is MISSING or value is None:
         value = one.default
     if value is MISSING:
-        raise InvalidRequest(f"the body has nothing at {_spelled(one.place)}, input {one.name!r}")
+        raise InvalidRequest(f"body has no value at {_spelled(one.place)} for input {one.name!r}")
     flat, nesting = _flattened(one, value, limits)
     shape = nesting if one.shape is None else _fitted(one, len(flat))
     check_shape(one.name, one.datatype, shape, limits)
@@ -176,7 +175,7 @@ def _flattened(
 
 
 def _fitted(one: CustomInput, count: int) -> tuple[int, ...]:
-    """Return the shape that *count* elements have, the variable dimension filled in."""
+    """Return the shape of *count* elements, with the variable dimension computed."""
     shape = one.shape or ()
     fixed = 1
     for dim in shape:
@@ -188,7 +187,7 @@ def _fitted(one: CustomInput, count: int) -> tuple[int, ...]:
     elif fixed == count:
         return shape
     raise InvalidRequest(
-        f"{_spelled(one.place)} has {count} elements, input {one.name!r} has shape {list(shape)}"
+        f"{_spelled(one.place)} has {count} elements: input {one.name!r} has shape {list(shape)}"
     )
 
 
@@ -284,7 +283,7 @@ def _stream(where: str, entry: Any) -> CustomStream:
 
 
 def _template(key: str, value: Any) -> Any:
-    """Read a template; text that is JSON is parsed, since a file's own scalars are all text."""
+    """Read a template; text that is JSON is parsed, since all scalars of a file are text."""
     if not isinstance(value, str) or value.strip()[:1] not in ("{", "["):
         return value
     try:

@@ -1,4 +1,4 @@
-"""What makes an HTTP request ask for a stream of answers, and how the stream is labelled.
+"""How an HTTP request selects a stream of responses, and the stream's content type.
 
 Source: docs/protocols/grps.md, "10. Streams over HTTP".
 """
@@ -21,9 +21,9 @@ class Streaming:
     """The switch of streams.
 
     Attributes:
-        mode: Where it is: in the query, in a header, or in the JSON body.
-        key: Its name there.
-        content_type: Of the answer.
+        mode: Its place: in the query, in a header, or in the JSON body.
+        key: Its name.
+        content_type: Of the response.
     """
 
     mode: str = QUERY
@@ -33,9 +33,9 @@ class Streaming:
     def asked(
         self, query: Mapping[str, str], headers: Headers, body: Mapping[str, Any] | None
     ) -> bool:
-        """Return whether a request asks for a stream.
+        """Return whether a request selects a stream.
 
-        In query and header the word is "true" in any case; in the body only the boolean counts.
+        In query and header the value is "true" in any case; in the body only the boolean counts.
         """
         if self.mode == BODY:
             return body is not None and body.get(self.key) is True

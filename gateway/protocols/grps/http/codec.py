@@ -1,7 +1,6 @@
-"""grps over HTTP, both directions: JSON, bytes, streams, brpc's HTTP layer and customised routes.
+"""The grps HTTP codec: JSON, bytes, streams, brpc's HTTP layer and customised routes.
 
-Here is who does what; paths, requests and answers have files of their own (paths.py, requests.py,
-answers.py).
+`paths.py` finds routes, `requests.py` reads requests and `responses.py` writes responses.
 
 Source: docs/protocols/grps.md, "8. HTTP", "10. Streams over HTTP".
 """
@@ -25,12 +24,12 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.streaming import BODY, HEADER
-from gateway.protocols.grps.http import responses as answers
+from gateway.protocols.grps.http import responses
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
 from gateway.protocols.grps.http.paths import METHOD_PATHS, GrpsRoute, Surface, find_route, is_brpc
 from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader
 from gateway.protocols.grps.json.document import read_leniently
-from gateway.protocols.grps.json.message import read_answer, write_json
+from gateway.protocols.grps.json.message import read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, read_options
 from gateway.wire.codec import FramingCodec, StreamCodec
@@ -70,15 +69,15 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self._reader = Reader(limits, self._settings, customized)
 
     def splitter(self) -> JsonStreamSplitter:
-        """Return what cuts one streamed answer of an upstream into messages."""
+        """Return the splitter of one streamed response of an upstream."""
         return JsonStreamSplitter(self._limits)
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; bytes are a view of its body.
 
         Raises:
-            InvalidRequest: Path, method, content type or body are wrong.
-            NotFound: There is no such path, or no model is named.
+            InvalidRequest: Path, method, content type or body is wrong.
+            NotFound: The path does not exist, or no model is named.
             TooLarge: A limit is exceeded.
         """
         route = _UNREAD_BRPC if is_brpc(wire.path) else None
@@ -86,7 +85,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             route = find_route(wire.method, wire.path, self._customized)
             return self._reader.read(route, wire)
         except GatewayError as error:
-            # There is no call to tell in whose words the error is to be said.
+            # There is no call with the route that determines the form of the error.
             error.origin = Origin(NAME, wire, route)
             raise
 
@@ -94,26 +93,26 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """Write the response to *call*; bytes are not copied.
 
         Raises:
-            Unsupported: grps cannot carry the answer in the form that was asked for.
+            Unsupported: grps cannot carry the reply in the requested form.
         """
-        asked = _asked(call)
-        return answers.encode_answer(call, reply, asked, _route(asked))
+        asked = _reply_format(call)
+        return responses.encode_response(call, reply, asked, _route(asked))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
-        """Write one response of a stream: a part of one HTTP response, to be sent as it is.
+        """Write one response of a stream, as a part of one HTTP response.
 
         Raises:
-            Unsupported: grps cannot carry the answer.
+            Unsupported: grps cannot carry the reply.
         """
         if item.error is not None:
             return self.encode_late_error(call, item.error)
-        asked = _asked(call)
-        return answers.encode_part(
+        asked = _reply_format(call)
+        return responses.encode_part(
             item, asked, _route(asked), self._settings.streaming.content_type
         )
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
-        """Write *error* as a message whose Status is FAILURE, its code as the HTTP status too.
+        """Write *error* as a message whose Status is FAILURE, with its code as HTTP status too.
 
         Never raises.
         """
@@ -122,22 +121,22 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> HttpResponse | None:
-        """Write what a customised route ends its streams with; the head of one without answers."""
-        asked = _asked(call)
+        """Write the end of a customised route's stream; the headers of a stream without items."""
+        asked = _reply_format(call)
         content_type = self._settings.streaming.content_type
-        return answers.encode_end(_route(asked), content_type, empty=last is None)
+        return responses.encode_end(_route(asked), content_type, empty=last is None)
 
     def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
-        """Write *error* as the last message of a stream, of which only the body counts."""
+        """Write *error* as the last message of a stream, whose HTTP status was sent before."""
         return self._failure(call, error, late=True)
 
     def _failure(self, call: Call[Any] | None, error: GatewayError, *, late: bool) -> HttpResponse:
         if call is not None:
-            route = _route(_asked(call))
+            route = _route(_reply_format(call))
         else:
             form = None if error.origin is None else error.origin.form
             route = form if isinstance(form, GrpsRoute) else None
-        return answers.encode_failure(
+        return responses.encode_failure(
             error,
             route,
             self._limits,
@@ -162,7 +161,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         switch = self._settings.streaming
         if message.form is ContentFormat.BIN_DATA:
             if streaming and switch.mode == BODY:
-                raise Unsupported("bin_data cannot ask for a stream in the body", model=call.model)
+                raise Unsupported("bin_data cannot request a stream in the body", model=call.model)
             headers = (*headers, ("Content-Type", BYTES_TYPE))
             body: tuple[Buffer, ...] = (message.data,)
             if message.model:
@@ -177,10 +176,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return HttpRequest("POST", path, "&".join(query), Headers(headers), body, deadline)
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; an answer of bytes is a view of its body.
+        """Read an upstream's response to *call*; a response of bytes is a view of its body.
 
         Raises:
-            GatewayError: What its Status or its HTTP status says.
+            GatewayError: The error in its Status or its HTTP status.
             MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
@@ -214,10 +213,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         view = wire.view
         kind = (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
         if wire.status in _OK and kind == BYTES_TYPE:
-            said = self._said(view) if sniff and bytes(view[:1]) == _BRACE else None
-            return said or GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
+            is_json = sniff and bytes(view[:1]) == _BRACE
+            message = self._with_status(view) if is_json else None
+            return message or GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
         try:
-            message = read_answer(read_leniently(view, "the answer", self._limits), self._limits)
+            message = self._read_json(view)
         except MalformedMessage:
             if wire.status in _OK:
                 raise
@@ -231,16 +231,19 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             status = GrpsStatus(wire.status, text, Flag.FAILURE)
         return GrpsMessage(status=status)
 
-    def _said(self, view: memoryview) -> GrpsMessage | None:
-        """Return the message with a Status in a stream of bytes, such as the error that ends it."""
+    def _read_json(self, view: memoryview) -> GrpsMessage:
+        return read_response(read_leniently(view, "the response", self._limits), self._limits)
+
+    def _with_status(self, view: memoryview) -> GrpsMessage | None:
+        """Return the message with a Status in a stream of bytes, such as the error at its end."""
         try:
-            message = read_answer(read_leniently(view, "the answer", self._limits), self._limits)
+            message = self._read_json(view)
         except GatewayError:
             return None
         return None if message.status is None else message
 
 
-def _asked(call: Call[Any]) -> ReplyFormat:
+def _reply_format(call: Call[Any]) -> ReplyFormat:
     origin = call.context.origin
     if origin is not None and isinstance(origin.form, ReplyFormat):
         return origin.form

@@ -1,7 +1,7 @@
-"""Streams of answers over HTTP, cut into messages: JSON values one after another, nothing between.
+"""Cuts streams of responses over HTTP into messages: JSON values without separators.
 
-Servers write a message at a time, intermediaries cut anew; so the end of a value is found in the
-text.  A stream that does not begin with a brace is bytes as they are, piece by piece.
+Intermediaries change the parts of a stream, so the parser finds the end of each value in the text.
+A stream that does not begin with a brace is bytes, passed on part by part.
 
 Source: docs/protocols/grps.md, "10. Streams over HTTP".
 """
@@ -25,10 +25,10 @@ _OPENING: Final = b"{["
 
 
 class JsonStreamSplitter:
-    """Turns the parts of one streamed answer into whole messages.
+    """Converts the parts of one streamed response into complete messages.
 
     Args:
-        limits: `json_bytes` is the most of one message that is held.
+        limits: `json_bytes` is the limit on one message.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -42,13 +42,13 @@ class JsonStreamSplitter:
         self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
-        """Return the messages that *part* completes, each with the content type it has.
+        """Return the messages that *part* completes, each with its content type.
 
-        An answer with an HTTP status of failure is one message, whatever it holds, at its end.
+        A response with the HTTP status of a failure is one message, returned at its end.
 
         Raises:
-            MalformedMessage: There is something else between JSON values.
-            TooLarge: A value is longer than the limit.
+            MalformedMessage: JSON values have something between them.
+            TooLarge: A value exceeds the limit.
         """
         if part.status != 200:  # noqa: PLR2004
             self._failed = part
@@ -74,7 +74,7 @@ class JsonStreamSplitter:
         return found
 
     def end(self) -> list[HttpResponse]:
-        """Return the answer that failed, if one did.
+        """Return the failed response, if there is one.
 
         Raises:
             MalformedMessage: The stream ends within a message.
@@ -82,20 +82,20 @@ class JsonStreamSplitter:
         if self._failed is not None:
             return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self._held),))]
         if self._held:
-            raise MalformedMessage(f"the stream ended after {len(self._held)} bytes of a message")
+            raise MalformedMessage(f"stream ended after {len(self._held)} bytes of a message")
         return []
 
     def _hold(self, data: bytes | memoryview) -> None:
         self._held += data
         if len(self._held) > self._most:
             raise TooLarge(
-                f"a streamed message has over {len(self._held)} bytes of JSON, at most "
+                f"streamed message has over {len(self._held)} bytes of JSON, at most "
                 f"{self._most} are allowed",
                 limit="json_bytes",
             )
 
     def _next(self) -> bytes | None:
-        """Return the next whole value; None when there is none yet."""
+        """Return the next complete value; None when it is incomplete."""
         held = self._held
         while True:
             match = (_INSIDE if self._quoted else _OUTSIDE).search(held, self._at)
@@ -105,7 +105,7 @@ class JsonStreamSplitter:
             found = match.group()
             if found == b"\\":
                 if match.end() == len(held):
-                    self._at = match.start()  # what it escapes is not here yet
+                    self._at = match.start()  # the escaped character has not arrived
                     return None
                 self._at = match.end() + 1
                 continue
@@ -131,6 +131,5 @@ class JsonStreamSplitter:
     def _check_begin(self) -> None:
         if self._held and self._held[:1] != b"{":
             raise MalformedMessage(
-                f"a stream of messages has {bytes(self._held[:16])!r} between them: expected an "
-                "object of JSON"
+                f"stream has {bytes(self._held[:16])!r} between messages: expected a JSON object"
             )

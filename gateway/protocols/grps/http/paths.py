@@ -1,7 +1,7 @@
-"""The paths of grps over HTTP: which method a path asks, and the path of a method.
+"""The paths of grps over HTTP: the method of a path, and the path of a method.
 
-Besides grps's own there are those of brpc's HTTP layer, `/GrpsBrpcService/<Method>`, which take and
-give the same messages as its frames.
+brpc's HTTP layer has additional paths, `/GrpsBrpcService/<Method>`, with the same messages as its
+frames.
 
 Source: docs/protocols/grps.md, "7. Methods and health", "13. HTTP and gRPC on a brpc port".
 """
@@ -49,7 +49,7 @@ _SHOWN: Final = 200
 
 
 class Surface(enum.Enum):
-    """Whose rules a path's answer follows."""
+    """The rules for the response of a path."""
 
     GRPS = "grps"
     BRPC = "brpc"
@@ -60,13 +60,13 @@ class Surface(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GrpsRoute:
-    """What a path asks, and how its answer is written.
+    """The method of a path, and the form of its response.
 
     Attributes:
         method: One of `calls.METHODS`.
         custom: For `CUSTOM`.
-        binary: For `BRPC`: the answer is protobuf, else JSON.
-        name: For `SERIES`: what is asked for.
+        binary: For `BRPC`: the response is protobuf, else JSON.
+        name: For `SERIES`: the requested metric.
     """
 
     surface: Surface
@@ -76,24 +76,24 @@ class GrpsRoute:
     name: str = ""
 
     def streamed(self) -> GrpsRoute:
-        """Return the same route, asked for a stream of answers."""
+        """Return the same route with a stream as response."""
         return GrpsRoute(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary)
 
     def called(self, name: str) -> GrpsRoute:
-        """Return the same route, asked for what is called *name*."""
+        """Return the same route for the metric *name*."""
         return GrpsRoute(self.surface, self.method, name=name)
 
     def as_binary(self) -> GrpsRoute:
-        """Return the same route, answered with protobuf."""
+        """Return the same route with protobuf as response."""
         return GrpsRoute(self.surface, self.method, self.custom, True)
 
 
 def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) -> GrpsRoute:
-    """Return what *method* and *path* ask.
+    """Return the route of *method* and *path*.
 
     Raises:
-        NotFound: There is no such path.
-        MethodNotAllowed: There is, with another method.
+        NotFound: The path does not exist.
+        MethodNotAllowed: The path exists for another method.
         NoMethod: brpc's service has no such method.
     """
     custom = customized.get(path)
@@ -116,7 +116,7 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
         if asked not in brpc.METHODS:
             raise NoMethod(f"Fail to find method on `{clip(path, _SHOWN)}'")
         return GrpsRoute(Surface.BRPC, asked)
-    raise NotFound(f"there is no path {clip(path, _SHOWN)!r} in grps")
+    raise NotFound(f"path {clip(path, _SHOWN)!r} does not exist in grps")
 
 
 def is_brpc(path: str) -> bool:
@@ -125,7 +125,7 @@ def is_brpc(path: str) -> bool:
 
 
 def read_query(query: str) -> dict[str, str]:
-    """Return the fields of a query or form; of one that comes twice the first.
+    """Return the fields of a query or form; the first value of a repeated field.
 
     Raises:
         MalformedMessage: It is not percent-encoded UTF-8, or has too many fields.
@@ -137,7 +137,7 @@ def read_query(query: str) -> dict[str, str]:
             query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
         )
     except ValueError as error:
-        raise MalformedMessage(f"the query or form cannot be read: {error}") from error
+        raise MalformedMessage(f"query or form cannot be read: {error}") from error
     return dict(reversed(fields))
 
 
@@ -145,5 +145,5 @@ def _check(method: str, path: str, allowed: tuple[str, ...]) -> None:
     if method not in allowed:
         needed = ", ".join(allowed)
         raise MethodNotAllowed(
-            f"{clip(method, 32)} {clip(path, _SHOWN)}: this path takes {needed}", allow=needed
+            f"method {clip(method, 32)!r} on {clip(path, _SHOWN)}: expected {needed}", allow=needed
         )

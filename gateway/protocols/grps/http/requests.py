@@ -1,4 +1,4 @@
-"""HTTP requests of grps as messages: content types, queries, bodies; and customised ones.
+"""Reads HTTP requests of grps as messages: content types, queries, bodies, customised routes.
 
 Source: docs/protocols/grps.md, "8. HTTP", "14. Customised routes".
 """
@@ -55,10 +55,10 @@ class Reader:
     customized: Mapping[str, CustomRoute]
 
     def read(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
-        """Return what *wire* asks.
+        """Return the call of *wire*.
 
         Raises:
-            InvalidRequest: Content type or body are wrong.
+            InvalidRequest: Content type or body is wrong.
             NotFound: No model is named, and there is no default.
             TooLarge: A limit is exceeded.
         """
@@ -122,7 +122,7 @@ class Reader:
         return calls.keyed(message, key) if key else message
 
     def _brpc(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
-        """Read a message as brpc's HTTP layer does: protobuf or JSON; nothing is an empty one."""
+        """Read a message as brpc's HTTP layer does: protobuf or JSON; empty without a body."""
         kind = _content_type(wire)
         view = wire.view
         if kind == _PROTO_TEXT:
@@ -135,7 +135,7 @@ class Reader:
                 document = read_document(view, _BODY, self.limits)
             except MalformedMessage as error:
                 raise Unreadable(error.message) from error
-            # Data is needed by two methods only; the others take any object.
+            # Only two methods need data; the others accept any object.
             if route.method in (calls.PREDICT, calls.MODEL_METADATA):
                 message = read_request(document, self.limits)
         return self._call(route, message, wire)
@@ -186,6 +186,6 @@ class Reader:
 
 
 def _content_type(wire: HttpRequest) -> str | None:
-    """Return the content type without parameters, in lower case; None when there is none."""
+    """Return the content type without parameters, in lower case; None when it is missing."""
     found = wire.headers.get("content-type")
     return None if found is None else found.partition(";")[0].strip().lower()

@@ -1,7 +1,7 @@
-"""Answers of grps over HTTP, by the rules of the path that asked.
+"""Writes HTTP responses of grps, by the rules of the requested path.
 
-grps's own paths answer with JSON, or with bytes as they are; brpc's HTTP layer with JSON in its own
-spelling or protobuf; customised routes with their template; the page with HTML.
+grps's own paths respond with JSON or bytes; brpc's HTTP layer with JSON in its own spelling or
+protobuf; customised routes with their template; the status page with HTML.
 
 Source: docs/protocols/grps.md, "6. Status and errors", "8. HTTP", "10. Streams over HTTP".
 """
@@ -36,20 +36,20 @@ _PAGE_HEADERS: Final = Headers((("Content-Type", "text/html; charset=utf-8"),))
 _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
-def encode_answer(
+def encode_response(
     call: Call[Any], reply: Any, asked: ReplyFormat, route: GrpsRoute | None
 ) -> HttpResponse:
-    """Return the answer to *call*.
+    """Return the response to *call*.
 
     Args:
-        call: The question.
-        reply: Its answer.
-        asked: In which form it was asked.
+        call: The request.
+        reply: Its reply.
+        asked: The form of the request.
         route: The path's rules; None for those of grps itself.
 
     Raises:
-        Unsupported: The answer cannot be written by these rules.
-        NotFound: There is nothing of the name that was asked for.
+        Unsupported: The reply cannot be written by these rules.
+        NotFound: The requested metric does not exist.
     """
     surface = Surface.GRPS if route is None else route.surface
     if surface is Surface.PAGE and isinstance(call, ServerStatusRequest):
@@ -80,10 +80,10 @@ def _series(trends: Mapping[str, Trend], name: str) -> bytes:
 def encode_part(
     item: InferResponse, asked: ReplyFormat, route: GrpsRoute | None, content_type: str
 ) -> HttpResponse:
-    """Return one answer of a stream as a part of an HTTP response.
+    """Return one item of a stream as a part of an HTTP response.
 
     Raises:
-        Unsupported: The answer cannot be written.
+        Unsupported: The item cannot be written.
     """
     custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
     if custom is not None and custom.stream is not None:
@@ -98,12 +98,12 @@ def encode_part(
 
 
 def encode_end(route: GrpsRoute | None, content_type: str, *, empty: bool) -> HttpResponse | None:
-    """Return the part that ends a stream; None where nothing needs to be said.
+    """Return the part that ends a stream; None where nothing is needed.
 
     Args:
         route: The path's rules; None for those of grps itself.
         content_type: Of streams of grps itself.
-        empty: There was no answer: what ends the stream is all of it.
+        empty: The stream had no items, so this part is the complete response.
     """
     end = b""
     custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
@@ -124,14 +124,14 @@ def encode_failure(
     late: bool,
     always_200: bool,
 ) -> HttpResponse:
-    """Return the answer that says *error*.
+    """Return the response with *error*.
 
     Args:
-        error: What went wrong.
+        error: The failure.
         route: The path's rules; None for those of grps itself.
         limits: For the length of the text.
-        unread: No call could be made of the request.
-        late: It is a part of a stream that has begun.
+        unread: The request could not be read.
+        late: The stream has already begun.
         always_200: HTTP status 200, as the C++ server has it.
     """
     message = calls.failure_of(error, limits)
@@ -155,7 +155,7 @@ def encode_failure(
 
 
 def _of_brpc(message: GrpsMessage, *, binary: bool) -> HttpResponse:
-    """Return a message as brpc's HTTP layer does: the call succeeded, whatever the Status."""
+    """Return a message as brpc's HTTP layer does: the call succeeds, whatever the Status is."""
     if binary:
         return HttpResponse(OK, _PROTO_HEADERS, tuple(write_message(message)), compressible=True)
     body = write_json(message, numbers=True)
@@ -170,7 +170,7 @@ def _brpc_error(error: GatewayError, limits: MessageLimits) -> HttpResponse:
 
 
 def _values(reply: InferResponse) -> dict[str, Any]:
-    """Return what a template may name: outputs, parameters, model and id; outputs come first."""
+    """Return the values for a template: outputs first, then parameters, model and id."""
     values: dict[str, Any] = {"model": reply.model.name, "id": reply.id, **reply.parameters}
     return values | {tensor.name: plain(tensor) for tensor in reply.outputs}
 
@@ -185,4 +185,4 @@ def _dumped(document: Any) -> bytes:
     try:
         return dump_exact(document)
     except TypeError as error:  # lone surrogates, integers over 64 bits
-        raise Unsupported(f"the answer cannot be written as JSON: {error}") from error
+        raise Unsupported(f"reply cannot be written as JSON: {error}") from error

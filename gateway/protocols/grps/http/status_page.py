@@ -1,4 +1,4 @@
-"""The page at `/`: what was measured lately and which models there are, for people."""
+"""The status page at `/`: recent measurements and the list of models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 from gateway.ir.metadata import ModelStatus, ServerStatus, TensorMetadata, Trend
 
-# The last second, minute, hour and day; see `Trend`.
+# The last second, minute, hour and day; see `RollingStats`.
 _NEWEST: Final = (173, 113, 53, 29)
 
 
 def write_page(status: ServerStatus) -> bytes:
-    """Return a page that tells of the server and its models."""
+    """Return a page with the state of the server and its models."""
     state = "ready" if status.ready else "not ready"
     rows = "".join(map(_row, status.models))
     measured = "".join([_measured(name, trend) for name, trend in status.trends.items()])
@@ -28,7 +28,7 @@ def write_page(status: ServerStatus) -> bytes:
 
 
 def _measured(name: str, trend: Trend) -> str:
-    """Return the newest of each length of period; of a distribution nothing."""
+    """Return the newest value of each period; no values of a distribution."""
     if trend.distribution:
         return ""
     points = [f"{trend.points[newest][1]:.3f}" for newest in _NEWEST]

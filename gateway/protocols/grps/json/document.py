@@ -1,8 +1,7 @@
-"""JSON documents of grps, read safely into dictionaries.
+"""Reads JSON documents of grps into dictionaries, with limits.
 
-Here are size, depth, number of keys and duplicates; what the members mean is in json.py.  orjson
-keeps one of two equal keys without a word; another parser might keep the other, so duplicates are
-refused.
+The limits are on size, depth and number of keys; `message.py` has the meaning of the members.
+Equal keys are refused: orjson keeps one of them silently, and another parser may keep the other.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from gateway.ir.limits import MessageLimits, check_bytes_elements, check_count
 from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, charge
 
 _SHOWN: Final = 64
-# Longer than any list of tensors may be.
+# Longer than any list of tensors.
 _LONG: Final = 1024
 _MANY_BYTES: Final = 1 << 13
 _NODES: Final = frozenset({dict, list})
@@ -32,7 +31,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
         limits: `json_bytes`, `json_depth` and `json_keys` are enforced; `bytes_elements` on lists.
 
     Raises:
-        MalformedMessage: It is not JSON, not an object, or a key comes twice in one object.
+        MalformedMessage: It is not JSON, not an object, or an object has a key twice.
         TooLarge: A limit is exceeded.
     """
     _check_size(view, what, limits)
@@ -47,20 +46,20 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise MalformedMessage(f"{what} is not a JSON object")
-    # With so few brackets it cannot be too deep, and long lists need no look inside for others.
+    # With so few brackets it cannot be too deep, and long lists contain no lists.
     few = lists + text.count(b"{") <= limits.json_depth
     keys = _counted(document, what, limits, _LONG if few else None)
-    # Each key has one colon outside of strings: no more colons than keys, then no key came twice.
+    # Each key has one colon outside of strings: as many colons as keys exclude duplicates.
     if text.count(b":") != keys:
         _check_closely(text, what, limits)
     return document
 
 
 def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
-    """Read one JSON object as servers write it: NaN and Infinity may be bare words.
+    """Read one JSON object as servers write it, with NaN and Infinity as bare words.
 
     Raises:
-        MalformedMessage: It is not even that.
+        MalformedMessage: It cannot be read like this either.
         TooLarge: A limit is exceeded.
     """
     try:
@@ -88,7 +87,7 @@ def _check_size(view: memoryview, what: str, limits: MessageLimits) -> None:
 def _counted(document: dict[str, Any], what: str, limits: MessageLimits, long: int | None) -> int:
     """Check depth and numbers of keys, level by level; return the number of all keys.
 
-    Lists of more than *long* elements are passed over; what keys they hold is not counted.
+    Lists of more than *long* elements are skipped, and their keys are not counted.
     """
     keys = 0
     level: list[Any] = [document]
@@ -113,7 +112,7 @@ def _counted(document: dict[str, Any], what: str, limits: MessageLimits, long: i
 
 
 def _check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
-    """Check the keys of every object in a text that another parser took."""
+    """Check the keys of every object in a text that another parser accepted."""
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         check_count(f"keys in an object of {what}", len(found), limits.json_keys, "json_keys")
@@ -128,7 +127,7 @@ def _check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
 
 
 class _TwiceError(ValueError):
-    """A key comes twice."""
+    """A key occurs twice."""
 
 
 def _once(found: list[tuple[str, Any]]) -> dict[str, Any]:

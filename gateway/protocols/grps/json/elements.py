@@ -1,9 +1,9 @@
-"""Elements of tensors and arrays as JSON, both ways.
+"""Elements of tensors and arrays to and from JSON.
 
 Numbers are read as the Python server reads them: integers also as `1.0` and as digits in a string,
-floats also as the words NaN, Infinity and -Infinity in a string.  Nothing is rounded to an integer,
-wrapped or guessed; booleans are no numbers, but in an ndarray.  Written, non-finite values are
-those words, so the document is JSON always.
+floats also as the strings NaN, Infinity and -Infinity.  Nothing is rounded to an integer, wrapped
+or guessed; booleans are numbers only in an ndarray.  Non-finite values are written as these
+strings, so the document is always valid JSON.
 
 Source: docs/protocols/grps.md, "9. JSON".
 """
@@ -39,7 +39,7 @@ _ONLY_DIGITS: Final = re.compile(r"[-0-9]*")
 _DECIMAL: Final = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][-+]?[0-9]{1,4})?")
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _SHOWN: Final = 40
-# Numbers that are converted in one go.
+# Numbers that are converted at once.
 _PIECE: Final = 1 << 17
 
 
@@ -51,13 +51,13 @@ def read_data(
     Args:
         name: Of the tensor, for errors.
         known: Its datatype.
-        shape: Its shape, which *flat* has the elements for.
-        flat: As JSON gave them.
+        shape: Its shape; *flat* has as many elements.
+        flat: As in the JSON document.
         limits: For the size of text.
 
     Raises:
-        InvalidTensor: An element is of another kind or out of range; names the first index.
-        TooLarge: A text is.
+        InvalidTensor: An element is of another kind or out of range; the error has the first index.
+        TooLarge: A text exceeds the limit.
     """
     if known.datatype is Datatype.BYTES:
         charge(len(flat))
@@ -68,17 +68,17 @@ def read_data(
     else:
         values = _floats(name, flat)
         if known.datatype is Datatype.FP16:
-            # By way of float32, as the wire does it.
+            # Through float32, as on the wire.
             with np.errstate(over="ignore"):
                 values = values.astype("<f4")
     return ArrayData(narrowed(name, known, values).reshape(shape))
 
 
 def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:
-    """Read an ndarray: numbers in lists that are nested evenly, or a bare number.
+    """Read an ndarray: evenly nested lists of numbers, or a single number.
 
     Raises:
-        InvalidTensor: It is ragged, or has an element that is no number.
+        InvalidTensor: It is ragged, or an element is not a number.
         TooLarge: A limit is exceeded.
     """
     shape: list[int] = []
@@ -99,11 +99,11 @@ def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:
         wrong = next(one for one in flat if type(one) not in _ARRAY_NUMBERS)
         raise InvalidTensor(f"ndarray has {_show(wrong)}: expected numbers in lists")
     try:
-        # Beyond float32 is infinity here, as numpy has it on the real server.
+        # Values beyond float32 become infinity, as with numpy on the real server.
         with np.errstate(over="ignore"):
             array = _array(flat, np.float64).astype("<f4")
     except OverflowError as error:
-        raise InvalidTensor("ndarray has an integer that no float can hold") from error
+        raise InvalidTensor("ndarray has an integer beyond float") from error
     return array.reshape(shape)
 
 
@@ -111,7 +111,7 @@ def read_integer(what: str, value: Any, least: int, most: int) -> int:
     """Read one integer between *least* and *most*, both included.
 
     Raises:
-        InvalidRequest: It is none, or out of range.
+        InvalidRequest: It is not an integer, or out of range.
     """
     found = _integer(value)
     if found is None or not least <= found <= most:
@@ -122,7 +122,7 @@ def read_integer(what: str, value: Any, least: int, most: int) -> int:
 
 
 def read_number(what: str, value: Any) -> float:
-    """Read one number, or the words for those that are none.
+    """Read one number, or the string of a non-finite one.
 
     Raises:
         InvalidRequest: It is something else.
@@ -134,7 +134,7 @@ def read_number(what: str, value: Any) -> float:
 
 
 def written_elements(flat: npt.NDArray[Any], *, numbers: bool) -> Any:
-    """Return elements for JSON: an array that orjson takes, a list, or, for many, their text.
+    """Return elements for JSON: an array that orjson accepts, a list, or text for many elements.
 
     Args:
         flat: Of one dimension; FP16 has the digits of its float32 value.
@@ -164,9 +164,9 @@ def written_elements(flat: npt.NDArray[Any], *, numbers: bool) -> Any:
 
 
 def written_array(array: npt.NDArray[Any]) -> Any:
-    """Return an array for JSON, nested as its shape; a bare number when it has none.
+    """Return an array for JSON, nested as its shape; a single number without a shape.
 
-    The text of it, where it is long.
+    Long arrays are returned as text.
     """
     if array.size > _PIECE:
         charge(array.size * JSON_NUMBER)
@@ -180,7 +180,7 @@ def written_array(array: npt.NDArray[Any]) -> Any:
 
 
 def _nested_text(array: npt.NDArray[Any]) -> bytes:
-    """Return an array as JSON, written piece by piece."""
+    """Return an array as JSON, written in pieces."""
     if array.size <= _PIECE:
         return orjson.dumps(written_array(array), option=orjson.OPT_SERIALIZE_NUMPY)
     step = _PIECE * len(array) // array.size
@@ -193,12 +193,12 @@ def _nested_text(array: npt.NDArray[Any]) -> bytes:
 
 
 def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return *array* in this machine's byte order, which orjson wants."""
+    """Return *array* in this machine's byte order, which orjson requires."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _worded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return *array* as objects, non-finite values as words."""
+    """Return *array* as objects, non-finite values as strings."""
     # Scalars of numpy, not of Python: a float32 keeps its own shortest digits.
     objects = np.array([*array.reshape(-1), None], dtype=object)[:-1].reshape(array.shape)
     objects[np.isnan(array)] = "NaN"
@@ -226,7 +226,7 @@ def _texts(name: str, flat: list[Any], limits: MessageLimits) -> list[bytes]:
 def _integers(name: str, flat: list[Any]) -> npt.NDArray[np.int64]:
     kinds = _kinds(flat)
     if kinds == {str} and _ONLY_DIGITS.fullmatch("".join(flat)):
-        # As servers and careful clients write INT64: nothing in it that int() would forgive.
+        # INT64 as servers write it, without the spellings that only int() accepts.
         with contextlib.suppress(ValueError, OverflowError):
             return _array(list(map(int, flat)), np.int64)
     if not kinds <= _INTEGERS:
@@ -252,11 +252,11 @@ def _floats(name: str, flat: list[Any]) -> npt.NDArray[np.float64]:
     try:
         return _array(flat, np.float64)
     except OverflowError as error:
-        raise InvalidTensor(f"tensor {name!r} has an integer that no float can hold") from error
+        raise InvalidTensor(f"tensor {name!r} has an integer beyond float") from error
 
 
 def _kinds(flat: list[Any]) -> set[type]:
-    """Return the types of elements, looked at piece by piece as `_array` does."""
+    """Return the types of elements, in pieces as in `_array`."""
     kinds: set[type] = set()
     for at in range(0, len(flat), _PIECE):
         kinds.update(map(type, flat[at : at + _PIECE]))
@@ -264,7 +264,7 @@ def _kinds(flat: list[Any]) -> set[type]:
 
 
 def _array(flat: list[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return numbers as an array, made piece by piece: each keeps the interpreter's lock."""
+    """Return numbers as an array, in pieces, because each piece keeps the interpreter's lock."""
     if len(flat) <= _PIECE:
         return np.array(flat, dtype)
     array = np.empty(len(flat), dtype)
@@ -274,7 +274,7 @@ def _array(flat: list[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def _integer(value: Any) -> int | None:
-    """Return what *value* is as an integer; None when it is none."""
+    """Return *value* as an integer; None when it is not one."""
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
@@ -285,7 +285,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _float(value: Any) -> float | None:
-    """Return what *value* is as a float; None when it is none."""
+    """Return *value* as a float; None when it is not one."""
     if type(value) is float:
         return value
     if type(value) is str:

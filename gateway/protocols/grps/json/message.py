@@ -1,8 +1,8 @@
-"""GrpsMessage as JSON, both ways: members, names and rules.
+"""GrpsMessage to and from JSON: members, names and rules.
 
-Here lives what the members of the document mean; the document itself (size, depth, duplicate keys)
-is in document.py, tensor elements are in elements.py.  Requests are read by the union of what the
-Python and the C++ server take; answers more leniently, as servers write them.
+`document.py` checks the document itself (size, depth, duplicate keys), `elements.py` reads tensor
+elements.  Requests may use the union of what the Python and the C++ server accept; responses are
+read more leniently, as servers write them.
 
 Source: docs/protocols/grps.md, "9. JSON".
 """
@@ -51,7 +51,7 @@ _PARSED: Final = {
 _DATA: Final = (*_PARSED, "ndarray", "bin_data")
 _CAMEL: Final = {"strData": "str_data", "binData": "bin_data"}
 
-# Nested members come in both spellings; the last three are the docs' own mistakes.
+# Nested members exist in both spellings; the last three are mistakes in the documentation.
 _FLATS: Final = {known.member: known for known in WIRE_TYPES} | {
     known.member.replace("_", " ").title().replace(" ", "").replace("Flat", "flat", 1): known
     for known in WIRE_TYPES
@@ -87,11 +87,11 @@ _SHOWN: Final = 64
 
 
 def read_request(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessage:
-    """Return the message that a client's document is.
+    """Return the message in a client's document.
 
     Raises:
-        InvalidRequest: No data member, more than one, or one that is not for JSON.
-        InvalidTensor: A tensor's members do not agree.
+        InvalidRequest: It has no data member, more than one, or one that JSON does not have.
+        InvalidTensor: A tensor's members contradict each other.
         TooLarge: A limit is exceeded.
     """
     present = [member for member in _DATA if document.get(member) is not None]
@@ -113,12 +113,12 @@ def read_request(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMess
     return _with_data(present[0], document[present[0]], model, None, limits)
 
 
-def read_answer(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessage:
-    """Return the message that a server's document is.
+def read_response(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessage:
+    """Return the message in a server's document.
 
     Raises:
-        InvalidRequest: A member has a value it cannot have.
-        InvalidTensor: A tensor's members do not agree.
+        InvalidRequest: A member has an invalid value.
+        InvalidTensor: A tensor's members contradict each other.
         TooLarge: A limit is exceeded.
     """
     status = _read_status(document.get("status"))
@@ -137,7 +137,7 @@ def write_json(message: GrpsMessage, *, numbers: bool = False) -> bytes:
     """Return a message as JSON: snake_case, names of enumerations, defaults left out.
 
     Args:
-        message: Its tensors must be in datatypes that grps has.
+        message: With tensors in datatypes of grps.
         numbers: INT64 as numbers, as brpc's own printer does; else as text, as grps does.
 
     Raises:
@@ -189,7 +189,7 @@ def _with_data(
 
 def _read_tensor(tensor: Any, limits: MessageLimits) -> Tensor:
     if not isinstance(tensor, dict):
-        raise InvalidTensor(f"gtensors holds {_show(tensor)} where an object is needed")
+        raise InvalidTensor(f"gtensors has {_show(tensor)}: expected an object")
     name = tensor.get("name")
     if name is None:
         name = ""
@@ -202,8 +202,8 @@ def _read_tensor(tensor: Any, limits: MessageLimits) -> Tensor:
     flat = _read_flat(name, known, tensor)
     if len(flat) != count:
         raise InvalidTensor(
-            f"tensor {name!r} has {len(flat)} elements in {known.member}, "
-            f"shape {list(shape)} needs {count}"
+            f"tensor {name!r} has {len(flat)} elements in {known.member}: "
+            f"expected {count} for shape {list(shape)}"
         )
     return Tensor(name, known.datatype, shape, read_data(name, known, shape, flat, limits))
 
@@ -233,7 +233,7 @@ def _read_shape(name: str, shape: Any, limits: MessageLimits) -> tuple[int, ...]
 
 
 def _read_flat(name: str, known: WireType, tensor: Mapping[str, Any]) -> list[Any]:
-    """Return the elements, which must stand in the member that dtype names, once."""
+    """Return the elements, which must be only in the member that dtype determines."""
     found: list[Any] | None = None
     for member, holder in _MEMBERS.items():
         value = tensor.get(member)
@@ -249,7 +249,7 @@ def _read_flat(name: str, known: WireType, tensor: Mapping[str, Any]) -> list[An
                 f"expected {known.member} alone"
             )
         if found is not None:
-            raise InvalidTensor(f"tensor {name!r} has its data twice, in {member} as well")
+            raise InvalidTensor(f"tensor {name!r} has data twice, in {member} too")
         found = value
     return [] if found is None else found
 
@@ -285,7 +285,7 @@ def _map_value(what: str, field: str, value: Any) -> MapValue:
         return read_integer(what, value, -most, most - 1)
     number = read_number(what, value)
     if field == "s_f" and abs(number) > FLOAT32_MAX and number not in (np.inf, -np.inf):
-        raise InvalidRequest(f"{what} is {number}, which is out of the range of float")
+        raise InvalidRequest(f"{what} is {number}: out of the range of float")
     return float(np.float32(number)) if field == "s_f" else number
 
 
@@ -296,7 +296,7 @@ def _bytes(value: Any, what: str = "bin_data") -> bytes:
         try:
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except (binascii.Error, ValueError):
-            pass  # said below
+            pass  # the error follows
     raise InvalidRequest(f"{what} is {_show(value)}: expected base64")
 
 
@@ -329,7 +329,7 @@ def _status(status: GrpsStatus) -> dict[str, Any]:
     if status.code:
         written["code"] = status.code
     if status.msg:
-        # Of an upstream it may be anything; JSON must stay JSON.
+        # That of an upstream may be any text; the result must be valid JSON.
         written["msg"] = status.msg.encode("utf-8", "replace").decode()
     if status.flag:
         written["status"] = _FLAG_NAMES.get(status.flag, status.flag)
@@ -366,7 +366,7 @@ def _entry(field: str, value: MapValue, *, numbers: bool) -> Any:
 def _tensor(tensor: Tensor, *, numbers: bool) -> dict[str, Any]:
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
-        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape, grps needs both")
+        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape: grps needs both")
     known = BY_DATATYPE[datatype]
     written: dict[str, Any] = {}
     if tensor.name:
@@ -375,7 +375,7 @@ def _tensor(tensor: Tensor, *, numbers: bool) -> dict[str, Any]:
     if shape:
         if max(shape) > _MOST_DIM:
             raise Unsupported(
-                f"tensor {tensor.name!r} has shape {list(shape)}, grps has dimensions up to "
+                f"tensor {tensor.name!r} has shape {list(shape)}: grps has dimensions up to "
                 f"{_MOST_DIM}"
             )
         written["shape"] = list(shape)

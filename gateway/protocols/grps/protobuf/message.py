@@ -1,8 +1,8 @@
-"""GrpsMessage as protobuf, both ways; float tensors are views, in and out.
+"""GrpsMessage to and from protobuf; float tensors are views in both directions.
 
-Fields are found and written by hand, since a parsed message copies every tensor.  What the scan
-does not follow (a member twice, bytes that are no message) goes through the protobuf library, which
-refuses it or gives the same message back in plain form; so the library has the last word.
+Fields are scanned and written by hand, because a parsed message copies every tensor.  Where the
+scan fails (a member twice, bytes that are not a message), the protobuf library parses the message,
+and either refuses it or returns it in its canonical form.
 
 Source: docs/protocols/grps.md, "4. Messages".
 """
@@ -87,9 +87,9 @@ _VARINT_BYTES = 10
 _BESIDE_ELEMENTS = 64
 _KIND = 7
 _MANY_BYTES = 1 << 16
-# Items that one byte of packed integers is.
+# Work of one byte of packed integers, in items.
 _VARINT_BYTE = 10 * BYTE
-# What the scan does not follow is read by a library that keeps the interpreter's lock meanwhile.
+# A library that keeps the interpreter's lock reads what the scan does not.
 _LIBRARY_BYTES = 8 << 20
 
 _STATUS_KEY, _MODEL_KEY, _TENSORS_KEY = _key(1), _key(2), _key(1)
@@ -103,8 +103,8 @@ def read_message(view: memoryview, limits: MessageLimits) -> GrpsMessage:
     """Read a GrpsMessage; bin_data and float tensors share *view*'s memory.
 
     Raises:
-        Unreadable: The bytes are no such message.
-        InvalidTensor: A tensor's data, dtype and shape do not agree.
+        Unreadable: The bytes are not such a message.
+        InvalidTensor: A tensor's data, dtype and shape contradict each other.
         InvalidRequest: A name is not allowed.
         TooLarge: A limit is exceeded.
     """
@@ -127,9 +127,9 @@ def read_message(view: memoryview, limits: MessageLimits) -> GrpsMessage:
 
 
 def write_message(message: GrpsMessage) -> Parts:
-    """Write a message as a small head and the raw data of large tensors; these are not copied.
+    """Write a message as a small header and the raw data of large tensors, which is not copied.
 
-    Tensors must be in datatypes that grps has.
+    Tensors must be in datatypes of grps.
 
     Raises:
         Unsupported: A value does not fit the message.
@@ -193,7 +193,7 @@ def _with_data(  # the parts of one message
 
 
 def _by_library(view: memoryview) -> memoryview:
-    """Give the same message with nothing repeated that is single, and nothing unknown; copies."""
+    """Return the same message without repeated single fields and unknown fields; copies."""
     message = pb.GrpsMessage()
     try:
         message.ParseFromString(bytes(view))
@@ -221,7 +221,7 @@ def _read_tensors(
 ) -> tuple[Tensor, ...]:
     found = [value for key, value in fields(view, MAX_FIELDS, counter) if key == _TENSORS]
     check_count("tensors", len(found), limits.tensors, "tensors")
-    # Each string is a field of its own, and no tensor says how many come before they do.
+    # Each string is a field of its own, and their number is unknown before.
     counter.left += limits.bytes_elements
     return tuple([_read_tensor(value, limits, counter) for value in found])
 
@@ -261,7 +261,7 @@ def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter)
 
 
 def _tensor_fields(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> list[Field]:
-    """Find the fields of a tensor: few, but for its strings and numbers that are not packed."""
+    """Find the fields of a tensor: few, except for its strings and unpacked numbers."""
     few = limits.rank + _BESIDE_ELEMENTS
     try:
         return fields(view, few, counter)
@@ -271,16 +271,16 @@ def _tensor_fields(view: memoryview, limits: MessageLimits, counter: FieldCounte
 
 
 def _check_rank(dims: list[int], limits: MessageLimits) -> None:
-    """Refuse a shape as soon as it has a dimension too many."""
+    """Refuse a shape as soon as it has too many dimensions."""
     if len(dims) > limits.rank:
         raise TooLarge(
-            f"a shape has more than {limits.rank} dimensions, which is the most allowed",
+            f"a shape has more than {limits.rank} dimensions, the most that are allowed",
             limit="rank",
         )
 
 
 def _holds(place: int, kind: int) -> bool:
-    """Return whether an element's field may come with this wire type; others are unknown fields."""
+    """Return whether an element's field may have this wire type; others are unknown fields."""
     if kind == LEN:
         return True
     known = BY_FIELD[place]
@@ -292,7 +292,7 @@ def _holds(place: int, kind: int) -> bool:
 
 
 def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
-    # More bytes cannot be a legal shape, and the list would be many times their size.
+    # A longer field exceeds the limit, and the list would be many times its size.
     if len(view) > _VARINT_BYTES * limits.rank:
         raise TooLarge(
             f"a shape has {len(view)} bytes, at most {limits.rank} dimensions are allowed",
@@ -340,8 +340,8 @@ def _data(
 def _check_found(name: str, known: WireType, shape: Shape, count: int, found: int) -> None:
     if found != count:
         raise InvalidTensor(
-            f"tensor {name!r} has {found} elements in {known.member}, "
-            f"shape {list(shape)} needs {count}"
+            f"tensor {name!r} has {found} elements in {known.member}: "
+            f"expected {count} for shape {list(shape)}"
         )
 
 
@@ -353,7 +353,7 @@ def _strings(name: str, values: list[memoryview], limits: MessageLimits) -> list
             f"at most {limits.bytes_element_size} are allowed",
             limit="bytes_element_size",
         )
-    # ASCII needs no closer look; what is not may end and begin in the middle of a character.
+    # ASCII needs no check; other text may begin and end in the middle of a character.
     if not b"".join(values).isascii():
         charge(len(values))
         for value in values:
@@ -418,7 +418,7 @@ def _put_data(parts: Parts, key: bytes, message: GrpsMessage) -> None:
 def _tensor(tensor: Tensor) -> Parts:
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
-        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape, grps needs both")
+        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape: grps needs both")
     known = BY_DATATYPE[datatype]
     head = bytearray()
     if tensor.name:
@@ -427,7 +427,7 @@ def _tensor(tensor: Tensor) -> Parts:
     if shape:
         if max(shape) > _MOST_DIM:
             raise Unsupported(
-                f"tensor {tensor.name!r} has shape {list(shape)}, grps has dimensions up to "
+                f"tensor {tensor.name!r} has shape {list(shape)}: grps has dimensions up to "
                 f"{_MOST_DIM}"
             )
         put_int64s(head, _SHAPE_KEY, shape)

@@ -1,7 +1,7 @@
-"""Packed integers, short ways for the usual: few of them, bytes, and values below 128.
+"""Packed integers, with fast paths for common ones: few, bytes, and values below 128.
 
-grps has no raw tensors, so every integer is a varint.  What these do not follow takes the general
-way (`gateway.wire.protobuf_packed`).
+grps has no raw tensors, so every integer is a varint.  `gateway.wire.protobuf_packed` handles all
+other integers.
 
 Source: docs/protocols/grps.md, "4. Messages"; Protocol Buffers, "Encoding".
 """
@@ -23,17 +23,17 @@ _FEW: Final = 64
 
 
 def unpacked(values: Sequence[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
-    """Read a repeated integer field where that is short; None where it is not.
+    """Read a repeated integer field with a fast path; None where there is none.
 
     Args:
         values: Its occurrences, packed (views) and not (ints).
-        datatype: An integer datatype, whose range the values are known to be in then.
+        datatype: An integer datatype; the values of a fast path are always in its range.
     """
     if len(values) != 1 or isinstance(values[0], int):
         return None
     data = bytes(values[0])
     raw = np.frombuffer(data, np.uint8)
-    if data.isascii():  # each varint is one byte long
+    if data.isascii():  # each varint has one byte
         return raw.astype(datatype.numpy_dtype)
     return _bytes(raw) if datatype is Datatype.UINT8 else None
 
@@ -48,7 +48,7 @@ def packed(flat: npt.NDArray[Any]) -> memoryview:
     if flat.dtype != np.uint8:
         return packed_varints(flat)
     high = flat >= _MORE
-    # A high byte is its own first byte, the flag for more included, and 1 follows.
+    # A byte above 127 is its own first byte, with the continuation bit, and 1 follows.
     places = np.arange(flat.size)
     places += np.cumsum(high)
     places -= high
@@ -58,7 +58,7 @@ def packed(flat: npt.NDArray[Any]) -> memoryview:
 
 
 def _bytes(raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any] | None:
-    """Read varints of values up to 255 in their shortest form; None when there are others."""
+    """Read varints of values up to 255 in their shortest form; None for any other."""
     more = raw >= _MORE
     second = np.zeros_like(more)
     second[1:] = more[:-1]

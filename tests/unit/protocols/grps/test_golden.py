@@ -46,7 +46,7 @@ from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_
 from gateway.protocols.grps.errors import Unreadable, brpc_code_of, ends_call
 from gateway.protocols.grps.grpc import SERVICE, GrpcCodec
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.json.message import read_answer, read_request, write_json
+from gateway.protocols.grps.json.message import read_request, read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta
@@ -262,7 +262,7 @@ def test_bad_json_is_refused(entry: dict[str, Any]) -> None:
 def test_json_of_servers_is_written_again(entry: dict[str, Any]) -> None:
     """A server's document that was read is written with the same members and values."""
     document = orjson.loads(data_of(entry["file"]))
-    assert document == orjson.loads(write_json(read_answer(document, LIMITS)))
+    assert document == orjson.loads(write_json(read_response(document, LIMITS)))
 
 
 @pytest.mark.parametrize("name", ["res_ndarray_py", "res_nan_ndarray_py"])
@@ -528,7 +528,7 @@ def test_http_on_the_port_of_brpc_is_a_call(name: str) -> None:
     reply = InferResponse(model=ModelRef("m"), outputs=call.inputs)
     answer = HTTP.encode_reply(call, reply)
     message = (
-        read_answer(orjson.loads(answer.view), LIMITS)
+        read_response(orjson.loads(answer.view), LIMITS)
         if "json" in name
         else read_message(answer.view, LIMITS)
     )

@@ -132,7 +132,7 @@ def test_an_error_of_a_stream_is_its_last_event_or_an_answer_of_its_own() -> Non
 
 def test_errors_fill_their_template_even_before_there_is_a_call() -> None:
     """A body that lacks an input is answered in the route's words, with status 400."""
-    with pytest.raises(InvalidRequest, match=r"nothing at messages\[-1\].content") as caught:
+    with pytest.raises(InvalidRequest, match=r"no value at messages\[-1\].content") as caught:
         ask({"messages": []})
     wire = CODEC.encode_error(None, caught.value)
     assert (400, 400) == (wire.status, json_of(wire)["error"]["code"])
@@ -221,7 +221,7 @@ def test_inputs_of_every_kind(datatype: str, value: list[Any], expected: list[An
         ({"path": "/grps/v1/x"}, "outside /grps/"),
         ({"path": "/x", "nope": 1}, "no option 'nope'"),
         ({"path": "/x", "inputs": [{"name": "a", "place": "a"}]}, "expected a template"),
-        ({"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a..b"}]}, "no place"),
+        ({"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a..b"}]}, "is not a path"),
         ({"path": "/x", "answer": 1, "inputs": [{"name": "a"}]}, "place is None: expected text"),
         (
             {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "datatype": "Q"}]},
@@ -307,8 +307,8 @@ def test_every_datatype_has_its_numbers() -> None:
     [
         ("/BOOL", {}, "x=yes", "x is not true or false"),
         ("/UINT16", {"x": [1, 65536]}, "", "x is out of the range of UINT16"),
-        ("/UINT16", {"x": [1, 2, 3]}, "", r"x has 3 elements, input 'x' has shape \[-1, 2\]"),
-        ("/FP64", {"x": [1]}, "", r"x has 1 elements, input 'x' has shape \[0\]"),
+        ("/UINT16", {"x": [1, 2, 3]}, "", r"x has 3 elements: input 'x' has shape \[-1, 2\]"),
+        ("/FP64", {"x": [1]}, "", r"x has 1 elements: input 'x' has shape \[0\]"),
     ],
 )
 def test_values_that_are_none_are_named(path: str, document: object, query: str, text: str) -> None:

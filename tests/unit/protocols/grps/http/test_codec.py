@@ -623,7 +623,7 @@ def test_bytes_cannot_ask_for_a_stream_in_a_body() -> None:
         inputs=(items_tensor("x", (1,), [b"\xff"]),),
         parameters={"grps_form": "bin_data"},
     )
-    with pytest.raises(Unsupported, match="bin_data cannot ask for a stream in the body"):
+    with pytest.raises(Unsupported, match="bin_data cannot request a stream in the body"):
         codec.encode_call(StreamInferRequest(model=request.model, request=request))
 
 
@@ -647,7 +647,7 @@ def test_names_are_for_all_inputs_or_for_none() -> None:
     """A grps server takes inputs by name or by place."""
     one = array_tensor("a", np.ones(1, np.float32))
     call = InferRequest(model=ModelRef("m"), inputs=(one, one.renamed("")))
-    with pytest.raises(Unsupported, match="input 1 has no name and others have"):
+    with pytest.raises(Unsupported, match="input 1 has no name, others have one"):
         CODEC.encode_call(call)
 
 

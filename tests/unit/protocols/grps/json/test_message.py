@@ -14,7 +14,7 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.protocols.grps.custom.json_path import names_in, plain, render
 from gateway.protocols.grps.json.elements import read_array
-from gateway.protocols.grps.json.message import read_answer, read_request, write_json
+from gateway.protocols.grps.json.message import read_request, read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage, GrpsStatus
 
 
@@ -54,7 +54,7 @@ def test_numbers_are_taken_in_every_spelling(
 @pytest.mark.parametrize(
     ("dtype", "given", "text"),
     [
-        ("DT_UINT8", [256], "256 at index 0, which is out of the range of DT_UINT8"),
+        ("DT_UINT8", [256], "256 at index 0, out of the range of DT_UINT8"),
         ("DT_UINT8", [0, -1], "-1 at index 1"),
         ("DT_INT32", [2**31], "out of the range"),
         ("DT_INT32", [1.5], "1.5 at index 0: expected an integer"),
@@ -70,7 +70,7 @@ def test_numbers_are_taken_in_every_spelling(
         ("DT_FLOAT32", [{"a": 1}], "an object at index 0"),
         ("DT_FLOAT32", [1e39], "out of the range of DT_FLOAT32"),
         ("DT_FLOAT16", [65520.0], "out of the range of DT_FLOAT16"),
-        ("DT_FLOAT64", [10**400], "no float can hold"),
+        ("DT_FLOAT64", [10**400], "an integer beyond float"),
         ("DT_FLOAT64", [10**400, "1"], "at index 0: expected a number"),
         ("DT_STRING", [1], "1 at index 0: expected a string"),
     ],
@@ -110,7 +110,7 @@ def test_tensors_that_do_not_agree_are_refused(members: dict[str, Any], text: st
     [
         ({"gtensors": 5}, "gtensors is 5: expected an object"),
         ({"gtensors": {"tensors": 5}}, "gtensors.tensors is 5"),
-        ({"gtensors": {"tensors": [5]}}, "gtensors holds 5"),
+        ({"gtensors": {"tensors": [5]}}, "gtensors has 5"),
         ({"str_data": 5}, "str_data is 5: expected a string"),
         ({"str_data": False}, "str_data is false"),
         ({"str_data": "x", "model": 5}, "model is 5"),
@@ -203,7 +203,7 @@ def test_ndarrays_that_are_none(value: Any) -> None:
 def test_statuses_of_servers_are_read_leniently() -> None:
     """Whatever is odd in a Status counts as left out."""
     found = [
-        read_answer({"status": status}, DEFAULT_LIMITS).status
+        read_response({"status": status}, DEFAULT_LIMITS).status
         for status in ({"code": "x", "msg": 5, "status": "ODD"}, {"code": 5, "status": 7}, "no")
     ]
     assert [GrpsStatus(), GrpsStatus(5, "", 7), None] == found
