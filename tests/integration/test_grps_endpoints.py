@@ -210,7 +210,7 @@ def test_integers_become_what_the_model_declares_without_loss(running: Running) 
     failed = said(post(address, PREDICT, body(65536)))
     assert 400 == failed["status"]["code"]
     assert "'INPUT0'" in failed["status"]["msg"]
-    assert "is UINT16 and comes as INT32" in failed["status"]["msg"]
+    assert "is UINT16, sent as INT32" in failed["status"]["msg"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -1,4 +1,4 @@
-"""Completion: each side of a call gets the names, datatypes and shapes that its protocol needs.
+"""Completion: adds the names, datatypes and shapes that the codecs on both sides of a call need.
 
-Start with `policy.py`: the layer and the order of its steps.  The other files have one step each.
+Read `policy.py` first: the layer and the order of its steps. Each other file has one step.
 """

@@ -1,10 +1,9 @@
-"""Batch sizes apart from shapes, and inputs that share one buffer: made whole, and back. Pure.
+"""Conversion between shapes with a batch axis and shapes of one item with a separate batch size.
 
-TensorRT v1 never writes the batch axis: shapes are of one item, the batch size is a number of its
-own, and only the model's metadata tells whether there is such an axis at all. Nor does a request
-tell datatypes, so that where one input ends in a body is known here first.
+TensorRT v1 has a separate batch size, and only the model's metadata tell whether the model has a
+batch axis. Its requests have no datatypes, so this module also splits the body into inputs.
 
-`Complete` asks for the metadata; here it is applied.
+`Complete` gets the metadata.
 
 Source: docs/protocols/tensorrt-v1.md, "11. Batches, shapes and outputs".
 """
@@ -28,107 +27,107 @@ M = TypeVar("M", InferRequest, InferResponse)
 
 
 def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool) -> InferRequest:
-    """Return *call*, whose batch size stands apart, with datatypes, shapes and views of its own.
+    """Return *call*, which has a separate batch size, with datatypes, shapes and sliced data.
 
-    Shares become views of their buffer.
+    Slices become views of their buffer.
 
     Args:
-        call: As a protocol without a batch axis reads it.
-        metadata: Of the model it is to.
-        whole: Put the batch axis into the shapes, where the model has one; else they stay those of
-            one item.
+        call: As the codec of a protocol with a separate batch size decoded it.
+        metadata: The metadata of the model.
+        whole: Add the batch axis to the shapes, if the model has one; otherwise shapes stay those
+            of one item.
 
     Raises:
-        InvalidRequest: The batch size is not allowed, or an input does not fit the model.
-        InvalidTensor: The bytes are not as many as the inputs need.
+        InvalidRequest: The batch size is not allowed, or an input does not match the model.
+        InvalidTensor: The number of bytes does not match the inputs.
     """
     batch_size = call.batch_size or 0
     model = call.model or ModelRef(metadata.name)
     _check_batch(model, metadata, batch_size)
-    batches = metadata.supports_batching
-    declared = {known.name: known for known in metadata.inputs}
-    shared: memoryview | None = None
+    has_batch = metadata.supports_batching
+    by_name = {declared.name: declared for declared in metadata.inputs}
+    body: memoryview | None = None
     offset = 0
     inputs = []
     for tensor in call.inputs:
         name, data = tensor.name, tensor.data
-        known = declared.get(name)
-        if known is None:
-            names = ", ".join(map(repr, declared)) or "none"
+        declared = by_name.get(name)
+        if declared is None:
+            names = ", ".join(map(repr, by_name)) or "none"
             raise InvalidRequest(
                 f"model {str(model)!r} has no input {name!r}; its inputs are {names}",
                 model=model,
             )
-        datatype, shape = _described(tensor, known, metadata.name, batches=batches)
+        datatype, shape = _item_type(tensor, declared, metadata.name, has_batch=has_batch)
         item = _Item(name, datatype, shape, batch_size)
         if isinstance(data, SlicedData):
-            shared = data.whole
-            start, offset = offset, offset + item.share_bytes(data.declared_bytes)
-            data = RawData(shared[start:offset])
+            body = data.whole
+            start, offset = offset, offset + item.slice_bytes(data.declared_bytes)
+            data = RawData(body[start:offset])
         item.check(tensor, data)
-        full = (batch_size, *shape) if whole and batches else shape
+        full = (batch_size, *shape) if whole and has_batch else shape
         inputs.append(Tensor(name, datatype, full, data, tensor.parameters))
-    if shared is not None and shared.nbytes != offset:
+    if body is not None and body.nbytes != offset:
         raise InvalidTensor(
-            f"the inputs share {shared.nbytes} bytes, "
+            f"the inputs have {body.nbytes} bytes together, "
             f"batch size {batch_size} of model {str(model)!r} needs {offset}"
         )
     return call.changed(inputs=tuple(inputs), batch_size=None if whole else batch_size)
 
 
 def _check_batch(model: ModelRef, metadata: ModelMetadata, batch_size: int) -> None:
-    most = (metadata.max_batch_size or batch_size) if metadata.supports_batching else 1
-    if not 1 <= batch_size <= most:
+    limit = (metadata.max_batch_size or batch_size) if metadata.supports_batching else 1
+    if not 1 <= batch_size <= limit:
         why = "" if metadata.supports_batching else ": it does not batch"
         raise InvalidRequest(
-            f"batch size {batch_size}, model {str(model)!r} takes from 1 to {max(most, 1)}{why}",
+            f"batch size is {batch_size}, model {str(model)!r} allows 1 to {max(limit, 1)}{why}",
             model=model,
         )
 
 
-def _described(
-    tensor: Tensor, known: TensorMetadata, model: str, *, batches: bool
+def _item_type(
+    tensor: Tensor, declared: TensorMetadata, model: str, *, has_batch: bool
 ) -> tuple[Datatype, Shape]:
-    """Return datatype and shape of one item."""
+    """Return the datatype and shape of one item."""
     name = tensor.name
-    datatype = tensor.datatype or known.datatype
+    datatype = tensor.datatype or declared.datatype
     if datatype is None:
         raise InvalidRequest(
-            f"the metadata of model {model!r} does not tell the datatype of input {name!r}"
+            f"the metadata of model {model!r} declare no datatype for input {name!r}"
         )
-    declared = _item_shape(known, batches=batches)
+    expected = _item_shape(declared, has_batch=has_batch)
     shape = tensor.shape
     if shape is None:
-        if declared is None or min(declared, default=0) < 0:
+        if expected is None or min(expected, default=0) < 0:
             raise InvalidRequest(
-                f"input {name!r} comes without dims, and those of the model are "
-                f"{'unknown' if declared is None else list(declared)}"
+                f"input {name!r} has no dims, and those of the model are "
+                f"{'unknown' if expected is None else list(expected)}"
             )
-        return datatype, declared
-    return datatype, shape if declared in (None, shape) else _fitting(name, shape, declared)
+        return datatype, expected
+    return datatype, shape if expected in (None, shape) else _match_shape(name, shape, expected)
 
 
-def _item_shape(known: TensorMetadata, *, batches: bool) -> Shape | None:
-    if known.shape is None:
+def _item_shape(declared: TensorMetadata, *, has_batch: bool) -> Shape | None:
+    if declared.shape is None:
         return None
-    return known.shape[1:] if batches else known.shape
+    return declared.shape[1:] if has_batch else declared.shape
 
 
-def _fitting(name: str, shape: Shape, declared: Shape) -> Shape:
-    if not declared and shape == (1,):
-        return ()  # one scalar: a protocol without rank 0 writes it as one element
-    if len(shape) != len(declared) or any(
-        needed not in (-1, dim) for dim, needed in zip(shape, declared, strict=False)
+def _match_shape(name: str, shape: Shape, expected: Shape) -> Shape:
+    if not expected and shape == (1,):
+        return ()  # a scalar, in a protocol without rank 0
+    if len(shape) != len(expected) or any(
+        size not in (-1, dim) for dim, size in zip(shape, expected, strict=False)
     ):
         raise InvalidRequest(
-            f"input {name!r} has dims {list(shape)}, the model takes {list(declared)}"
+            f"input {name!r} has dims {list(shape)}, the model expects {list(expected)}"
         )
     return shape
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An input as the model takes it, with the batch size that its bytes are of."""
+    """The type of an input as the model declares it, and the batch size of its data."""
 
     name: str
     datatype: Datatype
@@ -137,26 +136,25 @@ class _Item:
 
     @property
     def count(self) -> int:
-        """Elements of the whole batch."""
+        """Elements of the complete batch."""
         return self.batch_size * math.prod(self.shape)
 
-    def share_bytes(self, given: int | None) -> int:
-        """Return the size of a share; that of BYTES must be given."""
+    def slice_bytes(self, declared: int | None) -> int:
+        """Return the size of a slice; for BYTES the sender must declare it."""
         count = self.count
         if self.datatype is Datatype.BYTES:
-            if given is None and count:
+            if declared is None and count:
                 raise InvalidTensor(
-                    f"input {self.name!r} is BYTES and comes without its size in bytes "
-                    "(batch_byte_size)"
+                    f"BYTES input {self.name!r} has no size in bytes (batch_byte_size)"
                 )
-            return given or 0
+            return declared or 0
         expected = count * self.datatype.size_bytes
-        if given not in (None, expected):
-            raise self._wrong_size(given or 0, expected)
+        if declared not in (None, expected):
+            raise self._size_mismatch(declared or 0, expected)
         return expected
 
     def check(self, tensor: Tensor, data: TensorData) -> None:
-        """Refuse bytes that are not what datatype, shape and batch size need."""
+        """Reject data that does not match datatype, shape and batch size."""
         if self.datatype is Datatype.BYTES:
             if isinstance(data, RawData):
                 check_items(self.name, data.view, self.count)
@@ -164,11 +162,11 @@ class _Item:
         expected = self.count * self.datatype.size_bytes
         found = data.view.nbytes if isinstance(data, RawData) else tensor.nbytes
         if found != expected:
-            raise self._wrong_size(found, expected)
+            raise self._size_mismatch(found, expected)
         if self.datatype is Datatype.BOOL and isinstance(data, RawData):
             check_bools(self.name, data.view)
 
-    def _wrong_size(self, found: int, expected: int) -> InvalidTensor:
+    def _size_mismatch(self, found: int, expected: int) -> InvalidTensor:
         return InvalidTensor(
             f"input {self.name!r} has {found} bytes, batch size {self.batch_size} of dims "
             f"{list(self.shape)} of {self.datatype.name} needs {expected}"
@@ -176,10 +174,10 @@ class _Item:
 
 
 def split_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
-    """Return a call of whole shapes with its batch size apart.
+    """Return *call* with a separate batch size and shapes of one item.
 
     Raises:
-        InvalidRequest: The inputs have not one batch size, or one the model does not take.
+        InvalidRequest: The inputs have different batch sizes, or the model does not allow the size.
     """
     if not metadata.supports_batching:
         return call.changed(batch_size=1)
@@ -187,38 +185,38 @@ def split_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     size = _one_size(call.inputs, InvalidRequest, model)
     size = 1 if size is None else size
     _check_batch(model, metadata, size)
-    inputs = tuple([_reshaped(tensor, (tensor.shape or ())[1:]) for tensor in call.inputs])
+    inputs = tuple([_with_shape(tensor, (tensor.shape or ())[1:]) for tensor in call.inputs])
     return call.changed(inputs=inputs, batch_size=size)
 
 
 def merge_batch_size(reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
-    """Return an answer whose batch size stands apart with whole shapes."""
-    batches = metadata.supports_batching
-    declared = {known.name: known for known in metadata.outputs}
+    """Return *reply*, which has a separate batch size, with the batch axis in its shapes."""
+    has_batch = metadata.supports_batching
+    by_name = {declared.name: declared for declared in metadata.outputs}
     size = reply.batch_size or 1
     outputs = []
     for tensor in reply.outputs:
         shape = tensor.shape or ()
-        known = declared.get(tensor.name)
-        item = None if known is None else _item_shape(known, batches=batches)
+        declared = by_name.get(tensor.name)
+        item = None if declared is None else _item_shape(declared, has_batch=has_batch)
         if item == () and shape == (1,):
             shape = ()
-        outputs.append(_reshaped(tensor, (size, *shape) if batches else shape))
+        outputs.append(_with_shape(tensor, (size, *shape) if has_batch else shape))
     return reply.changed(outputs=tuple(outputs), batch_size=None)
 
 
 def split_reply(
     reply: InferResponse, metadata: ModelMetadata, batch_size: int | None
 ) -> InferResponse:
-    """Return an answer of whole shapes with its batch size apart.
+    """Return *reply* with a separate batch size and shapes of one item.
 
     Args:
-        reply: The answer.
-        metadata: Of the model that gave it.
-        batch_size: The request's, which the answer's must be; None for any.
+        reply: The reply.
+        metadata: The metadata of the model.
+        batch_size: The batch size of the request, which the reply must have; None for any.
 
     Raises:
-        UpstreamProtocolError: The outputs have not one batch size, or not the request's.
+        UpstreamProtocolError: The outputs have different batch sizes, or not the request's.
     """
     if not metadata.supports_batching:
         return reply.changed(batch_size=1)
@@ -229,7 +227,7 @@ def split_reply(
         raise UpstreamProtocolError(
             f"the outputs have batch size {size}, the request {batch_size}", model=reply.model
         )
-    outputs = tuple([_reshaped(tensor, (tensor.shape or ())[1:]) for tensor in reply.outputs])
+    outputs = tuple([_with_shape(tensor, (tensor.shape or ())[1:]) for tensor in reply.outputs])
     return reply.changed(outputs=outputs, batch_size=size)
 
 
@@ -238,17 +236,17 @@ def _one_size(
     failure: type[InvalidRequest | UpstreamProtocolError],
     model: ModelRef,
 ) -> int | None:
-    """Return the first axis that all tensors share; None when there is no tensor."""
+    """Return the size of the first axis of all tensors; None without tensors."""
     sizes = {(tensor.shape or (None,))[0] for tensor in tensors}
     if len(sizes) > 1 or None in sizes:
         shapes = "; ".join(f"{tensor.name!r} {list(tensor.shape or ())}" for tensor in tensors[:8])
         raise failure(
-            f"model {str(model)!r} batches, so the first axis of all tensors must be one number; "
-            f"found are {shapes}",
+            f"the first axes of the tensors of model {str(model)!r} differ: {shapes}; expected the "
+            "same batch size",
             model=model,
         )
     return sizes.pop() if sizes else None
 
 
-def _reshaped(tensor: Tensor, shape: Shape) -> Tensor:
+def _with_shape(tensor: Tensor, shape: Shape) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, shape, tensor.data, tensor.parameters)

@@ -1,6 +1,6 @@
-"""Members of a request that are inputs or parameters: taken apart by a model's metadata. Pure.
+"""Splitting of the members of a generate request into inputs and parameters, by model metadata.
 
-`Complete` asks for the metadata; here it is applied.
+`Complete` gets the metadata.
 
 Source: docs/protocols/open-inference.md, "11. Generate".
 """
@@ -19,28 +19,30 @@ from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Shape, Tensor, array_tensor, items_tensor
 
-_SHOWN = 40
+_MAX_SHOWN = 40
 
 
 def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
-    """Return *call* with its members as inputs, where the model has one of the name, or parameters.
+    """Return *call* with its members as inputs, if the model has an input of that name.
+
+    All other members become parameters.
 
     Raises:
-        InvalidRequest: A value is none of its input's datatype, does not fit its shape, or is a
-            list and no input.
+        InvalidRequest: A value does not match the datatype or shape of its input, or a list is not
+            an input.
     """
     model = call.model or ModelRef("")
-    declared = {known.name: known for known in metadata.inputs}
+    by_name = {declared.name: declared for declared in metadata.inputs}
     inputs, parameters = list(call.inputs), dict(call.parameters)
     for name, value in call.flat_members.items():
-        known = declared.get(name)
-        if known is not None:
+        declared = by_name.get(name)
+        if declared is not None:
             values = value if isinstance(value, tuple) else (value,)
-            inputs.append(_tensor(model, known, values))
+            inputs.append(_tensor(model, declared, values))
         elif isinstance(value, tuple):
             raise InvalidRequest(
-                f"model {str(model)!r} has no input {name!r}, and a list of {len(value)} values "
-                "can be no parameter",
+                f"model {str(model)!r} has no input {name!r}, and a parameter cannot be a list of "
+                f"{len(value)} values",
                 model=model,
             )
         else:
@@ -48,83 +50,83 @@ def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequ
     return call.changed(inputs=tuple(inputs), parameters=parameters, flat_members={})
 
 
-def _tensor(model: ModelRef, known: TensorMetadata, values: Sequence[Parameter]) -> Tensor:
+def _tensor(model: ModelRef, declared: TensorMetadata, values: Sequence[Parameter]) -> Tensor:
     try:
-        return _filled(known, values)
-    except _Misfit as error:
+        return _from_values(declared, values)
+    except _MismatchError as error:
         raise InvalidRequest(
-            f"input {known.name!r} of model {str(model)!r} {error}", model=model
+            f"input {declared.name!r} of model {str(model)!r} {error}", model=model
         ) from None
 
 
-def _filled(known: TensorMetadata, values: Sequence[Parameter]) -> Tensor:
-    shape, datatype = _spread(known.shape, len(values)), known.datatype
+def _from_values(declared: TensorMetadata, values: Sequence[Parameter]) -> Tensor:
+    shape, datatype = _shape(declared.shape, len(values)), declared.datatype
     if datatype is Datatype.BYTES:
-        return items_tensor(known.name, shape, [_text(value) for value in values])
+        return items_tensor(declared.name, shape, [_text(value) for value in values])
     if datatype is None or datatype is Datatype.BF16:
-        said = "of an unknown datatype" if datatype is None else "BF16"
-        raise _Misfit(f"is {said}, which values cannot be written as")
+        found = "has an unknown datatype" if datatype is None else "is BF16"
+        raise _MismatchError(f"{found}, which JSON values cannot represent")
     array = np.array([_number(datatype, value) for value in values], datatype.numpy_dtype)
-    return array_tensor(known.name, array.reshape(shape), datatype)
+    return array_tensor(declared.name, array.reshape(shape), datatype)
 
 
-class _Misfit(Exception):
-    """Says what is wrong with an input, whose name stands before it."""
+class _MismatchError(Exception):
+    """A value does not match its input; the text follows the input's name."""
 
 
-def _spread(declared: Shape | None, count: int) -> Shape:
-    """Return the shape of *count* values: what is variable is 1, but for the last such axis.
+def _shape(declared: Shape | None, count: int) -> Shape:
+    """Return the shape of *count* values: the last variable axis varies, all others are 1.
 
     Raises:
-        _Misfit: The fixed axes do not divide them.
+        _MismatchError: The count is not a multiple of the fixed axes.
     """
     if declared is None:
         return (count,)
     fixed = math.prod(dim for dim in declared if dim >= 0)
-    left, rest = divmod(count, fixed) if fixed else (0, count)
+    size, rest = divmod(count, fixed) if fixed else (0, count)
     dims = list(declared)
     for axis in reversed(range(len(dims))):
         if dims[axis] < 0:
-            dims[axis], left = left, 1
+            dims[axis], size = size, 1
     if rest or math.prod(dims) != count:
-        raise _Misfit(f"has shape {list(declared)}, which {count} values do not fill")
+        raise _MismatchError(f"has shape {list(declared)}, which does not match {count} values")
     return tuple(dims)
 
 
 def _text(value: Parameter) -> bytes:
     if not isinstance(value, str):
-        raise _wrong(value, "a string")
+        raise _wrong_type(value, "a string")
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise _Misfit("has text that is not Unicode") from None
+        raise _MismatchError("has text that is not valid Unicode") from None
 
 
 def _number(datatype: Datatype, value: Parameter) -> bool | int | float:
-    """Return *value*, which the datatype can hold.
+    """Return *value*, if the datatype can represent it.
 
     Raises:
-        _Misfit: It cannot.
+        _MismatchError: The datatype cannot represent the value.
     """
     if datatype is Datatype.BOOL:
         if isinstance(value, bool):
             return value
-        raise _wrong(value, "true or false")
+        raise _wrong_type(value, "true or false")
     if isinstance(value, bool | str) or (datatype.is_integer and isinstance(value, float)):
-        raise _wrong(value, "an integer" if datatype.is_integer else "a number")
+        raise _wrong_type(value, "an integer" if datatype.is_integer else "a number")
     dtype = datatype.numpy_dtype
     info = np.iinfo(dtype) if datatype.is_integer else np.finfo(dtype)
-    # As Python's own numbers: numpy compares in the range of the datatype.
+    # Compare Python numbers: numpy would compare in the range of the datatype.
     kind = int if datatype.is_integer else float
     if not kind(info.min) <= value <= kind(info.max):
-        raise _Misfit(f"is {datatype.name}, {_shown(value)} is out of its range")
+        raise _MismatchError(f"is {datatype.name}, and {_quote(value)} is out of its range")
     return value
 
 
-def _wrong(value: Parameter, needed: str) -> _Misfit:
-    return _Misfit(f"is given {_shown(value)}, needed is {needed}")
+def _wrong_type(value: Parameter, expected: str) -> _MismatchError:
+    return _MismatchError(f"has the value {_quote(value)}; expected {expected}")
 
 
-def _shown(value: Parameter) -> str:
+def _quote(value: Parameter) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

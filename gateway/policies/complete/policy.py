@@ -1,7 +1,7 @@
-"""Complete: fills in what one protocol leaves out and the next one needs.
+"""Complete: adds what the protocol of one side omits and the protocol of the other side requires.
 
-Names, datatypes and shapes come from the model's metadata, asked through the same service, only
-when something is missing, and remembered. Codecs stay pure because this layer exists.
+Names, datatypes and shapes come from the model's metadata. The layer gets them from the same
+service, only if something is missing, and caches them.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_REQUEST_LACKS: Final = "the request leaves out names, datatypes or shapes"
-_ANSWER_LACKS: Final = "the answer leaves out names, datatypes or shapes"
-# Asks whether the model batches too, which may take a second question.
+_REQUEST_INCOMPLETE: Final = "the request has no names, datatypes or shapes"
+_REPLY_INCOMPLETE: Final = "the reply has no names, datatypes or shapes"
+# Includes the maximum batch size, which may require a second call.
 _BATCHING: Final = Context(needs=frozenset({Need.BATCHING}))
-# What is said where a model is no longer as it was when its metadata were asked for.
-_DOUBTFUL: Final = frozenset(
+# Errors that can mean that the cached metadata of a model are stale.
+_STALE_METADATA_CODES: Final = frozenset(
     {
         ErrorCode.INVALID_ARGUMENT,
         ErrorCode.NOT_FOUND,
@@ -72,19 +72,19 @@ _DOUBTFUL: Final = frozenset(
         ErrorCode.BAD_UPSTREAM,
     }
 )
-_MEMBERS_UNKNOWN: Final = "the request does not tell inputs from parameters"
-_VERSIONS_UNKNOWN: Final = "the request has its version as a number"
-_ORDER_UNKNOWN: Final = "outputs without names have an order"
+_MEMBERS_UNKNOWN: Final = "the request does not distinguish inputs from parameters"
+_VERSIONS_UNKNOWN: Final = "the request has a numeric version"
+_ORDER_UNKNOWN: Final = "outputs without names depend on their order"
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingCompletion:
-    """What an answer is completed by.
+    """What the completion of a reply needs from its request.
 
     Attributes:
-        request: As it was sent on.
-        batch_size: Of the caller's request, where it kept it apart.
-        metadata: None where the request needed none.
+        request: The request as sent to *inner*.
+        batch_size: The separate batch size of the caller's request; None if it has none.
+        metadata: None if the completion of the request used no metadata.
     """
 
     request: InferRequest
@@ -93,17 +93,17 @@ class _PendingCompletion:
 
 
 class Complete:
-    """Gives the next codec, and the caller's codec, tensors they can write.
+    """Completes requests for the upstream's codec, and replies for the caller's codec.
 
-    Requests get what *needs* names; answers get what the caller's context needs. A request that is
-    nothing but bytes (Open Inference's raw binary request) is always made whole. Where only one
-    side keeps the batch size apart from shapes of one item, it is joined or split off. Where one
-    side lacks BOOL, BF16 or others, what it sent for them becomes what the model declares.
+    Requests get what is in *needs*; replies get what the caller's context needs. A raw binary
+    request of Open Inference is always completed. If only one side has a separate batch size, the
+    layer converts the shapes. If one side has no BOOL, BF16 or other datatypes, the layer converts
+    its substitutes to the declared datatypes.
 
     Args:
-        inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
-        needs: What the next codec cannot write without.
-        inference: Answers each InferRequest; None for *inner*.
+        inner: The service to call; wrapped in a `MetadataCache` for metadata, unless it is one.
+        needs: What the upstream's codec requires.
+        inference: Handles each InferRequest; None for *inner*.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class Complete:
         self._inner = inner
         self._inference = inner if inference is None else inference
         self._needs = needs
-        self._stand_ins = substitute_kind(needs)
+        self._substitutes = substitute_kind(needs)
         self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Call *inner* with the completed request, and return the completed reply.
 
         Raises:
-            InvalidRequest: What is missing cannot be found, or the data does not fit it.
-            UpstreamProtocolError: The answer does not fit the model's own metadata.
-            GatewayError: Metadata is needed and cannot be had; the text says so.
+            InvalidRequest: The metadata do not contain the missing part, or do not match the data.
+            UpstreamProtocolError: The reply does not match the model's metadata.
+            GatewayError: The required metadata are not available.
         """
-        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        # Each branch has its R; the type system cannot follow an isinstance that far.
         if type(call) is InferRequest:
             return self._infer(call)  # type: ignore[return-value]  # a cast that costs nothing
         if isinstance(call, StreamInferRequest):
@@ -132,54 +132,54 @@ class Complete:
         return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
-        request, known = call, None
+        request, metadata = call, None
         try:
-            if not self._is_whole(call):
-                request, known = await self._request(call)
+            if not self._is_complete(call):
+                request, metadata = await self._request(call)
             try:
                 reply = await self._inference(request)
             except SequenceIdTooLarge as error:
                 request = await self._without_sequence(request, error)
                 reply = await self._inference(request)
-            if self._suffices(reply, call.context.needs):
+            if self._is_sufficient(reply, call.context.needs):
                 return reply
-            return await self._answer(_PendingCompletion(request, call.batch_size, known), reply)
+            return await self._reply(_PendingCompletion(request, call.batch_size, metadata), reply)
         except GatewayError as error:
-            if error.code in _DOUBTFUL:
+            if error.code in _STALE_METADATA_CODES:
                 self._metadata.invalidate_if_stale(call.model)
             raise
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
-        request, known = await self._request(call.request)
+        request, metadata = await self._request(call.request)
         needs = call.context.needs
-        whole = call if request is call.request else call.changed(request=request)
+        completed = call if request is call.request else call.changed(request=request)
         try:
-            items = await self._inner(whole)
+            items = await self._inner(completed)
         except SequenceIdTooLarge as error:
             request = await self._without_sequence(request, error)
             items = await self._inner(call.changed(request=request))
-        if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
-            asked = _PendingCompletion(
-                request.with_context(needs=needs), call.request.batch_size, known
+        if needs or Need.BATCHING in self._needs or self._substitutes is not None:
+            pending = _PendingCompletion(
+                request.with_context(needs=needs), call.request.batch_size, metadata
             )
-            items = MappedStream(items, lambda item: self._answer(asked, item))
+            items = MappedStream(items, lambda item: self._reply(pending, item))
         return items
 
     async def _without_sequence(
-        self, call: InferRequest, refused: SequenceIdTooLarge
+        self, call: InferRequest, rejected: SequenceIdTooLarge
     ) -> InferRequest:
-        """Return *call* without its sequence, which a model without sequences does not look at.
+        """Return *call* without its sequence, which a stateless model ignores.
 
         Raises:
-            SequenceIdTooLarge: The model has sequences, or it is not known whether it has.
+            SequenceIdTooLarge: The model is stateful, or may be.
         """
         model = call.model or ModelRef("")
         try:
-            known = await self._metadata(ModelMetadataRequest(model=model, context=_BATCHING))
+            metadata = await self._metadata(ModelMetadataRequest(model=model, context=_BATCHING))
         except GatewayError:
-            raise refused from None
-        if known.stateful or known.max_batch_size is None:
-            raise refused
+            raise rejected from None
+        if metadata.stateful or metadata.max_batch_size is None:
+            raise rejected
         return call.changed(sequence=None)
 
     async def _control(self, call: Call[R]) -> R:
@@ -188,8 +188,8 @@ class Complete:
         finally:
             self._metadata.forget(call.model)
 
-    def _is_whole(self, call: InferRequest) -> bool:
-        """Tell whether *call* can surely be sent on as it is: nearly every one can."""
+    def _is_complete(self, call: InferRequest) -> bool:
+        """Return whether *call* certainly needs no completion, as nearly all calls."""
         needs = call.context.needs
         if self._has_more_needs or call.flat_members or call.batch_size is not None:
             return False
@@ -200,149 +200,153 @@ class Complete:
                 return False
         return True
 
-    def _suffices(self, reply: InferResponse, needs: frozenset[Need]) -> bool:
-        """Tell whether *reply* surely has all that its caller needs."""
-        if self._stand_ins is not None or reply.batch_size is not None:
+    def _is_sufficient(self, reply: InferResponse, needs: frozenset[Need]) -> bool:
+        """Return whether *reply* certainly has everything its caller needs."""
+        if self._substitutes is not None or reply.batch_size is not None:
             return False
         return not needs or (needs <= ALL_NEEDS and not is_incomplete(reply.outputs, needs))
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
-        """Return what is sent on, and the metadata where they were needed for it."""
+        """Return the completed request, and the metadata if the completion used them."""
         needs = self._needs
         if Need.NUMERIC_VERSIONS in call.context.needs:
-            call = await self._numbered(call)
+            call = await self._resolve_version(call)
         if call.flat_members:
-            metadata = await self._ask(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
+            metadata = await self._get_metadata(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = split_flat_members(call, metadata)
-        written = substitute_kind(call.context.needs)
-        # What the next codec would write for it again is left as it is.
+        substitutes = substitute_kind(call.context.needs)
+        # Keep substitutes that the upstream's codec would send as well.
         if (
-            written is not None
-            and written is not self._stand_ins
-            and may_be_substitute(call.inputs, written)
+            substitutes is not None
+            and substitutes is not self._substitutes
+            and may_be_substitute(call.inputs, substitutes)
         ):
-            call = await self._meant(call, widened=written is Need.WIDENED)
-        apart = call.batch_size is not None
-        bytes_only = is_raw_binary_request(call.inputs)
-        bare = not apart and (is_incomplete(call.inputs, needs) or bytes_only)
-        outputs = Need.OUTPUTS in needs and not call.outputs
-        if not (apart or bare or outputs or Need.BATCHING in needs):
+            call = await self._restore_inputs(call, widened=substitutes is Need.WIDENED)
+        has_batch_size = call.batch_size is not None
+        is_raw = is_raw_binary_request(call.inputs)
+        incomplete = not has_batch_size and (is_incomplete(call.inputs, needs) or is_raw)
+        needs_outputs = Need.OUTPUTS in needs and not call.outputs
+        if not (has_batch_size or incomplete or needs_outputs or Need.BATCHING in needs):
             return call, None
-        about = _BATCHING if apart or bytes_only or Need.BATCHING in needs else NO_CONTEXT
-        metadata = await self._ask(call.model or ModelRef(""), _REQUEST_LACKS, about)
-        if bare:
-            call = self._filled(call, metadata)
-        if apart:
+        context = _BATCHING if has_batch_size or is_raw or Need.BATCHING in needs else NO_CONTEXT
+        model = call.model or ModelRef("")
+        metadata = await self._get_metadata(model, _REQUEST_INCOMPLETE, context)
+        if incomplete:
+            call = self._complete_inputs(call, metadata)
+        if has_batch_size:
             call = apply_batch_size(call, metadata, whole=Need.BATCHING not in needs)
         elif Need.BATCHING in needs:
             call = split_request(call, metadata)
-        if outputs:
-            named = tuple([RequestedOutput(known.name) for known in metadata.outputs])
-            call = call.changed(outputs=named)
+        if needs_outputs:
+            outputs = tuple([RequestedOutput(declared.name) for declared in metadata.outputs])
+            call = call.changed(outputs=outputs)
         return call, metadata
 
-    async def _numbered(self, call: InferRequest) -> InferRequest:
-        """Return *call* to the version that its caller means by a number."""
+    async def _resolve_version(self, call: InferRequest) -> InferRequest:
+        """Return *call* with the model's version for the caller's numeric version."""
         model = call.model
         if model is None or not model.version:
             return call
-        known = await self._ask(ModelRef(model.name), _VERSIONS_UNKNOWN)
-        version = resolve_version(model.version, known.versions)
+        metadata = await self._get_metadata(ModelRef(model.name), _VERSIONS_UNKNOWN)
+        version = resolve_version(model.version, metadata.versions)
         if version == model.version:
             return call
         return call.changed(model=ModelRef(model.name, version))
 
-    def _filled(self, call: InferRequest, metadata: ModelMetadata) -> InferRequest:
+    def _complete_inputs(self, call: InferRequest, metadata: ModelMetadata) -> InferRequest:
         model = call.model or ModelRef("")
-        filling = TensorCompleter(
+        completer = TensorCompleter(
             "input", model, metadata.inputs, bool(metadata.max_batch_size), InvalidRequest
         )
-        return call.changed(inputs=filling.complete(call.inputs, self._needs))
+        return call.changed(inputs=completer.complete(call.inputs, self._needs))
 
-    async def _answer(self, asked: _PendingCompletion, reply: InferResponse) -> InferResponse:
+    async def _reply(self, pending: _PendingCompletion, reply: InferResponse) -> InferResponse:
         if reply.error is not None:
             return reply
-        read = self._stand_ins
+        substitutes = self._substitutes
         if (
-            read is not None
-            and read is not substitute_kind(asked.request.context.needs)
-            and may_be_substitute(reply.outputs, read)
+            substitutes is not None
+            and substitutes is not substitute_kind(pending.request.context.needs)
+            and may_be_substitute(reply.outputs, substitutes)
         ):
-            reply = await self._meant_reply(asked.request, reply)
-        reply = await self._response(asked, reply)
-        if len(reply.outputs) > 1 and Need.OUTPUTS in asked.request.context.needs:
-            reply = await self._in_own_order(asked.request, reply)
+            reply = await self._restore_outputs(pending.request, reply)
+        reply = await self._complete_reply(pending, reply)
+        if len(reply.outputs) > 1 and Need.OUTPUTS in pending.request.context.needs:
+            reply = await self._in_requested_order(pending.request, reply)
         return reply
 
-    async def _response(self, asked: _PendingCompletion, reply: InferResponse) -> InferResponse:
-        call = asked.request
+    async def _complete_reply(
+        self, pending: _PendingCompletion, reply: InferResponse
+    ) -> InferResponse:
+        call = pending.request
         needs = call.context.needs
-        apart = reply.batch_size is not None
-        bare = is_incomplete(reply.outputs, needs)
-        if not (apart or bare or Need.BATCHING in needs):
+        has_batch_size = reply.batch_size is not None
+        incomplete = is_incomplete(reply.outputs, needs)
+        if not (has_batch_size or incomplete or Need.BATCHING in needs):
             return reply
         model = call.model or ModelRef("")
-        about = _BATCHING if apart or Need.BATCHING in needs else NO_CONTEXT
-        metadata = asked.metadata or await self._ask(model, _ANSWER_LACKS, about)
-        if apart:
+        context = _BATCHING if has_batch_size or Need.BATCHING in needs else NO_CONTEXT
+        metadata = pending.metadata or await self._get_metadata(model, _REPLY_INCOMPLETE, context)
+        if has_batch_size:
             reply = merge_batch_size(reply, metadata)
-        if bare:
-            declared = _in_order_asked(call, metadata)
-            filling = TensorCompleter("output", model, declared, False, UpstreamProtocolError)
-            reply = reply.changed(outputs=filling.complete(reply.outputs, needs))
+        if incomplete:
+            declared = _requested_outputs(call, metadata)
+            completer = TensorCompleter("output", model, declared, False, UpstreamProtocolError)
+            reply = reply.changed(outputs=completer.complete(reply.outputs, needs))
         if Need.BATCHING in needs:
-            reply = split_reply(reply, metadata, asked.batch_size)
+            reply = split_reply(reply, metadata, pending.batch_size)
         return reply
 
-    async def _meant(self, call: InferRequest, *, widened: bool) -> InferRequest:
+    async def _restore_inputs(self, call: InferRequest, *, widened: bool) -> InferRequest:
         metadata = await self._metadata.get_or_none(call.model or ModelRef(""))
         if metadata is None:
             return call
         model = call.model or ModelRef("")
-        known = DatatypeRestorer("input", model, metadata.inputs, InvalidRequest, widened)
-        inputs = known.replace(call.inputs)
+        restorer = DatatypeRestorer("input", model, metadata.inputs, InvalidRequest, widened)
+        inputs = restorer.replace(call.inputs)
         return call if inputs is call.inputs else call.changed(inputs=inputs)
 
-    async def _meant_reply(self, call: InferRequest, reply: InferResponse) -> InferResponse:
+    async def _restore_outputs(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         metadata = await self._metadata.get_or_none(call.model or ModelRef(""))
         if metadata is None:
             return reply
-        declared = _in_order_asked(call, metadata)
+        declared = _requested_outputs(call, metadata)
         model = call.model or ModelRef("")
-        widened = self._stand_ins is Need.WIDENED
-        known = DatatypeRestorer("output", model, declared, UpstreamProtocolError, widened)
-        outputs = known.replace(reply.outputs)
+        widened = self._substitutes is Need.WIDENED
+        restorer = DatatypeRestorer("output", model, declared, UpstreamProtocolError, widened)
+        outputs = restorer.replace(reply.outputs)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
 
-    async def _in_own_order(self, call: InferRequest, reply: InferResponse) -> InferResponse:
-        """Return *reply* with its outputs as asked for, or else as the model declares them."""
+    async def _in_requested_order(self, call: InferRequest, reply: InferResponse) -> InferResponse:
+        """Return *reply* with its outputs as requested, or else as the model declares them."""
         names = [output.name for output in call.outputs]
         if not names:
-            metadata = await self._ask(
-                call.model or ModelRef(""), "outputs without names have an order"
-            )
-            names = [known.name for known in metadata.outputs]
+            metadata = await self._get_metadata(call.model or ModelRef(""), _ORDER_UNKNOWN)
+            names = [declared.name for declared in metadata.outputs]
         outputs = in_order(reply.outputs, names)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
 
-    async def _ask(self, model: ModelRef, why: str, about: Context = NO_CONTEXT) -> ModelMetadata:
+    async def _get_metadata(
+        self, model: ModelRef, reason: str, context: Context = NO_CONTEXT
+    ) -> ModelMetadata:
         try:
-            return await self._metadata(ModelMetadataRequest(model=model, context=about))
+            return await self._metadata(ModelMetadataRequest(model=model, context=context))
         except GatewayError as error:
             if error.code is ErrorCode.NOT_FOUND:
-                text = f"the request names model {str(model)!r}, which is not known here"
+                text = f"unknown model {str(model)!r}"
                 raise type(error)(f"{text}: {error.message}", model=model) from error
             raise type(error)(
-                f"{error.message}; {why}, which the metadata of model {str(model)!r} would tell",
+                f"{error.message}; {reason}, and the metadata of model {str(model)!r} are "
+                "unavailable",
                 model=model,
             ) from error
 
 
-def _in_order_asked(call: InferRequest, metadata: ModelMetadata) -> tuple[TensorMetadata, ...]:
-    """Return the outputs in the order an answer without names has them: as asked for."""
+def _requested_outputs(call: InferRequest, metadata: ModelMetadata) -> tuple[TensorMetadata, ...]:
+    """Return the metadata of the requested outputs, in the order of a reply without names."""
     if not call.outputs:
         return metadata.outputs
-    known = {output.name: output for output in metadata.outputs}
+    by_name = {output.name: output for output in metadata.outputs}
     return tuple(
-        known.get(output.name, TensorMetadata(output.name, None, None)) for output in call.outputs
+        by_name.get(output.name, TensorMetadata(output.name, None, None)) for output in call.outputs
     )

@@ -1,6 +1,6 @@
-"""Tensors made whole from a model's metadata: names, datatypes, shapes. Pure.
+"""Completion of tensors from a model's metadata: names, datatypes, shapes.
 
-`Complete` asks for the metadata; here it is applied.
+`Complete` gets the metadata.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALL_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 def is_incomplete(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
-    """Return whether some tensor is without something that *needs* names."""
+    """Return whether some tensor lacks something that is in *needs*."""
     for tensor in tensors:
         if tensor.name and tensor.datatype is not None and tensor.shape is not None:
             continue
@@ -34,7 +34,7 @@ def is_incomplete(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
 
 
 def is_raw_binary_request(tensors: Sequence[Tensor]) -> bool:
-    """Return whether this is one tensor of which nothing is known but its bytes.
+    """Return whether *tensors* is a single tensor without name, datatype and shape.
 
     Source: Triton binary tensor extension, "Raw Binary Request".
     """
@@ -46,141 +46,142 @@ def is_raw_binary_request(tensors: Sequence[Tensor]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TensorCompleter:
-    """The metadata that tensors are filled from.
+    """Completes tensors from a model's metadata.
 
     Attributes:
         kind: "input" or "output", for errors.
         model: For errors.
-        declared: As the model declares them; a tensor without a name is the one at its place.
-        batches: The first axis of a declared shape is the batch, and the batch is 1.
-        failure: Raised when tensors and metadata do not fit: whose fault it is.
+        declared: The model's declarations; a tensor without a name is matched by position.
+        has_batch: The first axis of a declared shape is the batch, and the batch size is 1.
+        failure: Raised if tensors and metadata do not match.
     """
 
     kind: str
     model: ModelRef
     declared: Sequence[TensorMetadata]
-    batches: bool
+    has_batch: bool
     failure: type[GatewayError]
 
     def complete(self, tensors: Sequence[Tensor], needs: frozenset[Need]) -> tuple[Tensor, ...]:
-        """Return *tensors* with what *needs* names filled in; shares the data.
+        """Return *tensors* with the missing parts that are in *needs*; shares the data.
 
         Raises:
-            GatewayError: Of class `failure`: tensors and metadata do not fit together.
+            GatewayError: Of class `failure`: tensors and metadata do not match.
         """
-        bare = is_raw_binary_request(tensors)
-        named = {tensor.name for tensor in tensors if tensor.name}
-        filled = []
-        for place, tensor in enumerate(tensors):
+        is_raw = is_raw_binary_request(tensors)
+        names = {tensor.name for tensor in tensors if tensor.name}
+        completed = []
+        for position, tensor in enumerate(tensors):
             if tensor.name:
-                known = self._named(tensor.name)
+                declared = self._by_name(tensor.name)
             else:
-                known = self._placed(place, len(tensors), named)
-            filled.append(self._whole(tensor, known, ALL_NEEDS if bare else needs, bare=bare))
-        return tuple(filled)
+                declared = self._by_position(position, len(tensors), names)
+            needed = ALL_NEEDS if is_raw else needs
+            completed.append(self._complete(tensor, declared, needed, is_raw=is_raw))
+        return tuple(completed)
 
-    def _named(self, name: str) -> TensorMetadata:
-        for known in self.declared:
-            if known.name == name:
-                return known
-        names = ", ".join(repr(known.name) for known in self.declared) or "none"
-        raise self._misfit(f"has no {self.kind} {name!r}; its {self.kind}s are {names}")
+    def _by_name(self, name: str) -> TensorMetadata:
+        for declared in self.declared:
+            if declared.name == name:
+                return declared
+        names = ", ".join(repr(declared.name) for declared in self.declared) or "none"
+        raise self._mismatch(f"has no {self.kind} {name!r}; its {self.kind}s are {names}")
 
-    def _placed(self, place: int, count: int, named: set[str]) -> TensorMetadata:
-        if place >= len(self.declared):
-            raise self._misfit(f"has {len(self.declared)} {self.kind}s, the message has {count}")
-        known = self.declared[place]
-        if known.name in named:
-            raise self._misfit(
-                f"has {self.kind} {known.name!r} at place {place}, where the message has one "
-                "without a name, and another one by that name"
+    def _by_position(self, position: int, count: int, names: set[str]) -> TensorMetadata:
+        if position >= len(self.declared):
+            raise self._mismatch(f"has {len(self.declared)} {self.kind}s, the message has {count}")
+        declared = self.declared[position]
+        if declared.name in names:
+            raise self._mismatch(
+                f"has {self.kind} {declared.name!r} at position {position}, where the message has "
+                "an unnamed one, but the message also has one with this name"
             )
-        return known
+        return declared
 
-    def _whole(
-        self, tensor: Tensor, known: TensorMetadata, needs: frozenset[Need], *, bare: bool
+    def _complete(
+        self, tensor: Tensor, declared: TensorMetadata, needs: frozenset[Need], *, is_raw: bool
     ) -> Tensor:
-        name = tensor.name or (known.name if Need.NAMES in needs else "")
+        name = tensor.name or (declared.name if Need.NAMES in needs else "")
         datatype, shape = tensor.datatype, tensor.shape
         if datatype is None and (Need.DATATYPES in needs or Need.SHAPES in needs):
-            datatype = known.datatype
+            datatype = declared.datatype
             if datatype is None:
-                raise self._misfit(f"does not tell the datatype of {self.kind} {known.name!r}")
-        filled = Tensor(name, datatype, shape, tensor.data, tensor.parameters)
-        if bare and datatype is Datatype.BYTES:
-            return self._one_element(filled, known)
+                raise self._mismatch(f"declares no datatype for {self.kind} {declared.name!r}")
+        completed = Tensor(name, datatype, shape, tensor.data, tensor.parameters)
+        if is_raw and datatype is Datatype.BYTES:
+            return self._one_element(completed, declared)
         if shape is None and Need.SHAPES in needs:
-            return self._shaped(filled, known)
+            return self._with_shape(completed, declared)
         if shape is not None and tensor.datatype is None and datatype is not None:
-            self._check_size(filled, datatype, shape)
-        return filled
+            self._check_size(completed, datatype, shape)
+        return completed
 
-    def _one_element(self, tensor: Tensor, known: TensorMetadata) -> Tensor:
-        """All bytes are the one element, without a length before it."""
-        shape = tuple(1 if dim < 0 else dim for dim in known.shape or (1,))
-        if self.batches:
+    def _one_element(self, tensor: Tensor, declared: TensorMetadata) -> Tensor:
+        """Return all bytes as a single element, without a length prefix."""
+        shape = tuple(1 if dim < 0 else dim for dim in declared.shape or (1,))
+        if self.has_batch:
             shape = (1, *shape[1:])
         if math.prod(shape) != 1 or not isinstance(tensor.data, RawData):
-            raise self._misfit(
-                f"has {self.kind} {known.name!r} of shape {_text(known.shape)}; "
+            raise self._mismatch(
+                f"has {self.kind} {declared.name!r} of shape {_text(declared.shape)}; "
                 "raw bytes can only be one BYTES element"
             )
         return items_tensor(tensor.name, shape, [tensor.data.view], tensor.parameters)
 
-    def _shaped(self, tensor: Tensor, known: TensorMetadata) -> Tensor:
+    def _with_shape(self, tensor: Tensor, declared: TensorMetadata) -> Tensor:
         if isinstance(tensor.data, ArrayData):
             shape: Shape = tensor.data.array.shape
         else:
-            shape = self._fit(tensor, known, self._count(tensor, known))
+            shape = self._find_shape(tensor, declared, self._count(tensor, declared))
         return Tensor(tensor.name, tensor.datatype, shape, tensor.data, tensor.parameters)
 
-    def _count(self, tensor: Tensor, known: TensorMetadata) -> int:
-        """Return how many elements the data holds."""
+    def _count(self, tensor: Tensor, declared: TensorMetadata) -> int:
+        """Return the number of elements of the data."""
         datatype = tensor.datatype
         if datatype is None or datatype is Datatype.BYTES:
             return len(as_items(tensor))
         count, rest = divmod(tensor.nbytes, datatype.size_bytes)
         if rest:
-            raise self._misfit(
-                f"has {self.kind} {known.name!r} of {datatype.name}, "
-                f"{tensor.nbytes} bytes are not a whole number of its elements"
+            raise self._mismatch(
+                f"has {self.kind} {declared.name!r} of {datatype.name}, and {tensor.nbytes} bytes "
+                f"are not a multiple of {datatype.size_bytes}"
             )
         return count
 
-    def _fit(self, tensor: Tensor, known: TensorMetadata, count: int) -> Shape:
-        """Return the only shape of *count* elements that the declared one allows."""
-        if known.shape is None:
+    def _find_shape(self, tensor: Tensor, declared: TensorMetadata, count: int) -> Shape:
+        """Return the only shape of *count* elements that the declared shape allows."""
+        if declared.shape is None:
             if count == 1 and isinstance(tensor.data, ItemsData):
-                return (1,)  # one text, or the bytes of one
-            raise self._misfit(f"does not tell the shape of {self.kind} {known.name!r}")
-        dims = list(known.shape)
-        if self.batches and dims:
+                return (1,)  # a single BYTES element
+            raise self._mismatch(f"declares no shape for {self.kind} {declared.name!r}")
+        dims = list(declared.shape)
+        if self.has_batch and dims:
             dims[0] = 1
         variable = [axis for axis, dim in enumerate(dims) if dim < 0]
-        what = f"has {self.kind} {known.name!r} of shape {_text(known.shape)}"
-        if len(variable) > 1 and count == 1:  # no other shape has one element
+        text = f"has {self.kind} {declared.name!r} of shape {_text(declared.shape)}"
+        if len(variable) > 1 and count == 1:  # only one shape has one element
             dims = [1 if dim < 0 else dim for dim in dims]
             variable = []
         if len(variable) > 1:
-            raise self._misfit(f"{what}, data without a shape fits at most one variable dimension")
+            raise self._mismatch(f"{text}; data without a shape allows one variable dimension")
         fixed = math.prod(dim for dim in dims if dim >= 0)
         if variable:
             dims[variable[0]] = count // fixed if fixed else 0
         if math.prod(dims) != count:
-            batch = " with batch 1" if self.batches else ""
-            raise self._misfit(f"{what}{batch}, which {count} elements do not fill")
+            batch = " with batch size 1" if self.has_batch else ""
+            raise self._mismatch(f"{text}{batch}, which does not match {count} elements")
         return tuple(dims)
 
     def _check_size(self, tensor: Tensor, datatype: Datatype, shape: Shape) -> None:
         expected = math.prod(shape)
         found = self._count(tensor, TensorMetadata(tensor.name, datatype, shape))
         if found != expected:
-            raise self._misfit(
+            raise self._mismatch(
                 f"has {self.kind} {tensor.name!r} of {datatype.name}: the data has {found} "
                 f"elements, shape {list(shape)} needs {expected}"
             )
 
-    def _misfit(self, text: str) -> GatewayError:
+    def _mismatch(self, text: str) -> GatewayError:
         return self.failure(f"model {str(self.model)!r} {text}", model=self.model)
 
 

@@ -1,6 +1,7 @@
-"""Versions for callers whose protocol has numbers only: which one is meant. Pure.
+"""Resolution of versions for callers whose protocol only has numeric versions.
 
-Such a caller is told 1 of a model that has no versions, and of versions that are no numbers.
+Metadata for such a caller contain 1 for a model without versions, and for a version that is not a
+number.
 
 Source: docs/protocols/tensorrt-v1.md, "12. Versions, ids and sequences".
 """
@@ -14,11 +15,11 @@ PLACEHOLDER_VERSION: Final = "1"
 
 
 def resolve_version(version: str, versions: Sequence[str]) -> str:
-    """Return the version that a caller means by a number; "" for any.
+    """Return the model's version for the caller's numeric version; "" for any.
 
     Args:
-        version: As the caller has it.
-        versions: Those that the model has.
+        version: The caller's version.
+        versions: The versions of the model.
     """
     if version != PLACEHOLDER_VERSION or version in versions:
         return version

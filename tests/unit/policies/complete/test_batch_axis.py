@@ -100,8 +100,8 @@ def test_told_size_of_a_fixed_type_must_be_the_computed_one() -> None:
 @pytest.mark.parametrize(
     ("dims", "text"),
     [
-        ((3,), "dims .3., the model takes .2."),
-        ((2, 1), "dims .2, 1., the model takes .2."),
+        ((3,), "dims .3., the model expects .2."),
+        ((2, 1), "dims .2, 1., the model expects .2."),
     ],
 )
 def test_dims_must_fit_the_model(dims: tuple[int, ...], text: str) -> None:
@@ -115,7 +115,7 @@ def test_dims_must_fit_the_model(dims: tuple[int, ...], text: str) -> None:
 def test_missing_dims_must_be_fixed_in_the_model() -> None:
     """Without dims those of the model hold, when they are numbers."""
     variable = model(a=(Datatype.INT32, (-1, -1)))
-    with pytest.raises(InvalidRequest, match="without dims"):
+    with pytest.raises(InvalidRequest, match="has no dims"):
         apply_batch_size(
             request(Tensor("a", None, None, RawData(memoryview(bytes(8))))), variable, whole=False
         )
@@ -124,8 +124,8 @@ def test_missing_dims_must_be_fixed_in_the_model() -> None:
 @pytest.mark.parametrize(
     ("metadata", "size", "text"),
     [
-        (TWO, 9, "batch size 9, model 'm' takes from 1 to 8"),
-        (TWO, 0, "batch size 0"),
+        (TWO, 9, "batch size is 9, model 'm' allows 1 to 8"),
+        (TWO, 0, "batch size is 0"),
         (model(0, a=(Datatype.INT32, (2,))), 2, "does not batch"),
     ],
 )
@@ -145,7 +145,7 @@ def test_unknown_input_is_named() -> None:
 
 def test_untold_datatype_is_named() -> None:
     """Where the metadata tell no datatype, nothing can be cut."""
-    with pytest.raises(InvalidRequest, match="does not tell the datatype of input 'a'"):
+    with pytest.raises(InvalidRequest, match="declare no datatype for input 'a'"):
         apply_batch_size(request(share("a", b"", 0)), model(a=(None, (-1, 2))), whole=False)
 
 
@@ -211,7 +211,7 @@ def test_inputs_of_several_batch_sizes_are_refused(shapes: list[tuple[int, ...]]
     inputs = [
         array_tensor(name, np.zeros(shape, "u1")) for name, shape in zip("ab", shapes, strict=True)
     ]
-    with pytest.raises(InvalidRequest, match="first axis"):
+    with pytest.raises(InvalidRequest, match="first axes"):
         split_request(request(*inputs, batch_size=None), TWO)
 
 

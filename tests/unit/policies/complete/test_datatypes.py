@@ -171,12 +171,12 @@ def test_what_was_widened_is_taken_back(name: str, values: npt.NDArray[Any]) -> 
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        ("BOOL", np.array([0, 2], np.uint8), "is BOOL and comes as UINT8: element 1 is 2"),
-        ("UINT16", np.array([65536], np.int32), "element 0 is 65536, needed .* from 0 to 65535"),
-        ("UINT16", np.array([0, -1], np.int8), "comes as INT8: element 1 is -1"),
+        ("BOOL", np.array([0, 2], np.uint8), "is BOOL, sent as UINT8: element 1 is 2"),
+        ("UINT16", np.array([65536], np.int32), "element 0 is 65536; expected .* from 0 to 65535"),
+        ("UINT16", np.array([0, -1], np.int8), "sent as INT8: element 1 is -1"),
         ("UINT32", np.array([2**32], np.int64), "element 0 is 4294967296"),
         ("UINT64", np.array([-(2**63)], np.int64), "element 0 is -9223372036854775808"),
-        ("BF16", np.array([0.1], np.float32), "cannot hold exactly"),
+        ("BF16", np.array([0.1], np.float32), "cannot represent exactly"),
     ],
 )
 def test_what_cannot_have_been_widened_is_refused(
@@ -329,5 +329,5 @@ async def test_one_output_has_no_order() -> None:
 async def test_outputs_of_unknown_order_are_refused() -> None:
     """Outputs that would be taken for one another are not given out."""
     model = Model(BYTES, HALVES, metadata=Unavailable("no metadata"))
-    with pytest.raises(Unavailable, match=r"outputs without names have an order"):
+    with pytest.raises(Unavailable, match=r"outputs without names depend on their order"):
         await Complete(model.service, frozenset())(request(needs=IN_ORDER))

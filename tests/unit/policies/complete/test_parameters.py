@@ -60,7 +60,7 @@ def test_shapes_are_deduced(
 @pytest.mark.parametrize(("shape", "count"), [((2,), 1), ((-1, 2), 3), ((), 2), ((0,), 1)])
 def test_values_must_fill_the_shape(shape: tuple[int, ...], count: int) -> None:
     """Shape and count are named."""
-    with pytest.raises(InvalidRequest, match=f"input 'x' .*which {count} values do not fill"):
+    with pytest.raises(InvalidRequest, match=f"input 'x' .*which does not match {count} values"):
         apart({"x": (1,) * count}, declared(Datatype.INT32, shape))
 
 
@@ -94,18 +94,18 @@ def test_text_is_utf8() -> None:
 @pytest.mark.parametrize(
     ("datatype", "value", "text"),
     [
-        (Datatype.INT8, 128, "is INT8, 128 is out of its range"),
+        (Datatype.INT8, 128, "is INT8, and 128 is out of its range"),
         (Datatype.UINT8, -1, "-1 is out of its range"),
-        (Datatype.FP16, 1e6, "is FP16, 1000000.0 is out of its range"),
+        (Datatype.FP16, 1e6, "is FP16, and 1000000.0 is out of its range"),
         (Datatype.FP32, 10**60, "is out of its range"),
-        (Datatype.INT32, 1.0, "is given 1.0, needed is an integer"),
-        (Datatype.INT32, True, "is given True, needed is an integer"),
-        (Datatype.FP32, "1", "is given '1', needed is a number"),
-        (Datatype.BOOL, 1, "is given 1, needed is true or false"),
-        (Datatype.BYTES, 5, "is given 5, needed is a string"),
-        (Datatype.BYTES, "\ud800", "text that is not Unicode"),
-        (Datatype.BF16, 1.0, "is BF16, which values cannot be written as"),
-        (None, 1.0, "is of an unknown datatype"),
+        (Datatype.INT32, 1.0, "has the value 1.0; expected an integer"),
+        (Datatype.INT32, True, "has the value True; expected an integer"),
+        (Datatype.FP32, "1", "has the value '1'; expected a number"),
+        (Datatype.BOOL, 1, "has the value 1; expected true or false"),
+        (Datatype.BYTES, 5, "has the value 5; expected a string"),
+        (Datatype.BYTES, "\ud800", "text that is not valid Unicode"),
+        (Datatype.BF16, 1.0, "is BF16, which JSON values cannot represent"),
+        (None, 1.0, "has an unknown datatype"),
     ],
 )
 def test_other_values_are_refused(datatype: Datatype | None, value: Any, text: str) -> None:
@@ -116,5 +116,7 @@ def test_other_values_are_refused(datatype: Datatype | None, value: Any, text: s
 
 def test_a_list_can_be_no_parameter() -> None:
     """The model's lack of such an input is named."""
-    with pytest.raises(InvalidRequest, match="'m' has no input 'y', and a list of 2 values"):
+    with pytest.raises(
+        InvalidRequest, match="'m' has no input 'y', and a parameter cannot be a list"
+    ):
         apart({"y": (1, 2)}, declared(Datatype.INT32, (1,)))

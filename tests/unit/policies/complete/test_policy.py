@@ -117,7 +117,7 @@ async def test_model_that_batches_takes_bare_bytes_as_batch_one() -> None:
     """For a model that batches the batch of a raw binary request is 1, and nothing else."""
     metadata = ModelMetadata(name="m", inputs=METADATA.inputs, max_batch_size=8)
     twice = Tensor("", None, None, RawData(memoryview(ARRAY.tobytes() * 2)))
-    with pytest.raises(InvalidRequest, match="with batch 1, which 4 elements do not fill"):
+    with pytest.raises(InvalidRequest, match="with batch size 1, which does not match 4 elements"):
         await Complete(Model(metadata=metadata).service, ALL_NEEDS)(request(twice))
 
 
@@ -158,10 +158,10 @@ async def test_failure_of_metadata_names_the_cause_first() -> None:
     with pytest.raises(Unavailable) as caught:
         await Complete(Model(metadata=error).service, ALL_NEEDS)(request(NAMELESS))
     assert caught.value.message == (
-        "refused; the request leaves out names, datatypes or shapes, which the metadata of model "
-        "'m' would tell"
+        "refused; the request has no names, datatypes or shapes, and the metadata of model 'm' "
+        "are unavailable"
     )
-    with pytest.raises(Unavailable, match="refused; the answer leaves out names"):
+    with pytest.raises(Unavailable, match="refused; the reply has no names"):
         await Complete(Model(NAMELESS, metadata=error).service, frozenset())(
             request(WHOLE, needs=ALL_NEEDS)
         )
@@ -172,7 +172,7 @@ async def test_unknown_model_is_named_without_a_word_of_metadata() -> None:
     model = Model(metadata=ModelNotFound("no model 'm'"))
     with pytest.raises(ModelNotFound) as caught:
         await Complete(model.service, ALL_NEEDS)(request(NAMELESS))
-    expected = "the request names model 'm', which is not known here: no model 'm'"
+    expected = "unknown model 'm': no model 'm'"
     assert expected == caught.value.message
 
 
@@ -268,7 +268,7 @@ async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) 
 async def test_without_metadata_members_cannot_be_told_apart() -> None:
     """The error says what the metadata was asked for."""
     model = Model(metadata=Unavailable("gone"))
-    with pytest.raises(Unavailable, match=r"^gone; .* does not tell inputs from parameters"):
+    with pytest.raises(Unavailable, match=r"^gone; .* does not distinguish inputs from parameters"):
         await Complete(model.service, frozenset())(InferRequest(model=M, flat_members={"A": 1}))
 
 

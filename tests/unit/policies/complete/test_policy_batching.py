@@ -120,7 +120,7 @@ async def test_a_model_that_was_reloaded_is_asked_about_again() -> None:
     service = Complete(MetadataCache(inner, clock=clock), WHOLE)
     wider = V1_CALL.changed(batch_size=5)
     for _ in range(2):  # what was asked just now is believed
-        with pytest.raises(InvalidRequest, match=r"batch size 5, .* takes from 1 to 4"):
+        with pytest.raises(InvalidRequest, match=r"batch size is 5, .* allows 1 to 4"):
             await service(wider)
         clock.advance(2)
     assert 1 == questions(inner)

@@ -218,53 +218,52 @@ MISFITS = [
         "datatype_not_told",
         (TensorMetadata("A", None, (1,)),),
         (raw(EIGHT, "A"),),
-        "model 'm version 2' does not tell the datatype of input 'A'",
+        "model 'm version 2' declares no datatype for input 'A'",
     ),
     Misfit(
         "shape_not_told",
         (TensorMetadata("A", INT32, None),),
         (raw(EIGHT, "A"),),
-        "model 'm version 2' does not tell the shape of input 'A'",
+        "model 'm version 2' declares no shape for input 'A'",
     ),
     Misfit(
         "odd_bytes",
         (A,),
         (raw(b"123456789"),),
-        "model 'm version 2' has input 'A' of INT32, 9 bytes are not a whole number of its "
-        "elements",
+        "model 'm version 2' has input 'A' of INT32, and 9 bytes are not a multiple of 4",
     ),
     Misfit(
         "does_not_fill",
         (A,),
         (raw(bytes(12)),),
-        "model 'm version 2' has input 'A' of shape [-1, 2], which 3 elements do not fill",
+        "model 'm version 2' has input 'A' of shape [-1, 2], which does not match 3 elements",
     ),
     Misfit(
         "place_that_is_named_elsewhere",
         (A, T),
         (raw(b"", "", FP32, (0,)), raw(EIGHT, "A", INT32, (1, 2))),
-        "model 'm version 2' has input 'A' at place 0, where the message has one without a name, "
-        "and another one by that name",
+        "model 'm version 2' has input 'A' at position 0, where the message has an unnamed "
+        "one, but the message also has one with this name",
     ),
     Misfit(
         "more_than_batch_one",
         (A,),
         (raw(bytes(16)),),
-        "model 'm version 2' has input 'A' of shape [-1, 2] with batch 1, "
-        "which 4 elements do not fill",
+        "model 'm version 2' has input 'A' of shape [-1, 2] with batch size 1, "
+        "which does not match 4 elements",
         batches=True,
     ),
     Misfit(
         "elements_for_a_zero_dimension",
         (TensorMetadata("A", INT32, (-1, 0)),),
         (raw(EIGHT),),
-        "model 'm version 2' has input 'A' of shape [-1, 0], which 2 elements do not fill",
+        "model 'm version 2' has input 'A' of shape [-1, 0], which does not match 2 elements",
     ),
     Misfit(
         "two_variable_dimensions",
         (TensorMetadata("A", INT32, (-1, -1)),),
         (raw(EIGHT),),
-        "model 'm version 2' has input 'A' of shape [-1, -1], data without a shape fits at most "
+        "model 'm version 2' has input 'A' of shape [-1, -1]; data without a shape allows "
         "one variable dimension",
     ),
     Misfit(
