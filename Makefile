@@ -48,9 +48,10 @@ lint: $(VENV)/.installed-dev ## Check style and format with ruff.
 	$(BIN)/ruff format --check .
 
 .PHONY: types
-types: $(VENV)/.installed-dev ## Check types of the gateway and the tests with mypy.
+types: $(VENV)/.installed-dev ## Check types of the gateway, the tests and the benchmarks with mypy.
 	$(BIN)/mypy
 	$(BIN)/mypy tests
+	$(BIN)/mypy benchmarks
 
 .PHONY: contracts
 contracts: $(VENV)/.installed-dev ## Check which module imports which.
