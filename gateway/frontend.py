@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from gateway.concurrency.offload import inline, off_loop
+from gateway.concurrency.offload import ON_LOOP, inline, off_loop
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest, sequence_of
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
-from gateway.ir.work import LongWork, inflated
+from gateway.ir.work import BOUND, LongWork, inflated
 from gateway.service import Service
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.wire.codec import Codec, CutThroughCodec, StreamCodec
@@ -148,7 +148,8 @@ class Frontend(ServerFrontend[Q, A]):
     ) -> A | AsyncGenerator[A, None]:
         """Answer *wire*, of which the head has come; where more is needed, when *whole* has it."""
         assert self._early is not None  # noqa: S101  # `early_bytes` said so
-        call = await self._decoded(wire, self._early.decode_early)
+        early = self._early.decode_early
+        call = await self._decoded(wire, lambda wire, _request_id: early(wire))
         if isinstance(call, GatewayError):
             return self.reject(call)
         if call is not None:
@@ -205,10 +206,10 @@ class Frontend(ServerFrontend[Q, A]):
             self._refused(self._codec.name, error)
             yield SessionReply(self._failed(call, error), is_only=True)
 
-    async def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
+    async def _decoded(self, wire: Q, decode: Callable[[Q, str], C]) -> C | GatewayError:
         """Read *wire* with *decode*; return what is wrong with it rather than raise."""
         try:
-            read = self._read(decode, wire)
+            read = self._read(decode, wire, "")
             call: C = await read if type(read) is CoroutineType else read
         except Exception as error:  # noqa: BLE001
             return _unread(error)
@@ -216,18 +217,20 @@ class Frontend(ServerFrontend[Q, A]):
             return call
         return call.with_context(request_id=f"{self._prefix}-{next(self._numbers):x}")
 
-    def _read(self, decode: Callable[..., Any], wire: Q, *more: str) -> Any:
+    def _read(self, decode: Callable[[Q, str], Any], wire: Q, request_id: str) -> Any:
         """Return the call that *wire* is, or a coroutine that reads it on another thread."""
         elements = getattr(wire, "elements", None)
         if elements is not None:
             decode = partial(inflated, elements, decode)
         call = None
         begun = monotonic()
+        BOUND.allowance = ON_LOOP  # as `inline`, which would be another frame for each request
         try:
-            call = inline(decode, wire, *more)
+            call = decode(wire, request_id)
         except LongWork:
-            return off_loop(decode, wire, *more)
+            return off_loop(decode, wire, request_id)
         finally:
+            BOUND.allowance = None
             if monotonic() - begun > BLOCKED_S:
                 self._report_blocked(begun, call)
         return call
@@ -235,11 +238,13 @@ class Frontend(ServerFrontend[Q, A]):
     def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
         """Return *reply* as a response, or a coroutine that writes it on another thread."""
         begun = monotonic()
+        BOUND.allowance = ON_LOOP
         try:
-            return inline(encode, call, reply)
+            return encode(call, reply)
         except LongWork:
             return off_loop(encode, call, reply)
         finally:
+            BOUND.allowance = None
             if monotonic() - begun > BLOCKED_S:
                 self._report_blocked(begun, call)
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from gateway.concurrency.offload import inline, off_loop, wherever
+from gateway.concurrency.offload import ON_LOOP, off_loop, wherever
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -34,7 +34,7 @@ from gateway.ir.errors import (
 from gateway.ir.redaction import redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream
-from gateway.ir.work import LongWork
+from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service
 from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
 
@@ -101,17 +101,25 @@ class Upstream(Generic[Q, A]):
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
             return self._stream(call)  # type: ignore[return-value]
         if wire is None:
+            BOUND.allowance = ON_LOOP  # as `inline`, which would be another frame for each request
             try:
-                wire = inline(self._codec.encode_call, call)
+                wire = self._codec.encode_call(call)
             except LongWork:
+                pass  # below
+            finally:
+                BOUND.allowance = None
+            if wire is None:
                 wire = await off_loop(self._codec.encode_call, call)
         try:
             answer = await self._client.send(wire, deadline=_earlier(call))
+            BOUND.allowance = ON_LOOP
             try:
-                reply: R = inline(self._codec.decode_reply, call, answer)
+                return self._codec.decode_reply(call, answer)
             except LongWork:
-                reply = await off_loop(self._codec.decode_reply, call, answer)
-            return reply  # noqa: TRY300  # an `else` would be of the inner `try`
+                pass  # below
+            finally:
+                BOUND.allowance = None
+            return await off_loop(self._codec.decode_reply, call, answer)
         except _BROKEN as error:
             if error.origin is not None:  # the upstream itself replied with this error
                 raise self._redacted(call, error) from error.__cause__

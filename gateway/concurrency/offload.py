@@ -27,7 +27,7 @@ def inline(function: Callable[..., T], /, *args: Any) -> T:
     Raises:
         LongWork: It would hold the event loop for too long; `off_loop` is to do it.
     """
-    BOUND.allowance = _FRESH
+    BOUND.allowance = ON_LOOP
     try:
         return function(*args)
     finally:
@@ -77,7 +77,8 @@ class _FreshAllowance:
 
 # The event loop of a gateway runs on the main thread; no other one is bound.
 _LOOP_THREAD: Final = main_thread().ident
-_FRESH: Final = _FreshAllowance()
+ON_LOOP: Final = _FreshAllowance()
+"""What bounds a step of the event loop, until `BOUND.allowance` is None again."""
 
 
 @cache

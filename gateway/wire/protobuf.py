@@ -16,6 +16,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -62,17 +64,14 @@ class TooManyFields(WireError):
     """A message of more fields than its reader allows, which need not be wrong otherwise."""
 
 
-class FieldCounter:
+class FieldCounter(Struct):
     """Bounds the fields of a whole message, those of its nested messages included.
 
     Attributes:
         left: So many more are allowed. A reader adds what a declared shape needs.
     """
 
-    __slots__ = ("left",)
-
-    def __init__(self, most: int = MAX_FIELDS) -> None:
-        self.left = most
+    left: int = MAX_FIELDS
 
 
 def tag(number: int, kind: int) -> int:
