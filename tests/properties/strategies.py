@@ -39,7 +39,7 @@ INT64_MIN = -(1 << 63)
 # No control characters and no lone surrogates: those are refused, which unit tests tell.
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=6)
 NAMES = st.sampled_from(["x", "INPUT0", "Zoë", "a b", "模型", "a/b%2F?#"]) | TEXT.filter(bool)
-# A path may not end in one of these, nor begin below /v2/models with "stats".
+# Models and versions are not called as steps of a path, nor "stats", which /v2/models has below it.
 MODEL_NAMES = NAMES.filter(lambda name: name not in {".", "..", "stats"})
 PLAIN_NAMES = st.sampled_from(["x", "INPUT0", "a-b_c.d"])
 VERSIONS = st.just("") | st.sampled_from(["1", "v2024-11", "é"])
@@ -272,8 +272,8 @@ def _model_metadata(carries: Carries, call: ModelMetadataRequest) -> SearchStrat
     listed = st.lists(tensor, min_size=1, max_size=3, unique_by=lambda one: one.name).map(tuple)
     return st.builds(
         ModelMetadata,
-        name=st.just(call.model.name if call.model else "") if not carries.answers_model else NAMES,
-        versions=st.lists(NAMES, max_size=2).map(tuple),
+        name=st.just(call.model.name if call.model else "") if not carries.answers_model else MODEL_NAMES,
+        versions=st.lists(MODEL_NAMES, max_size=2).map(tuple),
         platform=TEXT,
         inputs=listed,
         outputs=listed,
@@ -282,9 +282,9 @@ def _model_metadata(carries: Carries, call: ModelMetadataRequest) -> SearchStrat
 
 @functools.cache
 def _indexes(carries: Carries) -> SearchStrategy[tuple[RepositoryEntry, ...]]:
-    entry = st.builds(RepositoryEntry, NAMES)
+    entry = st.builds(RepositoryEntry, MODEL_NAMES)
     if not carries.index_names:
-        entry = st.builds(RepositoryEntry, NAMES, VERSIONS, st.sampled_from(ModelState), TEXT)
+        entry = st.builds(RepositoryEntry, MODEL_NAMES, VERSIONS, st.sampled_from(ModelState), TEXT)
     return st.lists(entry, max_size=3, unique_by=lambda one: one.name).map(tuple)
 
 
