@@ -56,10 +56,11 @@ class Grpc:
 
     data: bytes
     method: str = INFER
+    compression: grpc.Compression | None = None
 
     @property
     def size(self) -> int:
-        """Bytes on the wire."""
+        """Bytes before they are compressed."""
         return len(self.data)
 
     def send(self, gateway: Gateway) -> str:
@@ -71,7 +72,8 @@ class Grpc:
         ]
         with grpc.insecure_channel(gateway.address("main.grpc"), options=options) as channel:
             try:
-                channel.unary_unary(self.method)(self.data, timeout=_PATIENCE_S)
+                call = channel.unary_unary(self.method)
+                call(self.data, timeout=_PATIENCE_S, compression=self.compression)
             except grpc.RpcError as error:
                 return f"{error.code().name} {error.details()}"
         return "OK"
@@ -328,6 +330,34 @@ def compressed_items() -> Http:
     return Http(post(body, *fields, path="/v2/models/identity_bytes/infer"))
 
 
+def compressed_items_over_grpc() -> Grpc:
+    """Return 250,000 empty BYTES elements in a compressed message."""
+    one = tensor("INPUT0", "BYTES", (250_000,))
+    data = oip_grpc(one, model="identity_bytes", raws=(bytes(1_000_000),))
+    return Grpc(data, compression=grpc.Compression.Gzip)
+
+
+def groups() -> Grpc:
+    """Return one unknown group with 10^7 fields in it."""
+    return Grpc(oip_grpc() + b"\x7b" + b"\x08\x01" * 10_000_000 + b"\x7c")
+
+
+def classified_batch() -> Http:
+    """Return a classification of 10^6 items of a batch, of two values each."""
+    about = binary_input("INPUT0", "FP32", [1_000_000, 2], 8_000_000)
+    outputs = [{"name": "OUTPUT0", "parameters": {"classification": 1}}]
+    text = json.dumps({"inputs": [about], "outputs": outputs}).encode()
+    length = f"Inference-Header-Content-Length: {len(text)}"
+    return Http(post(text + bytes(8_000_000), length, path="/v2/models/identity_fp32/infer"))
+
+
+def json_response() -> Http:
+    """Return 4e6 numbers in wire form, whose response is JSON."""
+    inputs = [binary_input("INPUT0", "FP32", [4_000_000], 16_000_000)]
+    data = struct.pack("<4096f", *[value / 7 for value in range(4096)]) * 977
+    return Http(oip_binary(inputs, data[:16_000_000], model="identity_fp32"))
+
+
 ROWS: dict[str, Callable[[], Message]] = {
     make.__name__: make
     for make in (
@@ -349,6 +379,10 @@ ROWS: dict[str, Callable[[], Message]] = {
         many_ones,
         many_texts,
         compressed_items,
+        compressed_items_over_grpc,
+        groups,
+        classified_batch,
+        json_response,
     )
 }
-"""The table of S1, by name."""
+"""The table of S1, and what was found since, by name."""

@@ -272,7 +272,9 @@ def _model_metadata(carries: Carries, call: ModelMetadataRequest) -> SearchStrat
     listed = st.lists(tensor, min_size=1, max_size=3, unique_by=lambda one: one.name).map(tuple)
     return st.builds(
         ModelMetadata,
-        name=st.just(call.model.name if call.model else "") if not carries.answers_model else MODEL_NAMES,
+        name=st.just(call.model.name if call.model else "")
+        if not carries.answers_model
+        else MODEL_NAMES,
         versions=st.lists(MODEL_NAMES, max_size=2).map(tuple),
         platform=TEXT,
         inputs=listed,

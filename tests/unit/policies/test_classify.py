@@ -16,7 +16,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
+from gateway.ir.errors import InvalidRequest, TooLarge, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_items, items_tensor
 from gateway.policies.classify import Classify, classes
@@ -295,3 +295,37 @@ async def test_loading_makes_it_ask_anew() -> None:
     await classify(ModelLoadRequest(model=M))
     reply = await classify(ASKED)
     assert b"4.0:1:new" == as_items(reply.outputs[0])[0]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 2000, 4000])
+@pytest.mark.parametrize("size", [5, 1024, 1025, 3000])
+def test_few_of_many_classes_are_those_of_a_full_sort(size: int, count: int) -> None:
+    """Greatest first, equal values by index, also where one is cut off from its equals."""
+    for seed in range(3):
+        values = np.random.default_rng(seed).integers(-4, 4, size).astype("<f4")
+        values[::7] = np.nan
+        values[3] = -np.inf
+        kept = np.where(np.isnan(values), -np.inf, values)
+        order = sorted(range(size), key=lambda index: (-kept[index], index))[:count]
+        expected = [f"{values[index].item()!r}:{index}".encode() for index in order]
+        assert expected == classes(array_tensor("o", values), count, 1, ())
+
+
+def test_unsigned_integers_are_ranked() -> None:
+    """The greatest has no sign to lose."""
+    values = np.arange(2000, dtype="<u8") + np.uint64(2**63)
+    assert [f"{2**63 + 1999}:1999".encode()] == classes(array_tensor("o", values), 1, 1, ())
+
+
+def test_the_items_of_a_large_batch_are_ranked_apart() -> None:
+    """However many there are, each has its own best."""
+    values = np.tile(np.arange(4, dtype="<i4"), 50_000)
+    found = classes(array_tensor("o", values), 1, 50_000, ())
+    assert [b"3:3"] * 50_000 == found
+
+
+def test_so_many_classes_of_a_batch_are_too_many() -> None:
+    """The limit on classes is that of an item; a batch of many would be a huge response."""
+    output = array_tensor("o", np.zeros(101_000, "<f4"))
+    with pytest.raises(TooLarge, match="1 classes for each of 101000 items, at most 100000"):
+        classes(output, 1, 101_000, ())

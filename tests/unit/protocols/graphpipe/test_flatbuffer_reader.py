@@ -227,3 +227,14 @@ def test_a_message_of_two_gigabytes_is_not_written(monkeypatch: pytest.MonkeyPat
         infer_request(b"", (), [WireTensor(1, (1000,), memoryview(bytes(1000)))], ())
     with pytest.raises(TooLarge, match="at most 1000"):
         infer_request(b"", (), [WireTensor(12, (1,), None, [bytes(1000)])], ())
+
+
+def test_strings_that_tensors_share_count_for_each() -> None:
+    """Tensors may share the vector of their strings: they are read once for each of them."""
+    items = tuple(b"" for _ in range(100))
+    tensors = tuple(oracle.PlainTensor(oracle.STRING, (100,), b"", items) for _ in range(3))
+    body = oracle.build_request(oracle.PlainRequest(b"", (), tensors, ()))
+    assert 3 == len(read(body, MessageLimits(bytes_elements=300)))
+    with pytest.raises(TooLarge, match="300 in all tensors") as caught:
+        read(body, MessageLimits(bytes_elements=299))
+    assert "bytes_elements" == caught.value.limit

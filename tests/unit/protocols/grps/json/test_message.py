@@ -271,3 +271,38 @@ def test_templates_are_filled() -> None:
         render("${x[9]}", {"x": [1]})
     with pytest.raises(GatewayError, match="no datatype"):
         plain(Tensor("x", None, None, items_tensor("", (0,), []).data))
+
+
+@pytest.mark.parametrize("count", [100, 131_073, 300_000])
+def test_many_numbers_are_read_and_written_in_pieces(count: int) -> None:
+    """As few are: in their order, each once, words for those that are no numbers among them."""
+    flat = [index % 1000 for index in range(count)]
+    tensor = tensor_of(name="x", dtype="DT_INT64", shape=[count], flat_int64=flat)
+    assert flat == as_numpy(tensor).tolist()
+    values = np.arange(count, dtype="<f4")
+    values[-1] = np.nan
+    message = GrpsMessage(form=ContentFormat.GTENSORS, tensors=(array_tensor("x", values),))
+    written = orjson.loads(write_json(message))["gtensors"]["tensors"][0]["flat_float32"]
+    assert [*range(count - 1), "NaN"] == written
+    ranks = np.arange(count, dtype="<i8")
+    message = GrpsMessage(form=ContentFormat.GTENSORS, tensors=(array_tensor("y", ranks),))
+    written = orjson.loads(write_json(message))["gtensors"]["tensors"][0]["flat_int64"]
+    assert list(map(str, range(count))) == written
+
+
+@pytest.mark.parametrize("shape", [(300_000,), (3, 100_000), (300_000, 1), (1, 1, 300_000)])
+def test_a_large_array_is_written_nested(shape: tuple[int, ...]) -> None:
+    """As its shape, whichever axis is the long one."""
+    array = np.arange(300_000, dtype="<f4").reshape(shape)
+    message = GrpsMessage(form=ContentFormat.NDARRAY, tensors=(array_tensor("", array),))
+    assert array.tolist() == orjson.loads(write_json(message))["ndarray"]
+
+
+def test_texts_of_all_tensors_count_together() -> None:
+    """The limit on BYTES elements is that of the message."""
+    tensor = {"dtype": "DT_STRING", "shape": [3], "flat_string": ["a", "b", "c"]}
+    document = {"gtensors": {"tensors": [{"name": name, **tensor} for name in ("x", "y")]}}
+    assert 2 == len(read_request(document, MessageLimits(bytes_elements=6)).tensors)
+    with pytest.raises(TooLarge, match="6 in all tensors") as caught:
+        read_request(document, MessageLimits(bytes_elements=5))
+    assert "bytes_elements" == caught.value.limit

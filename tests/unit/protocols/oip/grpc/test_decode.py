@@ -256,6 +256,17 @@ def test_library_is_not_asked_for_more_elements_than_the_shape_needs(
         READER.request(memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner))
 
 
+def test_a_large_message_is_not_given_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the interpreter's lock for as long as it reads."""
+    monkeypatch.setattr("gateway.protocols.oip.grpc.decode._LIBRARY_BYTES", 1000)
+    count = MAX_FIELDS + 1
+    inner = Tensor(name="X", datatype="UINT8", shape=[count]).SerializeToString()
+    contents = (varint(tag(4, VARINT)) + b"\7") * count
+    inner += varint(tag(5, LEN)) + varint(len(contents)) + contents
+    with pytest.raises(TooLarge, match="at most 1000 bytes are read then"):
+        READER.request(memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner))
+
+
 @pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x02a", b"\x0a\x01\xff", b"\x0b", b"\0\0"])
 def test_broken_bytes(data: bytes) -> None:
     """Bytes that are no message are refused, and so is text that is not UTF-8."""

@@ -14,7 +14,7 @@ from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLa
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.oip.grpc.scan import RAW_INPUTS, RAW_OUTPUTS, InferMessageScanner, Scanned
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf import LEN, VARINT, WireError, tag, varint
+from gateway.wire.protobuf import LEN, VARINT, TooManyFields, WireError, tag, varint
 
 Tensor = pb.ModelInferRequest.InferInputTensor
 Wanted = pb.ModelInferRequest.InferRequestedOutputTensor
@@ -362,3 +362,48 @@ def test_a_request_names_its_tensors(fields: dict[str, Any], what: str) -> None:
     """An input or requested output without a name is refused; no server matches it by place."""
     with pytest.raises(InvalidTensor, match=f"^{what} of the request has no name"):
         scan(request(**fields))
+
+
+def test_the_fields_of_all_nested_messages_count_together() -> None:
+    """Tensors of few fields each are too many when the message has too many of them."""
+    unknown = b"\x7a\x00" * 150
+    tensors = [nested(5, nested(1, b"%d" % n) + nested(2, b"INT8") + unknown) for n in range(200)]
+    with pytest.raises(TooManyFields, match="more than"):
+        scan(b"".join(tensors))
+    assert 100 == len(scan(b"".join(tensors[:100]))[0].tensors)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        nested(5, nested(2, b"INT8") + b"\x7a\x00" * 200),
+        nested(4, nested(1, b"k") * 65),
+        nested(4, nested(1, b"k") + nested(2, b"\x08\x01" * 65)),
+        nested(6, b"\x7a\x00" * 200),
+        b"\x7b" + b"\x08\x01" * 20_000 + b"\x7c",
+    ],
+    ids=["tensor", "entry", "value", "output", "group"],
+)
+def test_few_unknown_or_repeated_fields_are_passed_over(data: bytes) -> None:
+    """No newer client adds so many; each costs as much as one that is known."""
+    with pytest.raises(TooManyFields):
+        scan(data)
+
+
+def test_a_shape_is_refused_at_its_first_dimension_too_many() -> None:
+    """However many follow, in one piece or in many."""
+    piece = nested(3, b"\x01" * 30)
+    with pytest.raises(TooLarge, match="more than 32 dimensions") as caught:
+        scan(nested(5, nested(2, b"INT8") + piece * 50))
+    assert "rank" == caught.value.limit
+
+
+def test_bytes_elements_of_all_tensors_count_together() -> None:
+    """The limit is that of the message."""
+    tensors = [
+        nested(5, nested(1, b"%d" % n) + nested(2, b"BYTES") + b"\x18\x02") for n in range(3)
+    ]
+    assert 3 == len(scan(b"".join(tensors), MessageLimits(bytes_elements=6))[0].tensors)
+    with pytest.raises(TooLarge, match="6 in all tensors") as caught:
+        scan(b"".join(tensors), MessageLimits(bytes_elements=5))
+    assert "bytes_elements" == caught.value.limit

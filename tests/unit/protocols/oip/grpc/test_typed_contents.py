@@ -158,3 +158,27 @@ def test_integers_are_arrays_of_their_datatype() -> None:
     found = read(D.UINT8, 2, contents(uint_contents=[1, 200]))
     assert isinstance(found, ArrayData)
     assert np.dtype("u1") == found.array.dtype
+
+
+@pytest.mark.parametrize("sizes", [(0,), (3,), (0, 1), (5, 200, 0)])
+def test_many_bytes_elements_are_found_where_they_lie(sizes: tuple[int, ...]) -> None:
+    """Of one length or of several: each is a view of the message."""
+    expected = [b"x" * sizes[at % len(sizes)] for at in range(100)]
+    data = contents(bytes_contents=expected)
+    found = read(D.BYTES, 100, data)
+    assert expected == [bytes(item) for item in found.items]
+    assert all(isinstance(item, memoryview) for item in found.items)
+
+
+@pytest.mark.parametrize("count", [99, 101])
+def test_the_number_of_many_bytes_elements_is_checked(count: int) -> None:
+    """One more or fewer than the shape needs is refused."""
+    with pytest.raises(InvalidTensor, match=f"has 100 elements, its shape needs {count}"):
+        read(D.BYTES, count, contents(bytes_contents=[b"ab"] * 100))
+
+
+def test_unknown_fields_among_many_bytes_elements_are_passed_over() -> None:
+    """They are found the long way then."""
+    data = contents(bytes_contents=[b"ab"] * 50) + b"\x7a\x00" + b"\x42\x01c" * 50
+    found = read(D.BYTES, 100, data)
+    assert [b"ab"] * 50 + [b"c"] * 50 == [bytes(item) for item in found.items]

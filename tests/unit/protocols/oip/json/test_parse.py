@@ -11,11 +11,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import parse as documents
-from gateway.wire.http import HttpRequest
+from gateway.wire.http import Headers, HttpRequest
 
 ROW = b'{"name": "X", "datatype": "INT32", "shape": [1], "data": [1]}'
 MANY = b"[]," * 100_000 + b"[]"
@@ -139,3 +139,41 @@ def numbers(texts: list[str], datatype: str) -> Any:
     call = codec.decode_call(HttpRequest("POST", "/v2/models/m/infer", body=(memoryview(body),)))
     assert isinstance(call, InferRequest)
     return as_numpy(call.inputs[0])
+
+
+@pytest.mark.parametrize("rows", [60, 61])
+def test_nested_lists_count_together(rows: int) -> None:
+    """Each list of nested data is looked at, so all of a message are limited."""
+    limits = MessageLimits(bytes_elements=120)
+    row = b'{"name": "%b", "datatype": "INT32", "shape": [%d, 1], "data": [%b]}'
+    data = b",".join([b"[1]"] * rows)
+    inputs = b",".join(row % (name, rows, data) for name in (b"X", b"Y"))
+    # Blanks make it a large document, whose lists are not Python objects.
+    text = b'{"inputs": [%b]%b}' % (inputs, b" " * 9000)
+    wire = HttpRequest("POST", "/v2/models/m/infer", body=(text,))
+    codec = HttpCodec(limits, {})
+    if rows == 60:
+        call = codec.decode_call(wire)
+        assert isinstance(call, InferRequest)
+        assert 2 == len(call.inputs)
+    else:
+        with pytest.raises(TooLarge, match="122 in all tensors") as caught:
+            codec.decode_call(wire)
+        assert "bytes_elements" == caught.value.limit
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_texts_of_all_tensors_count_together(binary: bool) -> None:
+    """The limit on BYTES elements is that of the message, binary or not."""
+    limits = MessageLimits(bytes_elements=5)
+    elements: dict[str, Any] = {"data": ["a", "b", "c"]}
+    if binary:
+        elements = {"parameters": {"binary_data_size": 12}}
+    rows = [{"name": name, "datatype": "BYTES", "shape": [3], **elements} for name in ("X", "Y")]
+    text = json.dumps({"inputs": rows}).encode()
+    headers = Headers((("Inference-Header-Content-Length", str(len(text))),) if binary else ())
+    body = text + bytes(24) if binary else text
+    with pytest.raises(TooLarge, match="6 in all tensors"):
+        HttpCodec(limits, {}).decode_call(
+            HttpRequest("POST", "/v2/models/m/infer", "", headers, (body,))
+        )
