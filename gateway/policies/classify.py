@@ -1,6 +1,6 @@
-"""Classify: computes the best classes of an output, for targets that cannot.
+"""Classify: computes the best classes of an output, for targets without classification.
 
-The caller asks for classes; the target is asked for the output as it is.
+The caller requests classes, and the target returns the complete output.
 """
 
 from __future__ import annotations
@@ -34,39 +34,38 @@ from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
 
-# Classes of one output, of all items of a batch together.
-_MOST = 100_000
-# Values of an item: more are not sorted, but those that are asked for.
+# Maximum classes of one output, for all items of a batch together.
+_MAX_CLASSES = 100_000
+# Items with more values are partitioned before they are sorted.
 _ROW = 1024
-# Values that are sorted at a time.
+# Number of values that are sorted at a time.
 _BLOCK = 1 << 16
-# Items that one value is, which is compared with others.
+# Work units for each compared value.
 _VALUE = 1 / 16
 
-
-# Asks for the configuration too, which names the outputs that have labels.
+# Includes the configuration, which names the outputs with labels.
 _BATCHING = Context(needs=frozenset({Need.BATCHING}))
 
 
 class _CannotClassify(Exception):
-    """The target cannot be asked for classes."""
+    """The target does not support classification."""
 
 
-# Triton divides by the size of an element, which is 0 for BYTES (server 8267, repaired in 2.60).
+# Triton divides by the size of an element, which is 0 for BYTES (server issue 8267, fixed in 2.60).
 _WITHOUT_CLASSES = frozenset({Datatype.BYTES, Datatype.BOOL})
 
 
 class Classify:
-    """Answers requests for classes, from the whole output where the target cannot.
+    """Handles requests for classes, and computes them if the target cannot.
 
-    A target is asked for classes only of an output whose datatype is known and has classes. Other
-    answers must come with datatypes and shapes: the caller's needs say so, and `Complete` stands
-    within.
+    The target computes classes only for outputs whose datatype is known and supports them. Other
+    replies must have datatypes and shapes; the caller's needs contain them, and `Complete` is
+    inside.
 
     Args:
-        inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
-        by_target: Whether targets of this kind compute classes. With None some of them do, and the
-            others raise Unsupported before they have done anything.
+        inner: The service to call; wrapped in a `MetadataCache` for metadata, unless it is one.
+        by_target: Whether targets of this kind compute classes. None: some do, and the others raise
+            Unsupported before the model runs.
     """
 
     def __init__(self, inner: Service, *, by_target: bool | None = False) -> None:
@@ -75,32 +74,32 @@ class Classify:
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Call *inner*, and compute the requested classes.
 
         Raises:
-            InvalidRequest: Classes are asked of a datatype that has none.
-            UpstreamProtocolError: The answer cannot be classified.
+            InvalidRequest: The datatype of an output does not support classes.
+            UpstreamProtocolError: The reply cannot be classified.
         """
-        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        # Each branch has its R; the type system cannot follow an isinstance that far.
         request = call if type(call) is InferRequest else inference_of(call)
         if request is None:
             return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
-        if not request.outputs or not _asks(request):
+        if not request.outputs or not _requests_classes(request):
             return self._inner(call)
         if isinstance(call, StreamInferRequest):
             return cast("ReplyCoroutine[R]", self._stream(call))
         return cast("ReplyCoroutine[R]", self._infer(request))
 
     async def _infer(self, call: InferRequest) -> InferResponse:
-        if await self._targets_may(call):
+        if await self._use_target(call):
             with suppress(_CannotClassify):
-                return await self._ask_target(call)
+                return await self._call_target(call)
         return await self._response(call, await self._inner(_plain(call)))
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
-        if await self._targets_may(call.request):
+        if await self._use_target(call.request):
             with suppress(_CannotClassify):
-                return await self._ask_target(call)
+                return await self._call_target(call)
         request = call.request.with_context(needs=call.context.needs)
         items = await self._inner(call.changed(request=_plain(call.request)))
         return MappedStream(items, lambda item: self._response(request, item))
@@ -111,59 +110,60 @@ class Classify:
         finally:
             self._metadata.forget(call.model)
 
-    async def _targets_may(self, call: InferRequest) -> bool:
-        """Return whether the target is asked for the classes.
+    async def _use_target(self, call: InferRequest) -> bool:
+        """Return whether the target computes the classes.
 
-        Not where the configuration gives the labels: the target has others. A caller that keeps the
-        batch apart has values as numbers, which a text of six decimals rounds: some targets are
-        asked only for outputs that they have labels for.
+        It does not if the gateway's configuration has labels, because the target has others. A
+        caller with a separate batch size gets values as numbers, and the text of the target rounds
+        them to six decimals. For such callers, some targets compute classes only of outputs for
+        which they have labels.
 
         Raises:
-            InvalidRequest: Classes are asked of an output that has none.
+            InvalidRequest: The datatype of an output does not support classes.
         """
         if self._by_target is False:
             return False
-        is_apart = Need.BATCHING in call.context.needs
+        has_batch_size = Need.BATCHING in call.context.needs
         model = call.model or ModelRef("")
         metadata = await self._metadata.get_or_none(
-            model, batching=is_apart and not self._by_target
+            model, batching=has_batch_size and not self._by_target
         )
         if metadata is None:
             return False
         datatypes = {output.name: output.datatype for output in metadata.outputs}
-        wanted = [output.name for output in call.outputs if output.classes]
-        for name in wanted:
+        names = [output.name for output in call.outputs if output.classes]
+        for name in names:
             datatype = datatypes.get(name)
             if datatype in _WITHOUT_CLASSES:
                 raise _no_classes(name, datatype)
-        if any(datatypes.get(name) is None for name in wanted):
+        if any(datatypes.get(name) is None for name in names):
             return False
         if self._by_target:
             return True
-        if not metadata.labels.keys().isdisjoint(wanted):
+        if not metadata.labels.keys().isdisjoint(names):
             return False
-        return not is_apart or not metadata.labelled.isdisjoint(wanted)
+        return not has_batch_size or not metadata.labelled.isdisjoint(names)
 
-    async def _ask_target(self, call: Call[R]) -> R:
+    async def _call_target(self, call: Call[R]) -> R:
         try:
             return await self._inner(call)
         except Unsupported as error:
-            if error.origin is not None:  # the target's own word, about the whole request
+            if error.origin is not None:  # the target's own error, about the complete request
                 raise
             raise _CannotClassify from error
 
     async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         model = call.model or ModelRef("")
-        # Without metadata the whole output is one list of values, without labels.
+        # Without metadata, the output is a single list of values without labels.
         metadata = await self._metadata.get_or_none(model) or ModelMetadata(name=model.name)
-        return await wherever(_classified, call, reply, metadata)
+        return await wherever(_classify, call, reply, metadata)
 
 
-def _classified(call: InferRequest, reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
+def _classify(call: InferRequest, reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
     counts = {output.name: output.classes for output in call.outputs if output.classes}
     outputs = tuple(
         [
-            _of_output(tensor, counts[tensor.name], reply.batch_size, metadata)
+            _classify_output(tensor, counts[tensor.name], reply.batch_size, metadata)
             if tensor.name in counts
             else tensor
             for tensor in reply.outputs
@@ -172,7 +172,7 @@ def _classified(call: InferRequest, reply: InferResponse, metadata: ModelMetadat
     return reply.changed(outputs=outputs)
 
 
-def _asks(call: InferRequest) -> bool:
+def _requests_classes(call: InferRequest) -> bool:
     for output in call.outputs:  # noqa: SIM110  # on the path of every inference
         if output.classes:
             return True
@@ -186,7 +186,7 @@ def _plain(call: InferRequest) -> InferRequest:
     return call.changed(outputs=outputs)
 
 
-def _of_output(
+def _classify_output(
     tensor: Tensor, count: int, batch_size: int | None, metadata: ModelMetadata
 ) -> Tensor:
     labels = metadata.labels.get(tensor.name, ())
@@ -198,20 +198,20 @@ def _of_output(
         return Tensor(tensor.name, Datatype.BYTES, (len(items),), ItemsData(items))
     size = tensor.shape[0]
     items = classes(tensor, count, size, labels)
-    each = len(items) // size if size else 0
-    return Tensor(tensor.name, Datatype.BYTES, (size, each), ItemsData(items))
+    per_item = len(items) // size if size else 0
+    return Tensor(tensor.name, Datatype.BYTES, (size, per_item), ItemsData(items))
 
 
 def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) -> list[bytes]:
     """Return the best classes of each item of a batch, best first, as "value:index:label".
 
-    Equal values stand in the order of their indices, NaN behind all others. The label and its
-    colon are left out where there is none. Of fewer than *count* values all are returned.
+    Equal values are in the order of their indices, and NaN is last. Without a label, the element is
+    "value:index". If there are fewer than *count* values, all are returned.
 
     Raises:
-        InvalidRequest: The datatype is none of the integers, FP32 and FP64.
-        TooLarge: There would be too many.
-        UpstreamProtocolError: The output does not divide by the batch size.
+        InvalidRequest: The datatype is not an integer type, FP32 or FP64.
+        TooLarge: The result would have too many classes.
+        UpstreamProtocolError: The number of values is not a multiple of the batch size.
 
     Source: docs/protocols/open-inference.md, "12. Classification"; docs/protocols/tensorrt-v1.md,
     "13. Classification".
@@ -224,57 +224,57 @@ def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) 
         return []
     if values.size % batch_size:
         raise UpstreamProtocolError(
-            f"output {tensor.name!r} has {values.size} elements, which a batch of {batch_size} "
-            "items does not share"
+            f"output {tensor.name!r} has {values.size} elements, which is not a multiple of the "
+            f"batch size {batch_size}"
         )
     items = values.reshape(batch_size, -1)
-    most = min(count, items.shape[1])
-    if most * batch_size > _MOST:
+    count = min(count, items.shape[1])
+    if count * batch_size > _MAX_CLASSES:
         raise TooLarge(
-            f"output {tensor.name!r} would have {most} classes for each of {batch_size} items, "
-            f"at most {_MOST} are allowed in all",
+            f"output {tensor.name!r} would have {count} classes for each of {batch_size} items, "
+            f"at most {_MAX_CLASSES} are allowed in total",
             limit="classes",
         )
-    charge(values.size * _VALUE + 2 * most * batch_size)
+    charge(values.size * _VALUE + 2 * count * batch_size)
     if items.shape[1] > _ROW:
-        return [text for item in items for text in _texts(item, _best(item, most), labels)]
+        return [text for item in items for text in _texts(item, _best(item, count), labels)]
     texts: list[bytes] = []
     step = _BLOCK // max(1, items.shape[1])
     for start in range(0, batch_size, step):
         block = items[start : start + step]
-        for item, order in zip(block, _best_of_rows(block, most), strict=True):
+        for item, order in zip(block, _best_of_rows(block, count), strict=True):
             texts += _texts(item, order, labels)
     return texts
 
 
 def _no_classes(name: str, datatype: Datatype | None) -> InvalidRequest:
     found = "unknown" if datatype is None else datatype.name
-    return InvalidRequest(f"output {name!r} is {found}, classes need an integer type, FP32 or FP64")
+    return InvalidRequest(f"output {name!r} is {found}; classes need an integer type, FP32 or FP64")
 
 
 def _best(item: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
-    """Return the places of the *count* greatest values, which are sorted alone."""
+    """Return the indices of the *count* greatest values; sorts only these."""
     ranked = _ranked(item)
     if count < ranked.size:
         least = np.partition(ranked, ranked.size - count)[ranked.size - count]
         better = np.flatnonzero(ranked > least)
         equal = np.flatnonzero(ranked == least)[: count - better.size]
-        places = np.sort(np.concatenate((better, equal)))
+        indices = np.sort(np.concatenate((better, equal)))
     else:
-        places = np.arange(ranked.size)
-    return cast("npt.NDArray[np.intp]", places[_best_of_rows(ranked[places][None], count)[0]])
+        indices = np.arange(ranked.size)
+    return cast("npt.NDArray[np.intp]", indices[_best_of_rows(ranked[indices][None], count)[0]])
 
 
 def _best_of_rows(items: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
-    """Return the places of the *count* greatest values of each row, greatest first."""
+    """Return the indices of the *count* greatest values of each row, greatest first."""
     ranked = _ranked(items)
-    # From the back, so that of equal values the first one comes first.
+    # Sort in reverse, so that equal values keep the order of their indices.
     order = ranked.shape[1] - 1 - np.argsort(ranked[:, ::-1], axis=1, kind="stable")
     return cast("npt.NDArray[np.intp]", order[:, ::-1][:, :count])
 
 
 def _ranked(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return *values* with NaN behind all others."""
+    """Return *values* with NaN replaced, so that it sorts last."""
     if values.dtype.kind != "f":
         return values
     ranked: npt.NDArray[np.generic] = np.nan_to_num(
@@ -293,7 +293,7 @@ def _texts(
 
 
 def _element(value: float, index: int, labels: Sequence[str]) -> bytes:
-    # All the digits of the value: who wants fewer can round them.
+    # All digits of the value: clients can round them.
     text = f"{value!r}:{index}"
     label = labels[index] if index < len(labels) else ""
     return (f"{text}:{label}" if label else text).encode("utf-8", "replace")

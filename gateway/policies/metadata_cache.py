@@ -1,4 +1,4 @@
-"""MetadataCache: remembers what models look like, and asks once however many want to know."""
+"""MetadataCache: caches model metadata, and shares one call among concurrent lookups."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 _LIMIT = 1024
-_TRUSTED_S = 1.0
+_MIN_AGE_S = 1.0
 _UNAVAILABLE_S = 10.0
 _NO_NEEDS: frozenset[Need] = frozenset()
 _BATCHING = frozenset({Need.BATCHING})
 
 METADATA_TTL_S = 10.0
-"""For batching: a model may be loaded again with another batch size."""
+"""For batching, because a reload may change the maximum batch size."""
 
-# A model, and whether it is asked how the model batches.
+# A model, and whether the metadata include the maximum batch size.
 _Key = tuple[ModelRef, bool]
 
 
 class MetadataCache:
-    """Answers a ModelMetadataRequest from memory while the memory is fresh; passes the rest.
+    """Caches the replies to ModelMetadataRequest; other calls pass unchanged.
 
-    Whether the model batches is asked for, and remembered, apart: it may take a second question.
-    Failures are not remembered, but where the answer can be done without. The question is the
-    gateway's own: it carries no caller's headers and has a deadline of its own, and it goes on when
-    the caller that caused it leaves.
+    Metadata with the maximum batch size have separate entries, because they may take a second call.
+    Errors are cached only by `get_or_none`. The call is the gateway's own: it has no headers of a
+    caller and its own deadline, and it continues if the caller is cancelled.
 
     Args:
-        inner: Answers.
-        ttl_s: How long an answer holds.
-        timeout_s: How long the question may take.
+        inner: The service to call.
+        ttl_s: Time for which a reply is cached.
+        timeout_s: Timeout of the call.
         clock: Monotonic seconds.
     """
 
@@ -60,30 +59,29 @@ class MetadataCache:
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._known: BoundedDict[_Key, tuple[float, ModelMetadata]] = BoundedDict(_LIMIT)
-        self._asking: dict[_Key, asyncio.Task[ModelMetadata]] = {}
+        self._entries: BoundedDict[_Key, tuple[float, ModelMetadata]] = BoundedDict(_LIMIT)
+        self._pending: dict[_Key, asyncio.Task[ModelMetadata]] = {}
         self._unavailable: BoundedDict[_Key, float] = BoundedDict(_LIMIT)
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*.
+        """Return cached metadata, or call *inner*.
 
         Raises:
-            DeadlineExceeded: The service did not answer in time.
+            DeadlineExceeded: The service did not reply before the timeout.
         """
         if type(call) is not ModelMetadataRequest or call.model is None:
             return await self._inner(call)
-        # The answer to a ModelMetadataRequest is ModelMetadata, which is its R.
+        # The R of a ModelMetadataRequest is ModelMetadata.
         return cast("R", await self._metadata((call.model, Need.BATCHING in call.context.needs)))
 
     async def get_or_none(self, model: ModelRef, *, batching: bool = False) -> ModelMetadata | None:
-        """Return the metadata of *model*, or None where they are unavailable.
+        """Return the metadata of *model*; None if they are unavailable.
 
-        For a caller that can do without.  That they are unavailable is remembered too, so that a
-        model without metadata does not cost every request a question.
+        Caches errors too, so that a model without metadata does not cost a call for every request.
 
         Args:
-            model: Whose metadata.
-            batching: Ask how the model batches as well.
+            model: The model.
+            batching: Include the maximum batch size.
         """
         key = (model, batching)
         if self._clock() < self._unavailable.get(key, 0.0):
@@ -96,38 +94,38 @@ class MetadataCache:
             return None
 
     def forget(self, model: ModelRef | None) -> None:
-        """Drop what is known of every version of *model*, which may have changed."""
+        """Discard the entries of all versions of *model*, which may have changed."""
         if model is None:
             return
-        for entries in (self._known, self._unavailable):
+        for entries in (self._entries, self._unavailable):
             for key in [key for key in entries if key[0].name == model.name]:
                 del entries[key]
 
     def invalidate_if_stale(self, model: ModelRef | None) -> None:
-        """Ask again about *model*, with which something went wrong: it may have been reloaded.
+        """Discard the entries of *model* after an error: the model may have been reloaded.
 
-        What was asked a moment ago is believed, so that wrong requests do not double the calls.
+        Recent entries stay, so that invalid requests do not double the number of calls.
         """
         if model is None:
             return
-        asked_before = self._clock() - _TRUSTED_S
+        newest = self._clock() - _MIN_AGE_S
         for key in ((model, False), (model, True)):
-            known = self._known.get(key)
-            if known is not None and known[0] - self._ttl_s <= asked_before:
-                del self._known[key]
+            entry = self._entries.get(key)
+            if entry is not None and entry[0] - self._ttl_s <= newest:
+                del self._entries[key]
 
     async def _metadata(self, key: _Key) -> ModelMetadata:
-        known = self._known.get(key)
-        if known is not None and self._clock() < known[0]:
-            return known[1]
-        task = self._asking.get(key)
+        entry = self._entries.get(key)
+        if entry is not None and self._clock() < entry[0]:
+            return entry[1]
+        task = self._pending.get(key)
         if task is None:
-            task = asyncio.create_task(self._ask(key), name=f"metadata of {key[0]}")
-            self._asking[key] = task
-            task.add_done_callback(lambda _task: self._asking.pop(key))
+            task = asyncio.create_task(self._fetch(key), name=f"metadata of {key[0]}")
+            self._pending[key] = task
+            task.add_done_callback(lambda _task: self._pending.pop(key))
         return await asyncio.shield(task)
 
-    async def _ask(self, key: _Key) -> ModelMetadata:
+    async def _fetch(self, key: _Key) -> ModelMetadata:
         model, batching = key
         context = Context(
             deadline=self._clock() + self._timeout_s, needs=_BATCHING if batching else _NO_NEEDS
@@ -142,5 +140,5 @@ class MetadataCache:
             raise DeadlineExceeded(
                 f"no metadata of model {str(model)!r} within {self._timeout_s} s", model=model
             ) from None
-        self._known[key] = (self._clock() + self._ttl_s, found)
+        self._entries[key] = (self._clock() + self._ttl_s, found)
         return found

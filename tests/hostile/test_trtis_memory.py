@@ -192,4 +192,4 @@ def test_segments_cut_short_for_good(patient: Patient, segment: Path) -> None:
     """The error names the region and what is left of it."""
     assert 200 == register(patient, f"/{segment.name}")
     os.truncate(segment, 10)
-    assert "made smaller: 10 are left" in said(infer(patient))
+    assert "shrank the segment: 10 bytes remain" in said(infer(patient))

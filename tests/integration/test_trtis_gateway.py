@@ -349,7 +349,9 @@ def test_forwarding_to_what_has_no_shared_memory_is_refused(server: Running) -> 
     assert (400, pb.UNSUPPORTED) == (nobody.status, status(nobody).code)
     header = HEADER.replace("dims: 16 }", 'dims: 16 shared_memory { name: "r" byte_size: 64 } }', 1)
     given, _ = post(address, "/api/infer/simple", header, PAIR[64:])
-    assert "no region of shared memory is registered as 'r'" in status(given).msg
+    assert "unregistered shared memory region 'r'" in status(given).msg
     header = HEADER.replace('"OUTPUT0" }', '"OUTPUT0" shared_memory { name: "r" byte_size: 64 } }')
     wanted, _ = post(address, "/api/infer/simple", header, PAIR)
-    assert "registered as 'r', which output 'OUTPUT0' names" in status(wanted).msg
+    assert (
+        "output 'OUTPUT0' refers to the unregistered shared memory region 'r'" in status(wanted).msg
+    )

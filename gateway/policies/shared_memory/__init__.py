@@ -1,4 +1,5 @@
-"""Shared memory regions: refused, forwarded to upstreams, or copied by the gateway.
+"""Shared memory regions: disabled, forwarded to upstreams, or copied by the gateway.
 
-Start with `policy.py`: the layer and its three modes.  `regions.py` opens and reads the segments.
+Read `policy.py` first: the layer and its modes. `forwarded.py` has the mode that forwards regions;
+`regions.py` opens, reads and writes the segments.
 """

@@ -1,10 +1,10 @@
-"""ForwardRegions: regions of shared memory that upstreams on this machine use themselves.
+"""ForwardRegions: regions of shared memory that upstreams on this machine access directly.
 
-The tensors stay where they are. What is registered is checked first: a server that maps a wrong
-segment ends, or lets a client write over the server's own memory.
+The gateway copies no tensors. It checks every region before registration: a server that maps a
+wrong segment crashes, or lets a client overwrite the server's memory.
 
-A segment that its owner makes smaller after it was registered cannot be caught here. It ends the
-server that touches it; `shared_memory: map` has no such weakness.
+The gateway cannot detect a segment that its owner shrinks after registration; the server crashes
+when it accesses the missing part. `shared_memory: map` is not affected.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NO_UPSTREAM: Final = "no upstream here has shared memory"
 
 
 class ForwardedRegions:
-    """The regions that clients have registered with the upstreams; one table for all listeners.
+    """The regions that clients registered with the upstreams; one table for all listeners.
 
     Args:
-        most: Regions at once.
-        is_shared: Other processes register regions too, so a region may be unknown here.
-        folder: Where segments lie.
+        most: Maximum number of regions.
+        is_shared: Whether other worker processes register regions that are unknown here.
+        folder: Directory of the segments.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class ForwardedRegions:
         self._regions: dict[str, SharedRegion] = {}
 
     def check(self, region: SharedRegion, keys: Sequence[str]) -> None:
-        """Refuse a region that a server must not be told of.
+        """Reject a region that must not be registered with a server.
 
         Raises:
-            InvalidRequest: Its key is no name of a segment, or it does not lie within the segment.
+            InvalidRequest: Its key is not the name of a segment, or it exceeds the segment.
             Forbidden: None of *keys* allows its key.
-            RegionUnusable: There is no such segment.
-            TooLarge: There are as many regions as there may be.
-            Unsupported: It has an offset that other processes would not know of.
+            RegionUnusable: The segment does not exist.
+            TooLarge: The maximum number of regions is registered.
+            Unsupported: It has an offset, which other worker processes would not know.
         """
         if region.name not in self._regions:
             check_room(len(self._regions), self._most)
@@ -84,59 +84,59 @@ class ForwardedRegions:
         check_segment(region, self._folder)
         if region.offset and self._is_shared:
             raise Unsupported(
-                f"region {region.name!r} begins at byte {region.offset} of its segment: with "
-                "several workers it must begin at byte 0 (workers: 1)"
+                f"region {region.name!r} starts at byte {region.offset} of its segment; with "
+                "several workers it must start at byte 0 (workers: 1)"
             )
 
     def add(self, region: SharedRegion) -> None:
-        """Remember a region that an upstream has taken."""
+        """Store a region that an upstream accepted."""
         self._regions[region.name] = region
 
     def remove(self, name: str) -> None:
-        """Forget a region, or with "" all of them; one that is not known is no error."""
+        """Remove a region, or all regions with ""; ignores an unknown region."""
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
 
     def find(self, what: str, shared: SharedMemoryData) -> SharedRegion | None:
-        """Return the region of a place, which lies within it; None where another process knows it.
+        """Return the region of a reference; None if another process may know the region.
 
         Raises:
-            RegionNotFound: It is not registered.
-            InvalidRequest: The place lies outside of it.
+            RegionNotFound: The region is not registered.
+            InvalidRequest: The reference exceeds the region.
         """
         region = self._regions.get(shared.region)
         if region is not None:
             check_place(what, shared, region)
         elif not self._is_shared:
             raise RegionNotFound(
-                f"no region of shared memory is registered as {shared.region!r}, which {what} names"
+                f"{what} refers to the unregistered shared memory region {shared.region!r}"
             )
         return region
 
     def offset_of(self, name: str) -> int:
-        """Return the first byte of a region in its segment; 0 for one that is not known."""
+        """Return the offset of a region in its segment; 0 for an unknown region."""
         region = self._regions.get(name)
         return 0 if region is None else region.offset
 
     def as_registered(self, region: SharedRegion) -> SharedRegion:
-        """Return a region as its client has registered it."""
+        """Return a region as its client registered it."""
         return self._regions.get(region.name, region)
 
 
 class ForwardRegions:
-    """The regions are the upstreams', which run on this machine; tensors stay where they are.
+    """The mode in which upstreams on this machine access the regions; the gateway copies nothing.
 
-    A region is registered with every upstream. It is enough that one takes it: what cannot be used
-    there is said by the upstream that an inference goes to. A region is registered from the
-    beginning of its segment, and its offset is added to that of each tensor: Triton before 2.61
-    adds the offset of a region twice (CVE-2025-23333).
+    A region is registered with every upstream, and one must accept it. An upstream that did not
+    rejects the inferences that use the region. Regions are registered from the start of their
+    segment, and their offset is added to that of each tensor: Triton before 2.61 adds the offset
+    of a region twice (CVE-2025-23333).
 
     Args:
         upstreams: Services of the upstreams.
         keys: Patterns of the keys of segments that clients may register.
-        regions: Those of the process.
+        regions: The regions of the process.
     """
 
     extensions: tuple[str, ...] = ("system_shared_memory", "cuda_shared_memory")
@@ -149,11 +149,11 @@ class ForwardRegions:
         self._regions = regions
 
     async def control(self, call: Call[Any], /) -> Any:
-        """Ask every upstream.
+        """Send *call* to every upstream.
 
         Raises:
-            GatewayError: What the first one said, where none has done it, or the region is refused.
-            Unsupported: None has shared memory.
+            GatewayError: The first error, if all upstreams failed, or the region is rejected.
+            Unsupported: No upstream supports shared memory.
         """
         if not self._upstreams:
             raise Unsupported(_NO_UPSTREAM)
@@ -164,39 +164,39 @@ class ForwardRegions:
                 size = region.offset + region.size_bytes
                 whole = SharedRegion(name=region.name, key=region.key, size_bytes=size)
                 call = call.changed(region=whole)
-            await self._ask_all(call)
+            await self._call_all(call)
             self._regions.add(region)
             return None
-        done = await self._ask_all(call)
+        replies = await self._call_all(call)
         if isinstance(call, SharedUnregisterRequest):
             self._regions.remove(call.region)
         if not isinstance(call, SharedStatusRequest):
             return None
-        return tuple([self._regions.as_registered(region) for region in _joined(done)])
+        return tuple([self._regions.as_registered(region) for region in _merge(replies)])
 
-    async def _ask_all(self, call: Call[Any]) -> list[Any]:
-        asked = await asyncio.gather(
+    async def _call_all(self, call: Call[Any]) -> list[Any]:
+        results = await asyncio.gather(
             *(upstream(call) for upstream in self._upstreams), return_exceptions=True
         )
-        refusals: list[GatewayError] = []
-        done: list[Any] = []
-        for found in asked:
-            if isinstance(found, GatewayError):
-                refusals.append(found)
-            elif isinstance(found, BaseException):
-                raise found
+        errors: list[GatewayError] = []
+        replies: list[Any] = []
+        for result in results:
+            if isinstance(result, GatewayError):
+                errors.append(result)
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                done.append(found)
-        if not done:
-            refusals.sort(key=lambda error: isinstance(error, Unsupported))
-            raise refusals[0]
-        return done
+                replies.append(result)
+        if not replies:
+            errors.sort(key=lambda error: isinstance(error, Unsupported))
+            raise errors[0]
+        return replies
 
     async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
-        """Return *call* with places as the upstream has them: it finds the tensors.
+        """Return *call* with references as registered with the upstreams.
 
         Raises:
-            RegionNotFound, InvalidRequest: A place is in no region.
+            RegionNotFound, InvalidRequest: A reference is not valid.
         """
         found = [self._regions.find(what, shared) for what, shared in references(call)]
         if not any(region is not None and region.offset for region in found):
@@ -226,31 +226,31 @@ class ForwardRegions:
         return SharedMemoryData(shared.region, offset, shared.size_bytes)
 
     async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
-        """Return *reply*, with places as its client has them.
+        """Return *reply* with references as its client sent them.
 
         Raises:
-            Unsupported: Its target has no shared memory, and an output is in the answer itself.
+            Unsupported: The target does not support shared memory, and the reply has an output.
         """
-        wanted = {output.name: output.shared for output in call.outputs if output.shared}
-        moved = False
+        requested = {output.name: output.shared for output in call.outputs if output.shared}
+        has_offset = False
         for tensor in reply.outputs:
-            shared = wanted.get(tensor.name)
+            shared = requested.get(tensor.name)
             if shared is None:
                 continue
             if not isinstance(tensor.data, SharedMemoryData):
                 raise Unsupported(
-                    f"output {tensor.name!r} was to be put into shared memory, and what answers "
-                    f"for model {str(call.model)!r} has none",
+                    f"output {tensor.name!r} is requested in shared memory, which the target of "
+                    f"model {str(call.model)!r} does not support",
                     model=call.model,
                 )
-            moved = moved or self._regions.offset_of(shared.region) > 0
-        if not moved:
+            has_offset = has_offset or self._regions.offset_of(shared.region) > 0
+        if not has_offset:
             return reply
-        outputs = tuple([self._as_wanted(tensor, wanted) for tensor in reply.outputs])
+        outputs = tuple([self._as_requested(tensor, requested) for tensor in reply.outputs])
         return reply.changed(outputs=outputs)
 
-    def _as_wanted(self, tensor: Tensor, wanted: Mapping[str, SharedMemoryData]) -> Tensor:
-        shared = wanted.get(tensor.name)
+    def _as_requested(self, tensor: Tensor, requested: Mapping[str, SharedMemoryData]) -> Tensor:
+        shared = requested.get(tensor.name)
         if shared is None or not isinstance(tensor.data, SharedMemoryData):
             return tensor
         return with_data(
@@ -261,6 +261,6 @@ class ForwardRegions:
 def _nothing() -> None: ...
 
 
-def _joined(listed: Sequence[Sequence[SharedRegion]]) -> tuple[SharedRegion, ...]:
-    regions = {region.name: region for found in reversed(listed) for region in found}
+def _merge(replies: Sequence[Sequence[SharedRegion]]) -> tuple[SharedRegion, ...]:
+    regions = {region.name: region for reply in reversed(replies) for region in reply}
     return tuple(sorted(regions.values(), key=lambda region: region.name))

@@ -1,8 +1,8 @@
-"""SharedMemory: sees to tensors that lie in shared memory, and answers calls about its regions.
+"""SharedMemory: handles tensors in shared memory, and calls about its regions.
 
-There are three ways, chosen by the listener: nothing is shared (`SharedMemoryOff`), the regions are
-the upstreams' (`forwarded.ForwardRegions`), or the gateway copies (`CopyRegions`). Codecs
-only read and write references (`SharedMemoryData`); what is behind these is known here alone.
+The listener's configuration selects one of three modes: disabled (`SharedMemoryOff`), regions of
+the upstreams (`forwarded.ForwardRegions`), or copies by the gateway (`CopyRegions`). Codecs only
+decode and encode references (`SharedMemoryData`).
 
 Source: docs/protocols/open-inference.md, "13. Shared memory"; docs/protocols/tensorrt-v1.md,
 "14. Shared memory".
@@ -41,32 +41,32 @@ Release = Callable[[], None]
 
 
 class SharedMemoryMode(Protocol):
-    """One way to have shared memory.
+    """A mode of shared memory.
 
     Attributes:
-        extensions: What it is called in the server's metadata, in Triton's words.
+        extensions: Triton's names of the supported extensions, for the server's metadata.
     """
 
     extensions: tuple[str, ...]
 
     async def control(self, call: Call[Any], /) -> Any:
-        """Answer a call about regions."""
+        """Handle a call about regions."""
         ...
 
     async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
-        """Return what is sent on for *call*, and what gives back that which it holds."""
+        """Return the call for *inner*, and a function that releases its resources."""
         ...
 
     async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
-        """Return the answer to *call*, outputs where it wants them."""
+        """Return *reply* with outputs in shared memory where *call* requests it."""
         ...
 
 
 class SharedMemory:
-    """Gives every call that concerns shared memory to *memory*; the rest goes through.
+    """Handles calls that use shared memory by *memory*; other calls pass unchanged.
 
     Args:
-        inner: Answers.
+        inner: The service to call.
         memory: One of `SharedMemoryOff`, `CopyRegions` and `forwarded.ForwardRegions`.
     """
 
@@ -75,15 +75,15 @@ class SharedMemory:
         self._memory = memory
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Handle *call*.
 
         Raises:
-            RegionNotFound: A tensor names a region that there is not.
-            InvalidRequest: A place lies outside of its region, or a region cannot be used.
-            Overloaded: The copies would be more than may be in flight.
-            Unsupported: There is no shared memory here.
+            RegionNotFound: A tensor refers to an unregistered region.
+            InvalidRequest: A reference exceeds its region, or a region is not usable.
+            Overloaded: The memory budget has no room for the copies.
+            Unsupported: Shared memory is not enabled or not supported.
         """
-        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        # Each branch has its R; the type system cannot follow an isinstance that far.
         request = call if type(call) is InferRequest else inference_of(call)
         if request is not None:
             if not request.shares_memory:
@@ -107,8 +107,8 @@ class SharedMemory:
 
     async def _metadata(self, call: ServerMetadataRequest) -> ServerMetadata:
         found = await self._inner(call)
-        every = (*found.extensions, *self._memory.extensions)
-        return ServerMetadata(found.name, found.version, every)
+        extensions = (*found.extensions, *self._memory.extensions)
+        return ServerMetadata(found.name, found.version, extensions)
 
     async def _stream(self, call: StreamInferRequest) -> NotifyingStream:
         request, release = await self._memory.load_inputs(call.request)
@@ -119,17 +119,17 @@ class SharedMemory:
         except BaseException:
             release()
             raise
-        placed = MappedStream(items, partial(self._memory.store_outputs, call.request))
-        return NotifyingStream(placed, lambda _error: release())
+        stored = MappedStream(items, partial(self._memory.store_outputs, call.request))
+        return NotifyingStream(stored, lambda _error: release())
 
 
 class SharedMemoryOff:
-    """Nothing is shared."""
+    """The mode that rejects shared memory."""
 
     extensions: tuple[str, ...] = ()
 
     async def control(self, _call: Call[Any], /) -> Any:
-        """Refuse.
+        """Reject *call*.
 
         Raises:
             Unsupported: Always.
@@ -137,19 +137,19 @@ class SharedMemoryOff:
         raise Unsupported("shared memory is not enabled here (shared_memory: forward or map)")
 
     async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
-        """Refuse: where nothing is registered, no region is known.
+        """Reject *call*, because no region can be registered.
 
         Raises:
             RegionNotFound: Always.
         """
         what, shared = next(iter(references(call)))
         raise RegionNotFound(
-            f"no region of shared memory is registered as {shared.region!r}, which {what} names: "
+            f"{what} refers to the unregistered shared memory region {shared.region!r}: "
             "shared memory is not enabled here (shared_memory: forward or map)"
         )
 
     async def store_outputs(self, _call: InferRequest, reply: InferResponse, /) -> InferResponse:
-        """Return *reply*; no request comes so far."""
+        """Return *reply*; never called."""
         return reply
 
 
@@ -166,12 +166,12 @@ class Room(Protocol):
 
 
 class CopyRegions:
-    """The gateway itself copies inputs from shared memory, and outputs to it.
+    """The mode in which the gateway copies inputs from shared memory, and outputs to it.
 
     Args:
-        regions: Those of the process: every listener has the same.
-        room: What is in flight; copies of inputs count from their making to the answer.
-        message_bytes: Most bytes of all inputs of one request.
+        regions: The regions of the process, which all listeners share.
+        room: The memory budget for copies of inputs, until the reply.
+        message_bytes: Maximum size of all inputs of one request.
     """
 
     extensions: tuple[str, ...] = ("system_shared_memory",)
@@ -182,7 +182,7 @@ class CopyRegions:
         self._message_bytes = message_bytes
 
     async def control(self, call: Call[Any], /) -> Any:
-        """Register, forget or list regions.
+        """Register, unregister or list regions.
 
         Raises:
             RegionExists, RegionUnusable, InvalidRequest, TooLarge: See `Regions.register`.
@@ -190,7 +190,7 @@ class CopyRegions:
         if isinstance(call, SharedRegisterRequest):
             self._regions.register(call.region)
         elif isinstance(call, SharedUnregisterRequest):
-            if not call.cuda:  # of CUDA's there are none, and "all" of them are not all of these
+            if not call.cuda:  # there are no CUDA regions; "all" of them excludes these regions
                 self._regions.unregister(call.region)
         elif isinstance(call, SharedStatusRequest) and not call.cuda:
             return self._regions.list_regions()
@@ -199,12 +199,12 @@ class CopyRegions:
         return None
 
     async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
-        """Return *call* with its inputs in it, and its outputs asked for in the answer.
+        """Return *call* with copied inputs, and with its outputs in the reply.
 
         Raises:
-            RegionNotFound, InvalidRequest: A place is in no region.
-            TooLarge: The inputs are more than a message may have.
-            Overloaded: There is no room for copies.
+            RegionNotFound, InvalidRequest: A reference is not valid.
+            TooLarge: The inputs exceed the size of a message.
+            Overloaded: The memory budget has no room for the copies.
         """
         for what, shared in references(call):
             self._regions.check(what, shared)
@@ -220,7 +220,7 @@ class CopyRegions:
             )
         if not self._room.take(size):
             raise Overloaded(
-                f"inputs have {size} bytes in shared memory, and there is no room for a copy now",
+                f"no memory for a copy of the inputs, which have {size} bytes in shared memory",
                 model=call.model,
                 limit="in_flight_bytes",
             )
@@ -243,14 +243,14 @@ class CopyRegions:
         return with_data(tensor, RawData(view))
 
     async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
-        """Return *reply* with the outputs that *call* wants in shared memory put there.
+        """Copy the outputs that *call* requests in shared memory, and return *reply* without them.
 
         Raises:
-            RegionNotFound, RegionUnusable: The region has gone, or is too small for an output.
+            RegionNotFound, RegionUnusable: The region is unregistered, or too small for an output.
         """
-        wanted = {one.name: one.shared for one in call.outputs if one.shared is not None}
+        shared = {one.name: one.shared for one in call.outputs if one.shared is not None}
         outputs = tuple(
-            [await self._output(tensor, wanted.get(tensor.name)) for tensor in reply.outputs]
+            [await self._output(tensor, shared.get(tensor.name)) for tensor in reply.outputs]
         )
         return reply.changed(outputs=outputs)
 
@@ -268,7 +268,7 @@ def with_data(tensor: Tensor, data: RawData | SharedMemoryData) -> Tensor:
 
 
 def references(call: InferRequest) -> list[tuple[str, SharedMemoryData]]:
-    """Return every place in shared memory that *call* names, and which tensor it is of."""
+    """Return all references of *call* to shared memory, each with its tensor for errors."""
     inputs = [
         (f"input {one.name!r}", one.data)
         for one in call.inputs

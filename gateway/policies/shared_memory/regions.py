@@ -1,8 +1,8 @@
-"""Regions of POSIX shared memory that clients have registered: copied from, and copied to.
+"""Regions of POSIX shared memory that clients registered, read and written by copies.
 
-Nothing is mapped. A mapping of a segment that its owner makes smaller kills the process that
-touches it (SIGBUS), and bytes that were checked could change under whoever uses them; reading and
-writing through the file descriptor do neither.
+Segments are not mapped. If the owner of a mapped segment shrinks it, an access kills the process
+(SIGBUS), and mapped bytes can change after validation. Reading and writing through the file
+descriptor avoids both.
 
 Source: POSIX, `shm_open`; docs/protocols/tensorrt-v1.md, "14. Shared memory".
 """
@@ -32,26 +32,26 @@ T = TypeVar("T")
 
 SEGMENT_FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX segments; not for temporary files
 _KEY = re.compile(r"/?([^/\x00-\x1f\x7f]{1,250})")
-# Semaphores lie beside the segments, and what Triton shares with its own processes.
-_NOT_FOR_CLIENTS = ("sem.", "triton_python_backend_shm")
-# A symbolic link, a pipe or a terminal is not followed, waited for or taken on.
+# Prefixes of semaphores, and of segments that Triton shares with its own processes.
+_RESERVED_PREFIXES = ("sem.", "triton_python_backend_shm")
+# Do not follow symbolic links, block on pipes or acquire a controlling terminal.
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# A copy up to here takes less than handing it to a thread and back costs others.
-_AT_ONCE_BYTES = 1 << 20
+# Up to this size, a copy takes less time than a switch to a thread and back.
+_INLINE_COPY_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
-class _Opened:
-    """A registered region with its segment's descriptor, closed when nobody copies any more."""
+class _OpenRegion:
+    """A registered region with its segment's descriptor, closed after the last copy."""
 
     region: SharedRegion
     descriptor: int
-    copying: int = field(default=0)
-    forgotten: bool = field(default=False)
+    copies: int = field(default=0)
+    is_unregistered: bool = field(default=False)
 
-    def close_when_idle(self) -> None:
-        """Close the descriptor of a region that is forgotten, unless a copy is under way."""
-        if self.forgotten and not self.copying and self.descriptor >= 0:
+    def close_if_idle(self) -> None:
+        """Close the descriptor of an unregistered region, unless a copy is in progress."""
+        if self.is_unregistered and not self.copies and self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
@@ -60,86 +60,86 @@ class Regions:
     """The regions of a process, by name; for one event loop.
 
     Args:
-        most: Regions at once.
-        folder: Where segments lie.
+        most: Maximum number of regions.
+        folder: Directory of the segments.
     """
 
     def __init__(self, most: int = 128, *, folder: str = SEGMENT_FOLDER) -> None:
         self._most = most
         self._folder = folder
-        self._opened: dict[str, _Opened] = {}
+        self._regions: dict[str, _OpenRegion] = {}
 
     def register(self, region: SharedRegion) -> None:
-        """Open the segment of *region* and remember it by its name.
+        """Open the segment of *region* and store the region by its name.
 
         Raises:
-            RegionExists: The name is taken.
+            RegionExists: A region with this name is registered.
             RegionUnusable: The segment cannot be opened.
-            InvalidRequest: The key is no name of a segment, the region does not lie within it, or
-                it is CUDA's.
-            TooLarge: There are as many as there may be.
+            InvalidRequest: The key is not the name of a segment, the region exceeds it, or it is a
+                CUDA region.
+            TooLarge: The maximum number of regions is registered.
         """
-        if region.name in self._opened:
-            raise RegionExists(f"a region is registered as {region.name!r} already")
+        if region.name in self._regions:
+            raise RegionExists(f"a region with the name {region.name!r} is already registered")
         if region.device is not None:
             raise InvalidRequest(
-                f"region {region.name!r} is CUDA's: this gateway can use system shared memory, "
-                "and CUDA regions only where they are forwarded (shared_memory: forward)"
+                f"region {region.name!r} is a CUDA region, which is supported only if regions are "
+                "forwarded (shared_memory: forward)"
             )
-        check_room(len(self._opened), self._most)
+        check_room(len(self._regions), self._most)
         descriptor = _open(region, self._folder, _FLAGS)
         try:
             _check_within(region, os.fstat(descriptor))
         except BaseException:
             os.close(descriptor)
             raise
-        self._opened[region.name] = _Opened(region, descriptor)
+        self._regions[region.name] = _OpenRegion(region, descriptor)
 
     def unregister(self, name: str) -> None:
-        """Forget a region, or with "" all of them; one that is not known is no error."""
-        for each in [name] if name else list(self._opened):
-            opened = self._opened.pop(each, None)
+        """Unregister a region, or all regions with ""; ignores an unknown region."""
+        for each in [name] if name else list(self._regions):
+            opened = self._regions.pop(each, None)
             if opened is not None:
-                opened.forgotten = True
-                opened.close_when_idle()
+                opened.is_unregistered = True
+                opened.close_if_idle()
 
     def list_regions(self) -> tuple[SharedRegion, ...]:
         """Return the regions in the order of their registration."""
-        return tuple([opened.region for opened in self._opened.values()])
+        return tuple([opened.region for opened in self._regions.values()])
 
     def close(self) -> None:
-        """Forget all of them; harmless the second time."""
+        """Unregister all regions; may be called twice."""
         self.unregister("")
 
     def check(self, what: str, shared: SharedMemoryData) -> None:
-        """Refuse a place that does not lie in a registered region.
+        """Reject a reference that is not within a registered region.
 
         Raises:
-            RegionNotFound: No region has the name.
-            InvalidRequest: It lies outside.
+            RegionNotFound: The region is not registered.
+            InvalidRequest: The reference exceeds the region.
         """
-        self._found(what, shared)
+        self._find(what, shared)
 
     async def read(self, what: str, shared: SharedMemoryData) -> memoryview:
         """Return a copy of the bytes at *shared*.
 
         Args:
-            what: The tensor they are of, for errors.
-            shared: Where they lie.
+            what: The tensor, for errors.
+            shared: The reference.
 
         Raises:
             RegionNotFound, InvalidRequest: As `check`.
-            RegionUnusable: The segment has become smaller.
+            RegionUnusable: The owner shrank the segment.
         """
-        opened = self._found(what, shared)
+        opened = self._find(what, shared)
         offset = opened.region.offset + shared.offset
 
         def copy() -> bytes:
             return _read(opened.descriptor, shared.size_bytes, offset)
 
-        data = await _copied(what, opened, shared.size_bytes, copy)
+        data = await _run_copy(what, opened, shared.size_bytes, copy)
         if len(data) != shared.size_bytes:
-            raise _smaller(what, shared, len(data))
+            raise _segment_too_small(what, shared, len(data))
         return memoryview(data)
 
     async def write(self, what: str, shared: SharedMemoryData, data: memoryview) -> None:
@@ -147,38 +147,38 @@ class Regions:
 
         Raises:
             RegionNotFound, InvalidRequest: As `check`.
-            RegionUnusable: There is not the room, or the segment has become smaller.
+            RegionUnusable: *data* is larger than *shared*, or the owner shrank the segment.
         """
-        opened = self._found(what, shared)
+        opened = self._find(what, shared)
         if data.nbytes > shared.size_bytes:
             raise RegionUnusable(
-                f"{what} has {data.nbytes} bytes, the request gives it {shared.size_bytes} of "
+                f"{what} has {data.nbytes} bytes, the request reserves {shared.size_bytes} in "
                 f"region {shared.region!r}"
             )
         offset = opened.region.offset + shared.offset
 
         def copy() -> int:
             room = os.fstat(opened.descriptor).st_size - offset
-            if room < data.nbytes:  # writing would make the segment larger than its owner has it
+            if room < data.nbytes:  # writing would enlarge the segment
                 return max(room, 0)
             return _write(opened.descriptor, data, offset)
 
-        written = await _copied(what, opened, data.nbytes, copy)
+        written = await _run_copy(what, opened, data.nbytes, copy)
         if written != data.nbytes:
-            raise _smaller(what, shared, written)
+            raise _segment_too_small(what, shared, written)
 
-    def _found(self, what: str, shared: SharedMemoryData) -> _Opened:
-        opened = self._opened.get(shared.region)
+    def _find(self, what: str, shared: SharedMemoryData) -> _OpenRegion:
+        opened = self._regions.get(shared.region)
         if opened is None:
             raise RegionNotFound(
-                f"no region of shared memory is registered as {shared.region!r}, which {what} names"
+                f"{what} refers to the unregistered shared memory region {shared.region!r}"
             )
         check_place(what, shared, opened.region)
         return opened
 
 
 def check_room(count: int, most: int) -> None:
-    """Refuse one more region than *most*. Raises TooLarge."""
+    """Raise TooLarge if *most* regions are registered."""
     if count >= most:
         raise TooLarge(
             f"{count} regions are registered, at most {most} are allowed", limit="shared_regions"
@@ -189,24 +189,24 @@ def segment_name(region: SharedRegion) -> str:
     """Return the name of the segment of *region*, without a slash.
 
     Raises:
-        InvalidRequest: The key is no name, or the name of something that is not for clients.
+        InvalidRequest: The key is not a valid name, or has a reserved prefix.
     """
     found = _KEY.fullmatch(region.key)
     name = "" if found is None else found[1]
-    if name in ("", ".", "..") or name.startswith(_NOT_FOR_CLIENTS):
+    if name in ("", ".", "..") or name.startswith(_RESERVED_PREFIXES):
         raise InvalidRequest(
-            f"region {region.name!r} has the key {region.key!r}, needed is the name of a "
-            "segment such as /name"
+            f"region {region.name!r} has the key {region.key!r}; expected the name of a segment "
+            "such as /name"
         )
     return name
 
 
 def check_segment(region: SharedRegion, folder: str) -> None:
-    """Measure the segment of *region*, which need not be readable for the gateway.
+    """Check the size of the segment of *region*; needs no permission to read it.
 
     Raises:
-        InvalidRequest: The key is no name of a segment, or the region does not lie within it.
-        RegionUnusable: There is no such segment.
+        InvalidRequest: The key is not the name of a segment, or the region exceeds it.
+        RegionUnusable: The segment does not exist.
     """
     descriptor = _open(region, folder, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -219,75 +219,77 @@ def _open(region: SharedRegion, folder: str, flags: int) -> int:
     try:
         return os.open(f"{folder}/{segment_name(region)}", flags)
     except (OSError, ValueError) as error:  # a lone surrogate is a ValueError
-        why = error.strerror if isinstance(error, OSError) else "it cannot be a file's name"
+        why = error.strerror if isinstance(error, OSError) else "invalid file name"
         raise RegionUnusable(
             f"region {region.name!r}: the segment {region.key!r} cannot be opened: {why}"
         ) from error
 
 
 def check_place(what: str, shared: SharedMemoryData, region: SharedRegion) -> None:
-    """Refuse a place that does not lie in *region*.
+    """Reject a reference that is not within *region*.
 
     Raises:
-        InvalidRequest: It lies outside.
+        InvalidRequest: It exceeds the region.
     """
     if shared.offset + shared.size_bytes > region.size_bytes:
         raise InvalidRequest(
-            f"{what} takes {shared.size_bytes} bytes from byte {shared.offset} of region "
-            f"{shared.region!r}, which has {region.size_bytes}"
+            f"{what} refers to {shared.size_bytes} bytes from byte {shared.offset} of region "
+            f"{shared.region!r}, which has {region.size_bytes} bytes"
         )
 
 
 def _check_within(region: SharedRegion, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise RegionUnusable(f"region {region.name!r}: {region.key!r} is no shared memory segment")
+        raise RegionUnusable(
+            f"region {region.name!r}: {region.key!r} is not a shared memory segment"
+        )
     if not region.size_bytes or region.offset + region.size_bytes > found.st_size:
         raise InvalidRequest(
             f"region {region.name!r} has {region.size_bytes} bytes from byte {region.offset} of "
-            f"segment {region.key!r}, which has {found.st_size}"
+            f"segment {region.key!r}, which has {found.st_size} bytes"
         )
 
 
-async def _copied(what: str, opened: _Opened, size: int, copy: Callable[[], T]) -> T:
-    """Run *copy*, in a thread where it would keep others waiting; the region stays open for it."""
+async def _run_copy(what: str, opened: _OpenRegion, size: int, copy: Callable[[], T]) -> T:
+    """Run *copy*, in a thread if it is large; the region stays open until it ends."""
     try:
-        if size <= _AT_ONCE_BYTES:
+        if size <= _INLINE_COPY_BYTES:
             return copy()
         return await asyncio.shield(_in_thread(opened, copy))
-    except OSError as error:  # such as no memory left for pages that were never touched
+    except OSError as error:  # for example, no memory for unused pages of the segment
         raise RegionUnusable(
             f"{what} cannot be copied: region {opened.region.name!r}: {error.strerror}"
         ) from error
 
 
-def _in_thread(opened: _Opened, copy: Callable[[], T]) -> asyncio.Future[T]:
-    """Start *copy*; a thread cannot be stopped, so the region waits for it, not for the caller."""
-    opened.copying += 1
+def _in_thread(opened: _OpenRegion, copy: Callable[[], T]) -> asyncio.Future[T]:
+    """Start *copy*; the region stays open until its thread ends, also if the caller cancels."""
+    opened.copies += 1
 
-    def ended(copied: asyncio.Future[T]) -> None:
-        opened.copying -= 1
-        opened.close_when_idle()
-        # Asked for here, lest it be reported of a caller that has left.
+    def on_done(future: asyncio.Future[T]) -> None:
+        opened.copies -= 1
+        opened.close_if_idle()
+        # Retrieve the exception, so that asyncio does not log it if the caller cancelled.
         with contextlib.suppress(asyncio.CancelledError):
-            copied.exception()
+            future.exception()
 
-    thread = asyncio.get_running_loop().run_in_executor(None, copy)
-    thread.add_done_callback(ended)
-    return thread
+    future = asyncio.get_running_loop().run_in_executor(None, copy)
+    future.add_done_callback(on_done)
+    return future
 
 
 def _read(descriptor: int, size: int, offset: int) -> bytes:
-    """Return *size* bytes, or as many as there are."""
+    """Return *size* bytes, or fewer at the end of the segment."""
     data = os.pread(descriptor, size, offset)
     more = data
-    while more and len(data) < size:  # one call gives 2 GiB at most
+    while more and len(data) < size:  # one call returns at most 2 GiB
         more = os.pread(descriptor, size - len(data), offset + len(data))
         data += more
     return data
 
 
 def _write(descriptor: int, data: memoryview, offset: int) -> int:
-    """Write all of *data*; return how many bytes that is."""
+    """Write all of *data*, and return its size."""
     rest = data.cast("B")
     while rest.nbytes:
         written = os.pwrite(descriptor, rest, offset)
@@ -295,8 +297,8 @@ def _write(descriptor: int, data: memoryview, offset: int) -> int:
     return data.nbytes
 
 
-def _smaller(what: str, shared: SharedMemoryData, found: int) -> RegionUnusable:
+def _segment_too_small(what: str, shared: SharedMemoryData, found: int) -> RegionUnusable:
     return RegionUnusable(
-        f"{what} takes {shared.size_bytes} bytes of region {shared.region!r}, whose segment has "
-        f"been made smaller: {found} are left there"
+        f"{what} refers to {shared.size_bytes} bytes of region {shared.region!r}, whose owner "
+        f"shrank the segment: {found} bytes remain"
     )

@@ -89,7 +89,7 @@ async def test_targets_without_shared_memory_are_noticed(folder: Path) -> None:
     """An output in the reply itself would break the client's reading of it."""
     service = forwarding(folder, ScriptedService(InferResponse(model=M, outputs=(Z, Y))))
     await service(REGISTER)
-    with pytest.raises(Unsupported, match="output 'y' was to be put into shared memory"):
+    with pytest.raises(Unsupported, match="output 'y' is requested in shared memory"):
         await service(CALL)
 
 
@@ -188,7 +188,7 @@ async def test_places_lie_in_registered_regions(folder: Path) -> None:
     with pytest.raises(RegionNotFound):
         await service(CALL)
     await service(SharedRegisterRequest(region=SharedRegion(name="r", size_bytes=40, key="seg")))
-    with pytest.raises(InvalidRequest, match="takes 32 bytes from byte 16"):
+    with pytest.raises(InvalidRequest, match="refers to 32 bytes from byte 16"):
         await service(CALL)
     assert [] == inner.calls
 

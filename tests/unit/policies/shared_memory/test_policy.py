@@ -110,8 +110,8 @@ async def test_other_calls_go_through() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (CALL, "registered as 'r', which input 'x' names: .* not enabled"),
-        (InferRequest(model=M, outputs=CALL.outputs), "which output 'y' names"),
+        (CALL, "input 'x' refers to the unregistered shared memory region 'r': .* not enabled"),
+        (InferRequest(model=M, outputs=CALL.outputs), "output 'y' refers to"),
         (StreamInferRequest(model=M, request=CALL), "not enabled"),
     ],
 )
@@ -201,7 +201,7 @@ async def test_map_refuses_outputs_that_do_not_fit(segment: Path) -> None:
     """An output that is larger than its place is an error of its own; nothing is written."""
     service, room = mapped(segment, ScriptedService(REPLY))
     small = RequestedOutput("y", shared=SharedMemoryData("r", 16, 15))
-    with pytest.raises(RegionUnusable, match="16 bytes, the request gives it 15"):
+    with pytest.raises(RegionUnusable, match="16 bytes, the request reserves 15"):
         await service(CALL.changed(outputs=(small,)))
     assert content(segment) == bytes(range(64))
     assert room.used == 0
@@ -211,7 +211,7 @@ async def test_map_survives_a_segment_that_shrinks(segment: Path) -> None:
     """A segment cut short between registration and use fails that request alone."""
     service, room = mapped(segment, ScriptedService(always=REPLY))
     shorten(segment)
-    with pytest.raises(RegionUnusable, match="made smaller"):
+    with pytest.raises(RegionUnusable, match="shrank the segment"):
         await service(CALL)
     assert room.used == 0
 

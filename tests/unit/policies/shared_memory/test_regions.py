@@ -126,7 +126,7 @@ def test_only_segments_are_opened(segments: Path) -> None:
         (region(size=207), InvalidRequest, "207 bytes from byte 50 of segment '/seg', .* 256"),
         (region(size=0), InvalidRequest, "0 bytes"),
         (region(offset=2**64), InvalidRequest, "which has 256"),
-        (region("taken"), RegionExists, "'taken' already"),
+        (region("taken"), RegionExists, "'taken' is already"),
         (SharedRegion(name="c", size_bytes=1, device=0), InvalidRequest, "CUDA.*forward"),
     ],
 )
@@ -171,7 +171,11 @@ def test_descriptors_are_given_back(segments: Path) -> None:
 @pytest.mark.parametrize(
     ("shared", "failure", "text"),
     [
-        (SharedMemoryData("q", 0, 4), RegionNotFound, "registered as 'q', which input 'x' names"),
+        (
+            SharedMemoryData("q", 0, 4),
+            RegionNotFound,
+            "input 'x' refers to the unregistered shared memory region 'q'",
+        ),
         (
             SharedMemoryData("r", 97, 4),
             InvalidRequest,
@@ -198,9 +202,9 @@ async def test_segment_made_smaller_is_an_error(segments: Path) -> None:
     """A segment that its owner cuts short fails the request, not the process, and is not grown."""
     regions = opened(segments)
     os.truncate(segments / "seg", 60)
-    with pytest.raises(RegionUnusable, match="made smaller: 10 are left"):
+    with pytest.raises(RegionUnusable, match="shrank the segment: 10 bytes remain"):
         await regions.read("x", SharedMemoryData("r", 0, 100))
-    with pytest.raises(RegionUnusable, match="made smaller: 0 are left"):
+    with pytest.raises(RegionUnusable, match="shrank the segment: 0 bytes remain"):
         await regions.write("y", SharedMemoryData("r", 20, 4), memoryview(b"abcd"))
     assert (segments / "seg").stat().st_size == 60
     regions.close()
@@ -209,7 +213,7 @@ async def test_segment_made_smaller_is_an_error(segments: Path) -> None:
 async def test_output_must_fit(segments: Path) -> None:
     """More bytes than the request has room for are not written."""
     regions = opened(segments)
-    with pytest.raises(RegionUnusable, match="'y' has 5 bytes, the request gives it 4"):
+    with pytest.raises(RegionUnusable, match="'y' has 5 bytes, the request reserves 4"):
         await regions.write("output 'y'", SharedMemoryData("r", 0, 4), memoryview(b"abcde"))
     assert (segments / "seg").read_bytes() == CONTENT
     regions.close()
@@ -249,8 +253,8 @@ async def test_a_caller_that_leaves_leaves_nothing_open(segments: Path) -> None:
 async def test_a_full_memory_is_an_error(segments: Path) -> None:
     """A copy that the system refuses is the region's fault, said in its words."""
     regions = opened(segments)
-    os.close(regions._opened["r"].descriptor)
-    regions._opened["r"].descriptor = os.open(segments / "seg", os.O_RDONLY)
+    os.close(regions._regions["r"].descriptor)
+    regions._regions["r"].descriptor = os.open(segments / "seg", os.O_RDONLY)
     with pytest.raises(RegionUnusable, match="output 'y' cannot be copied: region 'r': "):
         await regions.write("output 'y'", SharedMemoryData("r", 0, 4), memoryview(b"abcd"))
     regions.close()
