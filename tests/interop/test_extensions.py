@@ -24,7 +24,7 @@ KINDS = ("http", "grpc", "aio_http", "aio_grpc")
 CARRIERS = ("grpc", "http")
 
 # Triton's own attempt ends in an error 500 about something else; newer ones may fare worse.
-DIFFERENT = {"load_bad_file": "'file:../../x' is no place of a file in the model's folder"}
+DIFFERENT = {"load_bad_file": "'file:../../x' is not a path of a file in the model's folder"}
 
 Seen = dict[str, dict[str, Any]]
 
@@ -197,7 +197,7 @@ def test_the_gateway_answers_for_its_own_models(own: Running, client: Client, ki
     assert {"answer": [True, False, True]} == seen["reload"]
     assert "the call has 'config'" in seen["override"]["error"]
     assert "is not served here" in seen["load_unknown"]["error"]
-    assert "is no place of a file" in seen["load_bad_file"]["error"]
+    assert "is not a path of a file" in seen["load_bad_file"]["error"]
     assert "trace settings: not enabled" in seen["trace"]["error"]
     assert {"answer": INFO} == seen["log"] == seen["log_back"]
     assert {"answer": {**INFO, "log_verbose_level": 1}} == seen["log_change"]

@@ -162,7 +162,7 @@ REFUSALS: tuple[Refusal, ...] = (
         clients=_JSON_OUT,
         datatypes=HALVES,
         code=UNSUPPORTED,
-        text="'OUTPUT0' is .*16, which JSON has no element for: ask for it as binary",
+        text="'OUTPUT0' is .*16, which JSON cannot represent: ask for it as binary",
     ),
     Refusal(
         clients=_JSON_OUT,

@@ -1,8 +1,8 @@
-"""Open Inference Protocol v2, over HTTP and gRPC: what this folder exports is `SPEC`.
+"""Open Inference Protocol v2, over HTTP and gRPC.
 
-Options, for a listener: `not_ready_status` (503 or 409) and the extensions of options.py, each off
-until it is switched on. For an upstream: `dialect` (auto, triton, mlserver, kserve, ovms or
-gateway).
+Read `http/codec.py` and `grpc/codec.py` first; the modules here serve both, and `json/` has tensors
+as JSON.  `options.py` describes the options of a listener: `not_ready_status` and the extensions,
+each off by default.  An upstream has the option `dialect`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec
 
 
 def settle_dialect(options: Options, server_name: str) -> Options:
-    """Return *options* with a dialect: the one given, or the one of the server's name.
+    """Return *options* with a dialect: the configured one, or the one of the server's name.
 
-    A server of no known name is taken for Triton, whose dialect is the fullest.
+    For an unknown name this is Triton's dialect, which has the most features.
     """
     if options.get("dialect", "auto") != "auto":
         return options

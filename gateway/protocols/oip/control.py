@@ -1,7 +1,7 @@
-"""What clients may ask of a server itself: loading models, trace and log settings; checked here.
+"""Checks requests that change a server: loading models, trace and log settings.
 
-The gateway stands in front of servers that fail on odd requests and that open the files they are
-told of, so names and values are held to what there is, and files are no business of clients.
+The servers behind the gateway fail on odd requests and open the files that these name.  So names
+and values are restricted to those that exist, and clients cannot choose files.
 
 Source: Triton model repository, trace and logging extensions; docs/protocols/open-inference.md,
 "14. Models, statistics and settings".
@@ -25,7 +25,7 @@ CONFIG = "config"
 FILE = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
 
-# A place below the model's folder; segments of it begin with no dot.
+# A path below the model's folder; no segment of it begins with a dot.
 _FILE = re.compile(r"file:[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*){0,3}")
 _OF_FILES = frozenset({"log_file", "trace_file"})
 _UINT32_MAX = (1 << 32) - 1
@@ -37,11 +37,11 @@ def read_load(found: Mapping[str, Any], limits: MessageLimits) -> LoadParameters
     """Return the parameters of a request to load a model.
 
     Args:
-        found: As they came; contents of files are bytes, or base64 where they are text.
+        found: As received; contents of files are bytes, or base64 where they are text.
         limits: On their number and names.
 
     Raises:
-        InvalidRequest: A name, a value or a file's place is not allowed.
+        InvalidRequest: A name, a value or the path of a file is not allowed.
         TooLarge: There are too many, or a name is too long.
     """
     check_count("parameters", len(found), limits.parameters, "parameters")
@@ -57,10 +57,10 @@ def written_load(parameters: LoadParameters) -> dict[str, Any]:
 
 
 def read_unload(found: Mapping[str, Any], limits: MessageLimits) -> bool:
-    """Return whether a model's dependents are to be unloaded too.
+    """Return whether to unload a model's dependents too.
 
     Raises:
-        InvalidRequest: There is another parameter, or it is no boolean.
+        InvalidRequest: Another parameter is present, or the value is not a boolean.
         TooLarge: There are too many.
     """
     check_count("parameters", len(found), limits.parameters, "parameters")
@@ -68,7 +68,7 @@ def read_unload(found: Mapping[str, Any], limits: MessageLimits) -> bool:
         if key != UNLOAD_DEPENDENTS or not isinstance(value, bool):
             raise InvalidRequest(
                 f"parameter {clip(key, _SHOWN)!r} of an unload request: "
-                f"there is only {UNLOAD_DEPENDENTS!r}, true or false"
+                f"expected only {UNLOAD_DEPENDENTS!r}, true or false"
             )
     return bool(found.get(UNLOAD_DEPENDENTS))
 
@@ -79,7 +79,7 @@ def read_trace(found: Mapping[str, Any], limits: MessageLimits) -> TraceSettings
     Raises:
         InvalidRequest: A name or value is not allowed.
         TooLarge: There are too many, or one is too long.
-        Unsupported: It would choose a file at the server.
+        Unsupported: It would choose a file on the server.
     """
     _check_settings("trace", found, limits)
     return {key: _texts(key, value, limits) for key, value in found.items()}
@@ -91,7 +91,7 @@ def read_log(found: Mapping[str, Any], limits: MessageLimits) -> LogSettings:
     Raises:
         InvalidRequest: A name or value is not allowed.
         TooLarge: There are too many, or one is too long.
-        Unsupported: It would choose a file at the server.
+        Unsupported: It would choose a file on the server.
     """
     _check_settings("log", found, limits)
     for key, value in found.items():
@@ -123,7 +123,7 @@ def _parameter(key: str, value: Any, limits: MessageLimits) -> bool | int | str 
 def _contents(key: str, value: Any) -> bytes:
     if not _FILE.fullmatch(key):
         raise InvalidRequest(
-            f"parameter {clip(key, _SHOWN)!r} is no place of a file in the model's folder, "
+            f"parameter {clip(key, _SHOWN)!r} is not a path of a file in the model's folder, "
             "such as 'file:1/model.onnx'"
         )
     if isinstance(value, bytes):
@@ -141,7 +141,7 @@ def _check_config(value: Any, limits: MessageLimits) -> None:
         data = b""
     document = read_value(memoryview(data), "the configuration", limits)
     if type(document) is not dict:
-        raise MalformedMessage("the configuration is JSON, but no object")
+        raise MalformedMessage("the configuration is JSON, but not an object")
 
 
 def _check_settings(kind: str, found: Mapping[str, Any], limits: MessageLimits) -> None:
@@ -149,7 +149,7 @@ def _check_settings(kind: str, found: Mapping[str, Any], limits: MessageLimits) 
     for key in found:
         check_name(f"name of a {kind} setting", key, limits.name_bytes, "name_bytes")
         if key in _OF_FILES:
-            raise Unsupported(f"{kind} setting {key!r} names a file: clients cannot change it here")
+            raise Unsupported(f"{kind} setting {key!r} names a file, which clients cannot change")
 
 
 def _texts(key: str, value: Any, limits: MessageLimits) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Datatypes as Open Inference writes them, and the gRPC contents field each one uses."""
+"""Names of datatypes in Open Inference, and the gRPC contents field of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gateway.ir.errors import InvalidTensor
 
 _BY_NAME = {datatype.value: datatype for datatype in Datatype}
 
-# Field of InferTensorContents; FP16 and BF16 have none and travel raw only.
+# Field of InferTensorContents; FP16 and BF16 have none and are always raw.
 CONTENTS_FIELD: dict[Datatype, int] = {
     Datatype.BOOL: 1,
     Datatype.INT8: 2,
@@ -34,20 +34,19 @@ CONTENTS_NAMES = {
     8: "bytes_contents",
 }
 
-# Datatypes that JSON has no element for: binary tensors or gRPC carry them.
+# Datatypes that JSON cannot represent: binary tensors or gRPC carry them.
 NOT_IN_JSON = frozenset({Datatype.FP16, Datatype.BF16})
 
 
 def parse_datatype(tensor: str, text: str) -> Datatype:
-    """Return the datatype that *text* names for the tensor called *tensor*.
+    """Return the datatype with the name *text*, for the tensor called *tensor*.
 
     Raises:
-        InvalidTensor: There is no such datatype.
+        InvalidTensor: The datatype does not exist.
     """
     found = _BY_NAME.get(text)
     if found is None:
         raise InvalidTensor(
-            f"tensor {tensor!r} has datatype {text[:32]!r}, "
-            f"Open Inference has {', '.join(_BY_NAME)}"
+            f"tensor {tensor!r} has datatype {text[:32]!r}: expected one of {', '.join(_BY_NAME)}"
         )
     return found

@@ -1,4 +1,4 @@
-"""What Open Inference servers understand over HTTP, and how they differ.
+"""Features of Open Inference servers over HTTP, and the differences between them.
 
 Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
@@ -15,21 +15,21 @@ from gateway.ir.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One kind of server.
+    """A kind of server.
 
     Attributes:
         binary: It has the binary tensor extension.
-        half_in_json: It takes FP16 as JSON numbers.
+        half_in_json: It accepts FP16 as JSON numbers.
         text_only: Its BYTES are text, in the binary form too.
-        versions: A version may stand in the path.
+        versions: A path may have a version.
         needs_id: It fails on requests without an id.
-        infer_stream: It has `infer_stream`: answers as server-sent events.
+        infer_stream: It has `infer_stream`: responses as server-sent events.
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         extended: It has Triton's extensions: configuration, statistics and the like.
         control: Its models can be loaded and unloaded.
-        single_process: One request keeps all others waiting, so texts are limited.
-        signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
-        whole_versions: It reads a version as the whole number that it begins with.
+    single_process: One request keeps all others waiting, so texts are limited.
+    signed_parameters: Integer parameters above 2**63 - 1 lose precision.
+    whole_versions: It reads a version as the whole number that it begins with.
     """
 
     name: str
@@ -57,7 +57,7 @@ _TRITON = Dialect(
     whole_versions=True,
 )
 
-# Triton's is the fullest: an unknown server is taken for one.
+# Triton has the most features: an unknown server is assumed to be one.
 DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
     dialect.name: dialect
     for dialect in (
@@ -82,7 +82,7 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
             control=True,
         ),
         Dialect(name="ovms", binary=True),
-        # Ourselves: all of Triton's, as far as the listener switches it on.
+        # The gateway itself: all of Triton's features, as far as the listener enables them.
         Dialect(
             name="gateway", binary=True, infer_stream=True, index=True, extended=True, control=True
         ),
@@ -98,7 +98,7 @@ _SERVER_NAMES = {
     "ovms": "ovms",
 }
 
-# What C++ reads as a number, whatever follows.
+# What C++ reads as a number, whatever follows it.
 _NUMBER = re.compile(r"\s*[+-]?[0-9]")
 _WHOLE = re.compile(r"[0-9]+")
 
@@ -111,14 +111,14 @@ def dialect_of(server_name: str) -> str | None:
 def check_whole_version(model: ModelRef) -> None:
     """Refuse a version that Triton would read as another one: 1.5 and 1e3 as 1.
 
-    A version that begins with no number goes on: Triton itself refuses it.
+    Triton itself refuses a version that does not begin with a number.
 
     Raises:
-        InvalidRequest: The version of *model* begins with a number and is none.
+        InvalidRequest: The version of *model* begins with a number and is not one.
     """
     if _NUMBER.match(model.version) and not _WHOLE.fullmatch(model.version):
         raise InvalidRequest(
-            f"version {model.version!r} of model {model.name!r} is no whole number; expected "
-            "decimal digits: the upstream would read it as another version",
+            f"version {model.version!r} of model {model.name!r} is not a whole number: expected "
+            "decimal digits, since the upstream would read another version",
             model=model,
         )

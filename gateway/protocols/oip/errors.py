@@ -1,4 +1,4 @@
-"""Error codes as Open Inference statuses, over HTTP and gRPC, and back."""
+"""Error codes to and from Open Inference statuses, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gateway.wire.errors import (
 )
 from gateway.wire.grpc import GrpcStatus
 
-# gRPC has one status for "too big" and "too busy"; the words of servers tell them apart.
+# gRPC has one status for "too big" and "too busy"; the texts of servers tell them apart.
 _SIZE_WORDS = ("larger than", "too large", "at most", "exceeds")
-# How Triton and MLServer end what they say of a model that answers in streams only; before it ran.
+# Ends of the texts of Triton and MLServer for a model that only streams, before it ran.
 _DECOUPLED = ("decoupled transaction policy", "predict() method not implemented")
 _DECOUPLED_HTTP = (501, 500)
 _DECOUPLED_GRPC = (GrpcStatus.UNIMPLEMENTED, GrpcStatus.INTERNAL)
@@ -26,7 +26,7 @@ INFERENCE_NOT_READY = 409
 
 
 def http_status_of(error: GatewayError, not_ready_status: int) -> int:
-    """Return the HTTP status that *error* is answered with, when no upstream said one."""
+    """Return the HTTP status of *error*, for an error without a status of an upstream."""
     if isinstance(error, MethodNotAllowed):
         return HTTP_METHOD_NOT_ALLOWED
     if error.code is ErrorCode.NOT_READY:
@@ -35,14 +35,14 @@ def http_status_of(error: GatewayError, not_ready_status: int) -> int:
 
 
 def http_error_class(status: int, said: str = "") -> type[GatewayError]:
-    """Return the kind of error an HTTP status that is not 2xx means."""
+    """Return the class of error that an HTTP status other than 2xx means."""
     if status in _DECOUPLED_HTTP and said.endswith(_DECOUPLED):
         return Decoupled
     return NotReady if status == INFERENCE_NOT_READY else error_class_of_http(status)
 
 
 def grpc_error_class(status: GrpcStatus, details: str) -> type[GatewayError]:
-    """Return the kind of error a gRPC status that is not OK means."""
+    """Return the class of error that a gRPC status other than OK means."""
     if status is GrpcStatus.RESOURCE_EXHAUSTED and any(word in details for word in _SIZE_WORDS):
         return TooLarge
     if status in _DECOUPLED_GRPC and details.endswith(_DECOUPLED):

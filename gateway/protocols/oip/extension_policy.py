@@ -1,7 +1,7 @@
-"""Calls that a listener does not pass on unless it is told to, and those that no server is asked.
+"""Refuses calls that the options of a listener do not enable, or that no upstream supports.
 
-What is off is refused as by a server that lacks it: 501 and UNIMPLEMENTED. Shared memory has its
-gate behind the codecs: the listener's own `shared_memory`.
+A call that is off is refused as by a server without it: 501 and UNIMPLEMENTED.  The listener's own
+option `shared_memory` controls shared memory, outside of the codecs.
 
 Source: docs/protocols/open-inference.md, "14. Models, statistics and settings" and
 "17. Dialects of upstream servers".
@@ -33,7 +33,7 @@ from gateway.protocols.oip.control import CONFIG, FILE
 from gateway.protocols.oip.limited_config import limited_config
 from gateway.protocols.oip.options import GATEWAY, LIMITED, OFF, Extensions
 
-# The option of each call that is off by default, and what it is called.
+# The option of each call that is off by default, and its name in errors.
 _GATES: Mapping[type[Call[Any]], tuple[str, str]] = {
     ModelConfigRequest: ("model_configuration", "model configuration"),
     ModelStatisticsRequest: ("statistics", "statistics of models"),
@@ -44,7 +44,7 @@ _GATES: Mapping[type[Call[Any]], tuple[str, str]] = {
     LogSettingsRequest: ("logging", "log settings"),
 }
 
-# Triton's name of what options switch on, where all of them are on.
+# Triton's name of an extension, where all of its options are on.
 _ADVERTISED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model_repository", ("repository_index", "model_control")),
     ("model_repository(unload_dependents)", ("repository_index", "model_control")),
@@ -68,7 +68,7 @@ _TRITONS = frozenset(
 
 
 class DialectCapabilities(Protocol):
-    """What has to be known of a kind of server."""
+    """The features of a kind of server that matter here."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -81,13 +81,13 @@ class DialectCapabilities(Protocol):
 
 
 def require_enabled(kind: type[Call[Any]], extensions: Extensions) -> object:
-    """Refuse a kind of call that is switched off, before anything of its message is read.
+    """Refuse a kind of call that is off, before its message is read.
 
     Returns:
-        The value of its option; None for a kind that has none.
+        The value of its option; None for a kind without one.
 
     Raises:
-        Unsupported: It is switched off.
+        Unsupported: It is off.
     """
     gate = _GATES.get(kind)
     if gate is None:
@@ -95,17 +95,17 @@ def require_enabled(kind: type[Call[Any]], extensions: Extensions) -> object:
     option, what = gate
     value: object = getattr(extensions, option)
     if value in (False, OFF):
-        raise Unsupported(f"{what}: not enabled here (option {option})")
+        raise Unsupported(f"{what}: not enabled (option {option})")
     return value
 
 
 def apply_policy(
     call: Call[Any], extensions: Extensions, limits: MessageLimits = DEFAULT_LIMITS
 ) -> Call[Any]:
-    """Return *call* as the listener's options let it pass.
+    """Return *call* as the listener's options allow it.
 
     Raises:
-        Unsupported: It is switched off.
+        Unsupported: It is off.
         InvalidRequest: A model's name or its configuration is not allowed.
     """
     value = require_enabled(type(call), extensions)
@@ -126,7 +126,7 @@ def _refuse_files(call: ModelLoadRequest) -> None:
     for key in call.parameters:
         if key.startswith(FILE):
             raise Unsupported(
-                f"parameter {key!r}: files of models are not taken here (option model_files)",
+                f"parameter {key!r}: files of models are not accepted (option model_files)",
                 model=call.model,
             )
 
@@ -137,7 +137,7 @@ def _with_config(
     """Return *call* with a configuration that *option* allows."""
     if not option:
         raise Unsupported(
-            f"parameter {CONFIG!r}: configurations of models are not taken here (option "
+            f"parameter {CONFIG!r}: configurations of models are not accepted (option "
             "model_config)",
             model=call.model,
         )
@@ -148,7 +148,7 @@ def _with_config(
 
 
 def advertised_extensions(reply: ServerMetadata, extensions: Extensions) -> ServerMetadata:
-    """Return a server's metadata with the extensions that are switched on here."""
+    """Return a server's metadata with the enabled extensions."""
     names = [
         name
         for name, options in _ADVERTISED
@@ -159,10 +159,10 @@ def advertised_extensions(reply: ServerMetadata, extensions: Extensions) -> Serv
 
 
 def check_asked(call: Call[Any], dialect: DialectCapabilities) -> None:
-    """Refuse a question that servers of *dialect* do not have, or would not read whole.
+    """Refuse a call that servers of *dialect* do not have, or would read only in part.
 
     Raises:
-        Unsupported: It cannot be asked.
+        Unsupported: The dialect cannot carry it.
     """
     lacks = None
     if type(call) in _TRITONS and not dialect.extended:
@@ -179,22 +179,22 @@ def check_asked(call: Call[Any], dialect: DialectCapabilities) -> None:
 
 
 def check_extended(what: str, output: RequestedOutput | None, dialect: DialectCapabilities) -> None:
-    """Refuse classes and shared memory where a server would pass over them.
+    """Refuse classes and shared memory that a server would ignore.
 
     Args:
-        what: Names the tensor.
-        output: What is asked of it; None for an input in shared memory.
+        what: The tensor, for errors.
+        output: The requested output; None for an input in shared memory.
         dialect: The server's.
 
     Raises:
-        Unsupported: It has no such extension.
+        Unsupported: It does not have the extension.
     """
     if dialect.extended:
         return
     if output is None:
-        asked = "lies in shared memory"
+        request = "is in shared memory"
     elif output.classes:
-        asked = f"is asked for as {output.classes} classes"
+        request = f"is requested as {output.classes} classes"
     else:
-        asked = "is asked for in shared memory"
-    raise Unsupported(f"{what} {asked}, which the dialect {dialect.name!r} does not know")
+        request = "is requested in shared memory"
+    raise Unsupported(f"{what} {request}, which the dialect {dialect.name!r} does not have")

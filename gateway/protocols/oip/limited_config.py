@@ -1,7 +1,7 @@
 """The fields of a model's configuration that a client may set with `model_config: limited`.
 
-A whole configuration is code: it names backends, files and environments that the server runs
-(CVE-2025-23316). These fields are numbers and choices, which say how often a model runs.
+A complete configuration is code: it names backends, files and environments that the server runs
+(CVE-2025-23316).  These fields are numbers and choices, which determine how often a model runs.
 
 Source: Triton model configuration; docs/protocols/open-inference.md, "14. Models, statistics and
 settings".
@@ -30,11 +30,11 @@ _Check = Callable[[str, Any], None]
 
 
 def limited_config(text: str, limits: MessageLimits) -> str:
-    """Return a configuration that a client sends, written anew.
+    """Return a client's configuration, rebuilt from the allowed fields.
 
     Raises:
         InvalidRequest: It has another field, or a value that is not allowed.
-        MalformedMessage, TooLarge: It is no JSON within *limits*.
+        MalformedMessage, TooLarge: It is not JSON within *limits*.
     """
     document = read_value(memoryview(text.encode()), "the configuration", limits)
     _CONFIG("", document)
@@ -74,7 +74,7 @@ def _members(checks: Mapping[str, _Check], path: str, value: Any) -> None:
     if others:
         listed = ", ".join(clip(repr(key), _SHOWN) for key in others[:_MAX_SIZES])
         raise InvalidRequest(
-            f"the configuration has fields that clients cannot set here: {listed}; allowed are "
+            f"the configuration has fields that clients cannot set: {listed}; allowed are "
             f"{', '.join(checks)} (option model_config)"
         )
     for key, member in value.items():
@@ -89,7 +89,7 @@ def _groups(path: str, value: Any) -> None:
 
 def _wrong(path: str, value: Any, expected: str) -> InvalidRequest:
     found = clip(repr(value), _SHOWN)
-    return InvalidRequest(f"field {path!r} of the configuration is {found}; expected {expected}")
+    return InvalidRequest(f"field {path!r} of the configuration is {found}: expected {expected}")
 
 
 _CONFIG: Final[_Check] = partial(

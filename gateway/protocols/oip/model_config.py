@@ -1,7 +1,7 @@
-"""Model configuration: Triton's message and its text, both ways.
+"""Model configuration: Triton's message to and from text.
 
-Over HTTP it is the message as JSON with every default written out and 64-bit integers as numbers;
-the IR holds that text. Members that the message does not know pass from HTTP to HTTP.
+Over HTTP it is the message as JSON with all defaults, and with 64-bit integers as numbers; the IR
+has this text.  Members that the message lacks are kept from HTTP to HTTP.
 
 Source: Triton model configuration extension; docs/protocols/open-inference.md,
 "14. Models, statistics and settings".
@@ -19,19 +19,19 @@ from gateway.schema import open_inference_pb2 as pb
 
 
 def to_message(configuration: ModelConfiguration) -> pb.ModelConfig:
-    """Return the message; members it does not know are left out.
+    """Return the message, without members that it does not have.
 
     Raises:
-        Unsupported: A member has a value that the message cannot hold.
+        Unsupported: The message cannot represent the value of a member.
     """
     try:
         return message_of(configuration.document, pb.ModelConfig)
     except MalformedMessage as error:
-        raise Unsupported(f"the model configuration cannot be written: {error.message}") from error
+        raise Unsupported(f"model configuration cannot be written: {error.message}") from error
 
 
 def from_message(message: pb.ModelConfig, limits: MessageLimits) -> ModelConfiguration:
-    """Return the text of a message, every default in it.
+    """Return the text of a message, with all defaults.
 
     Raises:
         InvalidRequest, TooLarge: A name in it is not allowed, or there are too many tensors.
@@ -40,7 +40,7 @@ def from_message(message: pb.ModelConfig, limits: MessageLimits) -> ModelConfigu
 
 
 def to_document(configuration: ModelConfiguration) -> dict[str, Any]:
-    """Return the text for HTTP, every default in it; text the message cannot hold is as it is."""
+    """Return the text for HTTP, with all defaults; unchanged where the message cannot hold it."""
     document = dict(configuration.document)
     try:
         return document | text_of(to_message(configuration))
@@ -49,26 +49,26 @@ def to_document(configuration: ModelConfiguration) -> dict[str, Any]:
 
 
 def from_document(document: Any, limits: MessageLimits) -> ModelConfiguration:
-    """Return a configuration that came as JSON.
+    """Return a configuration that was received as JSON.
 
     Raises:
-        MalformedMessage: It is none.
+        MalformedMessage: It is not a configuration.
         InvalidRequest, TooLarge: A name in it is not allowed, or there are too many tensors.
     """
     if type(document) is not dict:
-        raise MalformedMessage("the model configuration is JSON, but no object")
+        raise MalformedMessage("the model configuration is JSON, but not an object")
     return _checked(document, limits)
 
 
 def _checked(document: dict[str, Any], limits: MessageLimits) -> ModelConfiguration:
-    """Return what other parts of the gateway read of a configuration in its right types."""
+    """Check the types of the members that other parts of the gateway read."""
     name = document.get("name", "")
     if type(name) is not str or type(document.get("max_batch_size", 0)) is not int:
-        raise MalformedMessage("the model configuration has no text as name, or no number as size")
+        raise MalformedMessage("the model configuration has a wrong type as name or size")
     check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
     for key in ("input", "output"):
         found = document.get(key, [])
         if type(found) is not list or any(type(entry) is not dict for entry in found):
-            raise MalformedMessage(f"{key!r} of the model configuration is no list of objects")
+            raise MalformedMessage(f"{key!r} of the model configuration is not a list of objects")
         check_count(f"{key}s in the configuration", len(found), limits.tensors, "tensors")
     return ModelConfiguration(document)

@@ -1,8 +1,8 @@
-"""What can be set of Open Inference in YAML, for a listener and for an upstream.
+"""The options of Open Inference that a listener or an upstream may set.
 
-A listener serves inference, health and metadata. Everything beyond is off until it is switched on
-here, one by one; what is off is refused as a server refuses what it does not have, and is not
-among the extensions in the server's metadata.
+A listener serves inference, health and metadata.  All other calls are off until an option enables
+them.  A call that is off is refused as by a server without it, and the server's metadata does not
+list its extension.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ LIMITED = "limited"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extensions:
-    """What a listener serves beyond inference, health and metadata.
+    """The calls that a listener serves besides inference, health and metadata.
 
     Attributes:
-        model_configuration: A model's configuration is told.
-        statistics: "off"; "gateway": what the gateway has counted; "target": what the model's
-            target has counted, or the gateway where the target counts nothing.
-        repository_index: The index of models is given, with versions and states.
-        model_control: Models are loaded and unloaded by name.
+        model_configuration: Clients may read a model's configuration.
+        statistics: "off"; "gateway": the counts of the gateway; "target": those of the model's
+            target, or of the gateway where the target has none.
+        repository_index: Clients may read the index of models, with versions and states.
+        model_control: Clients may load and unload models by name.
         model_config: A request to load may bring the model's configuration along: any, or with
             "limited" the fields of limited_config.py. Any configuration is as strong as
             model_files: it makes Triton run commands of the client on its machine.
-        model_files: A request to load may bring the model's files along. They are programs that the
+        model_files: A request to load may contain the model's files, which are programs that the
             server runs.
-        trace: The targets' trace settings are told and changed.
+        trace: Clients may read and change the targets' trace settings.
         opaque: Paths that are not modelled are passed on to servers of the same protocol.
         logging: "off"; "gateway": the gateway's own log settings; "target": the upstreams'.
     """
@@ -84,5 +84,5 @@ def check_options(options: Options) -> Options:
 
 
 def read_extensions(options: Options) -> Extensions:
-    """Return what a listener's *options* switch on."""
+    """Return the extensions that a listener's *options* enable."""
     return Extensions(**{key: options[key] for key in _EXTENSIONS if key in options})

@@ -1,4 +1,4 @@
-"""What is asked of an output beside its name: classes instead of values, a place in shared memory.
+"""Properties of a requested output: classes instead of values, and its place in shared memory.
 
 Source: Triton extensions "classification" and "shared memory"; docs/protocols/open-inference.md,
 "12. Classification" and "13. Shared memory".
@@ -20,11 +20,11 @@ from gateway.protocols.oip.shared_memory import join_shared, split_shared
 from gateway.wire.errors import clip
 
 CLASSIFICATION = "classification"
-# What some client libraries write for it.
+# Some client libraries write this name instead.
 _CLASSIFICATION_COUNT = "classification_count"
 
 _MOST = (1 << 31) - 1
-# A value that has a fraction or an exponent, or is no number; integers are written as they are.
+# A value with a fraction or an exponent, or a non-finite one; integers are written unchanged.
 _VALUE = re.compile(rb"\A([+-]?(?:\d+[.e][0-9.e+-]*|nan|inf)):")
 _SHOWN = 64
 
@@ -32,17 +32,17 @@ _SHOWN = 64
 def requested_output(
     name: str, parameters: Parameters, limits: MessageLimits, *, least_classes: int
 ) -> RequestedOutput:
-    """Return an output as it is asked for.
+    """Return a requested output.
 
     Args:
         name: Of the output.
-        parameters: As they came; those about the form of a message are taken out already.
+        parameters: As received, without those about the form of a message.
         limits: On names.
-        least_classes: 0 where that number asks for none; 1 where it is an error.
+        least_classes: 0 where that number requests no classes; 1 where it is an error.
 
     Raises:
-        InvalidRequest: A reserved parameter has a wrong value, or two of them exclude one another.
-        TooLarge: A region's name is too long, or more classes are asked for than are allowed.
+        InvalidRequest: A reserved parameter has a wrong value, or two exclude each other.
+        TooLarge: A region's name is too long, or too many classes are requested.
     """
     shared, left = split_shared(f"output {name!r}", parameters, limits)
     classes = left.pop(CLASSIFICATION, None)
@@ -63,13 +63,13 @@ def requested_output(
     check_classes(name, classes, limits)
     if classes and shared is not None:
         raise InvalidRequest(
-            f"output {name!r} is asked for as classes and in shared memory: one of the two"
+            f"output {name!r} is requested as classes and in shared memory: expected one of both"
         )
     return RequestedOutput(name, classes, left, shared)
 
 
 def output_parameters(output: RequestedOutput) -> dict[str, Parameter]:
-    """Return the parameters that ask for *output* as it shall be."""
+    """Return the parameters of the requested *output*."""
     parameters = dict(output.parameters)
     if output.classes:
         parameters[CLASSIFICATION] = output.classes

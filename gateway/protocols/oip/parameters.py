@@ -1,4 +1,4 @@
-"""Request parameters: which are reserved, and how they stand in the IR.
+"""Request parameters: the reserved ones, and their place in the IR.
 
 Source: Triton extensions "parameters", "sequence", "schedule policy";
 docs/protocols/open-inference.md, "9. Parameters and headers".
@@ -22,11 +22,11 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 @dataclass(frozen=True, slots=True)
 class RequestParameters:
-    """Parameters of an inference request, the reserved ones taken apart.
+    """Parameters of an inference request, with the reserved ones separated.
 
     Attributes:
-        binary_data_output: Outputs go out as binary unless listed otherwise (HTTP only).
-        empty_final: The end of a stream's answers is to be marked (gRPC only).
+        binary_data_output: Outputs are binary unless listed otherwise (HTTP only).
+        empty_final: The client wants a mark at the end of a stream (gRPC only).
         custom: For the model.
     """
 
@@ -44,11 +44,11 @@ NO_REQUEST_PARAMETERS = RequestParameters()
 def split_parameters(
     parameters: Mapping[str, Parameter], limits: MessageLimits
 ) -> RequestParameters:
-    """Take the reserved request parameters out of *parameters*.
+    """Separate the reserved request parameters from *parameters*.
 
     Raises:
-        InvalidRequest: A reserved one has the wrong type or value, or is Triton's own.
-        TooLarge: The id of a sequence, which is remembered, is too long.
+        InvalidRequest: A reserved one has the wrong type or value, or belongs to Triton.
+        TooLarge: The id of a sequence, which is stored, is too long.
     """
     if not parameters:
         return NO_REQUEST_PARAMETERS
@@ -82,7 +82,7 @@ def split_parameters(
 
 
 def join_parameters(request: InferRequest) -> dict[str, Parameter]:
-    """Return a request's parameters, the reserved ones put back in."""
+    """Return a request's parameters, including the reserved ones."""
     parameters = dict(request.parameters)
     sequence = request.sequence
     if sequence is not None:
@@ -103,7 +103,7 @@ def check_integer(key: str, value: int) -> int:
         InvalidRequest: It does not.
     """
     if not INT64_MIN <= value <= UINT64_MAX:
-        raise InvalidRequest(f"parameter {key!r} is {value}, which does not fit 64 bits")
+        raise InvalidRequest(f"parameter {key!r} is {value}: expected an integer of 64 bits")
     return value
 
 

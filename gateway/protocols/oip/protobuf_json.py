@@ -1,7 +1,7 @@
-"""Messages of gRPC as JSON for HTTP, and back: Triton's way to write its extensions.
+"""Messages of gRPC to and from JSON for HTTP, as Triton writes its extensions.
 
-Every default is written out, fields have their original names, and 64-bit integers are numbers,
-which the protobuf library would put in quotes.
+All defaults are written, fields have their original names, and 64-bit integers are numbers, which
+the protobuf library would quote.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def text_of(message: Message) -> dict[str, Any]:
 
 
 def message_of(document: Mapping[str, Any], kind: type[M]) -> M:
-    """Return the message of a JSON document; members that it does not know are left out.
+    """Return the message of a JSON document, without members that it does not have.
 
     Raises:
-        MalformedMessage: A member has a value that the message cannot hold.
+        MalformedMessage: The message cannot represent the value of a member.
     """
     message = kind()
     try:
         ParseDict(dict(document), message, ignore_unknown_fields=True)
     except Error as error:
         name = message.DESCRIPTOR.name
-        raise MalformedMessage(f"no {name}: {clip(str(error), _SHOWN)}") from error
+        raise MalformedMessage(f"JSON is not a {name}: {clip(str(error), _SHOWN)}") from error
     return message
 
 

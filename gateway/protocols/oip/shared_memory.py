@@ -1,6 +1,6 @@
-"""Shared memory over Open Inference: regions, and tensors that lie in them.
+"""Shared memory over Open Inference: regions, and tensors in them.
 
-Only references are read and written here; what is behind them is the listener's choice.
+This module reads and writes references only; the listener decides how they are used.
 
 Source: Triton shared memory extension; docs/protocols/open-inference.md, "13. Shared memory".
 """
@@ -33,24 +33,26 @@ _SHOWN = 64
 def read_region(
     name: Any, members: Mapping[str, Any], *, cuda: bool, listed: bool = False
 ) -> SharedRegion:
-    """Return the region that a JSON object describes.
+    """Return the region in a JSON object.
 
     Args:
         name: Of the region.
-        members: key, offset and byte_size; CUDA's: raw_handle, device_id and byte_size.
-        cuda: Which of the two.
-        listed: In a list of regions, which has no handles.
+        members: key, offset and byte_size; for CUDA raw_handle, device_id and byte_size.
+        cuda: Whether the region is CUDA's.
+        listed: It is part of a list of regions, which has no handles.
 
     Raises:
-        InvalidRequest: A member is missing or not what it has to be.
+        InvalidRequest: A member is missing or wrong.
     """
     if not isinstance(name, str):
-        raise InvalidRequest(f"the name of the region is {clip(repr(name), _SHOWN)}, not a string")
+        raise InvalidRequest(f"name of the region is {clip(repr(name), _SHOWN)}: expected a string")
     size = _unsigned(members, "byte_size")
     if not cuda:
         key = members.get("key")
         if not isinstance(key, str):
-            raise InvalidRequest(f"'key' of the region is {clip(repr(key), _SHOWN)}, not a string")
+            raise InvalidRequest(
+                f"'key' of the region is {clip(repr(key), _SHOWN)}: expected a string"
+            )
         offset = _unsigned(members, "offset") if "offset" in members else 0
         return SharedRegion(name=name, key=key, offset=offset, size_bytes=size)
     device = _unsigned(members, "device_id")
@@ -61,10 +63,10 @@ def read_region(
 def checked_region(
     region: SharedRegion, limits: MessageLimits, *, listed: bool = False
 ) -> SharedRegion:
-    """Return *region* if its texts and its handle may be passed on.
+    """Return *region* if its texts and its handle are allowed.
 
     Raises:
-        InvalidRequest: A character in a name, or the handle's size, is not allowed.
+        InvalidRequest: A character in a name, or the size of the handle, is not allowed.
         TooLarge: A name is too long.
     """
     if not region.name:
@@ -80,10 +82,10 @@ def checked_region(
 
 
 def wanted_regions(call: SharedStatusRequest, reply: Iterable[SharedRegion]) -> list[SharedRegion]:
-    """Return the regions of *reply* that are of the kind and name that *call* asks for.
+    """Return the regions of *reply* with the kind and name that *call* requests.
 
     Raises:
-        RegionNotFound: There is none of this name.
+        RegionNotFound: No region has this name.
     """
     found = [region for region in reply if (region.device is not None) is bool(call.cuda)]
     if not call.region:
@@ -97,10 +99,10 @@ def wanted_regions(call: SharedStatusRequest, reply: Iterable[SharedRegion]) -> 
 def split_shared(
     what: str, parameters: Mapping[str, Parameter], limits: MessageLimits
 ) -> tuple[SharedMemoryData | None, dict[str, Parameter]]:
-    """Return where a tensor lies, None for in the message, and the parameters that are left.
+    """Return a tensor's place, None for the message itself, and its other parameters.
 
     Raises:
-        InvalidRequest: The place is not whole, or not a place.
+        InvalidRequest: The place is incomplete or wrong.
         TooLarge: The region's name is too long.
     """
     left = {key: value for key, value in parameters.items() if key not in KEYS}
@@ -119,12 +121,12 @@ def split_shared(
             raise InvalidRequest(
                 f"{what} has {key} {clip(repr(value), _SHOWN)}: expected a number of bytes"
             )
-    assert type(offset) is int and type(size) is int  # noqa: PT018, S101  # seen to just above
+    assert type(offset) is int and type(size) is int  # noqa: PT018, S101  # checked above
     return SharedMemoryData(region, offset, size), left
 
 
 def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
-    """Return an input as one in shared memory; None where its parameters name no region.
+    """Return an input in shared memory; None where its parameters name no region.
 
     Raises:
         InvalidRequest, TooLarge: As `split_shared`.
@@ -136,12 +138,12 @@ def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
 
 
 def outputs_in_shared_memory(requested: Iterable[RequestedOutput]) -> dict[str, SharedMemoryData]:
-    """Return where outputs shall be put, by name; those in the answer itself are not in it."""
+    """Return the places of outputs by name, without those in the response itself."""
     return {output.name: output.shared for output in requested if output.shared is not None}
 
 
 def join_shared(shared: SharedMemoryData) -> dict[str, Parameter]:
-    """Return the parameters that say where a tensor lies."""
+    """Return the parameters of a tensor's place."""
     found: dict[str, Parameter] = {REGION: shared.region, SIZE: shared.size_bytes}
     if shared.offset:
         found[OFFSET] = shared.offset

@@ -1,4 +1,4 @@
-"""Statistics of models: Triton's message, both ways; its JSON is made of it (texts.py).
+"""Statistics of models to and from Triton's message, which is also the source of its JSON.
 
 Source: Triton statistics extension; docs/protocols/open-inference.md,
 "14. Models, statistics and settings".
@@ -21,19 +21,19 @@ from gateway.ir.statistics import (
 )
 from gateway.schema import open_inference_pb2 as pb
 
-# Of an answer: no limit on messages fits a list of models.
+# Of a response: the limits of messages do not fit a list of models.
 _LISTED = 10_000
 
 
 def to_message(listed: Iterable[ModelStatistics]) -> pb.ModelStatisticsResponse:
-    """Return statistics as the message they travel in."""
+    """Return statistics as a message."""
     return pb.ModelStatisticsResponse(model_stats=[_written(one) for one in listed])
 
 
 def from_message(
     message: pb.ModelStatisticsResponse, limits: MessageLimits
 ) -> tuple[ModelStatistics, ...]:
-    """Return the statistics a message holds.
+    """Return the statistics in a message.
 
     Raises:
         InvalidRequest, TooLarge: A name is not allowed, or there are too many entries.
@@ -65,7 +65,7 @@ def _written(found: ModelStatistics) -> pb.ModelStatistics:
 
 
 def _durations(found: Any) -> dict[str, Any]:
-    """Return the durations of one kind of statistics by name: the message calls them alike."""
+    """Return the durations of one kind of statistics, by their names in the message."""
     return {
         one.name: pb.StatisticDuration(count=value.count, ns=value.ns)
         for one in fields(found)

@@ -1,5 +1,5 @@
 """The JSON and binary forms of Open Inference tensors.
 
-Start with `tensors.py`.  `templates.py` recognises a request that differs from an earlier one in
-its elements only.
+Start with `tensors.py`.  `templates.py` recognises a request that repeats an earlier one with other
+elements.
 """

@@ -27,8 +27,8 @@ _SHOWN = 32
 _REMEMBERED = 1024
 
 
-class NeededWhole(Exception):  # no error: it is read again when all of it is here
-    """A request of which only the head has come has an input that must be looked at."""
+class NeededWhole(Exception):  # not an error: the request is read again when it is complete
+    """A request whose body is incomplete has an input whose elements must be checked."""
 
 
 def is_length(text: str) -> bool:
@@ -37,17 +37,17 @@ def is_length(text: str) -> bool:
 
 
 def too_short(length: int, body_bytes: int) -> MalformedMessage:
-    """Return the error for a body that is shorter than the JSON in it."""
+    """Return the error for a body that is shorter than its JSON."""
     return MalformedMessage(
-        f"{LENGTH_HEADER} is {length}, but the whole body has {body_bytes} bytes"
+        f"{LENGTH_HEADER} is {length}: the complete body has {body_bytes} bytes"
     )
 
 
 def told_length(headers: Headers) -> int | None:
-    """Return the length of the JSON part, whatever that of the body; None for no header.
+    """Return the length of the JSON, without a check against the body; None for no header.
 
     Raises:
-        MalformedMessage: The header is there twice, or is no number.
+        MalformedMessage: The header occurs twice, or is not a number.
     """
     text = headers.get(_LENGTH_KEY)
     if text is None:
@@ -61,23 +61,23 @@ def told_length(headers: Headers) -> int | None:
     return int(text)
 
 
-@lru_cache(_REMEMBERED)  # a few lengths are sent again and again
+@lru_cache(_REMEMBERED)  # messages repeat a few lengths
 def binary_headers(json_bytes: int) -> Headers:
     """Return the headers of a message with a binary part."""
     return Headers((("Content-Type", "application/octet-stream"), (LENGTH_HEADER, str(json_bytes))))
 
 
 class BinaryPart:
-    """The bytes after the JSON, handed out in order; no copies.
+    """The bytes after the JSON, returned in order without copies.
 
     Args:
         kind: "input" or "output", for errors.
         view: Those bytes.
-        has_header: The length header was there.
-        rest: Those bytes, where they are still to come; *view* is empty then.
+        has_header: The message has the length header.
+        rest: The stream of these bytes, where they have not arrived; *view* is empty then.
 
     Attributes:
-        arrives: They are still to come.
+        arrives: They have not arrived.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class BinaryPart:
         self.arrives = rest is not None
 
     def await_(self, name: str, size: Any) -> StreamedData:
-        """Return the next *size* bytes as what they will be; otherwise as `take`."""
+        """Return the next *size* bytes, which have not arrived; otherwise as `take`."""
         self._pass(name, size)
-        assert self._rest is not None  # noqa: S101  # they are still to come
+        assert self._rest is not None  # noqa: S101  # they have not arrived
         return StreamedData(self._rest, self._rest.start + self._at - size, size)
 
     def read(self, name: str, size: Any) -> memoryview:
-        """Return the next *size* bytes, which are the tensor *name*.
+        """Return the next *size* bytes, those of the tensor *name*.
 
         Raises:
-            MalformedMessage: *size* is no size.
-            InvalidTensor: There are not so many bytes left.
+            MalformedMessage: *size* is not a size.
+            InvalidTensor: Fewer bytes are left.
         """
         self._pass(name, size)
         return self._view[self._at - size : self._at]
@@ -119,18 +119,18 @@ class BinaryPart:
             hint = (
                 ""
                 if self._has_header
-                else f"; the header {LENGTH_HEADER} is missing, it says where the JSON ends"
+                else f"; the header {LENGTH_HEADER}, which has the length of the JSON, is missing"
             )
             raise InvalidTensor(
-                f"{self._kind} {name!r} has {BINARY_SIZE} {size}, "
+                f"{self._kind} {name!r} has {BINARY_SIZE} {size}: "
                 f"{missing} bytes of it are missing after the JSON{hint}"
             )
 
     def finish(self) -> None:
-        """Make sure that nothing is left.
+        """Check that no bytes are left.
 
         Raises:
-            MalformedMessage: Something is.
+            MalformedMessage: Some are left.
         """
         left = self._size - self._at
         if left:
@@ -148,8 +148,8 @@ def body_of(
     Args:
         text: The JSON part.
         binary: The binary tensors, in order.
-        always: Send the length header although all of *binary* is empty; Triton's answers then
-            go without it, as plain JSON.
+        always: Send the length header although *binary* is empty; Triton's responses then
+            omit it, as plain JSON.
     """
     filled = binary if all(map(len, binary)) else [view for view in binary if len(view)]
     if filled or (binary and always):

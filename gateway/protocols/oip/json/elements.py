@@ -1,8 +1,8 @@
-"""Tensor elements out of JSON: lists into tensor data. How they are written: json_write.py.
+"""Reads tensor elements from JSON lists; `write.py` writes them.
 
-`data` is flat, or nested exactly as the shape says. Elements are taken strictly: integers for
-integers, true and false for BOOL, numbers for floats, strings (UTF-8) for BYTES. Nothing is
-rounded to an integer, wrapped or guessed. Answers of servers are read with two liberties: `null`
+`data` is flat, or nested exactly as the shape.  Elements are read strictly: integers for
+integers, true and false for BOOL, numbers for floats, strings (UTF-8) for BYTES.  Nothing is
+rounded to an integer, wrapped or guessed.  Two exceptions hold for responses of servers: `null`
 is NaN, and FP16 may be numbers (MLServer).
 
 Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md,
@@ -67,8 +67,8 @@ class ElementReader:
 
     Args:
         kind: "input" or "output", for errors.
-        limits: `bytes_element_size` is enforced here.
-        lenient: Read what servers write, see above.
+        limits: `bytes_element_size` is enforced.
+        lenient: Apply the exceptions for servers.
     """
 
     def __init__(self, kind: str, limits: MessageLimits, *, lenient: bool) -> None:
@@ -84,19 +84,19 @@ class ElementReader:
 
         Args:
             name: The tensor's.
-            datatype: What the elements must be.
-            shape: Checked by `check_shape` already.
+            datatype: Of the elements.
+            shape: Already checked by `check_shape`.
             data: A list, or a simdjson Array.
 
         Raises:
-            InvalidTensor: Element, count or nesting are wrong; names tensor, index and need.
-            TooLarge: A BYTES element is.
+            InvalidTensor: An element, the count or the nesting is wrong.
+            TooLarge: An element of BYTES exceeds the limit.
         """
         if type(data) is list and datatype in _PLAIN and _is_flat(data, shape):
             return self._pack(name, datatype, data)
         if datatype in NOT_IN_JSON and not (self._lenient and datatype is Datatype.FP16):
             raise InvalidTensor(
-                f"{self._kind} {name!r} is {datatype.name}, which JSON has no element for: "
+                f"{self._kind} {name!r} is {datatype.name}, which JSON cannot represent: "
                 "send it as binary tensor data (parameter 'binary_data_size' and header "
                 "'Inference-Header-Content-Length') or over gRPC"
             )
@@ -109,14 +109,14 @@ class ElementReader:
         )
 
     def check_brackets(self, count: int | None) -> None:
-        """Make sure that no proxy held a list where an element belongs.
+        """Check that no proxy contained a list in place of an element.
 
-        `as_buffer` flattens such lists without a word. They show in the number of opening
-        brackets of the text, *count*, once all lists are known: *count* less those outside of
-        data. Brackets in strings make the check slower, not wrong.
+        `as_buffer` flattens such lists silently.  They change the number of opening brackets in
+        the text.  Once all lists are known, *count* is that number without those outside of
+        data.  Brackets in strings make the check slower, not wrong.
 
         Raises:
-            InvalidTensor: One did.
+            InvalidTensor: A proxy did.
         """
         if count is not None and count != self._arrays:
             for name, shape, data in self._proxies:
@@ -147,15 +147,15 @@ class ElementReader:
             raise self._out_of_range(name, datatype, flat) from None
 
     def _forgiven(self, name: str, datatype: Datatype, flat: list[Any]) -> list[Any]:
-        """Return *flat* with null as NaN where that is allowed; raises for the first bad one."""
+        """Return *flat* with null as NaN where that is allowed; raises for the first wrong one."""
         allowed = _KINDS[datatype]
         if self._lenient and datatype.is_float:
             flat = [math.nan if value is None else value for value in flat]
         for index, value in enumerate(flat):
             if type(value) not in allowed:
                 raise InvalidTensor(
-                    f"{self._kind} {name!r} has {_show(value)} at index {index}, "
-                    f"{datatype.name} needs {_WORDS[allowed]}"
+                    f"{self._kind} {name!r} has {_show(value)} at index {index}: "
+                    f"expected {_WORDS[allowed]} for {datatype.name}"
                 )
         return flat
 
@@ -186,7 +186,7 @@ class ElementReader:
                 narrow = _narrowed(values, datatype)
                 if narrow is not None:
                     return ArrayData(narrow.reshape(shape))
-        # Text, or something is wrong: find out what and where.
+        # Text, or a wrong element: find it.
         charge(math.prod(shape))
         return self._pack(name, datatype, self._flatten(name, shape, data.as_list()))
 
@@ -199,7 +199,7 @@ class ElementReader:
             return
         if not shape or size != shape[0]:
             raise self._ragged(name, shape)
-        # Each list is looked at, so they are counted before: nested rightly there are so many.
+        # Each list costs a step, so they are counted first: correct nesting has this number.
         lists, rows = 0, 1
         for dim in shape[:-1]:
             rows *= dim
@@ -213,14 +213,14 @@ class ElementReader:
 
     def _ragged(self, name: str, shape: Shape) -> InvalidTensor:
         return InvalidTensor(
-            f"{self._kind} {name!r} has data nested otherwise than its shape {list(shape)}: "
+            f"{self._kind} {name!r} has data nested differently from its shape {list(shape)}: "
             "expected a flat list, or lists nested exactly as the shape"
         )
 
     def _miscounted(self, name: str, shape: Shape, found: int) -> InvalidTensor:
         return InvalidTensor(
-            f"{self._kind} {name!r} has {found} elements in data, "
-            f"shape {list(shape)} needs {math.prod(shape)}"
+            f"{self._kind} {name!r} has {found} elements in data: "
+            f"expected {math.prod(shape)} for shape {list(shape)}"
         )
 
     def _out_of_range(self, name: str, datatype: Datatype, flat: list[Any]) -> InvalidTensor:
@@ -230,19 +230,19 @@ class ElementReader:
                 struct.pack(one, value)
             except (struct.error, OverflowError):
                 return InvalidTensor(
-                    f"{self._kind} {name!r} has {_show(value)} at index {index}, "
-                    f"which is out of the range of {datatype.name}"
+                    f"{self._kind} {name!r} has {_show(value)} at index {index}: "
+                    f"out of the range of {datatype.name}"
                 )
         raise AssertionError(flat)  # pragma: no cover  # each element alone fits, then all do
 
 
 def packer(datatype: Datatype, count: int) -> Callable[..., bytes]:
-    """Return what makes the wire form of *count* elements, which are numbers or truth values."""
+    """Return a function that packs *count* numbers or booleans into their wire form."""
     return struct.Struct(f"<{count}{CODES[datatype]}").pack
 
 
 def unnested(data: list[Any], shape: Shape) -> list[Any] | None:
-    """Return the elements of lists that are nested exactly as *shape*; None when they are not."""
+    """Return the elements of lists nested exactly as *shape*; None for other nesting."""
     rows = [data]
     for dim in shape:
         for row in rows:
@@ -271,7 +271,7 @@ def _is_nested(data: Any, dims: Shape) -> bool:
 
 
 def _buffer_of(data: Any, datatype: Datatype) -> npt.NDArray[Any] | None:
-    """Return all numbers below *data* as 64-bit ones; None when one is no such number."""
+    """Return all numbers below *data* with 64 bits; None when one does not fit."""
     code = "d" if datatype.is_float else "u" if datatype is Datatype.UINT64 else "i"
     try:
         return np.frombuffer(data.as_buffer(of_type=code), _WIDE[code])
@@ -290,7 +290,7 @@ def _narrowed(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[Any] 
             if values.min() < limits.min or values.max() > limits.max:
                 return None
         return values.astype(dtype)
-    # JSON has no infinity: a cast that would make one is how too large a number shows.
+    # JSON has no infinity: a cast that yields one shows that a number is too large.
     try:
         with np.errstate(over="raise"):
             return values.astype(dtype)

@@ -1,11 +1,11 @@
-"""Reading JSON documents of Open Inference safely, into dictionaries.
+"""Reads JSON documents of Open Inference into dictionaries, with limits.
 
-Here are size, depth, keys and duplicates; what the members mean is in messages.py, tensor elements
-in elements.py. Small documents are read by orjson. In large ones simdjson leaves every `data`
+The limits are on size, depth and keys; `tensors.py` has the meaning of the members, `elements.py`
+the tensor elements.  orjson reads small documents.  In large ones simdjson leaves every `data`
 member as a proxy, so that its elements never become Python objects.
 
-orjson and simdjson both keep one of two equal keys without a word; a second parser might keep the
-other, so duplicates are refused (reliability page, B5).
+orjson and simdjson both keep one of two equal keys silently, and another parser may keep the other,
+so duplicates are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, charge
 
-# Below this orjson is faster, above it simdjson is (performance page, D).
+# Below this size orjson is faster, above it simdjson.
 SIMD_FROM_BYTES: Final = 8192
 
 _TENSOR_LISTS = ("inputs", "outputs")
@@ -36,23 +36,23 @@ _BRACKET = ord("[")
 _FEW_ARRAYS = 256
 _PIECE_BYTES = 1 << 17
 _SHOWN = 64
-# What is larger never becomes Python objects as a whole: that takes up to 40 times its size.
+# A larger document never becomes Python objects: that takes up to 40 times its size.
 _WHOLE_BYTES = 1 << 20
-# Of large documents: bytes that are no tensor data, and steps to find members of unknown name.
+# Of large documents: bytes outside of tensor data, and steps to find unknown members.
 _HELD_BYTES = 1 << 18
 _LOOKUPS = 1 << 23
-# Items that one of these steps is.
+# Work of one of these steps, in items.
 _LOOKUP = 1 / 50
 
 
 @dataclass(slots=True)
 class Document:
-    """A JSON object that was read.
+    """A parsed JSON object.
 
     Attributes:
         members: Its members; `data` of a tensor is a list, or a simdjson Array.
-        arrays_left: Opening brackets in the text that nobody has accounted for yet; None where
-            nothing is left as a proxy. See `elements.read_proxy`.
+        arrays_left: Opening brackets in the text that are not accounted for; None without a
+            proxy.  See `elements.read_proxy`.
     """
 
     members: dict[str, Any]
@@ -68,7 +68,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
         limits: `json_bytes`, `json_depth`, `json_keys` and `tensors` are enforced.
 
     Raises:
-        MalformedMessage: It is not JSON, not an object, or a key comes twice in one object.
+        MalformedMessage: It is not JSON, not an object, or an object has a key twice.
         TooLarge: A limit is exceeded.
     """
     size = view.nbytes
@@ -87,7 +87,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
 
 
 def text_of(view: memoryview) -> bytes:
-    """Return a view as bytes; one of bytes as they were received needs no copy."""
+    """Return a view as bytes, without a copy where it views received bytes."""
     whole = view.obj
     return whole if type(whole) is bytes and len(whole) == view.nbytes else bytes(view)
 
@@ -97,8 +97,8 @@ def _read_small(text: bytes, what: str, limits: MessageLimits) -> dict[str, Any]
         document: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
-    # Each key has one colon outside of strings. So if there are no more colons than keys were
-    # kept, no key came twice and no string holds one; otherwise look closely.
+    # Each key has one colon outside of strings. So as many colons as keys exclude duplicates and
+    # strings with colons; otherwise check each object.
     if text.count(b":") != _count_keys(document):
         check_closely(text, what, limits)
     elif text.count(b"[") + text.count(b"{") > limits.json_depth:
@@ -107,10 +107,10 @@ def _read_small(text: bytes, what: str, limits: MessageLimits) -> dict[str, Any]
 
 
 def read_flat(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
-    """Read one JSON object without tensors in it, whatever its members are called.
+    """Read one JSON object without tensors, whatever its members are.
 
     Raises:
-        MalformedMessage: It is not JSON, not an object, or a key comes twice in one object.
+        MalformedMessage: It is not JSON, not an object, or an object has a key twice.
         TooLarge: It is too long or too deep, or has too many keys.
     """
     text = bytes(view)
@@ -125,7 +125,7 @@ def read_flat(view: memoryview, what: str, limits: MessageLimits) -> dict[str, A
 
 
 def _count_keys(document: dict[str, Any]) -> int:
-    """Count the keys of the objects that Open Inference knows; unknown ones are left out."""
+    """Count the keys of the objects that Open Inference defines, without unknown ones."""
     count = len(document)
     parameters = document.get("parameters")
     if type(parameters) is dict:
@@ -144,10 +144,10 @@ def _count_keys(document: dict[str, Any]) -> int:
 
 
 def check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
-    """Check keys and depth of a text that another parser took, object by object.
+    """Check keys and depth of a text that another parser accepted, object by object.
 
     Raises:
-        MalformedMessage: A key comes twice in one object.
+        MalformedMessage: An object has a key twice.
         TooLarge: Too deep, or an object with too many keys.
     """
     charge(len(text) * OBJECT_BYTE)
@@ -160,7 +160,7 @@ def check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
         return kept
 
     try:
-        # Numbers are not looked at: other parsers have, and int() refuses 4,301 digits.
+        # Numbers are not converted: other parsers did, and int() refuses 4,301 digits.
         document = json.loads(
             text.decode(),
             object_pairs_hook=pairs,
@@ -195,7 +195,7 @@ def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
 
 def _read_large(view: memoryview, what: str, limits: MessageLimits) -> Document:
     try:
-        root = simdjson.Parser().parse(view)  # which makes the one copy, with room behind it
+        root = simdjson.Parser().parse(view)  # makes the only copy, with padding behind it
     except (ValueError, RuntimeError) as error:
         if "DEPTH" in str(error):
             raise _too_deep(what, limits) from error
@@ -203,7 +203,7 @@ def _read_large(view: memoryview, what: str, limits: MessageLimits) -> Document:
             raise MalformedMessage(
                 f"{what} is not JSON, or has an integer beyond 64 bits: {error}"
             ) from error
-        # Not JSON, and orjson knows where; or an integer beyond 64 bits, which a float may be.
+        # Not JSON, and orjson knows the position; or an integer beyond 64 bits, allowed as a float.
         charge(view.nbytes * OBJECT_BYTE)
         return Document(_read_small(text_of(view), what, limits))
     reader = _LargeReader(what, limits)
@@ -227,9 +227,9 @@ def _read_large(view: memoryview, what: str, limits: MessageLimits) -> Document:
 
 
 def _count_arrays(view: memoryview) -> int:
-    """Count opening brackets: where they are few, `find` is eight times as fast as `count`.
+    """Count opening brackets; where they are few, `find` is eight times as fast as `count`.
 
-    Only bytes can be searched so: they are copied piece by piece, which stays in the cache.
+    Only bytes can be searched like this: they are copied in pieces that fit into the cache.
     """
     found = 0
     for start in range(0, view.nbytes, _PIECE_BYTES):
@@ -254,11 +254,11 @@ class _LargeReader:
         self._lookups = 0
 
     def members(self, item: Any, wanted: frozenset[str], depth: int) -> dict[str, Any]:
-        """Return the members of *item*, *depth* levels deep, that are *wanted*; check the others.
+        """Return the *wanted* members of *item*, which is *depth* levels deep; check the others.
 
         Raises:
-            MalformedMessage: A key comes twice in one object.
-            TooLarge: Too many members, or too much in those that are no tensor data.
+            MalformedMessage: An object has a key twice.
+            TooLarge: Too many members, or too many bytes outside of tensor data.
         """
         what = self._what
         check_count(f"keys in an object of {what}", len(item), self._limits.json_keys, "json_keys")
@@ -267,7 +267,7 @@ class _LargeReader:
         if len(found) != len(keys):
             raise MalformedMessage(_twice(what, keys))
         unknown = found - wanted
-        # Looking a member up takes as long as the object has members.
+        # The lookup of a member costs as much as the object has members.
         self._lookups += len(unknown) * len(keys)
         charge(len(unknown) * len(keys) * _LOOKUP)
         if self._lookups > _LOOKUPS:
@@ -289,35 +289,35 @@ class _LargeReader:
     def _value(self, item: Any, key: str) -> Any:
         try:
             return item[key]
-        except KeyError:  # simdjson looks for it up to its first NUL
+        except KeyError:  # simdjson compares it up to its first NUL
             raise MalformedMessage(
-                f"{self._what} has the key {key[:_SHOWN]!r}, which names nothing"
+                f"{self._what} has the key {key[:_SHOWN]!r}, which cannot be read"
             ) from None
 
     def _check_held(self, value: Any, depth: int) -> None:
         if type(value) is not simdjson.Object and type(value) is not simdjson.Array:
             return
-        text: Any = value.mini  # bytes, whatever its stub says
+        text: Any = value.mini  # bytes, unlike in its stub
         self._held_bytes += len(text)
         if self._held_bytes > _HELD_BYTES:
             raise TooLarge(
-                f"{self._what} has more than {_HELD_BYTES} bytes in members that are no tensor "
+                f"{self._what} has more than {_HELD_BYTES} bytes in members other than tensor "
                 "data, which is not allowed",
                 limit="json_bytes",
             )
         if b"{" not in text and text.count(b"[") + depth <= self._limits.json_depth:
-            return  # no keys, and not deep: shapes are such lists
+            return  # no keys, and not deep: such as a shape
         check_closely(b"[" * depth + text + b"]" * depth, self._what, self._limits)
 
 
 def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Document:
     """Read one JSON object as servers write it.
 
-    That is: with NaN and Infinity as bare words (Triton), and with bytes in its strings that are
-    not UTF-8 (Triton); these become lone surrogates, as by `surrogateescape`.
+    That is: with NaN and Infinity as bare words (Triton), and with bytes that are not UTF-8 in
+    its strings (Triton); these become lone surrogates, as with `surrogateescape`.
 
     Raises:
-        MalformedMessage: It is not even that.
+        MalformedMessage: It cannot be read like this either.
         TooLarge: A limit is exceeded.
     """
     try:
@@ -337,7 +337,7 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Docume
 
 
 def read_value(view: memoryview, what: str, limits: MessageLimits) -> Any:
-    """Read any JSON value without tensors in it; of equal keys the last counts.
+    """Read any JSON value without tensors; of equal keys the last counts.
 
     Raises:
         MalformedMessage: It is not JSON.
@@ -393,7 +393,7 @@ def _opening(view: memoryview) -> str:
 def dump(document: Mapping[str, Any] | list[Any] | npt.NDArray[Any]) -> bytes:
     """Write a document; numpy arrays in it become flat or nested lists.
 
-    FP32 values get their shortest text. NaN becomes `null`, and so would infinities.
+    FP32 values have their shortest text.  NaN and infinities become `null`.
     """
-    # Not by keyword, which for a short text costs as much again.
+    # Not by keyword, which doubles the cost for a short text.
     return orjson.dumps(document, None, orjson.OPT_SERIALIZE_NUMPY)

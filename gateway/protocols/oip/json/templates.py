@@ -1,16 +1,16 @@
-"""JSON messages that repeat but for their elements and their id: what else they say is read once.
+"""A cache of JSON messages that repeat except for their elements and their id.
 
-A client sends the same JSON again and again, with other numbers in its `data`, or other bytes
-behind it. Cut out what differs, the *holes*, and what is left is always the same text. The first
-messages of a text are read as all are, by members.py; then a *mould* of it is kept, found by the
-text around the holes, which says where which tensor's elements are. Reading by it is a third of
-the cost. Whatever does not fit its mould is read as all are, and refused in the same words.
+A client repeats the same JSON with other numbers in `data`, or other bytes after it.  Without these
+parts, the *holes*, the text is always the same.  The first messages of a text are parsed
+completely. Then a *template* is cached under the text around the holes; it assigns holes to
+tensors.  To parse by template costs a third.  A message that does not fit its template is parsed
+completely, and has the same errors.
 
-Why that is the same. A hole is a list of numbers, flat or nested, or a plain string. That it is the
-value of one tensor's `data`, or of the message's `id`, is seen by reading the text once more with a
-mark in each hole: JSON is context-free, so any other list or string there leaves all the rest as it
-was. Limits are counted on the text around the holes, or by the tensors' shapes, which stand in it;
-lists are nested as their shape is, or not at all, as they were in the message that a mould is of.
+Why the result is the same: a hole is a list of numbers, flat or nested, or a plain string.  To find
+out that it is the `data` of one tensor, or the `id` of the message, the text is parsed once more
+with a mark in each hole.  JSON is context-free, so another list or string in a hole changes nothing
+else.  Limits apply to the text around the holes, or to the shapes in it.  Lists are flat, or nested
+as their shape, as they were in the message of the template.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ T = TypeVar("T")
 
 _MOULDS: Final = 256
 _MOULD_BYTES: Final = 2048
-# The one group makes `split` give text and hole by turns, and drops the key, which the hole's first
-# byte tells. No letters but those of exponents: no words, so what a list holds is a number.
+# The one group makes `split` alternate between text and hole, and drops the key, which the first
+# byte of the hole implies. The only letters are those of exponents, so a list has only numbers.
 _HOLE: Final = re.compile(
     rb'"(?:data": ?(?=\[)|id": ?(?="))(\[[-+0-9.eE, \[\]]*\]|"[-_.0-9A-Za-z]*")'
 )
 _TEXT: Final = slice(0, None, 2)
 _HOLES: Final = slice(1, None, 2)
-# Stands where a key and its hole were. It is in no JSON: two texts with as many holes and the same
-# text around them have them in the same places.
+# Replaces a key and its hole. It is in no JSON: two texts with the same number of holes and the
+# same text around them have them at the same positions.
 _GAP: Final = b"\0"
 _NOTHING: Final = memoryview(b"")
 _NO_HOLES: Final[Sequence[bytes]] = ()
-# What is in no id and no list of numbers.
+# Not in any id or list of numbers.
 _MARK: Final = rb'"\u0000%d"'
-# Their bytes are looked into, each time.
+# Their bytes are checked in every message.
 _LOOKED_INTO: Final = frozenset({Datatype.BOOL, Datatype.BYTES})
 
 Cut = tuple[bytes, Sequence[bytes], memoryview]
-"""The text around the holes, the holes, and the bytes behind the JSON."""
+"""The text around the holes, the holes, and the bytes after the JSON."""
 
 Read = tuple[T, str, tuple[Tensor, ...]]
-"""What is said beside id and tensors, the id, and the tensors."""
+"""The parsed message without id and tensors, the id, and the tensors."""
 
 
 class _Slot(Struct, frozen=True):
-    """A tensor, and where its elements are.
+    """A tensor, and the position of its elements.
 
     Attributes:
-        pack: Makes raw data of the numbers in a hole; None for a tensor behind the JSON.
-        nested: The numbers are in lists nested as the shape.
-        start: Which hole it is; behind the JSON its first byte there.
-        stop: One byte after its last; the same as *start* where it is in a hole.
+        pack: Converts the numbers of a hole to raw data; None for a tensor after the JSON.
+        nested: The lists of numbers are nested as the shape.
+        start: Index of its hole; position of its first byte after the JSON.
+        stop: Position after its last byte; equal to *start* for a hole.
     """
 
     name: str
@@ -81,12 +81,12 @@ class _Slot(Struct, frozen=True):
 
 
 class _Template(Struct, Generic[T], frozen=True):
-    """What a text says beside its holes.
+    """The parsed text around the holes of a message.
 
     Attributes:
-        id_hole: Which of the holes is the id; None where it is always the same.
-        holes: How many there are.
-        tail_bytes: Behind the JSON.
+        id_hole: Index of the hole with the id; None where the id is part of the text.
+        holes: Number of holes.
+        tail_bytes: Size of the bytes after the JSON.
     """
 
     said: T
@@ -98,11 +98,11 @@ class _Template(Struct, Generic[T], frozen=True):
 
 
 class JsonTemplateCache(Generic[T]):
-    """The moulds of one kind of message.
+    """The templates of one kind of message.
 
     Args:
-        kind: "input" or "output": what its tensors are.
-        limits: Those that messages without a mould are read with.
+        kind: "input" or "output": its tensors.
+        limits: As for messages without a template.
     """
 
     def __init__(self, kind: str, limits: MessageLimits) -> None:
@@ -116,15 +116,16 @@ class JsonTemplateCache(Generic[T]):
         return len(self._kept)
 
     def parse(self, body: memoryview, end: int) -> tuple[Read[T] | None, Cut | None]:
-        """Read a message by its mould; tensors behind the JSON are views of it.
+        """Parse a message by its template; tensors after the JSON are views of it.
 
         Args:
             body: The message.
             end: Of its JSON.
 
         Returns:
-            What it says, None when there is no mould for it, or it does not fit: read it as all
-            are. And what `keep` takes then, None where the message is too long for a mould.
+            The parsed message, None when it has no template or does not fit it: parse it
+            completely.  And the argument of `learn`, None where the message is too long for a
+            template.
         """
         if end > self._most_bytes:
             return None, None
@@ -133,7 +134,7 @@ class JsonTemplateCache(Generic[T]):
             key, tail = text_of(body), _NOTHING
         else:
             key, tail = bytes(body[:end]), body[end:]
-            mould = self._kept_for(key)  # there is one if all elements are behind the JSON
+            mould = self._kept_for(key)  # exists if all elements are after the JSON
         if mould is None:
             pieces = _HOLE.split(key)
             key, holes = _GAP.join(pieces[_TEXT]), pieces[_HOLES]
@@ -146,7 +147,7 @@ class JsonTemplateCache(Generic[T]):
     def _read(
         self, mould: _Template[T], holes: Sequence[bytes], tail: memoryview
     ) -> Read[T] | None:
-        """Fill a mould; None where what lies in a hole does not fit."""
+        """Fill a template; None where the content of a hole does not fit."""
         request_id = mould.id
         if mould.id_hole is not None:
             hole = holes[mould.id_hole]
@@ -162,7 +163,8 @@ class JsonTemplateCache(Generic[T]):
                     values = orjson.loads(holes[slot.start])
                     if slot.nested:
                         values = unnested(values, slot.shape) or ()
-                    # struct counts the numbers, and knows their range; it takes no text, no list.
+                    # struct counts the numbers and checks their range; it accepts no text and no
+                    # list.
                     data = memoryview(slot.pack(*values))
                 tensors.append(
                     Tensor(slot.name, slot.datatype, slot.shape, RawData(data), slot.parameters)
@@ -172,13 +174,13 @@ class JsonTemplateCache(Generic[T]):
         return mould.said, request_id, tuple(tensors)
 
     def learn(self, cut: Cut, said: T, request_id: str, tensors: Sequence[Tensor]) -> None:
-        """Keep the mould of a message that was read as all are, once it has come twice.
+        """Cache the template of a completely parsed message, once it occurs a second time.
 
         Args:
             cut: The message.
-            said: What it says beside its id and its tensors; of nothing but the text.
+            said: The parsed message without id and tensors; depends on the text alone.
             request_id: Its id.
-            tensors: As they were read.
+            tensors: As parsed.
         """
         key, holes, tail = cut
         if not self._kept.should_admit(key):
@@ -194,12 +196,12 @@ class JsonTemplateCache(Generic[T]):
         else:
             if not marks and tail.nbytes == sum(slot.stop - slot.start for slot in slots):
                 mould = _Template(said, request_id, id_hole, len(holes), tail.nbytes, slots)
-        # None is kept too: it says that this text has no mould, and need not be looked at again.
+        # None is cached too: this text has no template.
         self._kept.put(key, mould)
 
 
 def _marked(key: bytes, holes: Sequence[bytes]) -> bytes:
-    """Return the text of a mould with a mark in each hole that is in no message."""
+    """Return the text of a template with a mark in each hole that occurs in no message."""
     text = key.split(_GAP)
     for hole, found in enumerate(holes):
         mark = _MARK % hole
@@ -213,10 +215,10 @@ def _slots(
     marks: dict[str, int],
     holes: Sequence[bytes],
 ) -> tuple[_Slot, ...]:
-    """Return where tensors are; takes their marks out of *marks*.
+    """Return the positions of tensors; removes their marks from *marks*.
 
     Raises:
-        LookupError: The elements of one are in no hole, or looked at each time.
+        LookupError: The elements of a tensor are in no hole, or are checked in every message.
     """
     slots = []
     at = 0

@@ -1,7 +1,7 @@
 """Members of JSON messages: names, parameters, and the tensors of `inputs` and `outputs`.
 
-What requests and answers have in common. Requests are read strictly; answers with `lenient`, since
-servers write `null` members and values that are no parameters (docs/protocols/open-inference.md,
+Requests and responses share them.  Requests are read strictly; responses with `lenient`, because
+servers write `null` members and parameters of other types (docs/protocols/open-inference.md,
 "3. Tensors as JSON").
 """
 
@@ -38,14 +38,14 @@ _SHOWN = 40
 
 
 class TensorReader:
-    """Reads a list of tensors, JSON and binary in any mix.
+    """Reads a list of tensors, JSON and binary in any combination.
 
     Args:
-        kind: "input" or "output": the list is called so with an s.
+        kind: "input" or "output"; the list has its plural as name.
         binary: The bytes after the JSON.
-        limits: All on tensors, names and parameters are enforced.
+        limits: Those on tensors, names and parameters are enforced.
         lenient: Read what servers write.
-        placed: Tensors that are expected in shared memory, by name.
+        placed: Tensors that the caller expects in shared memory, by name.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TensorReader:
 
         Raises:
             MalformedMessage: A member is missing or of a wrong type, or bytes are left over.
-            InvalidTensor: Datatype, shape and data do not agree.
+            InvalidTensor: Datatype, shape and data contradict each other.
             TooLarge: A limit is exceeded.
         """
         kind, limits = self._kind, self._limits
@@ -99,14 +99,14 @@ class TensorReader:
         count = self._count(name, datatype, shape)
         data = member.get("data")
         found = member.get("parameters")
-        if found is None and type(data) is list:  # the usual case, told first
+        if found is None and type(data) is list:  # the usual case first
             data = self._elements.read(name, datatype, shape, data)
             return Tensor(name, datatype, shape, data, NO_PARAMETERS)
         parameters = read_parameters(found, f"{kind} {name!r}", self._limits, lenient=self._lenient)
         if self._kind == "input" and not KEYS.isdisjoint(parameters):
             if data is not None or BINARY_SIZE in parameters:
                 raise InvalidTensor(
-                    f"input {name!r} has data and lies in shared memory: expected one of the two"
+                    f"input {name!r} has data and is in shared memory: expected one of the two"
                 )
         elif BINARY_SIZE in parameters:
             if data is not None:
@@ -128,7 +128,7 @@ class TensorReader:
         )
 
     def _count(self, name: str, datatype: Datatype, shape: Shape) -> int:
-        """Check a shape and return its number of elements; those of BYTES are added up."""
+        """Check a shape and return its number of elements; sums up those of BYTES."""
         count = check_shape(name, datatype, shape, self._limits)
         if datatype is Datatype.BYTES:
             self._items += count
@@ -160,7 +160,7 @@ class TensorReader:
         return Tensor(name, datatype, shape, RawData(view), parameters)
 
     def _elsewhere(self, tensor: Tensor) -> Tensor:
-        """Return a tensor without data as one in shared memory, if that is where it is."""
+        """Return a tensor without data as one in shared memory, if it is there."""
         name = tensor.name
         place = self._placed.get(name)
         if place is not None:
@@ -199,7 +199,7 @@ def text_member(members: Mapping[str, Any], key: str, limits: MessageLimits) -> 
     """Return a text member, checked as a name; "" when absent or null.
 
     Raises:
-        MalformedMessage: It is no text.
+        MalformedMessage: It is not text.
         InvalidRequest: It has control characters.
         TooLarge: It is too long.
     """
@@ -214,7 +214,7 @@ def text_member(members: Mapping[str, Any], key: str, limits: MessageLimits) -> 
 
 
 def is_plain(name: str, limits: MessageLimits) -> bool:
-    """Return whether `check_name` need not look at *name*; saves writing what it is the name of."""
+    """Return whether *name* needs no `check_name`; saves formatting its description."""
     return len(name) <= limits.name_bytes and name.isascii() and name.isprintable()
 
 
@@ -222,7 +222,7 @@ def tensor_name(kind: str, index: int, member: Any, limits: MessageLimits) -> st
     """Return the name of the tensor object *member*.
 
     Raises:
-        MalformedMessage: It is no object, or has no name.
+        MalformedMessage: It is not an object, or has no name.
         InvalidRequest: The name has control characters.
         TooLarge: It is too long.
     """
@@ -237,14 +237,14 @@ def tensor_name(kind: str, index: int, member: Any, limits: MessageLimits) -> st
 
 
 def refuse_twice(kind: str, names: list[str]) -> None:
-    """Refuse a name that comes twice.
+    """Refuse a name that occurs twice.
 
     Raises:
         MalformedMessage: One does.
     """
     if len(set(names)) != len(names):
         name = next(name for index, name in enumerate(names) if name in names[:index])
-        raise MalformedMessage(f"{kind} {name!r} is there twice")
+        raise MalformedMessage(f"{kind} {name!r} occurs twice")
 
 
 def read_parameters(
@@ -259,9 +259,9 @@ def read_parameters(
         lenient: Keep lists and objects as their JSON text.
 
     Raises:
-        MalformedMessage: They are no object, or a value is no scalar.
+        MalformedMessage: They are not an object, or a value is not a scalar.
         InvalidRequest: A name has control characters, or an integer has more than 64 bits.
-        TooLarge: They are too many, or a name is too long.
+        TooLarge: There are too many, or a name is too long.
     """
     if found is None:
         return {}
@@ -284,7 +284,7 @@ def read_parameters(
                     f"parameter {key!r} of {what} is {_show(value)}: "
                     "expected a string, a number, true or false"
                 )
-            # Not orjson: it refuses long integers and what is not UTF-8, which servers write.
+            # Not orjson: it refuses long integers and text that is not UTF-8, which servers write.
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             value = _clean(text)  # noqa: PLW2901
         parameters[key] = value

@@ -1,11 +1,11 @@
-"""Inference messages into JSON text: tensors without their elements, and elements.
+"""Writes inference messages as JSON: tensors without their elements, and elements.
 
-What describes a tensor is the same from message to message: its text is remembered, and messages
-are put together from such texts. Only requests.py and replies.py know in which order.
+Messages repeat the descriptions of tensors, so their text is cached.  `infer_request.py` and
+`infer_response.py` assemble messages.
 
-Written in JSON, NaN becomes `null`, which is what MLServer and KServe write and what tritonclient
-and kserve read as NaN. An infinity would be read as NaN too, so it is refused: who needs infinities
-asks for binary outputs.
+NaN becomes `null`, which MLServer and KServe write, and which tritonclient and kserve read as NaN.
+An infinity would be read as NaN too, so it is refused: clients that need infinities request binary
+outputs.
 
 Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md,
 "3. Tensors as JSON".
@@ -37,27 +37,27 @@ from gateway.wire.json_floats import SHORTEST, has_largest, with_exact_largest
 
 _REMEMBERED: Final = 512
 _BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
-# Of integers: fewer are written faster by way of Python's than by way of an array.
+# Of integers: fewer are written faster by Python than through an array.
 _FEW_BYTES: Final = 512
-# Longer texts go out as they are: another buffer to carry costs less than a copy.
+# Longer texts stay separate: another buffer costs less than a copy.
 _COPIED_BYTES: Final = 1 << 16
 # More numbers than this, some 20 ms of work, are written in pieces.
 _WHOLE: Final = 1 << 18
 _PIECE: Final = 1 << 16
-# Python reads raw elements itself, of either byte order, where it has a code for them.
+# Python reads raw elements itself, in either byte order, where it has a code for them.
 _INTEGERS: Final = {datatype: code for datatype, code in CODES.items() if datatype.is_integer}
 
 
 def tensor_prefix(
     kind: str, name: str, datatype: Datatype, shape: Shape, parameters: Parameters
 ) -> bytes:
-    """Return what is said of a tensor before its data; the object stays open.
+    """Return the text of a tensor before its data; the object is not closed.
 
     Args:
         kind: "input" or "output", whose members have their own order.
         name: Of the tensor.
         datatype: Of its elements.
-        shape: As it is sent.
+        shape: As sent.
         parameters: All that are sent.
     """
     text = _described(kind, name, datatype, shape)
@@ -67,14 +67,14 @@ def tensor_prefix(
 def described_binary(
     kind: str, tensor: Tensor, datatype: Datatype, shape: Shape, size: int
 ) -> bytes:
-    """Return the whole object of a tensor whose *size* bytes stand behind the JSON."""
+    """Return the object of a tensor with *size* bytes after the JSON."""
     if not tensor.parameters:
         return _described_binary(kind, tensor.name, datatype, shape, size)
     parameters = {**tensor.parameters, BINARY_SIZE: size}
     return tensor_prefix(kind, tensor.name, datatype, shape, parameters) + b"}"
 
 
-@lru_cache(_REMEMBERED)  # the same few, message for message
+@lru_cache(_REMEMBERED)  # messages repeat the same few
 def _described(kind: str, name: str, datatype: Datatype, shape: Shape) -> bytes:
     if kind == "input":
         return dump({"name": name, "shape": shape, "datatype": datatype.value})[:-1]
@@ -94,7 +94,7 @@ def put_binary(
     datatype: Datatype,
     shape: Shape,
 ) -> None:
-    """Append the object of a tensor to *text*, and its bytes to what stands behind the JSON."""
+    """Append the object of a tensor to *text*, and its bytes to those after the JSON."""
     data = tensor.data
     view = data.view if type(data) is RawData else as_raw(tensor)
     binary.append(view)
@@ -105,7 +105,7 @@ def put_binary(
 
 
 class JsonTarget(Struct, frozen=True):
-    """Who gets elements in JSON, and what it takes; see `elements_for_json`."""
+    """The target of elements in JSON and what it accepts; see `elements_for_json`."""
 
     kind: str
     hint: str
@@ -116,7 +116,7 @@ class JsonTarget(Struct, frozen=True):
 def append_elements(
     text: list[bytes], taker: JsonTarget, tensor: Tensor, datatype: Datatype, shape: Shape
 ) -> bool:
-    """Append the object of a tensor to *text*, its elements within; as `elements_for_json`.
+    """Append the object of a tensor with its elements to *text*; as `elements_for_json`.
 
     Returns:
         Whether the text of its elements is long.
@@ -141,7 +141,7 @@ def append_elements(
 
 
 def gathered(text: Sequence[bytes]) -> list[bytes]:
-    """Join a text, but for its long pieces."""
+    """Join a text, except for its long pieces."""
     if sum(map(len, text)) <= _COPIED_BYTES:
         return [b"".join(text)]
     buffers: list[bytes] = []
@@ -165,8 +165,8 @@ def elements_text(
         return _flat_text(found) if isinstance(found, np.ndarray) else dump(found)
     flat = _elements(kind, tensor, hint, half=half)
     text = _flat_text(flat)
-    # What is not finite is written as null. To look for that in a short text costs a tenth of
-    # asking numpy; in a long one it is the other way around.
+    # Non-finite values are written as null. To search for them in a short text costs a tenth of
+    # the check by numpy; in a long one it is the other way around.
     is_long = len(text) > _COPIED_BYTES
     if is_long or b"null" in text:
         _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
@@ -178,7 +178,7 @@ def elements_text(
 def _flat_text(flat: npt.NDArray[Any]) -> bytes:
     """Return an array of one dimension as JSON.
 
-    A long one is written piece by piece, for the library keeps the interpreter's lock meanwhile.
+    A long one is written in pieces, because the library keeps the interpreter's lock meanwhile.
     """
     charge(flat.size * JSON_NUMBER)
     if flat.size <= _WHOLE:
@@ -191,9 +191,9 @@ def _flat_text(flat: npt.NDArray[Any]) -> bytes:
 def _few_integers(
     kind: str, name: str, datatype: Datatype, shape: Shape, size: int
 ) -> tuple[bytes, Callable[[memoryview], tuple[int, ...]]] | None:
-    """Return what is said before elements of *size* bytes, and what reads them where they are raw.
+    """Return the text before elements of *size* bytes, and a reader of them where they are raw.
 
-    None for those that are no integers, or are many.
+    None for elements that are not integers, or are many.
     """
     if datatype not in _INTEGERS or size > _FEW_BYTES:
         return None
@@ -209,14 +209,14 @@ def elements_for_json(
 
     Args:
         kind: "input" or "output", for errors.
-        tensor: Datatype and shape known.
-        hint: How else it can be carried; ends the error's sentence.
+        tensor: With datatype and shape.
+        hint: Another way to send it; ends the error's sentence.
         half: FP16 may be written as numbers.
         nan: NaN may be written as `null`: only infinities are refused.
 
     Raises:
-        Unsupported: FP16, BF16, or BYTES that are not UTF-8; it has an infinity, or NaN: names the
-            first index.
+        Unsupported: FP16, BF16, or BYTES that are not UTF-8; an infinity, or NaN; the error has
+            the first index.
     """
     flat = _elements(kind, tensor, hint, half=half)
     if tensor.datatype is not None and tensor.datatype.is_float:
@@ -231,7 +231,7 @@ def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
         return _texts(kind, tensor, hint)
     if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
         raise Unsupported(
-            f"{kind} {tensor.name!r} is {datatype.name}, which JSON has no element for: {hint}"
+            f"{kind} {tensor.name!r} is {datatype.name}, which JSON cannot represent: {hint}"
         )
     data = tensor.data
     if type(data) is RawData and datatype is not None:
@@ -240,10 +240,10 @@ def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
         array = data.array if type(data) is ArrayData else as_numpy(tensor)
         flat = np.ascontiguousarray(array).reshape(-1)
     if not flat.dtype.isnative:
-        # An array may have either byte order; orjson writes the machine's own only.
+        # An array may have either byte order; orjson writes only the machine's own.
         flat = flat.astype(flat.dtype.newbyteorder("="))
     if datatype is _BOOL:
-        # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
+        # Raw bytes other than 0 and 1 are true as well, so numpy must not read them as booleans.
         flat = flat.view(np.uint8) != 0
     if not flat.flags.aligned:
         flat = flat.copy()
@@ -259,8 +259,8 @@ def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
             texts.append(str(item, "utf-8"))  # noqa: PERF401  # its length is the error's index
     except UnicodeDecodeError as error:
         raise Unsupported(
-            f"{kind} {tensor.name!r} has bytes that are not UTF-8 at index {len(texts)}, "
-            f"JSON carries text only: {hint}"
+            f"{kind} {tensor.name!r} has bytes that are not UTF-8 at index {len(texts)}: "
+            f"JSON carries only text, {hint}"
         ) from error
     return texts
 
@@ -272,5 +272,5 @@ def _refuse_non_finite(
     if lost.any():
         index = int(np.argmax(lost))
         raise Unsupported(
-            f"{kind} {name!r} has {flat[index]} at index {index}, which JSON cannot carry: {hint}"
+            f"{kind} {name!r} has {flat[index]} at index {index}, which is not JSON: {hint}"
         )

@@ -37,7 +37,7 @@ def test_a_version_that_triton_reads_as_another_one_is_refused(
 ) -> None:
     """Triton reads the number that a version begins with, and would answer for that one."""
     call = kind(model=ModelRef("m", version))
-    with pytest.raises(InvalidRequest, match="is no whole number"):
+    with pytest.raises(InvalidRequest, match="is not a whole number"):
         codec(DEFAULT_LIMITS, {"dialect": "triton"}).encode_call(call)
 
 

@@ -126,7 +126,7 @@ def test_a_limited_configuration_passes(config: dict[str, Any]) -> None:
         ({"default_model_filename": "m$(id).py"}, "'default_model_filename'"),
         ({"defaultModelFilename": "m$(id).py"}, "'defaultModelFilename'"),
         ({"backend": "python", "parameters": {}}, "'backend', 'parameters'"),
-        ({"max_batch_size": "8"}, "is '8'; expected an integer"),
+        ({"max_batch_size": "8"}, "is '8': expected an integer"),
         ({"max_batch_size": True}, "is True"),
         ({"instance_group": [{"count": 17}]}, "from 1 to 16"),
         ({"instance_group": [{"count": 1}, {"count": 1}]}, "a list of one object"),

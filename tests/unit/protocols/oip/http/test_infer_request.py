@@ -88,30 +88,30 @@ def test_json_data(datatype: str, shape: list[int], data: Any, expected: Any, pa
 
 
 BAD: list[tuple[str, list[int], Any, str]] = [
-    ("INT32", [1], [1.0], "index 0, INT32 needs an integer"),
-    ("INT32", [2], [1, 1.5], "1.5 at index 1, INT32 needs an integer"),
-    ("INT32", [1], ["1"], "'1' at index 0, INT32 needs an integer"),
+    ("INT32", [1], [1.0], "index 0: expected an integer for INT32"),
+    ("INT32", [2], [1, 1.5], "1.5 at index 1: expected an integer for INT32"),
+    ("INT32", [1], ["1"], "'1' at index 0: expected an integer for INT32"),
     ("INT32", [1], [None], "null at index 0"),
-    ("INT32", [1], [True], "true at index 0, INT32 needs an integer"),
-    ("INT32", [1], [2**31], "2147483648 at index 0, which is out of the range of INT32"),
-    ("INT8", [2], [0, 200], "200 at index 1, which is out of the range of INT8"),
-    ("UINT8", [1], [-1], "-1 at index 0, which is out of the range of UINT8"),
-    ("UINT64", [1], [-1], "-1 at index 0, which is out of the range of UINT64"),
+    ("INT32", [1], [True], "true at index 0: expected an integer for INT32"),
+    ("INT32", [1], [2**31], "2147483648 at index 0: out of the range of INT32"),
+    ("INT8", [2], [0, 200], "200 at index 1: out of the range of INT8"),
+    ("UINT8", [1], [-1], "-1 at index 0: out of the range of UINT8"),
+    ("UINT64", [1], [-1], "-1 at index 0: out of the range of UINT64"),
     ("INT64", [1], [2**63], "9223372036854775808 at index 0"),
-    ("FP32", [1], [None], "null at index 0, FP32 needs a number"),
-    ("FP32", [1], ["NaN"], "FP32 needs a number"),
-    ("FP32", [1], [True], "true at index 0, FP32 needs a number"),
-    ("FP32", [2], [0, 1e39], "1e+39 at index 1, which is out of the range of FP32"),
-    ("BOOL", [1], [1], "1 at index 0, BOOL needs true or false"),
-    ("BYTES", [1], [5], "5 at index 0, BYTES needs a string"),
-    ("BYTES", [1], [{"b64": "x"}], "an object at index 0, BYTES needs a string"),
-    ("FP16", [1], [1], "'x' is FP16, which JSON has no element for"),
+    ("FP32", [1], [None], "null at index 0: expected a number for FP32"),
+    ("FP32", [1], ["NaN"], "expected a number for FP32"),
+    ("FP32", [1], [True], "true at index 0: expected a number for FP32"),
+    ("FP32", [2], [0, 1e39], "1e+39 at index 1: out of the range of FP32"),
+    ("BOOL", [1], [1], "1 at index 0: expected true or false for BOOL"),
+    ("BYTES", [1], [5], "5 at index 0: expected a string for BYTES"),
+    ("BYTES", [1], [{"b64": "x"}], "an object at index 0: expected a string for BYTES"),
+    ("FP16", [1], [1], "'x' is FP16, which JSON cannot represent"),
     ("BF16", [1], [1], "binary_data_size"),
-    ("INT32", [2], [1], "1 elements in data, shape [2] needs 2"),
-    ("INT32", [1], [1, 2], "2 elements in data, shape [1] needs 1"),
-    ("INT32", [2, 2], [[1, 2, 3], [4]], "nested otherwise than its shape [2, 2]"),
-    ("INT32", [2, 2], [[1, 2], 3, 4], "nested otherwise"),
-    ("INT32", [4], [[1, 2], [3, 4]], "nested otherwise"),
+    ("INT32", [2], [1], "1 elements in data: expected 2 for shape [2]"),
+    ("INT32", [1], [1, 2], "2 elements in data: expected 1 for shape [1]"),
+    ("INT32", [2, 2], [[1, 2, 3], [4]], "nested differently from its shape [2, 2]"),
+    ("INT32", [2, 2], [[1, 2], 3, 4], "nested differently"),
+    ("INT32", [4], [[1, 2], [3, 4]], "nested differently"),
     ("INT32", [1], [[1]], "a list at index 0"),
     ("INT32", [3], [1, [2, 3], []], "a list at index 1"),
     ("INT32", [1, 3], [[1, [2, 3], []]], "a list at index 1"),
@@ -226,7 +226,7 @@ def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
         ({"inputs": [{**X_JSON, "shape": [4.0]}]}, "'shape' of input 'x' is a list"),
         ({"inputs": [{**X_JSON, "shape": [True]}]}, "'shape' of input 'x'"),
         ({"inputs": [{**X_JSON, "shape": [-1, -4]}]}, "must not be negative"),
-        ({"inputs": [X_JSON, X_JSON]}, "input 'x' is there twice"),
+        ({"inputs": [X_JSON, X_JSON]}, "input 'x' occurs twice"),
         ({"inputs": [{**X_JSON, "parameters": 3}]}, "'parameters' of input 'x' is 3"),
         (
             {"inputs": [{**X_JSON, "parameters": {"a": [1]}}]},
@@ -240,7 +240,10 @@ def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
         ({"inputs": [X_JSON], "id": 5}, "'id' of the message is 5"),
         ({"inputs": [X_JSON], "outputs": 5}, "'outputs' of the message is 5"),
         ({"inputs": [X_JSON], "outputs": [5]}, "output 0 is 5"),
-        ({"inputs": [X_JSON], "outputs": [{"name": "y"}, {"name": "y"}]}, "output 'y' is there"),
+        (
+            {"inputs": [X_JSON], "outputs": [{"name": "y"}, {"name": "y"}]},
+            "output 'y' occurs twice",
+        ),
         (
             {"inputs": [X_JSON], "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]},
             "'binary_data' of output 'y' is 1",
@@ -285,7 +288,7 @@ def test_outputs_are_asked_for_as_classes() -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"inputs": [{**IN_PLACE, "data": [1]}]}, "'x' has data and lies in shared memory"),
+        ({"inputs": [{**IN_PLACE, "data": [1]}]}, "'x' has data and is in shared memory"),
         (
             {"inputs": [{**IN_PLACE, "parameters": {"shared_memory_region": "r"}}]},
             "'x' has shared_memory_byte_size None",
@@ -413,7 +416,7 @@ def test_length_headers_are_compared_with_each_body() -> None:
         if body == text:
             assert codec.decode_call(wire).model is not None
         else:
-            with pytest.raises(GatewayError, match=r"the whole body has|bytes are left"):
+            with pytest.raises(GatewayError, match=r"the complete body has|bytes are left"):
                 codec.decode_call(wire)
 
 

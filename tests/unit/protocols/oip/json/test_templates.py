@@ -194,7 +194,7 @@ def test_an_answer_shorter_than_its_json_is_refused() -> None:
     for _ in range(3):
         reader.decode_reply(ASKED, whole)
     short = HttpResponse(200, whole.headers, (memoryview(text[:-1]),))
-    expected = f"{LENGTH} is {len(text)}, but the whole body has {len(text) - 1} bytes"
+    expected = f"{LENGTH} is {len(text)}: the complete body has {len(text) - 1} bytes"
     assert (MalformedMessage, expected) == answered(reader, short)
 
 
