@@ -21,7 +21,8 @@ models:
   total: {backend: python, options: {callable: "gateway.backends.examples:SequenceSum"}}
 lifecycle: {pre_stop: 0s}
 """
-# The servers once as endpoints of one upstream, and once as weighted targets of a route.
+# The servers once as endpoints of one upstream, and once as weighted targets of a route. They do not
+# show that their models take any sequence id.
 FRONT = """
 version: 1
 listeners: [{{http: "127.0.0.1:0"}}]
@@ -31,8 +32,11 @@ upstreams:
   first: {{url: "oip+grpc://{0}", probe: {{interval: 60s}}}}
   second: {{url: "oip+grpc://{1}", probe: {{interval: 60s}}}}
 routes:
-  - {{match: {{model: endpoints}}, targets: [{{upstream: both, model: total}}]}}
+  - match: {{model: endpoints}}
+    sequence_ids: text
+    targets: [{{upstream: both, model: total}}]
   - match: {{model: weighted}}
+    sequence_ids: text
     targets:
       - {{upstream: first, model: total, weight: 50}}
       - {{upstream: second, model: total, weight: 50}}

@@ -132,7 +132,7 @@ def test_a_wrong_message_keeps_the_connection(model_server: Running) -> None:
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", "this is text, such as HTTP"),
+        (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", "which is text, such as HTTP"),
         (struct.pack("<I", (1 << 20) + 1), "at most 1048576 are allowed"),
         (struct.pack("<I", 0), "declares 0 bytes"),
     ],

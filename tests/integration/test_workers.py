@@ -234,7 +234,7 @@ def test_a_sequence_before_a_model_of_the_process_is_refused(lasting: Running) -
     body = json.loads(BODY) | {"parameters": {"sequence_id": 7, "sequence_start": True}}
     status, answer = get(lasting.url("/v2/models/simple/infer"), body)
     assert 501 == status
-    assert "the gateway has 2 workers" in answer["error"]
+    assert "runs in each of 2 workers" in answer["error"]
 
 
 @pytest.mark.slow
