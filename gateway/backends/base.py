@@ -139,11 +139,6 @@ class Backend(Dispatch, abc.ABC):
         """Whether the model accepts inferences."""
         return self._signature is not None
 
-    @property
-    def has_threads(self) -> bool:
-        """Whether `on_thread` is available."""
-        return self._threads is not None
-
     async def start(self) -> None:
         """Load the model on a thread.
 

@@ -141,7 +141,7 @@ class PythonBackend(Backend):
         finally:
             # A thread that still runs it after the caller left has the last reference to it; so
             # has a model that was stopped. In both cases Python closes the generator.
-            if self.has_threads and (job.thread is None or job.thread.done()):
+            if self._threads is not None and (job.thread is None or job.thread.done()):
                 await self.on_thread(generator.close)  # type: ignore[attr-defined]  # a generator
 
     def _call(self, inputs: Inputs, job: Job) -> Any:

@@ -46,7 +46,12 @@ def demo_config(
     )
     listeners = [main]
     if streams:
-        listeners += _streams()
+        addresses = [
+            {"protocol": name, "address": "127.0.0.1:0"}
+            for name in PROTOCOLS
+            if protocol(name).stream is not None
+        ]
+        listeners.append({"name": STREAMS, "streams": addresses, "default_model": MODELS[0]})
     folder = Path(str(files("gateway.demo"))) / "models"
     return {
         "version": "1",
@@ -56,13 +61,3 @@ def demo_config(
         # No load balancer waits for the demo.
         "lifecycle": {"pre_stop": "0s"},
     }
-
-
-def _streams() -> list[dict[str, Any]]:
-    streams = [
-        {"protocol": name, "address": "127.0.0.1:0"}
-        for name in PROTOCOLS
-        if protocol(name).stream is not None
-    ]
-    listener = {"name": STREAMS, "streams": streams, "default_model": MODELS[0]}
-    return [listener] if streams else []

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gateway.app.errors import StartError
 from gateway.app.workers.channel import WorkerChannel, WorkerSetup, open_channel
@@ -19,47 +19,7 @@ MODULE: Final = "gateway.app.workers.worker"
 _REPLY_TIMEOUT_S: Final = 1.0
 
 
-class WorkerProcess(Protocol):
-    """The supervisor's interface to a worker process.
-
-    Attributes:
-        pid: The process id.
-        metrics: The last metrics that the worker sent.
-    """
-
-    pid: int
-    metrics: Snapshot
-
-    async def wait_started(self) -> Mapping[str, str]:
-        """Wait until the worker listens, and return its addresses.
-
-        Raises:
-            StartError: The worker cannot start.
-        """
-        ...
-
-    async def ready(self) -> bool:
-        """Request the readiness of the worker; return False on timeout."""
-        ...
-
-    async def update_metrics(self) -> None:
-        """Request the metrics of the worker; keep the last ones on timeout."""
-        ...
-
-    def stop(self) -> None:
-        """Send SIGTERM: the worker drains and exits."""
-        ...
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait until the process exits; return its status, negative for a signal."""
-        ...
-
-
-async def launch(setup: WorkerSetup) -> SpawnedWorker:
+async def launch(setup: WorkerSetup) -> WorkerProcess:
     """Start a worker in a new process, without a fork of this one."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -79,11 +39,16 @@ async def launch(setup: WorkerSetup) -> SpawnedWorker:
         )
     channel = await open_channel(ours)
     channel.send_setup(setup)
-    return SpawnedWorker(process, channel)
+    return WorkerProcess(process, channel)
 
 
-class SpawnedWorker:
-    """A real worker process; see `WorkerProcess`."""
+class WorkerProcess:
+    """The supervisor's interface to a worker process.
+
+    Attributes:
+        pid: The process id.
+        metrics: The last metrics that the worker sent.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid

@@ -513,4 +513,4 @@ async def test_stream_left_open_when_the_model_stops_can_be_closed() -> None:
     assert [1] == numbers(await anext(items))
     await model.stop(timeout_s=0.01)
     await close_stream(items)
-    assert not model.has_threads
+    assert model._threads is None

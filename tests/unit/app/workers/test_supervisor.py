@@ -6,6 +6,7 @@ import asyncio
 import errno
 import signal
 from collections.abc import AsyncIterator, Mapping
+from typing import cast
 
 import pytest
 import structlog
@@ -13,7 +14,7 @@ import structlog
 from gateway.app.errors import StartError
 from gateway.app.workers.channel import WorkerSetup
 from gateway.app.workers.restart_policy import RestartPolicy
-from gateway.app.workers.supervisor import Supervisor
+from gateway.app.workers.supervisor import Launch, Supervisor
 from gateway.config.load import LoadedConfig, load_text
 from gateway.telemetry.aggregation import Snapshot
 from tests.fakes import FakeClock, settle
@@ -116,7 +117,9 @@ def clock() -> FakeClock:
 @pytest.fixture
 async def supervisor(nursery: Nursery, clock: FakeClock) -> AsyncIterator[Supervisor]:
     """A supervisor of two workers, which have not been started."""
-    made = Supervisor(LOADED, 2, nursery.launch, restart_policy=AT_ONCE, clock=clock)
+    made = Supervisor(
+        LOADED, 2, cast("Launch", nursery.launch), restart_policy=AT_ONCE, clock=clock
+    )
     yield made
     await made.stop()
 
@@ -278,7 +281,7 @@ async def test_one_that_takes_too_long_is_killed(
 ) -> None:
     """Beyond the time the configuration gives there is an end."""
     monkeypatch.setattr("gateway.app.workers.supervisor._GRACE_S", 0.01)
-    supervisor = Supervisor(LOADED, 2, nursery.launch)
+    supervisor = Supervisor(LOADED, 2, cast("Launch", nursery.launch))
     await supervisor.start()
     nursery.born[0].ends_when_told = False
     assert 1 == await supervisor.stop()
