@@ -7,7 +7,8 @@ because a codec does not know on which side it is used.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -22,7 +23,9 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
+    Decoupled,
     GatewayError,
     InvalidTensor,
     MalformedMessage,
@@ -50,6 +53,7 @@ A_co = TypeVar("A_co", covariant=True)
 _BROKEN = (MalformedMessage, InvalidTensor, TooLarge)
 
 _MARGIN_S = 0.005
+_REMEMBERED = 1024
 
 
 class Client(Protocol[Q_contra, A_co]):
@@ -76,6 +80,7 @@ class Upstream(Generic[Q, A]):
         self._name = name
         self._codec = codec
         self._client = client
+        self._decoupled: set[ModelRef | None] = set()
         self._framing: FramingCodec[Q, A] | None = None
         if isinstance(codec, FramingCodec):
             self._framing = codec
@@ -136,6 +141,8 @@ class Upstream(Generic[Q, A]):
 
     def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the replies; a single one where the protocol has no streams."""
+        if self._codec.prefers_single_reply and call.model not in self._decoupled:
+            return self._single_or_stream(call)
         try:
             wire = self._codec.encode_call(call)
         except SequenceIdTooLarge:
@@ -144,10 +151,34 @@ class Upstream(Generic[Q, A]):
             return self._single_item_stream(call.request.changed(context=call.context))
         return self._items(call, wire)
 
+    async def _single_or_stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        """Return the single reply; of a decoupled model, which has none, the replies of a stream.
+
+        The server refuses before the model runs, so nothing runs twice.
+        """
+        try:
+            yield await self(call.request.changed(context=call.context))
+        except Decoupled as refused:
+            try:
+                wire = self._codec.encode_call(call)
+            except Unsupported as error:
+                text = f"{refused.message}; {error.message}"
+                raise Unsupported(text, model=call.model) from error
+        else:
+            return
+        if len(self._decoupled) >= _REMEMBERED:
+            self._decoupled.clear()
+        self._decoupled.add(call.model)
+        async with aclosing(self._items(call, wire)) as items:
+            async for item in items:
+                yield item
+
     async def _single_item_stream(self, call: InferRequest) -> AsyncIterator[InferResponse]:
         yield await self(call)
 
-    async def _items(self, call: StreamInferRequest, wire: Q) -> AsyncIterator[InferResponse]:
+    async def _items(
+        self, call: StreamInferRequest, wire: Q
+    ) -> AsyncGenerator[InferResponse, None]:
         answers = self._client.stream(wire, deadline=_earlier(call))
         splitter = None if self._framing is None else self._framing.splitter()
         try:

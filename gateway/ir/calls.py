@@ -258,6 +258,8 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
         final: False if more replies follow in a stream.
         batch_size: As in `InferRequest`.
         error: The error of this reply of a stream, which then has no outputs; more may follow.
+        flat_members: Members of Triton's generate extension: outputs where the model has an output
+            of the name, else parameters. `Complete` splits them.
     """
 
     model: ModelRef
@@ -267,6 +269,7 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     final: bool = True
     batch_size: int | None = None
     error: GatewayError | None = None
+    flat_members: Members = field(default_factory=dict)
     origin: Origin | None = None
 
     def changed(self, **fields: Any) -> InferResponse:

@@ -30,10 +30,13 @@ class Codec(abc.ABC, Generic[Q, A]):
     Attributes:
         name: Such as "oip.http"; also the codec name of every origin that it creates.
         needs: What it cannot write a call without; a policy adds that before `encode_call`.
+        prefers_single_reply: An upstream is first asked for a single reply to a stream request,
+            because its streams carry less; a decoupled model is then asked for a stream.
     """
 
     name: str
     needs: frozenset[Need]
+    prefers_single_reply: bool = False
 
     @abc.abstractmethod
     def decode_call(self, wire: Q, request_id: str = "", /) -> Call[Any]:

@@ -18,6 +18,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import (
+    Decoupled,
     GatewayError,
     InvalidRequest,
     MalformedMessage,
@@ -225,6 +226,53 @@ async def test_a_stream_of_a_protocol_without_streams_has_one_answer() -> None:
     found = [item async for item in await upstream(call)]
     assert [("only", True)] == [(item.id, item.final) for item in found]
     assert [("InferRequest", 9.995)] == client.sent
+
+
+class SingleFirst(TextCodec):
+    """Prefers the single reply; a decoupled model refuses to be asked for it."""
+
+    prefers_single_reply = True
+
+    def __init__(self, *, decoupled: bool = False, streams: bool = True) -> None:
+        super().__init__()
+        self._decoupled = decoupled
+        self._streams = streams
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        if isinstance(call, StreamInferRequest) and not self._streams:
+            raise Unsupported("no shape for it")
+        return super().encode_call(call)
+
+    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+        if self._decoupled:
+            raise Decoupled("the model is decoupled")
+        return self.decode_item(STREAM, wire)
+
+
+async def test_a_single_reply_is_preferred_to_a_stream_that_carries_less() -> None:
+    """A model that has one reply gives it the usual way."""
+    client = TextClient("only")
+    found = [item.id async for item in await Upstream("u", SingleFirst(), client)(STREAM)]
+    assert (["only"], ["InferRequest"]) == (found, [text for text, _ in client.sent])
+
+
+async def test_a_decoupled_model_is_asked_for_a_stream_and_remembered() -> None:
+    """It refuses once before it runs; from then on it is asked for a stream at once."""
+    client = TextClient("a", "b")
+    upstream: Upstream[str, str] = Upstream("u", SingleFirst(decoupled=True), client)
+    for _ in range(2):
+        assert ["a", "b"] == [item.id async for item in await upstream(STREAM)]
+    asked = ["InferRequest", "StreamInferRequest", "StreamInferRequest"]
+    assert asked == [text for text, _ in client.sent]
+    assert 2 == client.closed_streams
+
+
+async def test_a_decoupled_model_that_no_stream_reaches_says_why() -> None:
+    """The refusal has the server's words and what the stream cannot carry."""
+    codec = SingleFirst(decoupled=True, streams=False)
+    items = await Upstream("u", codec, TextClient("x"))(STREAM)
+    with pytest.raises(Unsupported, match="the model is decoupled; no shape for it"):
+        await anext(aiter(items))
 
 
 class Halves:

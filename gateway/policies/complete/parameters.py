@@ -1,4 +1,4 @@
-"""Splitting of the members of a generate request into inputs and parameters, by model metadata.
+"""Splitting of flat members into tensors and parameters, by model metadata.
 
 `Complete` gets the metadata.
 
@@ -12,10 +12,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.ir.calls import InferRequest
+from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Parameter
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    Unsupported,
+    UpstreamProtocolError,
+)
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Shape, Tensor, array_tensor, items_tensor
 
@@ -30,15 +35,22 @@ def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequ
     Raises:
         InvalidRequest: A value does not match the datatype or shape of its input, or a list is not
             an input.
+        Unsupported: The model declares no inputs.
     """
     model = call.model or ModelRef("")
     by_name = {declared.name: declared for declared in metadata.inputs}
+    if not by_name:
+        raise Unsupported(
+            f"the server does not report the inputs of model {str(model)!r}: "
+            "expected a declaration of its inputs and outputs (models: NAME: signature)",
+            model=model,
+        )
     inputs, parameters = list(call.inputs), dict(call.parameters)
     for name, value in call.flat_members.items():
         declared = by_name.get(name)
         if declared is not None:
             values = value if isinstance(value, tuple) else (value,)
-            inputs.append(_tensor(model, declared, values))
+            inputs.append(_tensor("input", model, declared, values, InvalidRequest))
         elif isinstance(value, tuple):
             raise InvalidRequest(
                 f"model {str(model)!r} has no input {name!r}, and a parameter cannot be a list of "
@@ -50,12 +62,51 @@ def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequ
     return call.changed(inputs=tuple(inputs), parameters=parameters, flat_members={})
 
 
-def _tensor(model: ModelRef, declared: TensorMetadata, values: Sequence[Parameter]) -> Tensor:
+def split_reply_members(
+    call: InferRequest, reply: InferResponse, metadata: ModelMetadata
+) -> InferResponse:
+    """Return *reply* to *call* with its members as outputs, if the model has an output so named.
+
+    All other members become parameters.
+
+    Raises:
+        UpstreamProtocolError: A value does not match its output, a list is not an output, or a
+            requested output is missing.
+    """
+    model = call.model or reply.model
+    by_name = {declared.name: declared for declared in metadata.outputs}
+    requested = {output.name for output in call.outputs}
+    outputs, parameters = [], dict(reply.parameters)
+    for name, value in reply.flat_members.items():
+        declared = by_name.get(name)
+        if declared is not None:
+            values = value if isinstance(value, tuple) else (value,)
+            if not requested or name in requested:
+                outputs.append(_tensor("output", model, declared, values, UpstreamProtocolError))
+        elif isinstance(value, tuple):
+            raise UpstreamProtocolError(f"model {str(model)!r} has no output {name!r}", model=model)
+        else:
+            parameters[name] = value
+    missing = requested - {output.name for output in outputs}
+    if missing:
+        raise UpstreamProtocolError(
+            f"the response lacks output {min(missing)!r}, which was requested", model=model
+        )
+    return reply.changed(outputs=tuple(outputs), parameters=parameters, flat_members={})
+
+
+def _tensor(
+    kind: str,
+    model: ModelRef,
+    declared: TensorMetadata,
+    values: Sequence[Parameter],
+    failure: type[GatewayError],
+) -> Tensor:
     try:
         return _from_values(declared, values)
     except _MismatchError as error:
-        raise InvalidRequest(
-            f"input {declared.name!r} of model {str(model)!r} {error}", model=model
+        raise failure(
+            f"{kind} {declared.name!r} of model {str(model)!r} {error}", model=model
         ) from None
 
 
@@ -116,6 +167,8 @@ def _number(datatype: Datatype, value: Parameter) -> bool | int | float:
         raise _wrong_type(value, "an integer" if datatype.is_integer else "a number")
     dtype = datatype.numpy_dtype
     info = np.iinfo(dtype) if datatype.is_integer else np.finfo(dtype)
+    if isinstance(value, float) and not math.isfinite(value):  # only a server can send it
+        return value
     # Compare Python numbers: numpy would compare in the range of the datatype.
     kind = int if datatype.is_integer else float
     if not kind(info.min) <= value <= kind(info.max):

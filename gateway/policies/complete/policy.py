@@ -43,7 +43,7 @@ from gateway.policies.complete.datatypes import (
     may_be_substitute,
     substitute_kind,
 )
-from gateway.policies.complete.parameters import split_flat_members
+from gateway.policies.complete.parameters import split_flat_members, split_reply_members
 from gateway.policies.complete.tensors import (
     ALL_NEEDS,
     TensorCompleter,
@@ -72,7 +72,7 @@ _STALE_METADATA_CODES: Final = frozenset(
         ErrorCode.BAD_UPSTREAM,
     }
 )
-_MEMBERS_UNKNOWN: Final = "the request does not distinguish inputs from parameters"
+_MEMBERS_UNKNOWN: Final = "the message does not distinguish tensors from parameters"
 _VERSIONS_UNKNOWN: Final = "the request has a numeric version"
 _ORDER_UNKNOWN: Final = "outputs without names depend on their order"
 
@@ -158,7 +158,12 @@ class Complete:
         except SequenceIdTooLarge as error:
             request = await self._without_sequence(request, error)
             items = await self._inner(call.changed(request=request))
-        if needs or Need.BATCHING in self._needs or self._substitutes is not None:
+        if (
+            needs
+            or Need.BATCHING in self._needs
+            or Need.FLAT_MEMBERS in self._needs
+            or self._substitutes is not None
+        ):
             pending = _PendingCompletion(
                 request.with_context(needs=needs), call.request.batch_size, metadata
             )
@@ -202,7 +207,7 @@ class Complete:
 
     def _is_sufficient(self, reply: InferResponse, needs: frozenset[Need]) -> bool:
         """Return whether *reply* certainly has everything its caller needs."""
-        if self._substitutes is not None or reply.batch_size is not None:
+        if self._substitutes is not None or reply.batch_size is not None or reply.flat_members:
             return False
         return not needs or (needs <= ALL_NEEDS and not is_incomplete(reply.outputs, needs))
 
@@ -263,6 +268,10 @@ class Complete:
     async def _reply(self, pending: _PendingCompletion, reply: InferResponse) -> InferResponse:
         if reply.error is not None:
             return reply
+        if reply.flat_members:
+            model = pending.request.model or reply.model
+            metadata = pending.metadata or await self._get_metadata(model, _MEMBERS_UNKNOWN)
+            reply = split_reply_members(pending.request, reply, metadata)
         substitutes = self._substitutes
         if (
             substitutes is not None

@@ -23,6 +23,8 @@ class Dialect:
         text_only: Its BYTES are text, in the binary form too.
         versions: A path may have a version.
         needs_id: It fails on requests without an id.
+        generate_stream: Its only streams over HTTP are those of the generate extension, and it
+            refuses to be asked for the only reply of a decoupled model.
         infer_stream: It has `infer_stream`: responses as server-sent events.
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         extended: It has Triton's extensions: configuration, statistics and the like.
@@ -38,6 +40,7 @@ class Dialect:
     text_only: bool = False
     versions: bool = True
     needs_id: bool = False
+    generate_stream: bool = False
     infer_stream: bool = False
     index: bool = False
     extended: bool = False
@@ -55,6 +58,7 @@ _TRITON = Dialect(
     control=True,
     signed_parameters=True,
     whole_versions=True,
+    generate_stream=True,
 )
 
 # Triton has the most features: an unknown server is assumed to be one.

@@ -6,7 +6,7 @@ requests.py, replies.py, answers.py, http_errors.py, and those of streams: http_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Origin
+from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -47,10 +47,12 @@ from gateway.protocols.oip.http import management as answers
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.http.errors import error_of_status, error_response
 from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
+from gateway.protocols.oip.http.generate import encode_generate
 from gateway.protocols.oip.http.infer_request import RequestMoulds, decode_request, encode_request
 from gateway.protocols.oip.http.infer_response import ReplyMoulds, decode_response
 from gateway.protocols.oip.http.infer_routes import (
     decode_event,
+    decode_generated,
     decode_inference,
     encode_answer,
     encode_event,
@@ -70,7 +72,7 @@ from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.codec import CutThroughCodec, FramingCodec, StreamCodec, unsupported
 from gateway.wire.errors import HTTP_STATUS
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 
 R = TypeVar("R")
@@ -121,6 +123,9 @@ class HttpCodec(
         checked = check_options(options)
         self._extensions = read_extensions(checked)
         self._dialect = DIALECTS[checked.get("dialect", "auto")]
+        self.prefers_single_reply = self._dialect.generate_stream
+        if self._dialect.generate_stream:
+            self.needs = NEEDS | {Need.FLAT_MEMBERS}
         self._not_ready: int = checked.get("not_ready_status", HTTP_STATUS[ErrorCode.NOT_READY])
         self._not_ready_inference: int = checked.get("not_ready_status", INFERENCE_NOT_READY)
         # KServe fails on requests without an id.
@@ -326,6 +331,8 @@ class HttpCodec(
         if wire.status not in _OK_STATUSES:
             raise error_of_status(call, wire, self._limits)
         try:
+            if self._dialect.generate_stream:
+                return decode_generated(call, wire, self._limits)
             return decode_event(call, self._stream_id(call), wire, self._replies)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
@@ -335,6 +342,11 @@ class HttpCodec(
     def _stream_call(
         self, call: StreamInferRequest, passed: tuple[tuple[str, str], ...]
     ) -> HttpRequest:
+        if self._dialect.generate_stream:
+            pairs = Headers((*JSON_HEADERS.pairs, *passed))
+            body: Sequence[Buffer] = (dump(encode_generate(call.request)),)
+            path = self._model_path(call, "generate_stream")
+            return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
         if not self._dialect.infer_stream:
             raise Unsupported(f"{self._dialect.name} has no streams of tensors over HTTP")
         sent_id = self._stream_id(call)
@@ -396,13 +408,13 @@ class HttpCodec(
         """Return the id that the request of a stream is sent with."""
         return call.request.id or call.context.request_id or self._spare_id
 
-    def _model_path(self, call: Call[Any]) -> str:
+    def _model_path(self, call: Call[Any], action: str | None = None) -> str:
         model = call.model
         if model is None or not model.name:
             raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
         if model.version:
             self._check_version(model)
-        return model_path(model, _MODEL_ACTIONS[type(call)])
+        return model_path(model, _MODEL_ACTIONS[type(call)] if action is None else action)
 
     def _check_version(self, model: ModelRef) -> None:
         if self._dialect.whole_versions:

@@ -9,18 +9,20 @@ exchanges 096 to 099.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Parameter
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.json.parse import read_flat
 from gateway.protocols.oip.json.tensors import text_member
 from gateway.protocols.oip.json.write import elements_for_json
-from gateway.protocols.oip.parameters import split_parameters
+from gateway.protocols.oip.parameters import join_parameters, split_parameters
 from gateway.wire.http import HttpRequest
 
 Members = dict[str, Parameter | tuple[Parameter, ...]]
@@ -31,6 +33,7 @@ _RESERVED: Final = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 )
 _SCALARS: Final = frozenset({bool, int, float, str})
+_WAY_OUT: Final = "connect to the server over gRPC (oip+grpc://)"
 _HINT: Final = "ask with `infer`, and for binary outputs"
 
 
@@ -124,3 +127,54 @@ def _elements(tensor: Tensor) -> Any:
         raise Unsupported(f"output {tensor.name!r} has no datatype or shape: {_HINT}")
     found = elements_for_json("output", tensor, _HINT, nan=True)
     return found[0] if len(found) == 1 else found
+
+
+def encode_generate(call: InferRequest) -> dict[str, Any]:
+    """Return *call* as the extension has it: inputs and parameters as members of one object.
+
+    Raises:
+        Unsupported: An output is requested as classes or in shared memory; a name is one of the
+            extension's own; or an input has a shape or values that it cannot carry.
+    """
+    document: dict[str, Any] = dict(join_parameters(call))
+    if call.id:
+        document["id"] = call.id
+    for output in call.outputs:
+        if output.classes or output.shared is not None:
+            raise _uncarried(f"output {output.name!r} as classes or in shared memory")
+    for tensor in call.inputs:
+        name = tensor.name
+        if name in _OWN or name in _RESERVED or name.startswith("triton_") or name in document:
+            raise _uncarried(f"an input of the name {name!r}")
+        document[name] = _values(tensor)
+    return document
+
+
+def read_members(members: Mapping[str, Any]) -> Members:
+    """Return the members of a response, each a value or a flat list of values.
+
+    Raises:
+        MalformedMessage: One is something else.
+    """
+    found: Members = {}
+    for name, value in members.items():
+        values = value if type(value) is list else [value]
+        if not all(type(each) in _SCALARS for each in values):
+            raise MalformedMessage(f"{name!r} of the response is no value and no flat list of them")
+        found[name] = tuple(values) if type(value) is list else value
+    return found
+
+
+def _values(tensor: Tensor) -> Any:
+    """Return the elements of an input, which Triton gives a shape of one row."""
+    shape = tensor.shape
+    if tensor.datatype is None or shape is None or type(tensor.data) is SharedMemoryData:
+        raise _uncarried(f"input {tensor.name!r}, which is in shared memory or has no datatype")
+    if math.prod(shape[:-1]) != 1 or 0 in shape:
+        raise _uncarried(f"input {tensor.name!r} of shape {list(shape)}, only one row of elements")
+    found = elements_for_json("input", tensor, _WAY_OUT)
+    return found[0] if len(found) == 1 else found
+
+
+def _uncarried(what: str) -> Unsupported:
+    return Unsupported(f"`generate_stream` does not carry {what}: {_WAY_OUT}")

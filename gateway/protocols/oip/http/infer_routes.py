@@ -18,7 +18,7 @@ from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME, context_of
-from gateway.protocols.oip.http.generate import decode_generate, generated
+from gateway.protocols.oip.http.generate import decode_generate, generated, read_members
 from gateway.protocols.oip.http.infer_request import (
     ALL_BINARY,
     ALL_JSON,
@@ -43,6 +43,7 @@ from gateway.wire.http import HttpRequest, HttpResponse
 GENERATED: Final = "generated"
 """Form of an answer to a request of the generate extension."""
 
+_SEQUENCE: Final = ("sequence_id", "sequence_start", "sequence_end")
 _GENERATE: Final = frozenset({"generate", "generate_stream"})
 
 
@@ -121,6 +122,31 @@ def decode_event(
         model = call.model or ModelRef("")
         return InferResponse(model=model, outputs=(), final=False, error=failed)
     return decode_response(call.request, sent_id, wire, moulds).changed(final=False)
+
+
+def decode_generated(
+    call: StreamInferRequest, wire: HttpResponse, limits: MessageLimits
+) -> InferResponse:
+    """Read one event of an upstream's `generate_stream`, whose members may be outputs.
+
+    Raises:
+        MalformedMessage, TooLarge: It cannot be used.
+    """
+    members = dict(read_leniently(wire.view, "an event", limits).members)
+    model = call.model or ModelRef("")
+    if "error" in members and "model_name" not in members:
+        failed = UpstreamError(error_text(wire, limits), model=call.model)
+        return InferResponse(model=model, outputs=(), final=False, error=failed)
+    version = members.pop("model_version", "")
+    for key in ("model_name", "id", *_SEQUENCE):
+        members.pop(key, None)
+    return InferResponse(
+        model=ModelRef(model.name, version if type(version) is str else model.version),
+        outputs=(),
+        id=call.request.id,
+        final=False,
+        flat_members=read_members(members),
+    )
 
 
 def _form(context: Context) -> object:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.calls import InferRequest
+from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest
+from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import as_items, as_numpy
-from gateway.policies.complete.parameters import split_flat_members
+from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
+from gateway.policies.complete.parameters import split_flat_members, split_reply_members
 
 M = ModelRef("m")
 
@@ -120,3 +120,55 @@ def test_a_list_can_be_no_parameter() -> None:
         InvalidRequest, match="'m' has no input 'y', and a parameter cannot be a list"
     ):
         apart({"y": (1, 2)}, declared(Datatype.INT32, (1,)))
+
+
+def test_a_model_that_declares_no_inputs_names_what_to_declare() -> None:
+    """A grps server tells no tensors: the configuration has to."""
+    with pytest.raises(
+        Unsupported, match=r"expected a declaration of its inputs and outputs \(models: NAME"
+    ):
+        apart({"x": "a"})
+
+
+def replied(
+    members: dict[str, Any], *requested: str, outputs: tuple[TensorMetadata, ...]
+) -> InferResponse:
+    call = InferRequest(model=M, outputs=tuple(map(RequestedOutput, requested)))
+    reply = InferResponse(model=M, outputs=(), parameters={"kept": 1}, flat_members=members)
+    return split_reply_members(call, reply, ModelMetadata(name="m", outputs=outputs))
+
+
+Y = TensorMetadata("Y", Datatype.FP32, (-1, 2))
+Z = TensorMetadata("Z", Datatype.BYTES, (1,))
+
+
+def test_members_of_a_reply_are_outputs_where_the_model_has_them() -> None:
+    """Datatype and shape are the model's; other values are parameters."""
+    found = replied({"Y": (1, 2.5, float("nan"), 3), "Z": "a", "k": 7}, outputs=(Y, Z))
+    first, second = found.outputs
+    assert ((2, 2), Datatype.FP32) == (first.shape, first.datatype)
+    assert ["1.0", "2.5", "nan", "3.0"] == [str(each) for each in as_numpy(first).reshape(-1)]
+    assert [b"a"] == as_items(second)
+    assert ({"kept": 1, "k": 7}, {}) == (found.parameters, found.flat_members)
+
+
+def test_only_requested_outputs_of_a_reply_are_kept() -> None:
+    """Servers of generate send all of them."""
+    assert ["Z"] == [o.name for o in replied({"Y": (1, 2), "Z": "a"}, "Z", outputs=(Y, Z)).outputs]
+
+
+@pytest.mark.parametrize(
+    ("members", "requested", "why"),
+    [
+        ({"Y": (1, 2, 3)}, (), "output 'Y' of model 'm' has shape"),
+        ({"Z": 5}, (), "output 'Z' of model 'm' has the value 5"),
+        ({"other": (1, 2)}, (), "has no output 'other'"),
+        ({"Z": "a"}, ("Y",), "lacks output 'Y'"),
+    ],
+)
+def test_a_reply_that_does_not_fit_the_model_is_the_upstreams(
+    members: dict[str, Any], requested: tuple[str, ...], why: str
+) -> None:
+    """Nothing is guessed of an answer that the metadata contradict."""
+    with pytest.raises(UpstreamProtocolError, match=why):
+        replied(members, *requested, outputs=(Y, Z))

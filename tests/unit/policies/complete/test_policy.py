@@ -268,7 +268,9 @@ async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) 
 async def test_without_metadata_members_cannot_be_told_apart() -> None:
     """The error says what the metadata was asked for."""
     model = Model(metadata=Unavailable("gone"))
-    with pytest.raises(Unavailable, match=r"^gone; .* does not distinguish inputs from parameters"):
+    with pytest.raises(
+        Unavailable, match=r"^gone; .* does not distinguish tensors from parameters"
+    ):
         await Complete(model.service, frozenset())(InferRequest(model=M, flat_members={"A": 1}))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Sequence
-from gateway.ir.data import RawData
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.errors import (
     Decoupled,
     GatewayError,
@@ -21,7 +22,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.oip_http import X_JSON, X_RAW, M, X
@@ -195,7 +196,7 @@ def test_this_gateway_is_asked_for_events_without_binary_outputs() -> None:
 
 def test_other_servers_have_no_streams_of_tensors() -> None:
     """They are refused a stream, and asked for one answer (`gateway.upstream`)."""
-    for dialect in ("triton", "kserve", "ovms"):
+    for dialect in ("kserve", "ovms"):
         with pytest.raises(Unsupported, match="no streams of tensors over HTTP"):
             HttpCodec(DEFAULT_LIMITS, {"dialect": dialect}).encode_call(CALL)
 
@@ -272,3 +273,57 @@ def test_parameters_of_an_answer_are_members_of_it() -> None:
     document = json.loads(bytes(LISTENER.encode_reply(call, reply).view))
     assert {"model_name": "m", "model_version": "", "finish": "stop"}.items() <= document.items()
     assert document[X.name] == X_JSON["data"]
+
+
+TRITON = HttpCodec(DEFAULT_LIMITS, {"dialect": "triton"})
+
+
+def test_triton_is_asked_for_a_stream_by_generate() -> None:
+    """Inputs of one row are members, and so are parameters; a client reads the same request."""
+    request = InferRequest(
+        model=ModelRef("m", "2"),
+        id="7",
+        inputs=(
+            array_tensor("A", np.array([[1, 2, 3]], np.int64)),
+            items_tensor("B", (1,), [b"text"]),
+            array_tensor("C", np.array([0.1], np.float32)),
+        ),
+        parameters={"k": 1.5},
+        priority=3,
+    )
+    wire = TRITON.encode_call(StreamInferRequest(model=request.model, request=request))
+    assert ("POST", "/v2/models/m/versions/2/generate_stream") == (wire.method, wire.path)
+    sent = {"k": 1.5, "priority": 3, "id": "7", "A": [1, 2, 3], "B": "text", "C": 0.1}
+    assert sent == json.loads(bytes(wire.view))
+    assert {"k": 1.5, "A": (1, 2, 3), "B": "text", "C": 0.1} == opened(wire).request.flat_members
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"inputs": (array_tensor("A", np.zeros((2, 3), np.int8)),)}, "input 'A' of shape"),
+        ({"inputs": (array_tensor("A", np.zeros((0,), np.int8)),)}, "input 'A' of shape"),
+        ({"inputs": (array_tensor("A", np.zeros((1,), np.float16)),)}, "FP16"),
+        ({"inputs": (array_tensor("A", np.array([np.inf], np.float32)),)}, "'A' has inf"),
+        ({"inputs": (array_tensor("id", np.zeros((1,), np.int8)),)}, "the name 'id'"),
+        ({"inputs": (Tensor("A", X.datatype, (1,), SharedMemoryData("r", 0, 4)),)}, "'A'"),
+        ({"outputs": (RequestedOutput("Y", 2),)}, "output 'Y' as classes"),
+    ],
+)
+def test_what_generate_cannot_carry_is_refused_by_name(changes: Any, what: str) -> None:
+    """The error names it, and the way out."""
+    request = InferRequest(model=M, **changes)
+    with pytest.raises(Unsupported, match=rf"{what}.*oip\+grpc://"):
+        TRITON.encode_call(StreamInferRequest(model=M, request=request))
+
+
+def test_events_of_triton_have_outputs_by_name() -> None:
+    """Which members are outputs the model's metadata tell; its own members are taken out."""
+    event = {"model_name": "x", "model_version": "3", "id": "9", "Y": [1, 2], "Z": "a", "k": True}
+    found = TRITON.decode_item(CALL, HttpResponse(200, body=(json.dumps(event).encode(),)))
+    assert (ModelRef(M.name, "3"), "7", False) == (found.model, found.id, found.final)
+    assert ({"Y": (1, 2), "Z": "a", "k": True}, ()) == (found.flat_members, found.outputs)
+    failed = TRITON.decode_item(CALL, HttpResponse(200, body=(b'{"error": "it broke"}',)))
+    assert "it broke" == str(failed.error)
+    with pytest.raises(MalformedMessage, match="'Y' of the response is no value"):
+        TRITON.decode_item(CALL, HttpResponse(200, body=(b'{"Y": {"a": 1}}',)))
