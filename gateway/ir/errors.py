@@ -94,7 +94,7 @@ class ModelNotFound(NotFound):
 
 
 class VersionNotFound(ModelNotFound):
-    """The model is known, and has no such version."""
+    """The model exists, but not this version of it."""
 
 
 class NoRoute(NotFound):

@@ -1,8 +1,8 @@
-"""The elements of a BYTES tensor that lie in one buffer: found, counted, and put end to end again.
+"""The elements of a BYTES tensor in one buffer: finding, counting and packing them.
 
-A million elements fit in two megabytes. So they are kept as positions, and become views one at a
-time. Where all elements have one length, which one comparison tells, numpy finds them; otherwise
-each length says where the next one stands, and they are found one after the other.
+A million elements fit in two megabytes, so they are stored as positions and become views one at a
+time. If all elements have the same length, numpy finds them with one comparison. Otherwise they are
+found one after the other by their lengths.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import numpy.typing as npt
 from gateway.ir.work import charge
 
 LENGTH: Final = struct.Struct("<I")
-"""Stands before each element in wire form."""
+"""The length before each element in wire form."""
 
-# Fewer are quicker one by one.
+# Up to this number of elements, a loop is faster than numpy.
 _FEW: Final = 32
-# So many are charged at a time, where their number is not known.
+# Number of elements that are charged at a time, if their total is unknown.
 _BLOCK: Final = 4096
-# Of an element that numpy handles.
+# Work units for each element that numpy handles.
 _EVEN: Final = 1 / 32
 
 Positions = npt.NDArray[np.int64]
 
 
 class ItemViews(Sequence[memoryview]):
-    """Elements as views of the buffer that they lie in.
+    """Elements as views of their buffer.
 
     Args:
         view: The buffer.
-        starts: Where each begins.
-        ends: Where each ends; inside the buffer.
+        starts: The start of each element.
+        ends: The end of each element, within the buffer.
     """
 
     __slots__ = ("_ends", "_starts", "_view")
@@ -78,7 +78,7 @@ class ItemViews(Sequence[memoryview]):
         return index, int(lengths[index])
 
     def packed(self) -> memoryview | None:
-        """Return the wire form where all elements have one length and distance; else None."""
+        """Return the wire form if all elements have the same length and distance; else None."""
         starts, count = self._starts, len(self._starts)
         lengths = self._ends - starts
         size = int(lengths[0]) if count else 0
@@ -105,12 +105,12 @@ def longest_of(items: Sequence[bytes | memoryview]) -> tuple[int, int]:
 
 
 def even_length(view: memoryview, count: int, head: bytes | None = None) -> int | None:
-    """Return the length of all *count* elements of *view*; None where they are not of one length.
+    """Return the length of all *count* elements of *view*; None if their lengths differ.
 
     Args:
-        view: Elements, each behind the same bytes.
-        count: Of the elements, which take all of *view*.
-        head: These bytes; None for the length as wire form has it.
+        view: Elements, each after the same prefix.
+        count: Number of elements, which fill *view*.
+        head: The prefix; None for the length in wire form.
     """
     end = view.nbytes
     if count <= _FEW or end % count:
@@ -130,18 +130,18 @@ def even_length(view: memoryview, count: int, head: bytes | None = None) -> int 
 
 
 def even_items(view: memoryview, count: int, head_bytes: int) -> ItemViews:
-    """Return *count* elements of one length, each behind *head_bytes* others."""
+    """Return *count* elements of the same length, each after a prefix of *head_bytes*."""
     step = view.nbytes // count
     ends = np.arange(step, view.nbytes + 1, step, dtype=np.int64)
     return ItemViews(view, ends - (step - head_bytes), ends)
 
 
 def count_items(view: memoryview, expected: int) -> tuple[int, int]:
-    """Walk over elements in wire form; return how many are whole, and where they end.
+    """Count the complete elements in wire form; return their number and the end of the last.
 
     Args:
         view: The elements.
-        expected: More are not looked at.
+        expected: Maximum number of elements to count.
     """
     end = view.nbytes
     if expected > _FEW:
@@ -160,26 +160,26 @@ def count_items(view: memoryview, expected: int) -> tuple[int, int]:
 def walk_items(view: memoryview, expected: int | None) -> tuple[Sequence[memoryview], int]:
     """Find elements in wire form, as `count_items` counts them; return them, and where they end."""
     end = view.nbytes
-    most = end // LENGTH.size if expected is None else min(expected, end // LENGTH.size)
+    limit = end // LENGTH.size if expected is None else min(expected, end // LENGTH.size)
     unpack = LENGTH.unpack_from
     position = 0
     ends: list[int] = []
     while True:
-        begun = len(ends)
-        block = min(most, begun + _BLOCK)
+        before = len(ends)
+        block = min(limit, before + _BLOCK)
         while position + 4 <= end and len(ends) < block:
             stop = position + 4 + unpack(view, position)[0]
             if stop > end:
                 break
             ends.append(stop)
             position = stop
-        if len(ends) - begun > _FEW:
-            charge(len(ends) - begun)
-        if len(ends) < block or block == most:
+        if len(ends) - before > _FEW:
+            charge(len(ends) - before)
+        if len(ends) < block or block == limit:
             break
     if len(ends) <= _FEW:
-        begins = [0, *ends]
-        return [view[begins[at] + 4 : stop] for at, stop in enumerate(ends)], position
+        offsets = [0, *ends]
+        return [view[offsets[at] + 4 : stop] for at, stop in enumerate(ends)], position
     found = np.array(ends, np.int64)
     starts = np.empty_like(found)
     starts[0], starts[1:] = LENGTH.size, found[:-1] + LENGTH.size

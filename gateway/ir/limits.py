@@ -44,9 +44,9 @@ class MessageLimits:
 DEFAULT_LIMITS = MessageLimits()
 
 DOT_SEGMENTS = frozenset({".", ".."})
-"""What servers take for steps when they stand between the slashes of a path."""
+"""Path segments with a special meaning (RFC 3986, 3.3)."""
 
-# How the kinds of names begin that become segments of paths.
+# Prefixes of the kinds of names that become path segments.
 _IN_PATHS = ("model", "version", "region")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _SHOWN = 64
@@ -56,12 +56,12 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
     """Reject a name that is too long or contains control characters or lone surrogates.
 
-    Models, versions and regions stand in the paths of URLs, so they are not called "." or "..".
+    The names of models, versions and regions are path segments, so they must not be "." or "..".
 
     Raises:
         TooLarge: The name has more than *limit_bytes* bytes of UTF-8.
         InvalidRequest: The name contains a character that may break a URL, a header or a log, or
-            it is a step of a path.
+            is a dot segment.
     """
     if name.isascii() and name.isprintable():
         size = len(name)
@@ -77,16 +77,16 @@ def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
         raise TooLarge(f"{kind} has {size} bytes, at most {limit_bytes} are allowed", limit=limit)
     if name in DOT_SEGMENTS and kind.startswith(_IN_PATHS):
         raise InvalidRequest(
-            f"{kind} is {name!r}, which is a step of a path; expected another name"
+            f"{kind} is {name!r}, which is a dot segment of a path; expected another name"
         )
 
 
 def check_folder_name(name: str) -> None:
-    """Refuse to load or unload a model whose name is no plain name of a folder.
+    """Reject loading or unloading a model whose name is not a plain directory name.
 
     Raises:
-        InvalidRequest: It has other characters than letters, digits, ".", "_" and "-" of ASCII, or
-            begins with a dot.
+        InvalidRequest: The name has characters other than ASCII letters, digits, ".", "_" and "-",
+            or starts with a dot.
     """
     if not _FOLDER_NAME.fullmatch(name):
         raise InvalidRequest(

@@ -32,7 +32,7 @@ class ModelMetadata:
         versions: Available versions; empty where the server has none.
         max_batch_size: 0 if the model does not batch; None if unknown.
         labels: Class labels for an output, by output name.
-        configuration: The server's own, where it was asked for batching and has one.
+        configuration: The server's configuration, if the call's needs include BATCHING.
         stateful: The server reports that the model expects sequences.
         decoupled: The server reports that a request may have any number of replies.
     """
@@ -54,7 +54,7 @@ class ModelMetadata:
 
     @property
     def labelled(self) -> frozenset[str]:
-        """The outputs that the server itself has class labels for, as far as it tells."""
+        """The outputs for which the server's configuration has class labels."""
         return frozenset() if self.configuration is None else self.configuration.labelled
 
     @property

@@ -1,7 +1,7 @@
-"""Names of shared-memory segments, left out of error texts.
+"""Redaction of the names of shared memory segments in error texts.
 
-A client that knows the name of a server's own segment can write over it (CVE-2025-23320). Which
-errors are looked at is not decided here.
+A client that knows the name of a server's own segment can overwrite it (CVE-2025-23320). The
+callers decide which errors are redacted.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _REDACTED: Final = "..."
 _KEY = re.compile(r"(\bkey:? )(?:'[^']*(?:'|$)|\"[^\"]*(?:\"|$))", re.IGNORECASE)
 _FOLDER = r"/dev/shm(?:/[^\s'\",;)]*)?"  # noqa: S108  # where Linux keeps segments
 _SEGMENT = re.compile(_FOLDER + r"|triton_python_backend_shm_region[\w.-]*")
-# No codec has this name, so nobody sends the wire form that is left out.
+# No codec has this name, so no codec sends this origin.
 _WITHHELD: Final = Origin("", None)
 
 
 def redact(text: str) -> str:
-    """Return *text* with "..." for the names of shared-memory segments."""
+    """Return *text* with "..." in place of the names of shared memory segments."""
     return _SEGMENT.sub(_REDACTED, _KEY.sub(rf"\1'{_REDACTED}'", text))
 
 
 def redacted_error(error: GatewayError) -> GatewayError:
-    """Return *error* itself, or a copy without the names of segments and without its wire form."""
+    """Return *error*, or a copy without origin if its text has names of segments."""
     message = redact(error.message)
     if message == error.message:
         return error

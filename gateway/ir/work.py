@@ -1,9 +1,9 @@
-"""How much work a message is, counted while it is read or written, and how much is allowed.
+"""Accounting of the work to decode and encode a message, and its limits.
 
-The unit is one *item*: a BYTES element or a text that is handled by itself, about 0.5 us. Codecs
-and conversions `charge` what they are about to do, before they do it. Where nothing is set, all of
-it is done; the event loop sets what it may be held for (gateway/concurrency/offload.py), and a
-message that was compressed has only so many elements (`inflated`).
+The unit is one *item*: a BYTES element or a text that is handled individually, about 0.5 us. Codecs
+and conversions `charge` their work before they do it. The event loop limits it
+(gateway/concurrency/offload.py), and `inflated` limits the elements of a compressed message. By
+default there is no limit.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from gateway.ir.errors import TooLarge
 T = TypeVar("T")
 
 ITEM_S: Final = 0.5e-6
-"""Seconds that one item is expected to take."""
+"""Expected seconds for one item."""
 LIST: Final = 0.6
-"""Items that one nested list of JSON is."""
+"""Items for one nested list of JSON."""
 FIELD: Final = 1
-"""Items that one field of a protobuf message is."""
+"""Items for one field of a protobuf message."""
 JSON_BYTE: Final = 1 / 64
-"""Items that one byte of JSON is, where its numbers become an array."""
+"""Items for one byte of JSON whose numbers become an array."""
 JSON_ELEMENT: Final = 1 / 128
-"""Elements that one byte of JSON is, for the limit of compressed messages."""
+"""Elements for one byte of JSON, for the limit of compressed messages."""
 OBJECT_BYTE: Final = 1 / 16
-"""Items that one byte of JSON is, where all of it becomes Python objects."""
+"""Items for one byte of JSON that becomes Python objects."""
 JSON_NUMBER: Final = 1 / 8
-"""Items that one number is, where it is written as JSON."""
+"""Items for one number that is written as JSON."""
 BYTE: Final = 1 / 500
-"""Items that one byte is, where it is looked at and no more."""
+"""Items for one byte that is only inspected."""
 
 
 class LongWork(Exception):
-    """The work is too long for the event loop; nothing is wrong with it, and it may begin anew."""
+    """The work is too long for the event loop; it may restart on a thread."""
 
 
 class Allowance(Protocol):
-    """What may be done here and now."""
+    """The remaining work that the event loop allows."""
 
     def charge(self, items: float) -> None:
-        """Take *items* of what is left; raises LongWork where that is too little."""
+        """Subtract *items* from the allowance; raise LongWork if it is exhausted."""
         ...
 
 
 class Bound:
-    """What bounds the work that is being done.
+    """The limit of the current work.
 
-    A variable of the context would do the same and cost 0.45 us for each step of a request.
+    A context variable would do the same, but costs 0.45 us for each step of a request.
 
     Attributes:
         allowance: None for no bound.
@@ -67,35 +67,35 @@ _INFLATED: Final[ContextVar[_Elements | None]] = ContextVar("inflated", default=
 
 
 def charge(items: float, elements: float | None = None) -> None:
-    """Count *items* that are about to be handled.
+    """Charge work before it is done.
 
     Args:
-        items: Of work.
-        elements: How many elements of the message they are; as many, if not given.
+        items: Amount of work.
+        elements: Number of elements of the message; *items* by default.
 
     Raises:
-        LongWork: They are too many for the event loop.
-        TooLarge: They are too many for a compressed message of this size.
+        LongWork: The work is too long for the event loop.
+        TooLarge: A compressed message of this size has too many elements.
     """
-    left = _INFLATED.get()
-    if left is not None:
-        left.take(items if elements is None else elements)
+    remaining = _INFLATED.get()
+    if remaining is not None:
+        remaining.charge(items if elements is None else elements)
     allowance = BOUND.allowance
     if allowance is not None:
         allowance.charge(items)
 
 
 class _Elements:
-    """How many elements a message may still have."""
+    """The number of elements that a message may still have."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_remaining",)
 
-    def __init__(self, most: float) -> None:
-        self._left = most
+    def __init__(self, limit: float) -> None:
+        self._remaining = limit
 
-    def take(self, count: float) -> None:
-        self._left -= count
-        if self._left < 0:
+    def charge(self, count: float) -> None:
+        self._remaining -= count
+        if self._remaining < 0:
             raise TooLarge(
                 "the compressed message has too many elements: more than its compressed size "
                 "allows (decompressed_elements)",
@@ -104,15 +104,15 @@ class _Elements:
 
 
 def inflated(elements: float, function: Callable[..., T], /, *args: Any) -> T:
-    """Return what *function* returns for a message that was compressed.
+    """Call *function* for a compressed message, with a limit on its elements.
 
     Args:
-        elements: The most that it may have.
-        function: Reads it.
-        args: Of the function.
+        elements: Maximum number of elements.
+        function: Decodes the message.
+        args: Arguments of the function.
 
     Raises:
-        TooLarge: It has more.
+        TooLarge: The message has more elements.
     """
     token = _INFLATED.set(_Elements(elements))
     try:

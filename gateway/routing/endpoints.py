@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# They say nothing about the endpoint: the caller left, or a limit of the gateway applied.
+# Errors that are independent of the endpoint's health: a cancellation, or a limit of the gateway.
 _NEUTRAL = frozenset({ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
 
 # How long other endpoints are preferred to one that could not be reached.
@@ -101,13 +101,13 @@ class Endpoints:
     available endpoint at once.
 
     Args:
-        name: Of the upstream.
+        name: Name of the upstream.
         endpoints: At least one.
-        picker: How an endpoint is chosen.
-        outliers: When an endpoint is ejected.
+        picker: The load balancing policy.
+        outliers: The conditions for ejecting an endpoint.
         on_ejected: Called at each ejection.
-        sequence_idle_s: How long a sequence stays at its endpoint without a request.
-        sequence_ids: Which ids the sequences of each model may have; None for any.
+        sequence_idle_s: Time without a request after which a sequence may change its endpoint.
+        sequence_ids: The allowed sequence ids of each model; None for any.
         clock: Monotonic seconds; that of `Context.deadline`.
     """
 

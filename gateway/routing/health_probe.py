@@ -33,8 +33,8 @@ class Prober:
     """Updates `endpoint.ready` by periodic probes.
 
     An endpoint is not ready before its first successful probe. A server whose protocol has no
-    readiness call is ready. A server that has become ready is asked who it is: it may be another
-    one than before.
+    readiness call is ready. When a server becomes ready, its metadata are requested, because it may
+    be a different server.
 
     Args:
         upstream: Name for the log.
@@ -42,7 +42,7 @@ class Prober:
         interval_s: Pause between probes; at most half a second while the endpoint is not ready.
         timeout_s: Timeout of a probe.
         report: Called with the result of every probe.
-        identify: Called with the server's metadata, and with None when they are not known any more.
+        identify: Called with the server's metadata, and with None when they become unknown.
         sleep: Waits between probes.
         clock: Monotonic seconds, for deadlines.
     """

@@ -1,7 +1,6 @@
 """Outlier detection: an endpoint whose calls fail gets no calls for a while.
 
-An endpoint is *ejected*, as Envoy calls it, after failures in a row.  A *trial* call reinstates
-it.
+An endpoint is *ejected* (Envoy's term) after consecutive failures. A *trial* call reinstates it.
 """
 
 from __future__ import annotations
@@ -9,24 +8,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# A timeout counts when the endpoint needed so many times its usual latency: the short deadline of
-# one caller says nothing about the endpoint.
+# A timeout counts if the call took this multiple of the endpoint's usual latency, because the
+# short deadline of one caller does not depend on the endpoint.
 _SLOW_FACTOR = 5.0
-# Without a usual latency, and at most, a timeout counts from here on.
+# A timeout after this time always counts.
 _SLOW_S = 1.0
 _LATENCY_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierDetection:
-    """When an endpoint is ejected, and for how long; times in seconds.
+    """The conditions for ejecting an endpoint, and the duration of ejections.
 
     Attributes:
-        consecutive_failures: UNAVAILABLE, resets and connect failures in a row; 0 for never.
-        consecutive_timeouts: Passed deadlines in a row; 0 for never.
-        base_ejection_s: Length of the first ejection; each that follows is longer by as much.
-        max_ejection_s: Longest ejection.
-        max_ejection_percent: Largest share of the endpoints, rounded up.
+        consecutive_failures: Consecutive UNAVAILABLE errors, resets and connect failures; 0 to
+            disable.
+        consecutive_timeouts: Consecutive exceeded deadlines; 0 to disable.
+        base_ejection_s: Duration of the first ejection; each further ejection is longer by it.
+        max_ejection_s: Maximum duration.
+        max_ejection_percent: Maximum percentage of ejected endpoints, rounded up.
     """
 
     consecutive_failures: int = 5
@@ -36,7 +36,7 @@ class OutlierDetection:
     max_ejection_percent: float = 50.0
 
     def max_ejected(self, endpoints: int) -> int:
-        """Return how many of *endpoints* may be ejected at a time; one always stays."""
+        """Return the maximum number of ejected endpoints of *endpoints*; one always remains."""
         return min(math.ceil(endpoints * self.max_ejection_percent / 100), endpoints - 1)
 
 
@@ -45,17 +45,17 @@ OFF = OutlierDetection(consecutive_failures=0, consecutive_timeouts=0)
 
 
 class EndpointHealth:
-    """What the calls of one endpoint tell about it.
+    """The health of one endpoint, derived from its calls.
 
-    After an ejection the endpoint gets one trial call: when the time is over, or as soon as a probe
-    succeeds.  The trial ends the ejection, or prolongs it.  After a failed trial only time allows
-    the next one: a server whose probes succeed while its calls hang costs few callers their time.
+    An ejected endpoint gets one trial call when the ejection expires, or when a probe succeeds. The
+    trial ends or extends the ejection. After a failed trial, a successful probe allows no further
+    trial: the probes of a server may succeed although its calls hang.
 
     Attributes:
-        failures: Failures in a row.
-        timeouts: Timeouts in a row.
-        ejections: Ejections in a row.
-        ejected_until: On the clock of calls; None while the endpoint is not ejected.
+        failures: Consecutive failures.
+        timeouts: Consecutive timeouts.
+        ejections: Consecutive ejections.
+        ejected_until: On the clock of calls; None if the endpoint is not ejected.
     """
 
     __slots__ = (
@@ -87,27 +87,27 @@ class EndpointHealth:
         return not self.has_trial_call and (now >= self.ejected_until or self._has_early_trial)
 
     def begin(self) -> None:
-        """Note a call to the endpoint: to an ejected one it is the trial."""
+        """Record the start of a call, which is the trial of an ejected endpoint."""
         if self.ejected_until is not None:
             self.has_trial_call = True
             self._has_early_trial = False
 
     def allow_trial(self) -> None:
-        """Note a successful probe: the first trial of an ejection need not wait."""
+        """Record a successful probe, which allows the first trial of an ejection."""
         if self.ejected_until is not None and self._can_try_early:
             self._has_early_trial = True
 
     def note_unreachable(self, until: float) -> None:
-        """Note that the endpoint could not be reached: others are preferred until then."""
+        """Record that the endpoint is unreachable: prefer others until this time."""
         self._unreachable_until = until
 
     def note_success(self, now: float, latency_s: float | None, rules: OutlierDetection) -> bool:
-        """Note a reply, an error of the caller included; return whether an ejection has ended.
+        """Record a reply, or an error of the caller; return whether this ends an ejection.
 
         Args:
             now: On the clock of calls.
-            latency_s: Of the call; None where it says nothing, as for a stream.
-            rules: After how long ejections are forgotten.
+            latency_s: Latency of the call; None if it is not meaningful, as for a stream.
+            rules: Defines when previous ejections are forgotten.
         """
         was_ejected = self.ejected_until is not None
         if was_ejected and not self.has_trial_call:
@@ -120,16 +120,16 @@ class EndpointHealth:
         elif self.ejections and now >= self._reinstated_at + rules.base_ejection_s * self.ejections:
             self.ejections = 0
         if latency_s is not None:
-            known = self._latency_s or latency_s
-            self._latency_s = known + _LATENCY_WEIGHT * (latency_s - known)
+            average_s = self._latency_s or latency_s
+            self._latency_s = average_s + _LATENCY_WEIGHT * (latency_s - average_s)
         return was_ejected
 
     def is_slow(self, latency_s: float) -> bool:
-        """Return whether a call that timed out after *latency_s* had more than the usual time."""
+        """Return whether a call that timed out after *latency_s* took unusually long."""
         return latency_s >= min(_SLOW_S, _SLOW_FACTOR * self._latency_s or _SLOW_S)
 
     def should_eject(self, rules: OutlierDetection) -> bool:
-        """Return whether the failures in a row, or a failed trial, call for an ejection."""
+        """Return whether consecutive failures, or a failed trial, require an ejection."""
         return (
             self.has_trial_call
             or 0 < rules.consecutive_failures <= self.failures
@@ -137,11 +137,11 @@ class EndpointHealth:
         )
 
     def eject(self, rules: OutlierDetection, now: float) -> float:
-        """Eject the endpoint; return for how many seconds."""
+        """Eject the endpoint; return the duration in seconds."""
         self.ejections += 1
         self.failures = self.timeouts = 0
         self._can_try_early = not self.has_trial_call
         self.has_trial_call = self._has_early_trial = False
-        length_s = min(rules.base_ejection_s * self.ejections, rules.max_ejection_s)
-        self.ejected_until = now + length_s
-        return length_s
+        duration_s = min(rules.base_ejection_s * self.ejections, rules.max_ejection_s)
+        self.ejected_until = now + duration_s
+        return duration_s

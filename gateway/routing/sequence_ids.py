@@ -1,7 +1,7 @@
-"""SequenceIdTypes: refuses a sequence id whose type is not the one that the model is given ids in.
+"""SequenceIdTypes: rejects a sequence id whose type does not match the model's.
 
-A model may have its sequence ids in an input of its own, the control CONTROL_SEQUENCE_CORRID, which
-has a datatype. Triton writes a text id over a number without a check and ends, or hangs.
+A model may receive its sequence ids in the control input CONTROL_SEQUENCE_CORRID, which has a
+datatype. Triton writes a text id over a number without a check, and crashes or hangs.
 
 Source: docs/protocols/open-inference.md, "9. Parameters and headers".
 """
@@ -20,14 +20,14 @@ from gateway.ir.errors import DeadlineExceeded, GatewayError, InvalidRequest
 from gateway.service import Service
 
 _MAX_MODELS = 1024
-# An ensemble hands a sequence id on to the models of its steps.
+# An ensemble passes a sequence id to the models of its steps.
 _MAX_STEPS = 64
 _CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
 _TEXT = "TYPE_STRING"
 
 
 class IdType(enum.Enum):
-    """The type that the ids of a model's sequences must have."""
+    """The required type of a model's sequence ids."""
 
     ANY = "any"
     NUMBER = "a number"
@@ -36,13 +36,13 @@ class IdType(enum.Enum):
 
 
 class SequenceIdTypes:
-    """Asks for the configuration of a model once, and holds the ids of its sequences to it.
+    """Checks sequence ids against the model's configuration, which it caches.
 
     Args:
-        allows_unknown: Whether the call in progress may have a text id where the upstream does not
-            show the configuration.
-        ttl_s: Time for which the type of a model's ids is remembered.
-        timeout_s: Longest time of the question.
+        allows_unknown: Whether the current call may have a text id if the upstream does not report
+            the configuration.
+        ttl_s: Time for which the type of a model's ids is cached.
+        timeout_s: Timeout of the call for the configuration.
         clock: Monotonic seconds.
     """
 
@@ -61,22 +61,22 @@ class SequenceIdTypes:
         self._types: BoundedDict[ModelRef, tuple[float, IdType]] = BoundedDict(_MAX_MODELS)
 
     async def check(self, model: ModelRef, sequence: Sequence, upstream: Service) -> None:
-        """Refuse an id of the wrong type.
+        """Reject an id of the wrong type.
 
         Args:
             model: The model at *upstream*.
-            sequence: Of the request.
-            upstream: Asked for the configuration, if that is not known.
+            sequence: The sequence of the request.
+            upstream: Provides the configuration if it is not cached.
 
         Raises:
-            InvalidRequest: The id has the wrong type, or is text and the right type is unknown.
-            GatewayError: The upstream cannot be reached now.
+            InvalidRequest: The id has the wrong type, or is text and the required type is unknown.
+            GatewayError: The upstream is not available.
         """
-        known = self._types.get(model)
-        if known is not None and self._clock() < known[0]:
-            found = known[1]
+        cached = self._types.get(model)
+        if cached is not None and self._clock() < cached[0]:
+            found = cached[1]
         else:
-            found = await self._ask(model, upstream)
+            found = await self._look_up(model, upstream)
         is_text = isinstance(sequence.id, str)
         if found is (IdType.NUMBER if is_text else IdType.TEXT):
             raise InvalidRequest(
@@ -93,10 +93,10 @@ class SequenceIdTypes:
             )
 
     def forget(self) -> None:
-        """Ask again about every model: one has been loaded, and may be a step of others."""
+        """Discard all cached types, because a loaded model may be a step of others."""
         self._types.clear()
 
-    async def _ask(self, model: ModelRef, upstream: Service) -> IdType:
+    async def _look_up(self, model: ModelRef, upstream: Service) -> IdType:
         try:
             found = await self._type_of(model, upstream)
         except GatewayError as error:
@@ -110,8 +110,7 @@ class SequenceIdTypes:
         pending, seen, types = [model], {model}, set[str]()
         context = Context(deadline=self._clock() + self._timeout_s)
         while pending:
-            question = ModelConfigRequest(model=pending.pop(), context=context)
-            configuration = await upstream(question)
+            configuration = await upstream(ModelConfigRequest(model=pending.pop(), context=context))
             if configuration.is_withheld:
                 return IdType.UNKNOWN
             types.update(_control_types(configuration.document))
@@ -127,7 +126,7 @@ class SequenceIdTypes:
 
 
 def _control_types(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the data types of the inputs that a model has sequence ids in."""
+    """Yield the data types of the inputs that receive sequence ids."""
     batching = document.get("sequence_batching")
     if not isinstance(batching, Mapping):
         return

@@ -36,9 +36,9 @@ def record_route(name: str) -> None:
 
 
 def current_route() -> str:
-    """Return the route of the call in progress; "" where nobody has wanted to know."""
-    taken = CALL_PATH.get()
-    return "" if taken is None else taken.route
+    """Return the route of the current call; "" if it has no record."""
+    path = CALL_PATH.get()
+    return "" if path is None else path.route
 
 
 def record_target(name: str) -> None:

@@ -101,7 +101,7 @@ class Metrics:
         )
         self._withheld = Counter(
             "gateway_upstream_withheld_cancellations",
-            "gRPC calls that nobody waited for any more, and that were not cancelled.",
+            "Abandoned gRPC calls that were not cancelled at the upstream.",
             ("upstream",),
             registry=self.registry,
         )

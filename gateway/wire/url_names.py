@@ -23,7 +23,7 @@ def decoded_name(kind: str, text: str, limits: MessageLimits) -> str:
 
     Raises:
         MalformedMessage: It is not percent-encoded UTF-8.
-        InvalidRequest: It has control characters, or is a step of a path.
+        InvalidRequest: It has control characters, or is a dot segment.
         TooLarge: It is too long.
     """
     if not text.isascii() or "%" in text:

@@ -97,7 +97,7 @@ def test_counts() -> None:
 @pytest.mark.parametrize("name", [".", ".."])
 def test_a_step_of_a_path_names_nothing_in_it(kind: str, name: str) -> None:
     """What stands in paths of URLs is not called as a step in them; a tensor may be."""
-    with pytest.raises(InvalidRequest, match="is a step of a path"):
+    with pytest.raises(InvalidRequest, match="is a dot segment of a path"):
         check_name(kind, name, 100, "name_bytes")
     check_name("tensor name", name, 100, "name_bytes")
 

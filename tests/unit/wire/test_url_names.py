@@ -30,9 +30,9 @@ def test_names_are_decoded(text: str, name: str) -> None:
         ("%zz", MalformedMessage, "not percent-encoded"),
         ("%ff", MalformedMessage, "not UTF-8"),
         ("a%00", InvalidRequest, r"U\+0000"),
-        ("..", InvalidRequest, "is a step of a path"),
-        ("%2e%2E", InvalidRequest, "is a step of a path"),
-        ("%2e", InvalidRequest, "is a step of a path"),
+        ("..", InvalidRequest, "is a dot segment of a path"),
+        ("%2e%2E", InvalidRequest, "is a dot segment of a path"),
+        ("%2e", InvalidRequest, "is a dot segment of a path"),
         ("n" * 256, TooLarge, "at most 255"),
     ],
 )
