@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import structlog
@@ -24,7 +25,7 @@ from gateway.registry import PROTOCOLS, protocol
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import ConnectionCount, MemoryBudget
+from gateway.transports.admission import ConnectionCount, MemoryBudget, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
     HttpClient,
@@ -126,7 +127,7 @@ def build_listener(
             budget=shared.budget,
             fallback=_fallback(config, messages, shared),
             ssl_context=_ssl_context(config.tls, shared.directory),
-            refused=partial(_count_rejected, shared.metrics, "http"),
+            refused=partial(RejectionLog(shared.metrics, config.name).count, "http"),
             reuse_port=shared.reuse_port,
         )
     if config.grpc is not None:
@@ -139,7 +140,7 @@ def build_listener(
             limits=limits,
             budget=shared.budget,
             tls=None if config.tls is None else _server_tls(config.tls, shared.directory),
-            refused=partial(_count_rejected, shared.metrics, "grpc"),
+            refused=partial(RejectionLog(shared.metrics, config.name).count, "grpc"),
             reuse_port=shared.reuse_port,
         )
     for stream in config.streams:
@@ -207,7 +208,7 @@ def _stream_server(
         if stream.address.tcp is None
         else _ssl_context(config.tls, shared.directory),
         mode=int(stream.mode, 8),
-        refused=partial(_count_rejected, shared.metrics, "stream"),
+        refused=partial(RejectionLog(shared.metrics, config.name).count, "stream"),
         beside=_shared_port(spec, config, service, limits, shared),
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
@@ -234,7 +235,7 @@ def _shared_port(
             mounts=[HttpMount(spec.stream.http_prefixes, frontend, spec.http.root)],
             limits=limits[0],
             budget=budget,
-            refused=partial(_count_rejected, metrics, "http"),
+            refused=partial(RejectionLog(metrics, config.name).count, "http"),
             listens=False,
             count=count,
         )
@@ -248,7 +249,7 @@ def _shared_port(
             [GrpcMount(spec.stream.grpc_methods, frontend)],
             limits[0],
             budget,
-            refused=partial(_count_rejected, metrics, "grpc"),
+            refused=partial(RejectionLog(metrics, config.name).count, "grpc"),
             listens=False,
             count=count,
         )
@@ -307,8 +308,31 @@ def _grpc_address(address: Address) -> str:
     return str(address) if address.host else f"[::]:{address.port}"
 
 
-def _count_rejected(metrics: Metrics, carrier: str, error: GatewayError) -> None:
-    metrics.rejected(carrier, error)
+class RejectionLog:
+    """Counts what reaches no frontend, and logs refused connections, once a second at most."""
+
+    def __init__(self, metrics: Metrics, listener: str) -> None:
+        self._metrics = metrics
+        self._listener = listener
+        self._logged = 0.0
+        self._unlogged = 0
+
+    def count(self, carrier: str, error: GatewayError) -> None:
+        """Count *error*."""
+        self._metrics.rejected(carrier, error)
+        if not isinstance(error, TooManyConnections):
+            return
+        now = monotonic()
+        self._unlogged += 1
+        if now - self._logged >= 1.0:
+            log.warning(
+                "connections refused",
+                listener=self._listener,
+                address=error.address,
+                limit=error.limit,
+                count=self._unlogged,
+            )
+            self._logged, self._unlogged = now, 0
 
 
 def _check_exposure(config: ListenerConfig, address: Address | StreamAddress, strict: bool) -> None:

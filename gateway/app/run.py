@@ -12,6 +12,7 @@ from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
 from gateway.telemetry import log as logs
+from gateway.transports.net.sockets import raise_descriptor_limit
 
 
 def run(
@@ -40,6 +41,7 @@ def run(
 def prepare(slot: WorkerSlot) -> None:
     """Configure this process for serving; call it before the event loop exists."""
     require_fast_runtime()
+    raise_descriptor_limit()
     keep_large_buffers(default_budget(slot) // 4)
     shorten_switch_interval()
 

@@ -44,10 +44,13 @@ class ServerLimitsConfig(Model):
     body_chunks: int | None = Field(None, ge=1)
     """Largest number of chunks in an HTTP/1 body with chunked transfer coding.
     Default: `65536`."""
-    connections: int | None = Field(None, ge=1)
-    """Largest number of open connections. Further connections are refused. Default: `1024`."""
-    connections_per_address: int | None = Field(None, ge=1)
-    """Largest number of open connections from one client address. Default: `256`."""
+    connections: int | None = Field(None, ge=0)
+    """Largest number of open connections. Further connections are answered with 503, or with GOAWAY
+    over gRPC, and closed. `0` means half of the file descriptors of the process. Default: `0`."""
+    connections_per_address: int | None = Field(None, ge=0)
+    """Largest number of open connections from one client address. In a sidecar and behind a load
+    balancer all clients have one address. `0` means as many as `connections` if that is set, and
+    otherwise half of them. Default: `0`."""
     requests_in_flight: int | None = Field(None, ge=1)
     """Largest number of requests that are processed at the same time. Further requests wait in a
     queue. Default: `256`."""

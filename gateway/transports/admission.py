@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from typing import Any
+from typing import Any, Final
 
 from gateway.ir.errors import Overloaded
-from gateway.transports.net.sockets import descriptors_short
+from gateway.transports.net.sockets import descriptors_short, max_descriptors
 
 
 class MemoryBudget:
@@ -183,12 +183,22 @@ class ConcurrencyLimiter:
         )
 
 
+DESCRIPTORS: Final = "descriptors"
+"""Name of the limit on descriptors of the process."""
+
+
 class ConnectionCount:
-    """Counts the connections of one listener, in all and by client address."""
+    """Counts the connections of one listener, in all and by client address.
+
+    Args:
+        limit: Connections at once; 0 for half of the descriptors of the process.
+        limit_per_address: Of them from one address; 0 for all of them, or for half of them where
+            *limit* is 0 too.
+    """
 
     def __init__(self, limit: int, limit_per_address: int) -> None:
-        self._limit = limit
-        self._limit_per_address = limit_per_address
+        self._limit = limit or max_descriptors() // 2
+        self._limit_per_address = limit_per_address or limit or max(1, self._limit // 2)
         self._of: Counter[str] = Counter()
         self.total = 0
 
@@ -232,7 +242,23 @@ def connection_refusal(
     """
     limit = count.exceeded(address)
     if limit is None and not reserve and descriptors_short(transport.get_extra_info("socket")):
-        limit = "descriptors"
+        limit = DESCRIPTORS
     if limit is None:
         return None
-    return Overloaded(f"too many connections, limit {limit}", limit=limit)
+    return TooManyConnections(
+        f"too many connections from {address or 'clients'} (limit {limit})", address, limit
+    )
+
+
+class TooManyConnections(Overloaded):
+    """A connection is one too many.
+
+    Args:
+        message: As for every `GatewayError`.
+        address: Of the client.
+        limit: Name of the limit.
+    """
+
+    def __init__(self, message: str, address: str, limit: str) -> None:
+        super().__init__(message, limit=limit)
+        self.address = address

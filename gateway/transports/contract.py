@@ -30,6 +30,8 @@ class ServerLimits:
     """Limits of one listener; times in seconds, sizes in bytes. Keys are those of YAML.
 
     Attributes:
+        connections: 0 for half of the descriptors of the process.
+        connections_per_address: 0 for `connections`, or for half of them where that is 0 too.
         cut_through_bytes: So much must be missing of a body to be passed on as it comes; 0: never.
             Passing on holds about half a MiB itself, so that less saves nothing.
     """
@@ -44,8 +46,8 @@ class ServerLimits:
     header_count: int = 100
     grpc_metadata_bytes: int = 16 * 1024
     body_chunks: int = 65_536
-    connections: int = 1024
-    connections_per_address: int = 256
+    connections: int = 0
+    connections_per_address: int = 0
     requests_in_flight: int = 256
     requests_queued: int = 256
     queue_wait_s: float = 0.1

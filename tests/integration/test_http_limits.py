@@ -313,14 +313,17 @@ async def test_queued_request_gets_the_place() -> None:
 
 @pytest.mark.parametrize("limit", ["connections", "connections_per_address"])
 async def test_connections_are_counted(limit: str) -> None:
-    """One connection more than allowed is closed at once; when one leaves, there is room."""
+    """One connection more than allowed is told so and closed; when one leaves, there is room."""
     limits: dict[str, Any] = {limit: 2}
     async with serving(Echo(), **limits) as running:
         kept = [await running.connect() for _ in range(2)]
         for raw in kept:
             await raw.send(post(b"x"))
             assert (await raw.answer()).status == 200
-        assert await running.ask(b"") == b""
+        refused = await running.ask(post(b"too many"))
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nRetry-After: 1\r\nConnection: close\r\n" in refused
+        assert limit.encode() in refused
         assert running.limits_hit == [limit]
         await kept.pop().close()
         await asyncio.sleep(0.05)

@@ -9,7 +9,12 @@ from time import monotonic
 from typing import Final
 
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
+from gateway.transports.admission import (
+    DESCRIPTORS,
+    ConnectionCount,
+    client_address,
+    connection_refusal,
+)
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.headers import GrpcRequestHead, only_block, read_request_head
 from gateway.transports.grpc.method import Method
@@ -19,6 +24,7 @@ from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.net.refused_connection import refuse_connection
 from gateway.wire.grpc import GrpcStatus
 
 _AGE_GRACE_S: Final = 30.0
@@ -81,7 +87,10 @@ class GrpcServerConnection(Http2Protocol):
         refusal = connection_refusal(self._count, transport, address)
         if refusal is not None:
             self._refused(refusal)
-        if refusal is not None or self._ended:
+            greeting = h2.settings(()) + h2.goaway(0, h2.ENHANCE_YOUR_CALM, refusal.message)
+            refuse_connection(transport, greeting, linger=refusal.limit != DESCRIPTORS)
+            return
+        if self._ended:
             transport.abort()  # type: ignore[attr-defined]  # it is a stream's
             return
         self._address = address

@@ -44,6 +44,15 @@ class HttpError(Exception):
         return text_response(self.status, self.message)
 
 
+def connection_refused_response(message: str) -> bytes:
+    """Return what a connection that is one too many is told, whatever it asks."""
+    body = json.dumps({"error": message[:_TEXT_MAX]}).encode()
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
 def text_response(status: int, message: str) -> HttpResponse:
     """Return an answer of *status* whose JSON body holds *message*, clipped."""
     body = json.dumps({"error": message[:_TEXT_MAX]}).encode()

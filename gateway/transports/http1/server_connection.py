@@ -13,15 +13,22 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.concurrency.timeouts import RestartableTimer
-from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
+from gateway.ir.errors import Overloaded
+from gateway.transports.admission import (
+    DESCRIPTORS,
+    ConnectionCount,
+    client_address,
+    connection_refusal,
+)
 from gateway.transports.http.exchange import Exchange, failure
-from gateway.transports.http.faults import HttpError
+from gateway.transports.http.faults import HttpError, connection_refused_response
 from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
+from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import pause_until_taken, peer_missing, peer_refused, tune
 from gateway.wire.http import HttpResponse
 
@@ -56,12 +63,12 @@ class Http1ServerProtocol:
         """Connections there are now."""
         return list(self.connections)
 
-    def refuses(self, transport: Any, address: str) -> bool:
-        """Return whether one connection more from *address* is too many."""
+    def refusal(self, transport: Any, address: str) -> Overloaded | None:
+        """Return why one connection more from *address* is too many; None where there is room."""
         refusal = connection_refusal(self.count, transport, address, reserve=self.reserve)
         if refusal is not None:
             self.listener.refused(refusal)
-        return refusal is not None
+        return refusal
 
 
 class Http1ServerConnection(asyncio.BufferedProtocol):
@@ -118,8 +125,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
         address = client_address(transport)
-        if self._door.refuses(transport, address):
-            transport.abort()  # type: ignore[attr-defined]  # it is a stream's
+        refusal = self._door.refusal(transport, address)
+        if refusal is not None:
+            response = connection_refused_response(refusal.message)
+            refuse_connection(transport, response, linger=refusal.limit != DESCRIPTORS)
             return
         self.transport = transport
         self._address = address

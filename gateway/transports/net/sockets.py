@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import resource
 import select
@@ -16,6 +17,7 @@ _INTERVAL_S = 10
 _PROBES = 3
 _USER_TIMEOUT_MS = 30_000
 _DESCRIPTOR_SHARE = 0.9
+_UNLIMITED = 1 << 20
 _STATE_CLOSED = 7  # linux/tcp_states.h, TCP_CLOSE
 _STATE_ENDED = 8  # TCP_CLOSE_WAIT
 
@@ -101,5 +103,18 @@ def descriptors_short(sock: Any) -> bool:
 
     Descriptors are given out lowest first, so the newest number tells how many are open.
     """
+    return sock is not None and sock.fileno() >= max_descriptors() * _DESCRIPTOR_SHARE
+
+
+def max_descriptors() -> int:
+    """Return how many descriptors the process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sock is not None and sock.fileno() >= soft * _DESCRIPTOR_SHARE
+    return soft if soft != resource.RLIM_INFINITY else _UNLIMITED
+
+
+def raise_descriptor_limit() -> int:
+    """Let the process open as many descriptors as it may allow itself; return their number."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # what is not allowed stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max_descriptors()

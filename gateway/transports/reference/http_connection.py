@@ -20,10 +20,15 @@ from aiohttp.web_response import StreamResponse
 
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
+from gateway.transports.admission import (
+    DESCRIPTORS,
+    ConnectionCount,
+    client_address,
+    connection_refusal,
+)
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.exchange import failure
-from gateway.transports.http.faults import HttpError
+from gateway.transports.http.faults import HttpError, connection_refused_response
 from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.request_head import (
     Version,
@@ -34,6 +39,7 @@ from gateway.transports.http.request_head import (
     too_many_fields,
 )
 from gateway.transports.http.response_writer import write_response
+from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import pause_until_taken, tune
 from gateway.transports.reference.http_request import Sent
 
@@ -131,7 +137,8 @@ class ReferenceHttpConnection(RequestHandler):
         refusal = connection_refusal(self._count, transport, address, reserve=self._reserve)
         if refusal is not None:
             self._refused(refusal)
-            transport.abort()  # type: ignore[attr-defined]  # it is a stream's
+            response = connection_refused_response(refusal.message)
+            refuse_connection(transport, response, linger=refusal.limit != DESCRIPTORS)
             return
         self._address = address
         self._count.enter(address)

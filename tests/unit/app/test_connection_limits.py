@@ -1,0 +1,62 @@
+"""Tests of the limits on connections: their defaults, and what is logged."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.app.listeners import RejectionLog
+from gateway.ir.errors import Overloaded
+from gateway.telemetry.metrics import Metrics
+from gateway.transports.admission import ConnectionCount, TooManyConnections
+from gateway.transports.net.sockets import max_descriptors, raise_descriptor_limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "per_address", "expected"),
+    [(0, 0, (500, 250)), (100, 0, (100, 100)), (0, 7, (500, 7)), (100, 7, (100, 7))],
+)
+def test_connections_follow_the_descriptors(
+    limit: int, per_address: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the descriptors are for connections, and half of these for one address."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    count = ConnectionCount(limit, per_address)
+    entered = 0
+    while count.exceeded("a") is None:
+        count.enter("a")
+        entered += 1
+    assert expected[1] == entered
+    while count.exceeded(f"b{entered}") is None:
+        count.enter(f"b{entered}")
+        entered += 1
+    assert expected[0] == entered
+    assert "connections" == count.exceeded("c")
+
+
+def test_the_soft_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the hard one."""
+    limits = {"now": (10, 4000)}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, found: limits.update(now=found))
+    assert 10 == max_descriptors()
+    assert 4000 == raise_descriptor_limit()
+
+
+def test_refused_connections_are_logged_once_a_second() -> None:
+    """With the address, the limit and their number."""
+    rejections = RejectionLog(Metrics("1"), "main")
+    with capture_logs() as logs:
+        for _ in range(5):
+            rejections.count("http", TooManyConnections("too many", "10.0.0.1", "connections"))
+        rejections.count("http", Overloaded("busy"))
+    (line,) = logs
+    assert ("connections refused", "main", "10.0.0.1", "connections", 1) == (
+        line["event"],
+        line["listener"],
+        line["address"],
+        line["limit"],
+        line["count"],
+    )
