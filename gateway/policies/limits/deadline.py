@@ -1,4 +1,4 @@
-"""The deadlines of streams, and the error of a deadline that has passed."""
+"""The deadlines of streams, and the error of an expired deadline."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from gateway.ir.streams import close_stream
 
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
-    """When a stream is given up.
+    """The deadlines of a stream.
 
     Attributes:
-        whole: The caller's deadline.
-        first: That of the first answer.
-        idle_s: Longest wait for a further one.
+        total: The caller's deadline, for the complete stream.
+        first: The deadline of the first reply.
+        idle_s: Maximum time between replies.
     """
 
-    whole: float | None
+    total: float | None
     first: float | None
     idle_s: float | None
     clock: Callable[[], float]
 
-    def left_s(self, *, first: bool) -> float | None:
-        """Return how long to wait for the next answer; None for as long as it takes."""
+    def remaining_s(self, *, first: bool) -> float | None:
+        """Return the timeout for the next reply; None for no timeout."""
         now = self.clock()
         until = self.first
         if not first:
             until = None if self.idle_s is None else now + self.idle_s
-        if self.whole is not None:
-            until = self.whole if until is None else min(until, self.whole)
+        if self.total is not None:
+            until = self.total if until is None else min(until, self.total)
         return None if until is None else until - now
 
 
 class StreamWithTimeouts:
-    """Passes a stream on until one of its times is over."""
+    """A stream that raises DeadlineExceeded when one of its deadlines expires."""
 
     def __init__(
         self, call: Call[Any], items: AsyncIterator[InferResponse], times: StreamTimeouts
@@ -53,12 +53,12 @@ class StreamWithTimeouts:
         return self
 
     async def __anext__(self) -> InferResponse:
-        left_s = self._times.left_s(first=self._first)
-        if left_s is None:
+        remaining_s = self._times.remaining_s(first=self._first)
+        if remaining_s is None:
             item = await anext(self._items)
             self._first = False
             return item
-        timeout = Timeout(left_s)
+        timeout = Timeout(remaining_s)
         try:
             with timeout:
                 item = await anext(self._items)
@@ -71,12 +71,12 @@ class StreamWithTimeouts:
         return item
 
     async def aclose(self) -> None:
-        """Close the stream beneath."""
+        """Close the underlying stream."""
         await close_stream(self._items)
 
 
 def deadline_error(call: Call[Any], *, further: bool = False) -> DeadlineExceeded:
-    """Return what is raised when the time of *call* is over, or of a *further* answer to it."""
-    about = "the gateway" if call.model is None else f"model {str(call.model)!r}"
-    answer = "further answer" if further else "answer"
-    return DeadlineExceeded(f"no {answer} from {about} before the deadline", model=call.model)
+    """Return the error of an expired deadline of *call*, or of a *further* reply to it."""
+    source = "the gateway" if call.model is None else f"model {str(call.model)!r}"
+    response = "further response" if further else "response"
+    return DeadlineExceeded(f"no {response} from {source} before the deadline", model=call.model)

@@ -1,7 +1,7 @@
-"""Guard: a place, a deadline and a second attempt for each call of a route.
+"""CallLimits: concurrency limit, deadline and retry for each call of a route.
 
-Three policies in one layer: each has something to do after a call, and layers of their own would be
-three frames on every step of the way, there and back.
+The three policies are one layer, because each of them acts before and after a call, and three
+layers would add two coroutine frames to every call.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ R = TypeVar("R")
 
 
 class CallLimits:
-    """Answers within limits: of calls at a time, of time, and of attempts.
+    """Limits the concurrency, the time and the attempts of calls.
 
     An inference has a place first (`Places`), and a stream keeps its until it ends. Questions about
     health and metadata need none: they are cheap, and who asks them must not be told lies by a busy
     route.
 
-    The deadline is the earliest of the caller's, the route's, and the queue timeout that the
-    request itself carries. It is passed on, so that upstreams know; at it the call is given up, and
-    what was doing it cancelled. Of a stream the route's time is that until the first answer, and a
-    time of its own holds for each wait after that: how many answers there are nobody can know. What
-    the caller set holds for all of it. While the bytes of a call are still arriving, the route's
-    time begins anew with each that moves: how long a client sends is not the target's doing.
+    The deadline is the earliest of the caller's deadline, the route's timeout, and the queue
+    timeout of the request. Upstreams receive it, and the call is cancelled when it expires. For a
+    stream, the route's timeout ends with the first reply, and an idle timeout applies to each
+    further reply, because their number is unknown. The caller's deadline applies to the complete
+    stream. While the body of a call is being received, the route's timeout restarts with each
+    received byte, because the target does not control the speed of the client.
 
-    Within that time there is a second attempt when the first was never sent (`Retries`).
+    Before the deadline, a call whose first attempt was never sent is retried (`RetryBudget`).
 
     Args:
-        inner: Answers; may choose another endpoint for the second attempt.
-        timeout_s: The route's own; None sets none.
-        stream_idle_s: Longest wait for a further answer of a stream; None sets none.
-        places: For inferences; None for any number.
-        retries: When there is a second attempt; None for never.
+        inner: The service to call; it may choose another endpoint for the retry.
+        timeout_s: The route's timeout; None for none.
+        stream_idle_s: Idle timeout of a stream; None for none.
+        places: The concurrency limit of inferences; None for no limit.
+        retries: The retry budget; None for no retries.
         clock: Monotonic seconds; that of `Context.deadline`.
     """
 
@@ -69,7 +69,7 @@ class CallLimits:
         self._inner = inner
         self._timeout_s = timeout_s
         self._stream_idle_s = stream_idle_s
-        # What sets no limit still counts: to ask whether it does would cost as much.
+        # An unlimited counter costs no more than a check whether there is a limit.
         self._without = ConcurrencyLimit("", in_flight=sys.maxsize)
         self._places = self._without if places is None else places
         self._retries = RetryBudget(ratio=0.0, least=0) if retries is None else retries
@@ -77,11 +77,11 @@ class CallLimits:
         self._wheel = TimerWheel(clock)
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer within the limits.
+        """Call *inner* within the limits.
 
         Raises:
-            Overloaded: The queue is full, or no place came free in time.
-            DeadlineExceeded: It passed; or it had passed before, and nothing was asked.
+            Overloaded: The queue is full, or the queue timeout expired.
+            DeadlineExceeded: The deadline expired, possibly before the call was sent.
         """
         request = call if type(call) is InferRequest else inference_of(call)
         places, retries = self._without if request is None else self._places, self._retries
@@ -92,13 +92,13 @@ class CallLimits:
             await places.acquire(call)
         retries.active += 1
         timeout: Timeout | None = None
-        fresh = True
+        is_first = True
         try:
-            call, timeout, asked, deadline = self._begun(call, request)
+            call, timeout, requested, deadline = self._start_timeout(call, request)
             try:
                 reply = await self._inner(call)
             except NotSent as error:
-                fresh = False
+                is_first = False
                 reply = await retries.retry(self._inner, call, error)
         except BaseException as error:
             retries.active -= 1
@@ -109,8 +109,8 @@ class CallLimits:
         if timeout is not None:
             timeout.finish(None)
         if is_stream:
-            times = StreamTimeouts(asked, deadline, self._stream_idle_s, self._clock)
-            return self._watched(call, reply, places, times, fresh=fresh)
+            times = StreamTimeouts(requested, deadline, self._stream_idle_s, self._clock)
+            return self._limit_stream(call, reply, places, times, is_first=is_first)
         retries.active -= 1
         if places.waiting:
             places.release()
@@ -118,54 +118,54 @@ class CallLimits:
             places.free += 1
         return reply
 
-    def _begun(
+    def _start_timeout(
         self, call: Call[R], request: InferRequest | None
     ) -> tuple[Call[R], Timeout | None, float | None, float | None]:
         """Return the call to send, its started timeout, the caller's deadline and the earliest."""
         now = self._clock()
-        deadline = asked = call.context.deadline
+        deadline = requested = call.context.deadline
         if request is not None and request.timeout_us is not None:
             queued = now + request.timeout_us / 1e6
-            deadline = asked = queued if asked is None or queued < asked else asked
+            deadline = requested = queued if requested is None or queued < requested else requested
         if self._timeout_s is not None:
             own = now + self._timeout_s
-            deadline = own if asked is None or own < asked else asked
+            deadline = own if requested is None or own < requested else requested
         if deadline is None:
             return call, None, None, None
         if deadline <= now:
-            raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
-        arriving = streaming_body_of(call)
-        # What an upstream is told of a stream, or of what still arrives, ends all of it.
-        whole = arriving is not None or type(call) is StreamInferRequest
-        told = asked if whole else deadline
-        if told != call.context.deadline:
-            call = call.with_deadline(told)
-        if arriving is None:
-            return call, WheelTimeout(self._wheel, deadline), asked, deadline
-        left = partial(self._left, arriving, now, asked)
-        return call, Timeout(deadline - now, left).__enter__(), asked, deadline
+            raise DeadlineExceeded("the deadline expired before the call arrived", model=call.model)
+        body = streaming_body_of(call)
+        # An upstream would apply the route's timeout to all of a stream or of a streaming body.
+        is_open_ended = body is not None or type(call) is StreamInferRequest
+        upstream_deadline = requested if is_open_ended else deadline
+        if upstream_deadline != call.context.deadline:
+            call = call.with_deadline(upstream_deadline)
+        if body is None:
+            return call, WheelTimeout(self._wheel, deadline), requested, deadline
+        remaining = partial(self._remaining, body, now, requested)
+        return call, Timeout(deadline - now, remaining).__enter__(), requested, deadline
 
-    def _left(self, arriving: StreamingBody, began: float, asked: float | None) -> float:
-        """Return how long to wait for a call whose bytes are arriving."""
-        until = math.inf if asked is None else asked
+    def _remaining(self, body: StreamingBody, start: float, requested: float | None) -> float:
+        """Return the remaining time of a call whose body is being received."""
+        until = math.inf if requested is None else requested
         if self._timeout_s is not None:
-            until = min(until, max(began, arriving.last_progress) + self._timeout_s)
+            until = min(until, max(start, body.last_progress) + self._timeout_s)
         return until - self._clock()
 
-    def _watched(
+    def _limit_stream(
         self,
         call: Call[R],
         reply: R,
         places: ConcurrencyLimit,
         times: StreamTimeouts,
         *,
-        fresh: bool,
+        is_first: bool,
     ) -> R:
-        """Return *reply*, a stream, with its limits; *fresh* while the call was made but once."""
-        if fresh:
-            # It may be open without having been sent: its first answer tells.
-            again = partial(self._retries.retry, self._inner, call)
-            reply = map_stream(call, reply, lambda items: RetryUnsentStream(items, again))
+        """Return *reply*, a stream, with its limits; *is_first* if the call was not retried."""
+        if is_first:
+            # Only the first reply shows whether an open stream was sent.
+            reopen = partial(self._retries.retry, self._inner, call)
+            reply = map_stream(call, reply, lambda items: RetryUnsentStream(items, reopen))
         reply = on_stream_end(call, reply, self._retries.on_stream_end)
         if times.first is not None or times.idle_s is not None:
             reply = map_stream(call, reply, lambda items: StreamWithTimeouts(call, items, times))

@@ -76,7 +76,7 @@ async def test_past_deadline_asks_nobody(left_s: float) -> None:
     """A call that comes too late is refused at once."""
     service = ScriptedService()
     call = InferRequest(model=M, context=Context(deadline=1000.0 + left_s))
-    with pytest.raises(DeadlineExceeded, match="had passed when the call came"):
+    with pytest.raises(DeadlineExceeded, match="expired before the call arrived"):
         await CallLimits(service, 5.0, clock=FakeClock(1000.0))(call)
     assert [] == service.calls
 
@@ -88,7 +88,7 @@ async def test_late_answer_is_cancelled() -> None:
     with pytest.raises(DeadlineExceeded) as caught:
         await CallLimits(service, 0.02)(InferRequest(model=M))
     assert 0.02 <= time.monotonic() - begun < 1
-    assert ("no answer from model 'm' before the deadline", 1) == (
+    assert ("no response from model 'm' before the deadline", 1) == (
         caught.value.message,
         service.cancelled,
     )
@@ -96,7 +96,7 @@ async def test_late_answer_is_cancelled() -> None:
 
 async def test_server_is_named_in_the_error() -> None:
     """A question to the server that comes too late says so."""
-    with pytest.raises(DeadlineExceeded, match="no answer from the gateway before the deadline"):
+    with pytest.raises(DeadlineExceeded, match="no response from the gateway before the deadline"):
         await CallLimits(ScriptedService(), 0.005)(ServerLiveRequest())
 
 
@@ -150,7 +150,7 @@ async def test_stream_ends_at_its_callers_deadline() -> None:
     """It holds for every answer, and closes the stream beneath."""
     stream, items = await stuck(1, deadline_s=0.02, timeout_s=5.0, stream_idle_s=5.0)
     assert REPLY == await anext(items)
-    with pytest.raises(DeadlineExceeded, match="no further answer from model 'm'"):
+    with pytest.raises(DeadlineExceeded, match="no further response from model 'm'"):
         await anext(items)
     assert 1 == stream.closed
     await close_stream(items)
@@ -160,7 +160,7 @@ async def test_stream_ends_at_its_callers_deadline() -> None:
 async def test_the_routes_time_is_for_the_first_answer() -> None:
     """A stream that does not begin in time is closed."""
     stream, items = await stuck(0, timeout_s=0.02, stream_idle_s=5.0)
-    with pytest.raises(DeadlineExceeded, match="no answer from model 'm'"):
+    with pytest.raises(DeadlineExceeded, match="no response from model 'm'"):
         await anext(items)
     assert 1 == stream.closed
 
@@ -171,7 +171,7 @@ async def test_each_further_answer_has_a_time_of_its_own(timeout_s: float | None
     stream, items = await stuck(3, timeout_s=timeout_s, stream_idle_s=0.02)
     for _ in range(3):
         assert REPLY == await anext(items)
-    with pytest.raises(DeadlineExceeded, match="no further answer"):
+    with pytest.raises(DeadlineExceeded, match="no further response"):
         await anext(items)
     assert 1 == stream.closed
 
