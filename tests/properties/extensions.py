@@ -48,6 +48,8 @@ _COUNTS = st.integers(0, (1 << 64) - 1)
 _SIZES = st.integers(0, (1 << 63) - 1)
 _DURATIONS = st.builds(Duration, _COUNTS, _COUNTS)
 _WORDS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=8)
+# A model that is loaded or unloaded has the plain name of a folder.
+_FOLDERS = st.sampled_from(["x", "INPUT0", "a-b_c.d"]) | _WORDS
 _LOGGED: SearchStrategy[Any] = st.booleans() | st.integers(0, (1 << 32) - 1) | _WORDS
 _BATCHES = st.builds(BatchStatistics, compute_infer=_DURATIONS, compute_output=_DURATIONS)
 _FILES = st.sampled_from(["file:1/model.onnx", "file:labels.txt"])
@@ -59,11 +61,12 @@ def extension_calls(
     """Draw a call of *kind*, one of `EXTENSIONS`."""
     models = st.builds(ModelRef, names, versions)
     bare = st.builds(ModelRef, names)
+    folders = st.builds(ModelRef, _FOLDERS)
     drawn: dict[type[Call[Any]], SearchStrategy[Any]] = {
         ModelConfigRequest: st.builds(ModelConfigRequest, model=models),
         ModelStatisticsRequest: st.builds(ModelStatisticsRequest, model=st.none() | models),
-        ModelLoadRequest: st.builds(ModelLoadRequest, model=bare, parameters=_loading()),
-        ModelUnloadRequest: st.builds(ModelUnloadRequest, model=bare, dependents=st.booleans()),
+        ModelLoadRequest: st.builds(ModelLoadRequest, model=folders, parameters=_loading()),
+        ModelUnloadRequest: st.builds(ModelUnloadRequest, model=folders, dependents=st.booleans()),
         TraceSettingRequest: st.builds(
             TraceSettingRequest, model=st.none() | bare, changes=_traced(0)
         ),

@@ -242,7 +242,7 @@ def test_depth_is_bounded(opening: str) -> None:
 @pytest.mark.parametrize("text", [r"\q", r"\x", r"\777", r"\ud800", r"\U00110000", r"\N{DOT}"])
 def test_escapes_outside_the_language_are_refused(text: str) -> None:
     """An escape that the language does not have is an error, as for the C++ library."""
-    with pytest.raises(MalformedMessage, match="text is no RequestStatus"):
+    with pytest.raises(MalformedMessage, match="text is not RequestStatus"):
         parse_text(f'msg: "{text}"', pb.RequestStatus)
 
 
