@@ -117,12 +117,14 @@ async def test_old_connections_are_replaced_without_loss() -> None:
 
 
 async def test_connections_are_counted() -> None:
-    """One more than an address may have is closed at once and told of; later there is room."""
+    """One more than an address may have gets GOAWAY and is counted; later there is room."""
     refused: list[GatewayError] = []
     async with served(Answers(echo), refused=refused, connections_per_address=1) as server:
         reader, writer = await connected(server.address)
         await reader.read(1)
-        assert b"" == await said(server.address, PREFACE)
+        refusal = await said(server.address, PREFACE)
+        goaway = frames.goaway(0, frames.ENHANCE_YOUR_CALM, refused[0].message)
+        assert frames.settings(()) + goaway == refusal
         writer.close()
         async with asyncio.timeout(5), calling(server) as client:
             answer = None

@@ -33,6 +33,7 @@ _BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 0.5
 _QUIET_S: Final = 0.25
 _SWEEP_S: Final = 1.0
+_IDLE_SWEEP_S: Final = 10.0
 _SWEEPS_PER_LIMIT: Final = 5
 _SOONEST_S: Final = 0.02
 _JITTER: Final = 0.1
@@ -93,6 +94,7 @@ class GrpcServer:
         self._running = False
         self._socket: UnixSocket | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._idle_due = 0.0
 
     @property
     def address(self) -> str:
@@ -210,8 +212,14 @@ class GrpcServer:
 
     def _sweep(self) -> None:
         now = monotonic()
+        # Idle connections have long limits only, and there may be 10,000 of them.
+        is_full = now >= self._idle_due
+        if is_full:
+            pause_s = min(_IDLE_SWEEP_S, self._limits.keepalive_s / _SWEEPS_PER_LIMIT)
+            self._idle_due = now + pause_s
         for connection in list(self._connections):
-            connection.sweep(now)
+            if is_full or not connection.is_idle():
+                connection.sweep(now)
         self._sweeper = asyncio.get_running_loop().call_later(self._interval_s, self._sweep)
 
     @property

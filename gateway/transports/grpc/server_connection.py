@@ -30,6 +30,8 @@ from gateway.wire.grpc import GrpcStatus
 _AGE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
 _TICK_S: Final = 1.0
+# A connection that was idle meanwhile catches up with so many ticks.
+_MAX_TICKS: Final = 16
 _BLOCK_OVERHEAD: Final = 2
 """Header blocks may be that many times the metadata's limit: over it a call is refused by name."""
 
@@ -211,14 +213,17 @@ class GrpcServerConnection(Http2Protocol):
             if stream.owner is not None:
                 stream.owner.on_reset()
 
+    def is_idle(self) -> bool:
+        """Return whether no call is answered or read, and the connection is not being closed."""
+        core = self.core
+        return not core.streams and not core.reading_block and self._leaving_since is None
+
     def sweep(self, now: float) -> None:
         """End what takes too long. To be called often enough for the shortest limit."""
         if self.transport is None:
             return
         limits = self._limits
-        if now - self._ticked >= _TICK_S:
-            self._ticked = now
-            self.core.flood_budget.refill()
+        self._refill(now)
         if self._too_slow(now):
             self.abort()
             return
@@ -234,6 +239,13 @@ class GrpcServerConnection(Http2Protocol):
             self._idle_since, self._last_seen = now, self.core.last
         if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
             self.leave(_AGE_GRACE_S)
+
+    def _refill(self, now: float) -> None:
+        ticks = min(int((now - self._ticked) / _TICK_S), _MAX_TICKS)
+        if ticks:
+            self._ticked = now
+            for _ in range(ticks):
+                self.core.flood_budget.refill()
 
     def _too_slow(self, now: float) -> bool:
         limits = self._limits
