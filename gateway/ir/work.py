@@ -24,6 +24,10 @@ FIELD: Final = 1
 """Items for one field of a protobuf message."""
 JSON_BYTE: Final = 1 / 64
 """Items for one byte of JSON whose numbers become an array."""
+PARSED_BYTE: Final = 1 / 400
+"""Items that one byte of JSON is to a parser, without its numbers."""
+PARSED_NUMBER: Final = 1 / 40
+"""Items that one number of JSON is, where it becomes an element of an array."""
 JSON_ELEMENT: Final = 1 / 128
 """Elements for one byte of JSON, for the limit of compressed messages."""
 OBJECT_BYTE: Final = 1 / 16

@@ -26,7 +26,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits, check_bytes_elements
 from gateway.ir.tensor import Shape
-from gateway.ir.work import LIST, charge
+from gateway.ir.work import LIST, PARSED_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 
 CODES: Final = {
@@ -179,6 +179,7 @@ class ElementReader:
         self._check_nesting(name, shape, data)
         self._proxies.append((name, shape, data))
         if datatype.is_integer or datatype.is_float:
+            charge(math.prod(shape) * PARSED_NUMBER, 0)
             values = _buffer_of(data, datatype)
             if values is not None:
                 if values.size != math.prod(shape):

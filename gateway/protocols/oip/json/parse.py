@@ -22,7 +22,7 @@ import simdjson
 
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, charge
+from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, PARSED_BYTE, charge
 
 # Below this size orjson is faster, above it simdjson.
 SIMD_FROM_BYTES: Final = 8192
@@ -41,6 +41,7 @@ _WHOLE_BYTES = 1 << 20
 # Of large documents: bytes outside of tensor data, and steps to find unknown members.
 _HELD_BYTES = 1 << 18
 _LOOKUPS = 1 << 23
+_LONG_BYTES = 1 << 22
 # Work of one of these steps, in items.
 _LOOKUP = 1 / 50
 
@@ -82,7 +83,8 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if size < SIMD_FROM_BYTES:
         return Document(_read_small(text_of(view), what, limits))
-    charge(size * JSON_BYTE, size * JSON_ELEMENT)
+    # A long document may be nothing but short numbers, which shows only once it is parsed.
+    charge(size * (JSON_BYTE if size > _LONG_BYTES else PARSED_BYTE), size * JSON_ELEMENT)
     return _read_large(view, what, limits)
 
 
