@@ -90,22 +90,25 @@ class Cost:
         loop_s: Processor time of the thread of the event loop.
         all_s: Processor time of the whole process.
         waited_s: The longest time that a health check on another connection took.
+        delayed_s: For how long the gateway's threads waited for a processor, where others ran.
         said: Status, and the text of a refusal.
     """
 
     loop_s: float
     all_s: float
     waited_s: float
+    delayed_s: float
     said: str
 
 
 def cost_of(gateway: Gateway, message: Message) -> Cost:
     """Send *message* and return what it costs the gateway and others."""
     with _Bystander(gateway) as bystander:
-        loop, process = _loop_s(gateway), gateway.cpu_s()
+        loop, process, delayed = _loop_s(gateway), gateway.cpu_s(), _delayed_s(gateway)
         said = message.send(gateway)
         loop, process = _loop_s(gateway) - loop, gateway.cpu_s() - process
-    return Cost(loop, process, bystander.longest_s, said)
+        delayed = _delayed_s(gateway) - delayed
+    return Cost(loop, process, bystander.longest_s, delayed, said)
 
 
 def _loop_s(gateway: Gateway) -> float:
@@ -113,6 +116,12 @@ def _loop_s(gateway: Gateway) -> float:
     pid = gateway.process.pid
     text = Path(f"/proc/{pid}/task/{pid}/{_SCHEDULED}").read_text()
     return int(text.split()[0]) / 1e9
+
+
+def _delayed_s(gateway: Gateway) -> float:
+    """Return for how long threads were ready to run, and others ran."""
+    tasks = Path(f"/proc/{gateway.process.pid}/task").iterdir()
+    return sum(int((task / _SCHEDULED).read_text().split()[1]) for task in tasks) / 1e9
 
 
 class _Bystander:
