@@ -29,21 +29,21 @@ _TENSOR_ONLY = (_WRONG, "not a JSON object.*pass data=json_bytes")
 # Requests that are wrong, which the servers refused too.
 WRONG: dict[str, tuple[ErrorCode, str]] = {
     "020-triton-error-bad-json": _NOT_JSON,
-    "021-triton-error-nested-mismatch": (_WRONG, r"'INPUT0' has 3 elements.*needs 16"),
+    "021-triton-error-nested-mismatch": (_WRONG, r"'INPUT0' has 3 elements.*expected 16"),
     "022-triton-seed-json-and-data": _TENSOR_ONLY,
     "093-triton-binary-extra-bytes": (_WRONG, "16 bytes are left"),
-    "094-triton-binary-short": (_WRONG, "'INPUT0' has binary_data_size 16, 8 bytes"),
-    "095-triton-binary-no-header": (_WRONG, "Inference-Header-Content-Length must say"),
-    "100-triton-error-not-found-path": (ErrorCode.NOT_FOUND, "no path '/v2/nope'"),
-    "101-triton-error-method": (_WRONG, "this path takes POST"),
+    "094-triton-binary-short": (_WRONG, "'INPUT0' has binary_data_size 16: 8 bytes"),
+    "095-triton-binary-no-header": (_WRONG, "Inference-Header-Content-Length must be"),
+    "100-triton-error-not-found-path": (ErrorCode.NOT_FOUND, "path '/v2/nope' does not exist"),
+    "101-triton-error-method": (_WRONG, "expected POST"),
     # The transport refuses the coding before; here the bytes stand as they came.
     "102-triton-error-encoding": (_WRONG, "not a JSON object"),
     "122-mlserver-error-bad-json": _NOT_JSON,
     "123-mlserver-seed-json-and-data": _TENSOR_ONLY,
     "144-kserve-error-bad-json": _NOT_JSON,
-    "145-kserve-error-nested-mismatch": (_WRONG, r"'INPUT0' has 3 elements.*needs 16"),
+    "145-kserve-error-nested-mismatch": (_WRONG, r"'INPUT0' has 3 elements.*expected 16"),
     "146-kserve-seed-json-and-data": _TENSOR_ONLY,
-    "193-triton-error-mixed": (_WRONG, "contents and the message has 2 raw contents"),
+    "193-triton-error-mixed": (_WRONG, "contents, and the message has 2 raw contents"),
     "194-triton-error-contents-field": (_WRONG, "INT32 and has fp32_contents"),
 }
 
@@ -51,9 +51,9 @@ WRONG: dict[str, tuple[ErrorCode, str]] = {
 NOT_ASKED: dict[str, str] = {
     # The whole body is the tensor: `Complete` fills in the rest before it is sent on.
     "092-triton-raw-binary-request": "has no name, datatype or shape",
-    "116-mlserver-infer-bytes-binary": "not UTF-8 at index 2.*mlserver takes no binary",
+    "116-mlserver-infer-bytes-binary": "not UTF-8 at index 2.*mlserver accepts no binary",
     "130-kserve-model-metadata-version": "kserve has no versions",
-    "137-kserve-infer-bytes-binary": "not UTF-8 at index 2.*kserve takes text only",
+    "137-kserve-infer-bytes-binary": "not UTF-8 at index 2.*kserve accepts text only",
     "236-kserve-index": "'kserve' has no repository index",
 }
 

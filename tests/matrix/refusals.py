@@ -81,7 +81,7 @@ REFUSALS: tuple[Refusal, ...] = (
         clients=("trtis",),
         datatypes=BF16,
         code=UNSUPPORTED,
-        text="'INPUT0' is BF16, which TensorRT v1 has no type for",
+        text="'INPUT0' is BF16, which TensorRT v1 cannot represent",
     ),
     # What a client's own form cannot say.
     Refusal(
@@ -91,38 +91,38 @@ REFUSALS: tuple[Refusal, ...] = (
         code=INVALID,
         text="the request is not JSON",
     ),
-    Refusal(clients=_JSON, datatypes=HALVES, code=INVALID, text="JSON has no element for"),
+    Refusal(clients=_JSON, datatypes=HALVES, code=INVALID, text="JSON cannot represent"),
     Refusal(
         clients=_TYPED,
         datatypes=HALVES,
         traits=frozenset({FILLED}),
         code=INVALID,
-        text="only raw contents carry it",
+        text="expected raw contents",
     ),
     # What an upstream cannot be asked.
     Refusal(
         upstreams=("trtis",),
         datatypes=BF16,
         code=UNSUPPORTED,
-        text="'INPUT0' is BF16, which TensorRT v1 has no type for",
+        text="'INPUT0' is BF16, which TensorRT v1 cannot represent",
     ),
     Refusal(
         upstreams=("oip.http-mlserver",),
         datatypes=BF16,
         code=UNSUPPORTED,
-        text="mlserver takes no binary tensors over HTTP, choose its gRPC port",
+        text="mlserver accepts no binary tensors over HTTP, use its gRPC port",
     ),
     Refusal(
         upstreams=("oip.http-mlserver",),
         traits=frozenset({NAN, INFINITE}),
         code=UNSUPPORTED,
-        text=r"input 'INPUT0' has (nan|inf) at index \d, which JSON cannot carry",
+        text=r"input 'INPUT0' has (nan|inf) at index \d, which is not JSON",
     ),
     Refusal(
         upstreams=("oip.http-mlserver", "oip.http-kserve"),
         traits=frozenset({NOT_TEXT}),
         code=UNSUPPORTED,
-        text="'INPUT0' has bytes that are not UTF-8 at index 0.*choose its gRPC port",
+        text="'INPUT0' has bytes that are not UTF-8 at index 0.*use its gRPC port",
     ),
     Refusal(
         upstreams=_WIDENED,
@@ -149,20 +149,20 @@ REFUSALS: tuple[Refusal, ...] = (
         upstreams=("oip.http-mlserver",),
         datatypes=frozenset({Datatype.FP16}),
         code=INVALID,
-        text="JSON has no element for",
+        text="JSON cannot represent",
     ),
     Refusal(
         upstreams=("oip.grpc-mlserver", "oip.grpc-kserve", "oip.grpc-ovms"),
         datatypes=BF16,
         code=UNSUPPORTED,
-        text="'INPUT0' is BF16, which the dialect '(mlserver|kserve|ovms)' does not know",
+        text="'INPUT0' is BF16, which the dialect '(mlserver|kserve|ovms)' does not have",
     ),
     # What cannot be said in the form the client asked for.
     Refusal(
         clients=_JSON_OUT,
         datatypes=HALVES,
         code=UNSUPPORTED,
-        text="'OUTPUT0' is .*16, which JSON cannot represent: ask for it as binary",
+        text="'OUTPUT0' is .*16, which JSON cannot represent: request it as binary",
     ),
     Refusal(
         clients=_JSON_OUT,

@@ -1,15 +1,13 @@
-"""Open Inference over gRPC, both directions.
+"""The Open Inference gRPC codec: seven functions between gRPC messages and calls.
 
-Here lives the codec: which method a message belongs to, and what travels beside it.  Not here: the
-messages themselves (proto.py, write.py, messages.py, grpc_stream.py), errors (grpc_errors.py) and
-what servers differ in (grpc_dialects.py).  A method that is not served is refused with a text that
-names it.
+`infer.py` has inferences, `streaming.py` the messages of streams, `management.py` and
+`extensions.py` the other calls, and `dialects.py` the differences between servers.
 
-Each message of a stream is a call of its own, and towards an upstream each such call has a stream
-of its own, of one message: its end is the end of the answers, also of a server that marks no last
-one (MLServer) or whose model gives none; one call can be cancelled, or fail with a status, alone;
-and answers need no ids to be told apart.  The order within a sequence, which one stream to the
-server would have kept, the frontend keeps (`gateway.session`).
+Each message of a stream is a call of its own, and each such call to an upstream has a stream of its
+own, with one message.  The end of that stream is the end of the responses, also for a server
+without a mark on the last one (MLServer), or a model without responses.  A call can be cancelled or
+fail alone, and responses need no ids.  `gateway.session` keeps the order within a sequence, which
+one stream to the server would keep.
 
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "7. gRPC methods" and
 "10. Streams".
@@ -76,10 +74,10 @@ from gateway.wire.metadata import grpc_metadata
 R = TypeVar("R")
 
 _INFER = SERVICE + "ModelInfer"
-# To look an enumeration's member up costs as much as a call.
+# The lookup of an enumeration's member costs as much as a call.
 _OK = GrpcStatus.OK
 
-# Every method of the service, so that a refusal is in our words.
+# Every method of the service, so that the gateway's own error refuses it.
 METHODS: Mapping[str, MethodKind] = {
     f"/{method.containing_service.full_name}/{method.name}": (
         MethodKind.BIDIRECTIONAL if method.client_streaming else MethodKind.UNARY
@@ -98,8 +96,8 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
 
     Args:
         limits: The limits of a message.
-        options: "dialect": which server an upstream is, one of `DIALECTS`; "auto" and none mean
-            "triton", which is enough to ask a server who it is. Others are not looked at.
+        options: "dialect": the kind of an upstream, one of `DIALECTS`; "auto" and none mean
+            "triton", which is enough to read a server's name.
 
     Raises:
         ValueError: There is no such dialect.
@@ -158,7 +156,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         return GrpcResponse((_written(write, reply, call),))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
-        """Write one response of a stream, with its mark whether it is the last."""
+        """Write one item of a stream, with its mark on the last one."""
         if item.error is not None:
             return self._streams.error(call, item.error, final=item.final)
         return self._streams.item(call, item)
@@ -166,17 +164,18 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> GrpcResponse | None:
-        """Mark the end of a stream's answers, where the client asked for that."""
+        """Mark the end of a stream, where the client requested that."""
         return self._streams.end(call, last)
 
     def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> GrpcResponse:
-        """Write an error that ends the answers to one request; the stream goes on."""
+        """Write an error that ends the items of one request; the stream continues."""
         return self._streams.error(call, error, final=True)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
-        """Write an error as status and details; an upstream's own go back as they came.
+        """Write an error as status and details; those of an upstream are unchanged.
 
-        That of a stream's request is a message, and no status: it must not end the others.
+        An error of a stream's request is a message without a status, which would end other
+        requests.
         """
         asked = call if isinstance(call, StreamInferRequest) else stream_message(error)
         if asked is not None:
@@ -187,7 +186,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         """Write a request to an upstream, all tensors raw.
 
         Raises:
-            Unsupported: The dialect cannot be asked that.
+            Unsupported: The dialect cannot carry it.
         """
         if isinstance(call, InferRequest):
             message = self._infer.encode_call(call, call.context.request_id)
@@ -226,8 +225,8 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         """Read an upstream's response to *call*; tensors are views into its message.
 
         Raises:
-            GatewayError: What the upstream's status says.
-            MalformedMessage: The answer cannot be read, or is not to this call.
+            GatewayError: The error in the upstream's status.
+            MalformedMessage: The response cannot be read, or belongs to another call.
         """
         if wire.status is not _OK:
             if isinstance(call, ModelReadyRequest) and wire.status in NOT_READY:
@@ -250,9 +249,9 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             raise MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
-        """Read one response of an upstream's stream; raises as `decode_reply`.
+        """Read one item of an upstream's stream; raises as `decode_reply`.
 
-        An error that does not end the answers to the request is an answer, with that error.
+        An error that does not end the items of the request is an item with that error.
         """
         if wire.status is not _OK:
             raise error_of_status(call, wire)
@@ -277,7 +276,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         try:
             request = self._infer.decode_call(wire)
         except GatewayError as error:
-            # There is no call to tell that the error belongs into a message, with which id.
+            # There is no call with the id of the error's message.
             error.origin = error.origin or Origin(NAME, wire)
             raise
         return StreamInferRequest(model=request.model, context=request.context, request=request)
@@ -300,7 +299,7 @@ def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcReq
 
 
 def _written(write: Callable[[Any], Message], value: object, call: Call[Any]) -> bytes:
-    """Serialize what *write* makes of *value*."""
+    """Serialize the message that *write* returns for *value*."""
     try:
         return write(value).SerializeToString()
     except ValueError as error:  # lone surrogates, numbers over 64 bits

@@ -1,4 +1,4 @@
-"""What travels beside an Open Inference message over gRPC, and the codec's name and needs."""
+"""The context of an Open Inference message over gRPC, and the codec's name and needs."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 def context_of(wire: GrpcRequest) -> Context:
-    """Return what travels beside a client's message."""
+    """Return the context of a client's message."""
     return grpc_context(wire, NAME, NEEDS)

@@ -1,12 +1,11 @@
-"""Inference messages of Open Inference over gRPC, read into the tensor IR.
+"""Reads inference messages of Open Inference over gRPC into the tensor IR.
 
-Here lives which data belongs to which tensor, and the way out through the protobuf library.  Not
-here: finding the fields (scan.py), typed contents (contents.py), writing (write.py), the small
-messages (messages.py).  Tensors are views into the message.
+This module assigns data to tensors, which are views of the message.  `scan.py` finds the fields,
+`typed_contents.py` reads typed contents.
 
-What the scan does not follow goes through the protobuf library, which refuses it or gives the
-same message back in plain form; that is then scanned.  So the library has the last word on what a
-message says.  Only of a message with too many fields it is not asked: it makes an object of each.
+Where the scan fails, the protobuf library parses the message, and either refuses it or returns it
+in its canonical form, which is scanned again.  Only a message with too many fields is refused
+without the library, which creates an object for each.
 
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC".
 """
@@ -39,11 +38,11 @@ from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferRespo
 from gateway.wire.protobuf import FieldCounter, TooManyFields, WireError
 
 Read = tuple[InferMessage, str, tuple[Tensor, ...]]
-"""What a message says, its id, and its tensors with their data."""
+"""A parsed message, its id, and its tensors with their data."""
 M = TypeVar("M", bound=Message)
 
 _NOTHING = memoryview(b"")
-# What the scan does not follow is read by a library that keeps the interpreter's lock meanwhile.
+# A library that keeps the interpreter's lock reads what the scan does not.
 _LIBRARY_BYTES = 8 << 20
 NOWHERE: Mapping[str, SharedMemoryData] = {}
 
@@ -64,12 +63,12 @@ class InferReader:
 
         Args:
             view: The message.
-            rewritten: The library wrote it, after one that the scan did not follow.
+            rewritten: The library wrote it, because the scan failed before.
 
         Raises:
-            MalformedMessage: The bytes are no such message.
-            InvalidTensor: A tensor's data, datatype and shape do not agree; contents are raw and
-                typed at once, or too few or too many.
+            MalformedMessage: The bytes are not such a message.
+            InvalidTensor: A tensor's data, datatype and shape contradict each other; contents are
+                both raw and typed, or too few or too many.
             InvalidRequest: A name or parameter is not allowed.
             TooLarge: A limit is exceeded.
         """
@@ -92,9 +91,9 @@ class InferReader:
     ) -> Read:
         """Read a ModelInferResponse; tensors share *view*'s memory.
 
-        Outputs that were to be *placed* in shared memory have no data in the message.
+        Outputs that were requested in shared memory have no data in the message.
 
-        Raises as `request`, but raw and typed contents may be mixed: servers do so.
+        Raises as `request`, but raw and typed contents may be mixed, as servers do.
         """
         counter = FieldCounter()
         try:
@@ -115,7 +114,7 @@ class InferReader:
         if not raws:
             return tuple([self._typed_input(one, counter) for one in found])
         if len(raws) != len(found):
-            # Said of a tensor with contents first: that is the cause.
+            # The error names a tensor with contents first, because that is the cause.
             for one in found:
                 self._check_raw_input(one, len(raws), counter)
             raise _wrong_raw_count(len(raws), len(found), "tensors")
@@ -128,7 +127,7 @@ class InferReader:
     def _with_shared(
         self, found: Sequence[TensorDescription], raws: Sequence[memoryview], counter: FieldCounter
     ) -> tuple[Tensor, ...]:
-        """Return the inputs, some in shared memory: raw contents are numbered without these."""
+        """Return the inputs, some in shared memory, which have no raw contents."""
         left = iter(raws)
         tensors = []
         for one in found:
@@ -136,7 +135,7 @@ class InferReader:
             if tensor is not None:
                 if len(one.contents):
                     raise InvalidTensor(
-                        f"tensor {one.name!r} has contents and lies in shared memory: "
+                        f"tensor {one.name!r} has contents and is in shared memory: "
                         "expected one of the two"
                     )
             elif raws:
@@ -158,15 +157,15 @@ class InferReader:
             return _tensor(one, data)
         if one.count:
             raise InvalidTensor(
-                f"tensor {one.name!r} has neither contents nor raw contents, "
-                f"shape {list(one.shape)} needs {one.count} elements"
+                f"tensor {one.name!r} has neither contents nor raw contents: "
+                f"expected {one.count} elements for shape {list(one.shape)}"
             )
         return _tensor(one, RawData(_NOTHING))
 
     def _check_raw_input(self, one: TensorDescription, raws: int, counter: FieldCounter) -> None:
         if len(one.contents) and _data(one, self._limits, counter) is not None:
             raise InvalidTensor(
-                f"tensor {one.name!r} has contents and the message has {raws} raw contents: "
+                f"tensor {one.name!r} has contents, and the message has {raws} raw contents: "
                 "expected one of the two"
             )
 
@@ -178,8 +177,8 @@ class InferReader:
         counter: FieldCounter,
     ) -> tuple[Tensor, ...]:
         limits = self._limits
-        # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
-        # contents beside raw ones), in order; those without an element may have been left out.
+        # Raw contents belong to the outputs without typed ones (MLServer adds an empty message of
+        # contents to raw ones), in order; those of outputs without elements may be missing.
         found = [
             (one, _data(one, limits, counter) if len(one.contents) else None) for one in described
         ]
@@ -202,10 +201,10 @@ class InferReader:
 
 
 def parse(view: memoryview, kind: type[M]) -> M:
-    """Read a message by the protobuf library; copies.
+    """Read a message with the protobuf library; copies.
 
     Raises:
-        MalformedMessage: The bytes are no such message.
+        MalformedMessage: The bytes are not such a message.
     """
     message = kind()
     try:
@@ -220,7 +219,7 @@ def parse(view: memoryview, kind: type[M]) -> M:
 def _check_for_library(
     error: WireError, view: memoryview, kind: type[Message], *, rewritten: bool
 ) -> None:
-    """Raise what is wrong with a message for which the library need not be asked (again)."""
+    """Raise the error of a message that the library need not parse (again)."""
     if rewritten:
         raise MalformedMessage(f"message is not a usable {kind.__name__}: {error}") from error
     if isinstance(error, TooManyFields):
@@ -234,7 +233,7 @@ def _check_for_library(
 
 
 def _by_library(view: memoryview, kind: type[Message]) -> memoryview:
-    """Give the same message with nothing repeated that is single, and nothing unknown; copies."""
+    """Return the same message without repeated single fields and unknown fields; copies."""
     message = parse(view, kind)
     message.DiscardUnknownFields()
     return memoryview(message.SerializeToString())
@@ -256,13 +255,13 @@ def _tensor(described: TensorDescription, data: TensorData) -> Tensor:
 
 
 def _plain(columns: Columns, raws: tuple[memoryview, ...]) -> tuple[Tensor, ...]:
-    """Return the tensors of most messages: their raw contents were looked at by their sizes."""
+    """Return the tensors of most messages, whose raw contents have the right sizes."""
     names, datatypes, shapes, parameters = columns
     return tuple(map(Tensor, names, datatypes, shapes, map(RawData, raws), parameters))
 
 
 def _placed(described: TensorDescription, place: SharedMemoryData) -> Tensor:
-    """Return an output that was put where it was wanted; a server says so once more."""
+    """Return an output in its requested place; a server repeats the place."""
     parameters = {key: value for key, value in described.parameters.items() if key not in KEYS}
     return Tensor(described.name, described.datatype, described.shape, place, parameters)
 

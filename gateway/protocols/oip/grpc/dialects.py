@@ -1,4 +1,4 @@
-"""What servers of Open Inference over gRPC differ in, and what cannot be asked of each.
+"""Differences between servers of Open Inference over gRPC, and checks of requests to them.
 
 Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
@@ -19,19 +19,19 @@ from gateway.protocols.oip.parameters import INT64_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcDialect:
-    """What a kind of server knows.
+    """The features of a kind of server.
 
     Attributes:
-        doubles: double_param and uint64_param; a server without them sees no value at all.
-        versions: Models have versions; KServe's gRPC side passes over the field.
+        doubles: double_param and uint64_param; a server without them ignores the value.
+        versions: Models have versions; KServe ignores the field over gRPC.
         whole_versions: It reads a version as the whole number that it begins with.
         selects: It returns the requested outputs only; KServe returns all of them.
         extended: It has Triton's extensions: configuration, statistics and the like.
         control: Its models can be loaded and unloaded.
         name_first: Its requests to load and unload have the model's name in field 1.
-        needs_id: It fails, or makes an id up, when a request has none.
+        needs_id: It fails, or creates an id, when a request has none.
         streams: It has ModelStreamInfer.
-        plain_streams: The messages of its streams are bare answers, without the envelope that holds
+        plain_streams: The messages of its streams are bare responses, without the envelope for
             errors and the mark of the last one.
     """
 
@@ -79,28 +79,28 @@ DIALECTS: dict[str, GrpcDialect] = {
     )
 }
 
-# The one key for which Triton takes uint64_param.
+# The only key for which Triton accepts uint64_param.
 _UNSIGNED = "priority"
 _SEQUENCE = "sequence_id"
 
 
 def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Parameters) -> None:
-    """Refuse what a server of *dialect* would drop or change without a word.
+    """Refuse a request that a server of *dialect* would change silently.
 
     Args:
         dialect: The server's.
         request: The inference.
-        parameters: Of the request, the reserved ones among them.
+        parameters: Of the request, including the reserved ones.
 
     Raises:
-        Unsupported: It cannot be asked.
+        Unsupported: The dialect cannot carry it.
     """
     if parameters:
         _check_parameters(dialect, "request", parameters)
     for tensor in request.inputs:
         if not dialect.bf16 and tensor.datatype is Datatype.BF16:
             raise Unsupported(
-                f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not know",
+                f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not have",
                 model=request.model,
             )
         if type(tensor.data) is SharedMemoryData:
@@ -115,7 +115,7 @@ def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Paramet
 
 
 def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
-    """Refuse a version where the server would answer with any version.
+    """Refuse a version where the server would use any version.
 
     Raises:
         Unsupported: *model* has a version and the dialect has none.
@@ -125,7 +125,7 @@ def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
         check_whole_version(model)
     if model.version and not dialect.versions:
         raise Unsupported(
-            f"model {model.name!r} is asked for in version {model.version!r}, "
+            f"model {model.name!r} has the version {model.version!r}: "
             f"the dialect {dialect.name!r} has no versions",
             model=model,
         )
@@ -136,7 +136,7 @@ def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) 
         if isinstance(value, float) and not dialect.doubles:
             raise Unsupported(
                 f"parameter {key!r} of the {place} is {value!r}: "
-                f"the dialect {dialect.name!r} has no double_param and would not see it"
+                f"the dialect {dialect.name!r} has no double_param and would ignore it"
             )
         if isinstance(value, bool) or not isinstance(value, int) or value <= INT64_MAX:
             continue
@@ -144,5 +144,5 @@ def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) 
             kind = SequenceIdTooLarge if dialect.extended and key == _SEQUENCE else Unsupported
             raise kind(
                 f"parameter {key!r} of the {place} is {value}: the dialect {dialect.name!r} "
-                f"takes at most {INT64_MAX}"
+                f"accepts at most {INT64_MAX}"
             )

@@ -1,10 +1,9 @@
-"""Inference messages of Open Inference over gRPC, written from the tensor IR.
+"""Writes inference messages of Open Inference over gRPC from the tensor IR.
 
-Here lives the writing of ModelInferRequest and ModelInferResponse: one small head, and the raw
-data of large tensors behind it as they are, never joined.  Data go out raw always, as Triton and
-tritonclient do it: it is the only form that has every datatype.  `InferWriter` writes all there is,
-`FastInferEncoder` what most messages hold, from memory and in half the time.  Not here: reading
-(proto.py).
+A message is one small header, followed by the raw data of large tensors, which is not joined.  Data
+is always raw, as Triton and tritonclient write it: only this form has every datatype.
+`InferEncoder` writes all messages; `FastInferEncoder` most of them, from cached parts and in half
+the time.
 
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC".
 """
@@ -65,7 +64,7 @@ _DOUBLE, _UINT64 = _key(4, I64), _key(5, VARINT)
 class InferEncoder:
     """Writes inference messages, tensors in order.
 
-    Descriptions of tensors repeat from message to message: the last few hundred are remembered.
+    Messages repeat the descriptions of tensors: some hundred are cached.
     """
 
     def __init__(self) -> None:
@@ -91,7 +90,7 @@ class InferEncoder:
                 head += _output(output.name, output_parameters(output))
         except WireError as error:
             raise Unsupported(f"request cannot be written: {error}", model=model) from error
-        # Raw contents are numbered without the inputs in shared memory.
+        # The inputs in shared memory have no raw contents.
         return _with_data(head, RAW_INPUTS, inputs, None)
 
     def response(
@@ -109,14 +108,14 @@ class InferEncoder:
         try:
             head = self._head(model, request_id, parameters, outputs)
         except WireError as error:
-            raise Unsupported(f"answer cannot be written: {error}", model=model) from error
-        # Clients count raw contents with the outputs: one in shared memory has an empty place.
+            raise Unsupported(f"reply cannot be written: {error}", model=model) from error
+        # Clients count raw contents by outputs: an output in shared memory has empty ones.
         return _with_data(head, RAW_OUTPUTS, outputs, _NOTHING)
 
     def _head(
         self, model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]
     ) -> bytearray:
-        """Write the four fields and the descriptions that both messages begin with."""
+        """Write the four fields and the descriptions at the beginning of both messages."""
         head = bytearray(self._model(model))
         if request_id:
             put_text(head, _ID, request_id)
@@ -127,7 +126,7 @@ class InferEncoder:
             if datatype is None or shape is None:
                 missing = "datatype" if datatype is None else "shape"
                 raise Unsupported(
-                    f"tensor {tensor.name!r} has no {missing}, Open Inference needs one"
+                    f"tensor {tensor.name!r} has no {missing}: Open Inference needs one"
                 )
             own = tensor.parameters
             if type(tensor.data) is SharedMemoryData:
@@ -142,21 +141,21 @@ class InferEncoder:
 
 
 _Settled = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
-"""A tensor's field, the head of its raw contents, their size, and the dtype of an array of it."""
+"""A tensor's field, the header of its raw contents, their size, and the dtype of an array."""
 
-# Of a tensor of which there is more to look at: no data have this size.
+# For a tensor that needs more checks: no data has this size.
 _NOT_HERE: Final[_Settled] = (b"", b"", -1, None)
 
 
 class FastInferEncoder:
-    """Writes most inference messages: a model, an id, outputs by their names, and raw tensors.
+    """Writes most inference messages: a model, an id, outputs by name, and raw tensors.
 
-    The bytes are those of `InferWriter`, in one piece but for large data. What follows from the
-    description of a tensor alone is settled once and remembered.
+    The bytes are those of `InferEncoder`, in one piece except for large data.  The parts that
+    depend on the description of a tensor alone are cached.
 
     Args:
         raw_key: `RAW_INPUTS` or `RAW_OUTPUTS`.
-        unknown: A datatype that the reader may not know, which is not for here to say.
+        unknown: A datatype that the reader may not have; `InferEncoder` decides.
     """
 
     def __init__(self, raw_key: bytes, unknown: Datatype | None = None) -> None:
@@ -173,7 +172,7 @@ class FastInferEncoder:
         tensors: Iterable[Tensor],
         outputs: Sequence[RequestedOutput] = (),
     ) -> Sequence[bytes | memoryview] | None:
-        """Write a message; None where there is more to write, or something wrong."""
+        """Write a message; None where it has other parts, or is wrong."""
         raws: list[bytes | memoryview] = []
         is_large = False
         try:
@@ -211,7 +210,7 @@ class FastInferEncoder:
     def _put_outputs(
         self, parts: list[bytes | memoryview], outputs: Iterable[RequestedOutput]
     ) -> bool:
-        """Write which outputs are asked for; False where more is than that they come."""
+        """Write the requested outputs; False where they have other properties than a name."""
         for output in outputs:
             if output.parameters or output.classes or output.shared is not None:
                 return False
@@ -219,7 +218,7 @@ class FastInferEncoder:
         return True
 
     def _settled(self, name: str, datatype: Datatype | None, shape: Shape | None) -> _Settled:
-        """Return what follows from a description alone."""
+        """Return the parts that depend on a description alone."""
         if datatype is None or shape is None or datatype in (self._unknown, Datatype.BYTES):
             return _NOT_HERE
         size = datatype.size_bytes * math.prod(shape)
@@ -228,7 +227,7 @@ class FastInferEncoder:
 
 
 def _model(model: ModelRef) -> bytes:
-    """Write the fields of a message that name a model."""
+    """Write the fields of a message with the model."""
     head = bytearray()
     if model.name:
         put_text(head, _MODEL_NAME, model.name)
@@ -245,7 +244,7 @@ def _tensor(name: str, datatype: Datatype, shape: Shape) -> bytes:
 
 
 def _output(name: str, parameters: Parameters = NO_PARAMETERS) -> bytes:
-    """Write the field of an output that is asked for."""
+    """Write the field of a requested output."""
     inner = bytearray()
     put_text(inner, _NAME, name)
     _put_parameters(inner, _OUTPUT_PARAMETERS, parameters)
@@ -264,9 +263,9 @@ def _description(name: str, datatype: Datatype, shape: Shape) -> bytearray:
 
 
 def between(tensors: Iterable[Tensor]) -> list[tuple[int, bytes]]:
-    """Return what stands before each arriving input but the first, with its place in their source.
+    """Return the bytes before each streamed input except the first, with offsets in their source.
 
-    See `wire.interleaved`: what comes before the first ends the message's own bytes.
+    See `wire.interleaved_body`: the message's own bytes end with those before the first.
     """
     waiting = [tensor.data for tensor in tensors if isinstance(tensor.data, StreamedData)]
     return [(data.start, RAW_INPUTS + varint(data.size_bytes)) for data in waiting[1:]]
@@ -275,13 +274,13 @@ def between(tensors: Iterable[Tensor]) -> list[tuple[int, bytes]]:
 def _with_data(
     head: bytearray, key: bytes, tensors: Iterable[Tensor], shared: memoryview | None
 ) -> Parts:
-    """Write raw contents behind a head; *shared* for tensors in shared memory, None for nothing."""
+    """Write raw contents after a header; *shared* for those in shared memory, None for nothing."""
     parts: Parts = [head]
     for tensor in tensors:
         data = tensor.data
         if type(data) is RawData:
             put_tail(parts, key, data.view)
-        elif type(data) is StreamedData:  # its bytes follow the message, with what is `between`
+        elif type(data) is StreamedData:  # its bytes follow the message, see `between`
             put_tail_head(parts, key, data.size_bytes)
             break
         elif type(data) is not SharedMemoryData:
@@ -292,7 +291,7 @@ def _with_data(
 
 
 def _gathered(pieces: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Join a message in pieces, but for large ones, which stay where they are."""
+    """Join a message in pieces, except for large ones, which stay separate."""
     parts: list[bytes | memoryview] = []
     small: list[bytes | memoryview] = []
     for piece in pieces:
@@ -329,5 +328,5 @@ def _parameter(name: str, value: Parameter) -> bytearray:
     elif 0 < value <= UINT64_MAX:
         put_varint(inner, _UINT64, value)
     else:
-        raise Unsupported(f"parameter {name!r} is {value}, which does not fit 64 bits")
+        raise Unsupported(f"parameter {name!r} is {value}: expected an integer of 64 bits")
     return inner

@@ -1,6 +1,6 @@
-"""Errors over gRPC, both ways: a status with a text. Those inside of a stream: grpc_stream.py.
+"""Errors over gRPC to and from a status with a text; `streaming.py` has those inside of a stream.
 
-The tables are in errors.py.
+`../errors.py` has the tables.
 
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "16. Errors".
 """
@@ -18,8 +18,8 @@ from gateway.protocols.oip.grpc.context import NAME
 from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
-# Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
-# NOT_FOUND, MLServer UNKNOWN; others are failures to answer.
+# Statuses of servers for a model that is not ready: Triton responds with OK and false, KServe
+# with NOT_FOUND, MLServer with UNKNOWN; other statuses are failures.
 NOT_READY: Final = frozenset(
     {
         GrpcStatus.UNKNOWN,
@@ -32,7 +32,7 @@ NOT_READY: Final = frozenset(
 
 
 def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
-    """Write an error as status and details; an upstream's own go back as they came."""
+    """Write an error as status and details; those of an upstream are unchanged."""
     origin = error.origin
     if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
         return GrpcResponse(status=origin.wire.status, details=strip_traceback(origin.wire.details))
@@ -43,7 +43,7 @@ def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
 
 
 def error_of_status(call: Call[Any], wire: GrpcResponse) -> GatewayError:
-    """Return what an upstream's status means, with its answer as origin."""
+    """Return the error of an upstream's status, with its response as origin."""
     reason = strip_traceback(wire.details)
     text = reason or f"upstream responded with the status {wire.status.name} and no text"
     kind = grpc_error_class(wire.status, wire.details)

@@ -1,4 +1,4 @@
-"""How one of Triton's extensions stands in gRPC: what the tables of messages are made of."""
+"""The functions for one of Triton's extensions over gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CallReader = Callable[[memoryview, Context, MessageLimits], Call[Any]]
 
 @dataclass(frozen=True, slots=True)
 class GrpcExtension:
-    """One call.
+    """The functions for one call.
 
     Attributes:
         write_reply: To a client.

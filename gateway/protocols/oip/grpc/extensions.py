@@ -1,7 +1,7 @@
-"""Triton's extensions over gRPC, both ways: configuration, statistics, control, settings, regions.
+"""Triton's extensions over gRPC: configuration, statistics, control, settings, regions.
 
-Here are their messages, by the protobuf library: they hold no tensors. What they may hold is in
-control.py and shared.py, and which of them a listener serves in gates.py.
+The protobuf library reads and writes their messages, which have no tensors.  `../control.py` checks
+their content, and `../extension_policy.py` decides which of them a listener serves.
 
 Source: Triton extensions "model_configuration", "statistics", "model_repository", "trace",
 "logging", "shared_memory"; docs/protocols/open-inference.md, "14. Models, statistics and settings".
@@ -68,7 +68,7 @@ def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> Ask
     return "ModelStatistics", pb.ModelStatisticsRequest(name=model.name, version=model.version)
 
 
-# Loading and unloading. KServe has the model's name in the first field, that of a repository.
+# Loading and unloading. KServe's first field is the model's name, other servers' a repository.
 
 
 def _read_load(view: memoryview, context: Context, limits: MessageLimits) -> ModelLoadRequest:
@@ -92,8 +92,8 @@ def _read_unload(view: memoryview, context: Context, limits: MessageLimits) -> M
 def _loaded_model(repository: str, model: str, limits: MessageLimits) -> ModelRef:
     if repository and model:
         raise Unsupported(
-            f"repository {clip(repository, _SHOWN)!r} is named, models are loaded from their own: "
-            "leave repository_name empty"
+            f"repository is {clip(repository, _SHOWN)!r}: expected no repository_name, "
+            "since models are loaded from their own"
         )
     if not repository and not model:
         raise InvalidRequest("the request names no model")
@@ -264,7 +264,7 @@ _READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
     **grpc_shared.CALL_READERS,
 }
 
-# What a method asks, and how its request is read.
+# The call of each method, and the reader of its request.
 CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
     SERVICE + name: found for name, found in _READERS.items()
 }

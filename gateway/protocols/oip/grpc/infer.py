@@ -1,7 +1,7 @@
-"""Inferences over gRPC, both directions: what of a call stands in a message, and what is to check.
+"""Inferences over gRPC: the fields of a call in a message, and the checks of a dialect.
 
-Here lives what an inference is to a client, and to one kind of server. Not here: where things stand
-in a message (proto.py, write.py), and streams of answers (grpc_stream.py).
+`scan.py`, `decode.py` and `encode.py` have the bytes of messages, `streaming.py` the messages of
+streams.
 
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
 "8. Inference requests and responses".
@@ -46,10 +46,10 @@ class Inferences:
 
     Args:
         limits: The limits of a message.
-        dialect: Of the server that is asked.
+        dialect: Of the upstream server.
 
     Attributes:
-        writer: Of answers that are parts of larger messages.
+        writer: Of responses that are parts of larger messages.
     """
 
     def __init__(self, limits: MessageLimits, dialect: GrpcDialect) -> None:
@@ -58,7 +58,7 @@ class Inferences:
         self._dialect = dialect
         self._reader = InferReader(limits)
         self._plain_replies = FastInferEncoder(RAW_OUTPUTS)
-        # None where each request needs an id, or its model a look.
+        # None where each request needs an id, or checks of its model.
         self._plain_calls: FastInferEncoder | None = None
         if dialect.versions and not dialect.needs_id:
             self._plain_calls = FastInferEncoder(
@@ -70,7 +70,7 @@ class Inferences:
 
         Args:
             wire: The request.
-            spare_id: Of the call, where the client gave it none.
+            spare_id: Of the call, for a request without an id of the client.
         """
         message, request_id, inputs = self._reader.request(wire.view)
         reserved = NO_REQUEST_PARAMETERS
@@ -94,7 +94,7 @@ class Inferences:
 
     def encode_reply(self, call: Call[Any], reply: InferResponse) -> Sequence[Buffer]:
         """Write the response to *call*; the data of large tensors are not copied."""
-        # The caller's id comes back, never one that a server made up.
+        # The response has the caller's id, never one that a server created.
         request_id, outputs = reply.id, reply.outputs
         if isinstance(call, InferRequest):
             request_id = call.id
@@ -114,7 +114,7 @@ class Inferences:
             spare_id: For a server that needs an id, where the call has none.
 
         Raises:
-            Unsupported: The dialect cannot be asked that.
+            Unsupported: The dialect cannot carry it.
             InvalidRequest: The server would read the version as another one.
         """
         model = call.model
@@ -141,22 +141,22 @@ class Inferences:
         stream: bool = False,
         final: bool = True,
     ) -> InferResponse:
-        """Read an upstream's answer; tensors are views into its message.
+        """Read an upstream's response; tensors are views into its message.
 
         Args:
-            call: What it answers.
-            wire: The message, or what it came in.
-            view: The answer itself.
+            call: The request.
+            wire: The message, or its envelope.
+            view: The response itself.
             stream: It is one of any number.
-            final: It is the last one, as far as it does not say otherwise.
+            final: It is the last one, unless it has a mark.
 
         Raises:
-            MalformedMessage: It cannot be read, or is not to this call.
+            MalformedMessage: It cannot be read, or belongs to another call.
         """
         where = outputs_in_shared_memory(call.outputs) if call.outputs else NOWHERE
         message, reply_id, outputs = self._reader.response(view, where)
         if call.id and reply_id and reply_id != call.id:
-            raise MalformedMessage(f"answer has id {reply_id!r}, the request had {call.id!r}")
+            raise MalformedMessage(f"response has id {reply_id!r}: the request had {call.id!r}")
         parameters = message.parameters
         if FINAL in parameters:
             said, parameters = said_final(parameters)
@@ -186,12 +186,12 @@ class Inferences:
         return self.writer.request(model, request_id, parameters, call.inputs, call.outputs)
 
     def _selected(self, call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Check that every requested output came, and drop others where the server does not."""
+        """Check that every requested output is present; drop others where the server does not."""
         wanted = {output.name for output in call.outputs}
         missing = wanted.difference([tensor.name for tensor in outputs])
         if missing:
             raise MalformedMessage(
-                f"answer lacks output {min(missing)!r}, which was asked for; "
+                f"response lacks the requested output {min(missing)!r}: "
                 f"it has {len(outputs)} outputs"
             )
         if self._dialect.selects:

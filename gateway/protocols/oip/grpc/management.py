@@ -1,7 +1,6 @@
-"""The small messages of Open Inference over gRPC: health, metadata, repository index.
+"""Small messages of Open Inference over gRPC: health, metadata, repository index.
 
-Here lives their translation, both ways, by the protobuf library: they hold no tensors.  Not here:
-inference (proto.py, write.py).
+The protobuf library reads and writes them, since they have no tensors.
 
 Source: Open Inference Protocol, gRPC API; Triton model repository extension;
 docs/protocols/open-inference.md, "14. Models, statistics and settings" and
@@ -43,7 +42,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 _DATATYPES = {datatype.name: datatype for datatype in Datatype}
 _STATES = {state.value: state for state in ModelState}
-# Of an answer, not of a request: no limit of D1 fits a list of names.
+# Of a response: the limits of requests do not fit a list of names.
 _LISTED = 10_000
 
 _Tensor = pb.ModelMetadataResponse.TensorMetadata
@@ -51,7 +50,7 @@ _Entry = pb.RepositoryIndexResponse.ModelIndex
 
 
 def checked_model(name: str, version: str, limits: MessageLimits) -> ModelRef:
-    """Return the model a message names.
+    """Return the model in a message.
 
     Raises:
         InvalidRequest: A character in it is not allowed.
@@ -64,17 +63,17 @@ def checked_model(name: str, version: str, limits: MessageLimits) -> ModelRef:
 
 
 def named_model(call: Call[Any]) -> ModelRef:
-    """Return the model *call* is about.
+    """Return the model of *call*.
 
     Raises:
         InvalidRequest: It names none.
     """
     if call.model is None:
-        raise InvalidRequest(f"{type(call).__name__} names no model, Open Inference needs one")
+        raise InvalidRequest(f"{type(call).__name__} names no model: Open Inference needs one")
     return call.model
 
 
-# Requests, as a server reads them.
+# Requests of clients.
 
 
 def _read_live(view: memoryview, context: Context, _limits: MessageLimits) -> ServerLiveRequest:
@@ -118,8 +117,8 @@ def _read_index(
     message = parse(view, pb.RepositoryIndexRequest)
     if message.repository_name:
         raise Unsupported(
-            f"repository {message.repository_name[:64]!r} is named, "
-            "the index is that of all models: leave repository_name empty"
+            f"repository is {message.repository_name[:64]!r}: expected no repository_name, "
+            "since the index has all models"
         )
     return RepositoryIndexRequest(ready_only=message.ready, context=context)
 
@@ -134,7 +133,7 @@ CALL_READERS: dict[str, Callable[[memoryview, Context, MessageLimits], Call[Any]
 }
 
 
-# Answers, as a server writes them.
+# Responses to clients.
 
 
 def _model_metadata(metadata: ModelMetadata) -> Message:
@@ -185,7 +184,7 @@ REPLY_WRITERS: dict[type[Call[Any]], Callable[[Any], Message]] = {
 }
 
 
-# Requests, as a client writes them: the method and the message.
+# Requests to an upstream: method and message.
 
 
 def _model_ready_call(call: ModelReadyRequest) -> Message:
@@ -211,7 +210,7 @@ CALL_WRITERS: dict[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
 }
 
 
-# Answers, as a client reads them.
+# Responses of an upstream.
 
 
 def _read_server_answer(view: memoryview, limits: MessageLimits) -> ServerMetadata:
@@ -264,7 +263,7 @@ def _read_tensor(
         raise InvalidTensor(
             f"tensor {name!r} has shape {list(shape)}: expected dimensions of -1 or more"
         )
-    # A server may leave types out, or have names of its own for them: not known is no error here.
+    # A server may omit types, or have names of its own for them: they are unknown then.
     untold = not tensor.datatype and not shape
     return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if untold else shape)
 

@@ -1,11 +1,11 @@
-"""Inference messages of Open Inference over gRPC, found field by field.
+"""Scans inference messages of Open Inference over gRPC, field by field.
 
-Here lives what stands in ModelInferRequest and ModelInferResponse, which differ in one field
-number: names, shapes, parameters, and views of the data.  Not here: which data belongs to which
-tensor (proto.py), typed contents (contents.py), writing (write.py).
+ModelInferRequest and ModelInferResponse differ in one field number.  The scan finds names, shapes
+and parameters, and views of the data; `decode.py` assigns data to tensors, and `typed_contents.py`
+reads typed contents.
 
-`WireError` means that the scan does not follow: broken bytes, or a field found twice that is to
-be merged.  Of other single fields given twice the last counts, unknown fields are passed over.
+`WireError` means that the scan fails: broken bytes, or a field that occurs twice and must be
+merged. Of other single fields that occur twice the last counts; unknown fields are skipped.
 
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC"
 and "9. Parameters and headers".
@@ -70,12 +70,12 @@ _LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
 _OUTLINES = 256
 _OUTLINE_BYTES = 1024
 _NOTHING = memoryview(b"")
-# Of a message: single ones, and unknown ones of newer clients.
+# Of a message: single fields, and unknown ones of newer clients.
 _OTHER_FIELDS = 1024
-# Of a tensor, an output or an entry of a map: those that a newer client may add.
+# Of a tensor, an output or an entry of a map: fields that a newer client may add.
 _UNKNOWN_FIELDS = 64
 _BYTES = Datatype.BYTES
-# Parameters of tensors that mean something over HTTP only; KServe leaks the first into answers.
+# Parameters of tensors that have a meaning over HTTP only; KServe sends the first over gRPC.
 _HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
 
 
@@ -83,8 +83,8 @@ class TensorDescription(Struct, frozen=True):
     """A tensor without its data.
 
     Attributes:
-        count: Number of elements the shape needs.
-        size_bytes: Of its raw contents, where nothing else about them is to be checked; else -1.
+        count: Number of elements of the shape.
+        size_bytes: Of its raw contents, where nothing else of them is checked; else -1.
         contents: Its InferTensorContents; empty when there is none.
     """
 
@@ -101,12 +101,12 @@ Columns = tuple[tuple[str, ...], tuple[Datatype, ...], tuple[Shape, ...], tuple[
 
 
 class InferMessage(Struct, frozen=True):
-    """What an inference message says, but for its id and its raw contents.
+    """A parsed inference message without its id and its raw contents.
 
     Attributes:
         outputs: Name and parameters of each requested output; requests only.
-        columns: Names, datatypes, shapes and parameters of the tensors, where each of these has raw
-            contents, of which the size says all, and it is right; else None.
+        columns: Names, datatypes, shapes and parameters of the tensors, where each of them has
+            raw contents of the right size, which need no other check; else None.
     """
 
     model: ModelRef
@@ -117,14 +117,14 @@ class InferMessage(Struct, frozen=True):
 
 
 Scanned = tuple[InferMessage, str, tuple[memoryview, ...]]
-"""What a message says, its id, and its raw contents in order."""
+"""A parsed message, its id, and its raw contents in order."""
 
 
 class InferMessageScanner:
-    """Finds and describes what inference messages hold; all data stay views of the message.
+    """Scans inference messages; all data are views of the message.
 
-    Messages repeat but for their raw contents and their id: what the rest says is remembered, and
-    so are descriptions of tensors, the last few hundred of each.
+    Messages repeat except for their raw contents and their id: the rest is cached, and so are
+    descriptions of tensors, some hundred of each.
 
     Args:
         limits: Of names and counts.
@@ -132,10 +132,11 @@ class InferMessageScanner:
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
-        # What may be repeated, and room for what is unknown.
+        # The fields that may repeat, and some unknown ones.
         self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
         self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
-        # By the tag of raw contents, with whether there is an id, which is the first hole then.
+        # By the tag of raw contents; the flag is whether there is an id, which is the first hole
+        # then.
         self._outlines: dict[int, MaskedMessageCache[tuple[InferMessage, bool]]] = {
             raw_tag: MaskedMessageCache(_OUTLINES, _OUTLINE_BYTES)
             for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
@@ -147,12 +148,12 @@ class InferMessageScanner:
         Args:
             view: The message.
             raw_tag: `RAW_INPUTS` for a request, `RAW_OUTPUTS` for a response.
-            counter: Of its fields, for who reads on in its contents.
+            counter: Of its fields, also for the reader of its contents.
 
         Raises:
-            WireError: The scan does not follow.
-            InvalidRequest: A name, datatype, shape or parameter is not allowed, or a name is
-                there twice.
+            WireError: The scan fails.
+            InvalidRequest: A name, datatype, shape or parameter is not allowed, or a name
+                occurs twice.
             TooLarge: A limit is exceeded.
         """
         outlines = self._outlines[raw_tag]
@@ -168,9 +169,9 @@ class InferMessageScanner:
         return message, "", raws
 
     def _remember(self, scanned: Scanned, view: memoryview, raw_tag: int) -> None:
-        """Keep what stands around id and raw contents, if it stands as writers put it."""
+        """Cache the text around id and raw contents, if it has the usual form of writers."""
         message, _, raws = scanned
-        # Contents would hold the memory of the message they lie in.
+        # Contents would keep the memory of their message.
         if not raws or any(len(each.contents) for each in message.tensors):
             return
         holes: list[slice] = []
@@ -182,11 +183,11 @@ class InferMessageScanner:
             at = start + len(value)
             if key == _ID:
                 ids += 1
-                if holes:  # behind raw contents
+                if holes:  # after raw contents
                     return
             if key in (_ID, raw_tag):
                 holes.append(slice(start, at))
-        # Where numbers are longer than they need be, places are others than those counted here.
+        # Where lengths are longer than necessary, positions differ from those computed here.
         if at == len(view) and ids <= 1:
             self._outlines[raw_tag].put(view, holes, (message, ids == 1))
 
@@ -252,15 +253,15 @@ class InferMessageScanner:
         return found
 
     def _without_contents(self, data: bytes) -> TensorDescription | None:
-        """Describe a tensor that has no contents; one that has is to be read where it lies."""
+        """Describe a tensor without contents; contents are read from the message."""
         described = _describe(memoryview(data), self._limits, FieldCounter())
         return None if len(described.contents) else described
 
 
 def _mark(scanned: Scanned, size_bytes: int) -> int:
-    """Return a hash of what messages differ in that are not to be remembered.
+    """Return a hash of the parts in which messages that are not cached differ.
 
-    Their parameters, or the sizes of their data, are others each time.
+    Their parameters, or the sizes of their data, differ each time.
     """
     message, _, raws = scanned
     return hash((size_bytes, message.model, *message.parameters.items(), *map(len, raws)))
@@ -291,7 +292,7 @@ def _requested(
 def _check_unique(kind: str, names: list[str]) -> None:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidTensor(f"{kind} {twice!r} is there {names.count(twice)} times, once is needed")
+        raise InvalidTensor(f"{kind} {twice!r} occurs {names.count(twice)} times: expected once")
 
 
 def _check_named(kind: str, names: list[str]) -> None:
@@ -339,7 +340,7 @@ def _describe(view: memoryview, limits: MessageLimits, counter: FieldCounter) ->
 
 
 def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
-    # More bytes cannot be a legal shape, and the list would be many times their size.
+    # A longer field exceeds the limit, and the list would be many times its size.
     if len(view) > _VARINT_BYTES * limits.rank:
         raise TooLarge(
             f"a shape has {len(view)} bytes, at most {limits.rank} dimensions are allowed",
@@ -349,10 +350,10 @@ def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
 
 
 def _check_rank(dims: list[int], limits: MessageLimits) -> None:
-    """Refuse a shape as soon as it has a dimension too many."""
+    """Refuse a shape as soon as it has too many dimensions."""
     if len(dims) > limits.rank:
         raise TooLarge(
-            f"a shape has more than {limits.rank} dimensions, which is the most allowed",
+            f"a shape has more than {limits.rank} dimensions, the most that are allowed",
             limit="rank",
         )
 
@@ -380,7 +381,7 @@ def _custom(parameters: Parameters) -> Parameters:
 def _parameters(
     entries: list[memoryview], limits: MessageLimits, counter: FieldCounter
 ) -> Parameters:
-    """Read the entries of a map; of a key given twice the last entry counts."""
+    """Read the entries of a map; of a repeated key the last entry counts."""
     if not entries:
         return NO_PARAMETERS
     found = dict(_entry(entry, counter) for entry in entries)
@@ -410,13 +411,13 @@ def _entry(view: memoryview, counter: FieldCounter) -> tuple[str, Parameter | No
             value = _choice(part, counter)
             seen = True
         else:
-            # The library drops the whole entry then, other runtimes keep it; no writer does it.
+            # The library drops the entry, other runtimes keep it; no writer sends it.
             raise MalformedMessage(f"parameter {name!r} has an unknown field in its map entry")
     return name, value
 
 
 def _choice(view: memoryview, counter: FieldCounter) -> Parameter | None:
-    """Read an InferParameter: of several arms the last counts, none gives None."""
+    """Read an InferParameter: of several members the last counts, none gives None."""
     value: Parameter | None = None
     for key, part in fields(view, _UNKNOWN_FIELDS, counter):
         if key == _INT64:

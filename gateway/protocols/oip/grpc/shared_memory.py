@@ -1,4 +1,4 @@
-"""Regions of shared memory over gRPC, both ways: the same three questions about two kinds of them.
+"""Regions of shared memory over gRPC: the same three calls for both kinds.
 
 Source: Triton shared memory extension; docs/protocols/open-inference.md, "13. Shared memory".
 """
@@ -149,7 +149,7 @@ def _read_regions(
 
 
 def _ok(_call: Call[Any], view: memoryview, _limits: MessageLimits) -> None:
-    """Read an answer that only has to be a message."""
+    """Read a response without content."""
     parse(view, pb.ServerLiveRequest)
 
 

@@ -1,8 +1,8 @@
-"""Messages of ModelStreamInfer: an inference answer, or an error, in an envelope; and plain ones.
+"""Messages of ModelStreamInfer: responses or errors in an envelope, and plain responses.
 
-Triton, OVMS and this gateway wrap each answer in a ModelStreamInferResponse, so that the error of
-one request stands in a message and the stream goes on.  MLServer sends bare ModelInferResponse
-messages and ends the stream at the first error.
+Triton, OVMS and this gateway wrap each response in a ModelStreamInferResponse, so that the error of
+one request is a message and the stream continues.  MLServer sends bare ModelInferResponse messages
+and ends the stream at the first error.
 
 Source: docs/protocols/open-inference.md, "10. Streams"; the recorded exchanges 165, 185 to 188 and
 229.
@@ -52,7 +52,7 @@ _ERROR, _ANSWER = tag(1, LEN), tag(2, LEN)
 _ERROR_KEY, _ANSWER_KEY = varint(_ERROR), varint(_ANSWER)
 _MODEL_NAME, _ID = tag(1, LEN), tag(3, LEN)
 _ENVELOPE_FIELDS = 64
-# An error in a stream has no status: these words of Triton 2.51 tell which its unary form has.
+# An error in a stream has no status: these texts of Triton 2.51 identify that of its unary form.
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
     "is not at ready state": NotReady,
     "unknown model": ModelNotFound,
@@ -80,10 +80,10 @@ _KINDS: Final[Mapping[str, type[GatewayError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """How the answers to one message of a stream are written.
+    """The form of the items of one request.
 
     Attributes:
-        empty_final: An answer without outputs marks the end, where no other answer did.
+        empty_final: An item without outputs marks the end, where no other item did.
     """
 
     empty_final: bool
@@ -93,7 +93,7 @@ class StreamReplyEncoder:
     """Writes the messages of a server's stream.
 
     Args:
-        writer: Of the answers inside.
+        writer: Of the responses inside.
         error_text_bytes: Longest text of an error.
     """
 
@@ -102,14 +102,14 @@ class StreamReplyEncoder:
         self._error_text_bytes = error_text_bytes
 
     def item(self, call: StreamInferRequest, item: InferResponse) -> GrpcResponse:
-        """Write one answer; the data of large tensors are not copied."""
+        """Write one item; the data of large tensors are not copied."""
         parameters = {**item.parameters, FINAL: item.final}
         outputs = with_c_values(call.request, item).outputs
         inner = self._writer.response(item.model, call.request.id, parameters, outputs)
         return GrpcResponse(_envelope(inner))
 
     def end(self, call: StreamInferRequest, last: InferResponse | None) -> GrpcResponse | None:
-        """Write what marks the end of one request's answers, where the client wants it marked."""
+        """Write the mark of the end of one request's items, where the client requested it."""
         if not asks_empty_final(call) or (last is not None and last.final):
             return None
         model = ModelRef("" if call.model is None else call.model.name)
@@ -124,8 +124,8 @@ class StreamReplyEncoder:
 
         Args:
             asked: The request; its message where it could not be read.
-            error: What went wrong.
-            final: Whether no answer to the request follows.
+            error: The failure.
+            final: Whether no item of the request follows.
         """
         details = clip(error.message, self._error_text_bytes)
         if isinstance(asked, GrpcRequest):
@@ -144,7 +144,7 @@ class StreamReplyEncoder:
 
 
 def asks_empty_final(call: StreamInferRequest) -> bool:
-    """Return whether the client wants the end of its answers marked."""
+    """Return whether the client wants a mark at the end of its items."""
     origin = call.context.origin
     return origin is not None and isinstance(origin.form, StreamForm) and origin.form.empty_final
 
@@ -158,7 +158,7 @@ def stream_message(error: GatewayError) -> GrpcRequest | None:
 
 
 def status_of(error: GatewayError) -> GrpcStatus:
-    """Return the status that *error* is answered with: an upstream's own, where it said one."""
+    """Return the status of *error*: that of an upstream, where it has one."""
     origin = error.origin
     if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
         return origin.wire.status or GRPC_STATUS[error.code]
@@ -166,10 +166,10 @@ def status_of(error: GatewayError) -> GrpcStatus:
 
 
 def open_envelope(view: memoryview) -> tuple[str, memoryview]:
-    """Return the error text, "" for none, and the answer in a ModelStreamInferResponse.
+    """Return the error text, "" for none, and the response in a ModelStreamInferResponse.
 
     Raises:
-        MalformedMessage: The bytes are no such message.
+        MalformedMessage: The bytes are not such a message.
     """
     try:
         found = fields(view, _ENVELOPE_FIELDS)
@@ -179,12 +179,12 @@ def open_envelope(view: memoryview) -> tuple[str, memoryview]:
         answers = errors = []
     if len(answers) == 1 and len(errors) <= 1:
         return (errors or [""])[0], answers[0]
-    message = parse(view, pb.ModelStreamInferResponse)  # the library merges what comes twice
+    message = parse(view, pb.ModelStreamInferResponse)  # the library merges repeated fields
     return message.error_message, memoryview(message.infer_response.SerializeToString())
 
 
 def error_said(message: str, model: ModelRef | None) -> GatewayError:
-    """Return what an error in a message means: it has a text and no status."""
+    """Return the error of a message, which has a text and no status."""
     for words, kind in _KINDS.items():
         if words in message:
             return kind(message, model=model)
@@ -192,9 +192,9 @@ def error_said(message: str, model: ModelRef | None) -> GatewayError:
 
 
 def said_final(parameters: Mapping[str, Parameter]) -> tuple[bool, dict[str, Parameter]]:
-    """Take the mark of the last answer out of an answer's parameters; without one it is no mark.
+    """Remove the mark of the last item from a response's parameters; without one it is not marked.
 
-    A server that leaves it out answers once (an error before the model ran, say).
+    A server without the mark sends one response (an error before the model ran, for example).
     """
     rest = dict(parameters)
     return rest.pop(FINAL, True) is not False, rest
@@ -207,7 +207,7 @@ def _envelope(inner: Parts, head: bytearray | None = None) -> Parts:
 
 
 def _named(view: memoryview) -> tuple[str, str]:
-    """Return the model and the id that a message names which could not be read otherwise."""
+    """Return the model and the id of a message that could not be read otherwise."""
     model = request_id = ""
     try:
         for key, value in fields(view):
@@ -216,5 +216,5 @@ def _named(view: memoryview) -> tuple[str, str]:
             elif key == _ID:
                 request_id = text(value, "id")
     except WireError:
-        pass  # it ends where it ends
+        pass  # the message is incomplete
     return model, request_id

@@ -1,8 +1,8 @@
-"""Typed tensor contents of gRPC messages (InferTensorContents) as tensor data.
+"""Reads typed tensor contents of gRPC messages (InferTensorContents) as tensor data.
 
-Here lives what the eight repeated fields hold and which datatype each may serve.  Not here: raw
-contents and everything around a tensor (proto.py).  Floats and BYTES elements are views into the
-message; integers are decoded by numpy and checked against the range of the datatype.
+This module has the eight repeated fields and their datatypes; `decode.py` has raw contents and the
+tensors.  Floats and BYTES elements are views into the message; numpy decodes integers and checks
+them against the range of the datatype.
 
 Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md, "2. Datatypes" and
 "5. Tensors over gRPC".
@@ -49,7 +49,7 @@ _VARINT_DTYPE: dict[int, npt.DTypeLike] = {
     5: np.uint64,
 }
 
-# Packed and unpacked spellings; any other tag is an unknown field.
+# Packed and unpacked tags; any other tag is an unknown field.
 _FIELD_OF_TAG: dict[int, int] = {
     **{tag(number, LEN): number for number in CONTENTS_NAMES},
     **{tag(number, VARINT): number for number in _VARINT_DTYPE},
@@ -62,7 +62,7 @@ _KIND = 7
 _ONE_BYTE = 0x80
 _SPARE_FIELDS = 64
 _MANY_BYTES = 1 << 16
-# Items that one byte of packed integers is.
+# Work of one byte of packed integers, in items.
 _VARINT_BYTE = 10 * BYTE
 
 
@@ -74,24 +74,24 @@ def typed_data(
     limits: MessageLimits,
     counter: FieldCounter,
 ) -> TensorData | None:
-    """Read the typed contents of one tensor; None when they hold no element.
+    """Read the typed contents of one tensor; None when they have no element.
 
     FP32 and FP64 packed in one run, and BYTES elements, are views into *contents*.
 
     Args:
-        name: Named in errors.
-        datatype: What the tensor says it is.
-        count: Number of elements its shape needs.
+        name: For errors.
+        datatype: Of the tensor.
+        count: Number of elements of its shape.
         contents: One InferTensorContents message.
         limits: Bounds the size of BYTES elements.
         counter: Of the whole message's fields.
 
     Raises:
-        InvalidTensor: The field is not the datatype's, there are two fields, the number of
+        InvalidTensor: The field does not fit the datatype, there are two fields, the number of
             elements is not *count*, or an integer is out of the datatype's range.
-        TooLarge: A BYTES element is over its limit.
+        TooLarge: A BYTES element exceeds its limit.
         TooManyFields: There are more fields than elements.
-        WireError: The bytes are no message, or one too odd to read by hand.
+        WireError: The bytes are not a message, or the scan does not support them.
     """
     if datatype is Datatype.BYTES:
         items = repeated_bytes(contents, _BYTES_KEY, count)
@@ -102,9 +102,9 @@ def typed_data(
         return None
     needed = CONTENTS_FIELD.get(datatype)
     if needed != number:
-        place = "only raw contents carry it" if needed is None else CONTENTS_NAMES[needed]
+        place = "raw contents" if needed is None else CONTENTS_NAMES[needed]
         raise InvalidTensor(
-            f"tensor {name!r} is {datatype.name} and has {CONTENTS_NAMES[number]}, needed: {place}"
+            f"tensor {name!r} is {datatype.name} and has {CONTENTS_NAMES[number]}: expected {place}"
         )
     if number == _BYTES:
         return _items(name, count, values, limits)
@@ -118,7 +118,7 @@ def typed_data(
 def _occurrences(
     name: str, datatype: Datatype, count: int, contents: memoryview, counter: FieldCounter
 ) -> tuple[int, list[memoryview]]:
-    """Give the number of the one field that has elements, 0 for none, and its occurrences."""
+    """Return the number of the one field with elements, 0 for none, and its occurrences."""
     number = 0
     values = []
     for key, value in _fields(datatype, contents, count, counter):
@@ -129,7 +129,7 @@ def _occurrences(
             if number:
                 raise InvalidTensor(
                     f"tensor {name!r} has both {CONTENTS_NAMES[number]} and "
-                    f"{CONTENTS_NAMES[found]}, one is needed"
+                    f"{CONTENTS_NAMES[found]}: expected one"
                 )
             number = found
         values.append(value)
@@ -148,7 +148,7 @@ def _fields(
     except TooManyFields as error:
         if datatype is Datatype.BYTES or count < counter.left:
             raise
-        # Elements that are not packed, as many as the shape may need: the library packs them.
+        # Elements that are not packed, up to the number of the shape: the library packs them.
         raise WireError(str(error)) from error
 
 
@@ -170,10 +170,10 @@ def _integers(
     size, found = _measure(values)
     if size > _MANY_BYTES:
         charge(size * _VARINT_BYTE)
-    # Counted before anything is allocated: one byte on the wire may become eight here.
+    # Counted before memory is allocated: one byte on the wire may become eight.
     _check_count(name, found, count)
     dtype = datatype.numpy_dtype
-    if size == found:  # every varint is one byte, below 128: in range of every datatype
+    if size == found:  # every varint has one byte, below 128: in range of every datatype
         return ArrayData(varint_array(values, dtype))
     wide = varint_array(values, _VARINT_DTYPE[CONTENTS_FIELD[datatype]])
     if wide.dtype == dtype:
@@ -183,7 +183,7 @@ def _integers(
     if outside.any():
         index = int(np.argmax(outside))
         raise InvalidTensor(
-            f"tensor {name!r} has {wide[index]} at index {index}, {datatype.name} holds "
+            f"tensor {name!r} has {wide[index]} at index {index}: expected {datatype.name} from "
             f"{bounds.min} to {bounds.max}"
         )
     return ArrayData(wide.astype(dtype))
@@ -204,4 +204,4 @@ def _measure(values: Sequence[int | memoryview]) -> tuple[int, int]:
 
 def _check_count(name: str, found: int, needed: int) -> None:
     if found != needed:
-        raise InvalidTensor(f"tensor {name!r} has {found} elements, its shape needs {needed}")
+        raise InvalidTensor(f"tensor {name!r} has {found} elements: its shape needs {needed}")

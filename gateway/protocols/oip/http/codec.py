@@ -1,7 +1,7 @@
 """The Open Inference HTTP codec: seven functions between HTTP messages and calls.
 
-Here is who does what; paths, bodies, answers and errors have files of their own: paths.py,
-requests.py, replies.py, answers.py, http_errors.py, and those of streams: http_stream.py.
+`paths.py` finds routes, `infer_request.py`, `infer_response.py` and `infer_routes.py` have
+inferences, `management.py` and `extensions.py` the other calls.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class HttpCodec(
 
     Args:
         limits: The limits of a message.
-        options: `dialect`: which kind of server is asked (triton, mlserver, kserve, ovms);
-            `auto`, until the server was asked who it is, means triton;
-            `not_ready_status`: what clients get for "not ready" (503, 409); without it, 503, and
-            409 for an inference that the gateway itself refuses.
+        options: `dialect`: the kind of server of an upstream (triton, mlserver, kserve, ovms);
+            `auto`, until the server's name is known, means triton;
+            `not_ready_status`: the status of "not ready" for clients (503, 409); without it, 503,
+            and 409 for an inference that the gateway itself refuses.
 
     Raises:
         ValueError: An option is wrong.
@@ -132,12 +132,12 @@ class HttpCodec(
         self._spare_id = "gateway" if self._dialect.needs_id else ""
         self._requests: RequestMoulds = JsonTemplateCache("input", limits)
         self._replies: ReplyMoulds = JsonTemplateCache("output", limits)
-        # Clients ask for the same few paths again and again.
+        # Clients repeat the same few paths.
         self._find_route = partial(find_route, limits=limits)
         self._remembered = lru_cache(_REMEMBERED)(self._find_route)
 
     def splitter(self) -> EventSplitter:
-        """Return what cuts one streamed answer of an upstream into events."""
+        """Return the splitter of one streamed response of an upstream."""
         return EventSplitter(self._limits)
 
     def decode_call(self, wire: HttpRequest, request_id: str = "", /) -> Call[Any]:
@@ -146,10 +146,10 @@ class HttpCodec(
         An inference without an id has *request_id*.
 
         Raises:
-            InvalidRequest: Path, method, headers or body are wrong.
-            NotFound: There is no such path.
+            InvalidRequest: Path, method, headers or body is wrong.
+            NotFound: The path does not exist.
             TooLarge: A limit is exceeded.
-            Unsupported: It asks for an extension that is not served.
+            Unsupported: It needs an extension that is not enabled.
         """
         path = wire.path
         try:
@@ -174,7 +174,7 @@ class HttpCodec(
             require_enabled(route.call, self._extensions)
             read = EXTENSIONS[route.call].read_call
             call = read(route, wire, context_of(wire, None), self._limits)
-        else:  # GET /v2/models among them: only names, which anybody may know
+        else:  # GET /v2/models among them: only names, which every client may read
             return route.call(model=model, context=context_of(wire, None))
         return apply_policy(call, self._extensions, self._limits)
 
@@ -204,10 +204,11 @@ class HttpCodec(
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the response to *call*; binary outputs are not copied.
 
-        A call that was not decoded by this codec gets binary outputs, which carry everything.
+        A call that was not decoded by this codec gets binary outputs, which every datatype has.
 
         Raises:
-            Unsupported: JSON was asked for and cannot carry an output, or there is no such answer.
+            Unsupported: JSON was requested and cannot represent an output, or there is no such
+                response.
         """
         if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
             return encode_answer(call, reply)
@@ -227,21 +228,21 @@ class HttpCodec(
         return self._extension_answer(call, answer)
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
-        """Write one response of a stream: an event, a part of one HTTP response.
+        """Write one item of a stream: an event, which is a part of one HTTP response.
 
         Raises:
-            Unsupported: JSON cannot carry an output.
+            Unsupported: JSON cannot represent an output.
         """
         return encode_event(call, item, self._limits)
 
     def encode_end(
         self, _call: StreamInferRequest, last: InferResponse | None, /
     ) -> HttpResponse | None:
-        """Write a stream without answers: a response without events. Others end as they are."""
+        """Write a stream without items: a response without events. Other streams need no end."""
         return EVENT_STREAM if last is None else None
 
     def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
-        """Write an error after an answer: as an event, since the status is out."""
+        """Write an error after an item: as an event, since the status was sent."""
         return error_event(error, self._limits)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
@@ -274,7 +275,7 @@ class HttpCodec(
         if isinstance(call, StreamInferRequest):
             return self._stream_call(call, passed)
         if isinstance(call, RepositoryIndexRequest) and self._dialect.index:
-            # MLServer needs a body, Triton does not mind one.
+            # MLServer needs a body, Triton ignores it.
             body = (dump({"ready": True} if call.ready_only else {}),)
             pairs = Headers((*JSON_HEADERS.pairs, *passed))
             return HttpRequest("POST", INDEX_PATH, "", pairs, body, deadline)
@@ -302,7 +303,7 @@ class HttpCodec(
         Raises:
             GatewayError: The error in the response, with the response as origin.
             MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-            UpstreamProtocolError: It is the answer to another request.
+            UpstreamProtocolError: It is the response to another request.
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
         answer: R
@@ -319,14 +320,14 @@ class HttpCodec(
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
                 raise
-            # A name or number that is not allowed: of the answer, nothing is the client's fault.
+            # A name or number that is not allowed is the upstream's fault here.
             raise MalformedMessage(error.message) from error
         return answer
 
     def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
         """Read one event of an upstream's stream, cut out by `splitter`; as `decode_reply`.
 
-        An error in the middle is an answer, with that error.
+        An error between events is an item with that error.
         """
         if wire.status not in _OK_STATUSES:
             raise error_of_status(call, wire, self._limits)
@@ -348,7 +349,9 @@ class HttpCodec(
             path = self._model_path(call, "generate_stream")
             return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
         if not self._dialect.infer_stream:
-            raise Unsupported(f"{self._dialect.name} has no streams of tensors over HTTP")
+            raise Unsupported(
+                f"the dialect {self._dialect.name!r} has no streams of tensors over HTTP"
+            )
         sent_id = self._stream_id(call)
         headers, body = encode_request(
             call.request, sent_id, self._dialect, self._limits, binary_out=False
@@ -379,7 +382,7 @@ class HttpCodec(
         return HttpRequest(method, path, "", pairs, (dump(document),), deadline)
 
     def _by_status(self, call: Call[Any], wire: HttpResponse) -> Any:
-        """Read what is not modelled, of which nothing is; else "no", or the error that it is."""
+        """Return an opaque response, or False for refused health; else raise its error."""
         if isinstance(call, OpaqueCall):
             return Origin(NAME, wire)
         status = wire.status
@@ -389,7 +392,7 @@ class HttpCodec(
         raise error_of_status(call, wire, self._limits)
 
     def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
-        """Read what is no answer to an inference."""
+        """Read the response to a call that is not an inference."""
         if isinstance(call, ServerMetadataRequest):
             return answers.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):
@@ -405,7 +408,7 @@ class HttpCodec(
         return answers.decode_health(key, wire, self._limits)
 
     def _stream_id(self, call: StreamInferRequest) -> str:
-        """Return the id that the request of a stream is sent with."""
+        """Return the id of a stream's request on the wire."""
         return call.request.id or call.context.request_id or self._spare_id
 
     def _model_path(self, call: Call[Any], action: str | None = None) -> str:
@@ -421,8 +424,7 @@ class HttpCodec(
             check_whole_version(model)
         if model.version and not self._dialect.versions:
             raise Unsupported(
-                f"model {str(model)!r} is asked for by version, {self._dialect.name} has no "
-                "versions",
+                f"model {str(model)!r} has a version: {self._dialect.name} has no versions",
                 model=model,
             )
 

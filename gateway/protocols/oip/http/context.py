@@ -1,4 +1,4 @@
-"""What travels beside an Open Inference message over HTTP, and the codec's name and needs."""
+"""The context of an Open Inference message over HTTP, and the codec's name and needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 def context_of(wire: HttpRequest, form: Any) -> Context:
-    """Return what travels beside a client's message; *form* is noted for the answer."""
+    """Return the context of a client's message; *form* is kept for the response."""
     return http_context(wire, NAME, NEEDS, form)
 
 
 class Fields(NamedTuple):
-    """What the header fields of an inference request say.
+    """The parsed header fields of an inference request.
 
     Attributes:
         metadata: All of them, names in lower case.
@@ -33,22 +33,22 @@ class Fields(NamedTuple):
 
 
 def fields_of(headers: Headers) -> Fields:
-    """Return what is read of the header fields of an inference request.
+    """Parse the header fields of an inference request.
 
     Raises:
-        MalformedMessage: The length of the JSON is no length.
+        MalformedMessage: The length of the JSON is not a number.
     """
     return Fields(*sender_metadata(headers), told_length(headers))
 
 
 def inference_context(wire: HttpRequest, fields: Fields, form: Any, request_id: str) -> Context:
-    """Return as `context_of` does what travels beside an inference, of *fields* that were read.
+    """Return the context of an inference with parsed *fields*; as `context_of`.
 
     Args:
         wire: The request.
         fields: Its own.
-        form: Noted for the answer.
-        request_id: For a request whose client gave it none.
+        form: Kept for the response.
+        request_id: For a request without an id of the client.
     """
     metadata, found, _ = fields
     origin = Origin(NAME, wire, form)

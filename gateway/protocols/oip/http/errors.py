@@ -1,6 +1,6 @@
-"""Errors over HTTP, both ways: `{"error": text}` with a status.
+"""Errors over HTTP to and from `{"error": text}` with a status.
 
-The tables are in errors.py; what an upstream's text says, in replies.py.
+`../errors.py` has the tables, `infer_response.py` reads an upstream's text.
 
 Source: Open Inference Protocol, "Error Response"; docs/protocols/open-inference.md, "16. Errors".
 """
@@ -34,7 +34,7 @@ def error_response(error: GatewayError, limits: MessageLimits, not_ready: int) -
     """Write *error*; one of an upstream of this protocol keeps its status. Never raises.
 
     Args:
-        error: Whatever went wrong.
+        error: The failure.
         limits: For the length of its text.
         not_ready: The status for a model that is not ready.
     """
@@ -52,11 +52,11 @@ def error_response(error: GatewayError, limits: MessageLimits, not_ready: int) -
 
 
 def error_of_status(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> GatewayError:
-    """Return what an upstream's answer of another status than 200 says, with it as origin."""
+    """Return the error in an upstream's response of another status than 200, with it as origin."""
     text = error_text(wire, limits)
     if not is_error_status(wire.status):
         return UpstreamProtocolError(
-            f"the upstream responded with HTTP status {wire.status}: {text}", model=call.model
+            f"upstream responded with HTTP status {wire.status}: {text}", model=call.model
         )
     kind = http_error_class(wire.status, text)
     if kind is NotFound and call.model is not None:

@@ -1,7 +1,7 @@
-"""Triton's extensions over HTTP, both ways: configuration, statistics, control, settings, regions.
+"""Triton's extensions over HTTP: configuration, statistics, control, settings, regions.
 
-Here are their bodies; paths are in paths.py, what they may hold in control.py, and which of them a
-listener serves in gates.py.
+This module has their bodies; `paths.py` has their paths, `../control.py` checks their content, and
+`../extension_policy.py` decides which of them a listener serves.
 
 Source: Triton extensions "statistics", "model_repository", "trace", "logging", "shared_memory";
 docs/protocols/open-inference.md, "14. Models, statistics and settings".
@@ -62,13 +62,13 @@ Asked = tuple[str, str, Body]
 
 @dataclass(frozen=True, slots=True)
 class HttpExtension:
-    """How one call stands in HTTP.
+    """The functions for one call over HTTP.
 
     Attributes:
         read_call: Of a client's request of a route.
-        write_reply: The answer's body.
+        write_reply: The response's body.
         write_call: To an upstream.
-        read_reply: Of an upstream's answer.
+        read_reply: Of an upstream's response.
     """
 
     read_call: Callable[[OipRoute, HttpRequest, Context, MessageLimits], Call[Any]]
@@ -90,7 +90,7 @@ def _no_body(
 
 
 def _nothing(_call: Call[Any], _wire: HttpResponse, _limits: MessageLimits) -> None:
-    """Read no body: the status has said it."""
+    """Read no body: the status is the reply."""
 
 
 def _silent(_call: Call[Any], _reply: None) -> Body:
@@ -161,7 +161,7 @@ def _unload_call(call: ModelUnloadRequest) -> Asked:
 
 
 def _done(call: ModelLoadRequest | ModelUnloadRequest, _reply: None) -> Body:
-    # What the kserve client wants to see; others look at the status alone.
+    # The kserve client needs this body; other clients read the status alone.
     action = "load" if isinstance(call, ModelLoadRequest) else "unload"
     return {"name": _named(call).name, action: True}
 
@@ -207,7 +207,7 @@ def _read_trace_reply(
 def _trace_values(key: str, value: Any) -> tuple[str, ...]:
     listed = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in listed):
-        raise MalformedMessage(f"trace setting {key!r} in the answer is no string")
+        raise MalformedMessage(f"trace setting {key!r} in the response is not a string")
     return tuple(listed)
 
 
@@ -232,7 +232,7 @@ def _read_log_reply(
     found = _object(wire, limits)
     check_count("settings", len(found), _MOST, "json_keys")
     if not all(isinstance(value, bool | int | str) for value in found.values()):
-        raise MalformedMessage("a log setting in the answer is no flag, number or string")
+        raise MalformedMessage("a log setting in the response is not a flag, number or string")
     return found
 
 
@@ -300,7 +300,7 @@ def _read_regions(
 ) -> tuple[SharedRegion, ...]:
     document = read_value(wire.view, "the answer", limits)
     if type(document) is not list or not all(type(entry) is dict for entry in document):
-        raise MalformedMessage("the answer is no list of regions")
+        raise MalformedMessage("the response is not a list of regions")
     check_count("regions", len(document), _MOST, "json_keys")
     cuda = bool(call.cuda)
     regions = [read_region(one.get("name"), one, cuda=cuda, listed=True) for one in document]
@@ -333,17 +333,17 @@ EXTENSIONS: Mapping[type[Call[Any]], HttpExtension] = {
 def _object(wire: HttpRequest | HttpResponse, limits: MessageLimits) -> dict[str, Any]:
     document = read_value(wire.view, "the body", limits)
     if type(document) is not dict:
-        raise MalformedMessage("the body is JSON, but no object")
+        raise MalformedMessage("the body is JSON, but not an object")
     return document
 
 
 def _parameters(wire: HttpRequest, limits: MessageLimits) -> dict[str, Any]:
     found = _object(wire, limits).get("parameters", {}) if wire.view.nbytes else {}
     if type(found) is not dict:
-        raise InvalidRequest("'parameters' of the body is no object")
+        raise InvalidRequest("'parameters' of the body is not an object")
     return found
 
 
 def _changes(wire: HttpRequest, limits: MessageLimits) -> dict[str, Any]:
-    """Return the settings of a request that changes some; one that asks has no body."""
+    """Return the settings of a request that changes some; a request to read them has no body."""
     return _object(wire, limits) if wire.method == "POST" else {}

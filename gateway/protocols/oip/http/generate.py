@@ -1,7 +1,7 @@
-"""The generate extension: an inference as one flat JSON object, and its answer as another.
+"""The generate extension: an inference and its reply as flat JSON objects.
 
-Which members are inputs and which are parameters only the model can tell, so that they go on as
-they are (`InferRequest.members`).  Not here: events (events.py), whole inference requests.
+Only the model knows which members are inputs and which are parameters, so they stay members
+(`InferRequest.flat_members`).  `sse.py` has events.
 
 Source: Triton generate extension; docs/protocols/open-inference.md, "11. Generate"; the recorded
 exchanges 096 to 099.
@@ -34,11 +34,11 @@ _RESERVED: Final = frozenset(
 )
 _SCALARS: Final = frozenset({bool, int, float, str})
 _WAY_OUT: Final = "connect to the server over gRPC (oip+grpc://)"
-_HINT: Final = "ask with `infer`, and for binary outputs"
+_HINT: Final = "use `infer`, and request binary outputs"
 
 
 def is_inference(document: Mapping[str, Any]) -> bool:
-    """Return whether a body is a whole inference request, as MLServer has it under these paths."""
+    """Return whether a body is a complete inference request, as of MLServer on these paths."""
     inputs = document.get("inputs")
     return type(inputs) is list and all(type(each) is dict for each in inputs)
 
@@ -49,12 +49,12 @@ def decode_generate(
     limits: MessageLimits,
     context: Callable[[], Context],
 ) -> InferRequest | None:
-    """Read a request of the generate extension; None for one that is a whole inference request.
+    """Read a request of the generate extension; None for a complete inference request.
 
     Members of an object `parameters` are members like the others, as in Triton.
 
     Raises:
-        MalformedMessage: The body is no flat object, or a member is there twice.
+        MalformedMessage: The body is not a flat object, or a member occurs twice.
         InvalidRequest: A name is not allowed, or a reserved parameter has the wrong type.
         TooLarge: A limit is exceeded.
     """
@@ -65,7 +65,7 @@ def decode_generate(
     inner = document.get("parameters")
     if inner is not None:
         if type(inner) is not dict:
-            raise MalformedMessage("'parameters' of the request is no object")
+            raise MalformedMessage("'parameters' of the request is not an object")
         twice = found.keys() & inner.keys()
         if twice:
             raise MalformedMessage(f"{min(twice)!r} is in the request and in its 'parameters'")
@@ -97,20 +97,20 @@ def decode_generate(
 def _scalar(name: str, value: Any) -> Parameter:
     kind = type(value)
     if kind not in _SCALARS:
-        said = "null" if value is None else "an object" if kind is dict else "a list of lists"
+        kind_name = "null" if value is None else "an object" if kind is dict else "a list of lists"
         raise MalformedMessage(
-            f"{name!r} of the request is or holds {said}: expected a string, a number, true or "
-            "false, or a flat list of these"
+            f"{name!r} of the request is or contains {kind_name}: expected a string, a number, "
+            "true or false, or a flat list of these"
         )
     found: Parameter = value
     return found
 
 
 def generated(request: InferRequest, reply: InferResponse) -> dict[str, Any]:
-    """Return an answer as the extension has it: outputs by name, a single element as it is.
+    """Return a reply in the form of the extension: outputs by name, one element without a list.
 
     Raises:
-        Unsupported: An output has no JSON form, or an infinity.
+        Unsupported: JSON cannot represent an output.
     """
     document: dict[str, Any] = dict(reply.parameters)
     if request.id:

@@ -1,4 +1,4 @@
-"""Inference requests over HTTP, both ways.
+"""Reads and writes inference requests over HTTP.
 
 Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols/open-inference.md,
 "4. Binary tensors over HTTP" and "8. Inference requests and responses".
@@ -78,12 +78,12 @@ _HOW_BINARY = (
 
 @dataclass(frozen=True, slots=True)
 class InferReplyFormat:
-    """Which outputs go back as binary.
+    """The outputs that are requested as binary.
 
     Attributes:
-        default: Those that the request does not list.
-        listed: Those it lists, by name. One listed without `binary_data` is JSON, even under
-            `binary_data_output`: so does Triton.
+        default: Whether those that the request does not list are.
+        listed: Those that it lists, by name.  One listed without `binary_data` is JSON, even with
+            `binary_data_output`, as in Triton.
     """
 
     default: bool = False
@@ -95,7 +95,7 @@ ALL_BINARY = InferReplyFormat(default=True)
 
 
 class ParsedRequest(Struct, frozen=True):
-    """What a request says beside its id and its inputs."""
+    """The parsed request without its id and its inputs."""
 
     parameters: RequestParameters
     outputs: tuple[RequestedOutput, ...]
@@ -111,10 +111,10 @@ def decode_request(
     moulds: RequestMoulds,
     request_id: str = "",
 ) -> InferRequest:
-    """Read an inference request; *request_id* is for one whose client gave it none.
+    """Read an inference request; *request_id* is for one without an id of the client.
 
     Binary inputs are views of the body. A raw binary request (length header 0) is one input
-    without name, datatype and shape, and all outputs come back as binary.
+    without name, datatype and shape, and all outputs are returned as binary.
 
     Raises:
         InvalidRequest: The bytes or members are wrong.
@@ -130,7 +130,7 @@ def decode_request(
         whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
         context = inference_context(wire, fields, ALL_BINARY, request_id)
         return InferRequest(model=model, context=context, inputs=(whole,))
-    # Large tensors, which alone are still to come, have nothing to gain.
+    # A template does not help large tensors, and only these arrive later.
     found, cut = moulds.parse(body, end) if rest is None else (None, None)
     if found is None:
         document = _document(body[:end], moulds.limits, has_header=length is not None)
@@ -157,7 +157,7 @@ def decode_request(
 def _read(
     document: Document, binary: BinaryPart, limits: MessageLimits
 ) -> tuple[ParsedRequest, str, tuple[Tensor, ...]]:
-    """Read a request that no mould is known of."""
+    """Read a request without a template."""
     members = document.members
     parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
     inputs = TensorReader("input", binary, limits).read(document)
@@ -176,8 +176,8 @@ def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> D
             raise
         if bytes(view[:64]).lstrip()[:1] == b"{":
             hint = (
-                f"if binary tensors follow the JSON, the header {LENGTH_HEADER} must say "
-                "where it ends"
+                f"if binary tensors follow the JSON, the header {LENGTH_HEADER} must be "
+                "the length of the JSON"
             )
         else:
             hint = _HOW_BINARY
@@ -196,7 +196,7 @@ def _requested(
     for index, member in enumerate(found):
         name = tensor_name("output", index, member, limits)
         value = member.get("parameters")
-        if value is None or _is_json(value):  # the usual ones, told first
+        if value is None or _is_json(value):  # the usual ones first
             listed[name] = False
             outputs.append(RequestedOutput(name, 0, NO_PARAMETERS))
             continue
@@ -209,14 +209,14 @@ def _requested(
 
 
 def _is_json(parameters: Any) -> bool:
-    """Return whether `binary_data` is false, and nothing else is said."""
+    """Return whether `binary_data` is false, and the only parameter."""
     return (
         type(parameters) is dict and len(parameters) == 1 and parameters.get(BINARY_DATA) is False
     )
 
 
 def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
-    """Take the parameter of the message's form out; tell whether the output shall be binary."""
+    """Remove the parameter about the message's form; return whether the output is binary."""
     binary = parameters.pop(BINARY_DATA, False)
     if type(binary) is not bool:
         raise InvalidRequest(
@@ -234,17 +234,17 @@ def encode_request(
     *,
     binary_out: bool = True,
 ) -> tuple[Headers, Sequence[Buffer]]:
-    """Write an inference request in a server's dialect; raw inputs are passed on as views.
+    """Write an inference request in a server's dialect; raw inputs are views.
 
     Args:
         call: Its inputs have name, datatype and shape.
         request_id: Sent as `id`; "" for none.
         dialect: The server's.
         limits: On texts and JSON, for servers of one process.
-        binary_out: Ask for binary outputs, where the dialect has them.
+        binary_out: Request binary outputs, where the dialect has them.
 
     Raises:
-        Unsupported: The dialect cannot carry something in it.
+        Unsupported: The dialect cannot carry a part of it.
         TooLarge: It would occupy a server of one process for long.
     """
     asked, inputs = call.outputs, call.inputs
@@ -277,7 +277,7 @@ def encode_request(
 
 
 def _parameters(call: InferRequest, dialect: Dialect, *, all_binary: bool) -> bytes:
-    """Return the member `parameters` of a request, with a comma behind it; b"" for none."""
+    """Return the member `parameters` of a request, followed by a comma; b"" for none."""
     reserved = call.priority or call.sequence is not None or call.timeout_us is not None
     if not reserved and not call.parameters:
         return _ALL_BINARY if all_binary else b""
@@ -295,7 +295,7 @@ def _put_input(
     dialect: Dialect,
     limits: MessageLimits,
 ) -> bool:
-    """Append one input to the text, or to what stands behind it; tell whether its text is long."""
+    """Append one input to the text, or to the bytes after it; return whether its text is long."""
     datatype, shape, data = tensor.datatype, tensor.shape, tensor.data
     if not tensor.name or datatype is None or shape is None:
         raise Unsupported(
@@ -308,7 +308,7 @@ def _put_input(
         check_extended(f"input {tensor.name!r}", None, dialect)
         parameters = {**parameters, **join_shared(data)}
         text += (tensor_prefix("input", tensor.name, datatype, shape, parameters), b"}")
-    elif type(data) is StreamedData:  # last, after all that is here
+    elif type(data) is StreamedData:  # last, after all bytes that have arrived
         text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
     elif dialect.binary:
         if datatype is Datatype.BYTES and dialect.text_only:
@@ -329,7 +329,7 @@ def _put_input(
 
 
 def _hint(dialect: Dialect) -> str:
-    return f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
+    return f"{dialect.name} accepts no binary tensors over HTTP, use its gRPC port"
 
 
 def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:
@@ -351,20 +351,20 @@ def _check_text(tensor: Tensor, dialect: Dialect) -> None:
             str(item, "utf-8")
         except UnicodeDecodeError as error:
             raise Unsupported(
-                f"input {tensor.name!r} has bytes that are not UTF-8 at index {index}, "
-                f"{dialect.name} takes text only over HTTP, choose its gRPC port"
+                f"input {tensor.name!r} has bytes that are not UTF-8 at index {index}: "
+                f"{dialect.name} accepts text only over HTTP, use its gRPC port"
             ) from error
 
 
 def _check_parameters(what: str, parameters: Mapping[str, Parameter], dialect: Dialect) -> None:
     for key, value in parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise Unsupported(f"parameter {key!r} of {what} is {value}, which JSON cannot carry")
+            raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
         if dialect.signed_parameters and type(value) is int and value > INT64_MAX:
-            # `sequence_id` is read as an unsigned integer; only custom ones lose precision.
+            # `sequence_id` is read as an unsigned integer; only custom parameters lose precision.
             if key == "sequence_id":
                 continue
             raise Unsupported(
-                f"parameter {key!r} of {what} is {value}, {dialect.name} takes integers up to "
+                f"parameter {key!r} of {what} is {value}: {dialect.name} accepts integers up to "
                 f"{INT64_MAX} over HTTP"
             )

@@ -1,4 +1,4 @@
-"""Inference answers and error answers over HTTP, both ways.
+"""Reads and writes responses to inferences, and reads error responses, over HTTP.
 
 Source: Open Inference Protocol, "Inference Response JSON Object"; docs/protocols/open-inference.md,
 "8. Inference requests and responses" and "16. Errors".
@@ -48,14 +48,14 @@ _WHAT = "the answer"
 _READ_BYTES = 64 * 1024
 _REMEMBERED = 512
 _USE_BINARY = (
-    "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
+    "request it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
     "request) or over gRPC"
 )
 _CLIENT = JsonTarget("output", _USE_BINARY, nan=True)
 
 
 class ParsedResponse(Struct, frozen=True):
-    """What an answer says beside its id and its outputs; the model's name may be ""."""
+    """The parsed response without its id and its outputs; the model's name may be ""."""
 
     model: ModelRef
     parameters: Parameters
@@ -67,13 +67,13 @@ ReplyMoulds = JsonTemplateCache[ParsedResponse]
 def encode_response(
     call: InferRequest, reply: InferResponse, form: InferReplyFormat
 ) -> HttpResponse:
-    """Write the response to *call*; binary outputs are passed on as views.
+    """Write the response to *call*; binary outputs are views.
 
-    The id is the client's own: one made up on the way is left out. In JSON NaN becomes `null`, see
-    elements.py.
+    The id is the client's own; an id of the gateway is omitted.  In JSON NaN becomes `null`, see
+    `json/write.py`.
 
     Raises:
-        Unsupported: An output has no JSON form, or an infinity, and the client asked for JSON.
+        Unsupported: The client requested JSON, and JSON cannot represent an output.
     """
     text = [b'{"id":%b,' % orjson.dumps(call.id) if call.id else b"{", _model(reply.model)]
     if reply.parameters:
@@ -86,8 +86,8 @@ def encode_response(
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
         if datatype is None or shape is None:
             raise Unsupported(
-                f"output {name!r} has no datatype or shape: Open Inference needs both, and the "
-                "model's metadata does not tell"
+                f"output {name!r} has no datatype or shape in the reply or in the model's "
+                "metadata: Open Inference needs both"
             )
         text.append(before)
         before = b","
@@ -105,9 +105,9 @@ def encode_response(
     return HttpResponse(HTTP_OK, JSON_HEADERS, whole, compressible=True)
 
 
-@lru_cache(_REMEMBERED)  # the same few, answer for answer
+@lru_cache(_REMEMBERED)  # responses repeat the same few
 def _model(model: ModelRef) -> bytes:
-    """Return what an answer says of its model, as it stands within the object."""
+    """Return the members of a response about its model, without braces."""
     members = {"model_name": model.name}
     if model.version:
         members["model_version"] = model.version
@@ -117,17 +117,17 @@ def _model(model: ModelRef) -> bytes:
 def decode_response(
     call: InferRequest, sent_id: str, wire: HttpResponse, moulds: ReplyMoulds
 ) -> InferResponse:
-    """Read the answer to *call*; binary outputs are views of the body.
+    """Read the response to *call*; binary outputs are views of the body.
 
     Args:
-        call: What was asked.
-        sent_id: The id it was sent with.
-        wire: An answer of status 200.
-        moulds: Of answers; limits for requests hold for answers too.
+        call: The request.
+        sent_id: Its id on the wire.
+        wire: A response of status 200.
+        moulds: Templates of responses; the limits for requests apply.
 
     Raises:
         MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        UpstreamProtocolError: It is the answer to another request.
+        UpstreamProtocolError: It is the response to another request.
     """
     body = view_of(wire.body)
     length = wire.headers.parsed_with(told_length)
@@ -135,7 +135,7 @@ def decode_response(
     if end > len(body):
         raise too_short(end, len(body))
     places = outputs_in_shared_memory(call.outputs) if call.outputs else NOWHERE
-    # What lies in shared memory is known from the call, not from the answer.
+    # The call determines which outputs are in shared memory, not the response.
     known, cut = (None, None) if places else moulds.parse(body, end)
     if known is None:
         binary = BinaryPart("output", body[end:], has_header=length is not None)
@@ -169,7 +169,7 @@ def _read(
     limits: MessageLimits,
     places: Mapping[str, SharedMemoryData],
 ) -> tuple[ParsedResponse, tuple[Tensor, ...]]:
-    """Read an answer that no mould is known of."""
+    """Read a response without a template."""
     members = document.members
     reader = TensorReader("output", binary, limits, lenient=True, placed=places)
     outputs = reader.read(document)
@@ -183,25 +183,24 @@ def _read(
 def _check_id(call: InferRequest, sent_id: str, found: str) -> None:
     if sent_id and found and found != sent_id:
         raise UpstreamProtocolError(
-            f"the answer has the id {clip(found, 64)!r}, the request was sent with {sent_id!r}",
+            f"response has the id {clip(found, 64)!r}: the request has {sent_id!r}",
             model=call.model,
         )
 
 
 def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the outputs that were asked for; servers may send others as well."""
+    """Return the requested outputs; servers may send others as well."""
     wanted = {output.name for output in call.outputs}
     missing = wanted.difference([tensor.name for tensor in outputs])
     if missing:
         raise MalformedMessage(
-            f"the answer has no output {min(missing)!r}, which was asked for; "
-            f"it has {len(outputs)} outputs"
+            f"response lacks the requested output {min(missing)!r}: it has {len(outputs)} outputs"
         )
     return tuple([tensor for tensor in outputs if tensor.name in wanted])
 
 
 def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
-    """Return what an error answer says, whatever its form and content type.
+    """Return the text of an error response, whatever its form and content type.
 
     Members `error`, `detail` (text, or FastAPI's list) and `message`; else the text itself, of a
     traceback the last line; never empty.

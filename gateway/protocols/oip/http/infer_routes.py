@@ -1,9 +1,9 @@
-"""Inference over HTTP in its five places: infer, generate, and the streams of either.
+"""Inference over HTTP on its five paths: infer, generate, and the streams of both.
 
-`infer_stream` and MLServer's `generate` and `generate_stream` take whole inference requests,
-Triton's `generate` and `generate_stream` flat objects; which of the two a body is shows in its
-`inputs`.  Here is what is asked and in which form it is answered; requests.py, replies.py,
-generate.py and events.py have the forms themselves.
+`infer_stream` and MLServer's `generate` and `generate_stream` have complete inference requests,
+Triton's `generate` and `generate_stream` flat objects; the member `inputs` tells them apart.  This
+module decides between the forms; `infer_request.py`, `infer_response.py`, `generate.py` and
+`sse.py` have the forms themselves.
 
 Source: docs/protocols/open-inference.md, "6. HTTP endpoints" and "10. Streams".
 """
@@ -41,7 +41,7 @@ from gateway.wire.errors import clip
 from gateway.wire.http import HttpRequest, HttpResponse
 
 GENERATED: Final = "generated"
-"""Form of an answer to a request of the generate extension."""
+"""Form of the reply to a request of the generate extension."""
 
 _SEQUENCE: Final = ("sequence_id", "sequence_start", "sequence_end")
 _GENERATE: Final = frozenset({"generate", "generate_stream"})
@@ -50,12 +50,12 @@ _GENERATE: Final = frozenset({"generate", "generate_stream"})
 def decode_inference(
     route: OipRoute, model: ModelRef, wire: HttpRequest, moulds: RequestMoulds, request_id: str
 ) -> InferRequest | StreamInferRequest:
-    """Read an inference request, or one for a stream of answers, as `route` has it.
+    """Read an inference request, or one for a stream, as `route` determines.
 
     Raises:
-        InvalidRequest: The body is wrong, or a stream is to have binary outputs.
+        InvalidRequest: The body is wrong, or requests binary outputs of a stream.
         TooLarge: A limit is exceeded.
-        Unsupported: It asks for something that is not served.
+        Unsupported: It needs an extension that is not enabled.
     """
     request = None
     if route.action in _GENERATE and wire.headers.get(LENGTH_HEADER.lower()) is None:
@@ -66,17 +66,17 @@ def decode_inference(
         return request
     if _asks_binary(request.context):
         raise InvalidRequest(
-            "the request asks for binary outputs, and the answers of a stream over HTTP are JSON: "
-            "leave out 'binary_data' and 'binary_data_output', or ask over gRPC"
+            "the request needs binary outputs, and streams over HTTP are JSON: "
+            "leave out 'binary_data' and 'binary_data_output', or use gRPC"
         )
     return StreamInferRequest(model=model, context=request.context, request=request)
 
 
 def encode_answer(call: InferRequest, reply: InferResponse) -> HttpResponse:
-    """Write the one answer to *call*; all binary to one that was not decoded here.
+    """Write the only response to *call*; all outputs are binary for a call of another codec.
 
     Raises:
-        Unsupported: JSON was asked for and cannot carry an output.
+        Unsupported: JSON was requested and cannot represent an output.
     """
     form = _form(call.context)
     if type(form) is InferReplyFormat:
@@ -89,10 +89,10 @@ def encode_answer(call: InferRequest, reply: InferResponse) -> HttpResponse:
 def encode_event(
     call: StreamInferRequest, item: InferResponse, limits: MessageLimits
 ) -> HttpResponse:
-    """Write one response of a stream, or the error that stands in its place.
+    """Write one item of a stream, or its error.
 
     Raises:
-        Unsupported: JSON cannot carry an output.
+        Unsupported: JSON cannot represent an output.
     """
     if item.error is not None:
         return error_event(item.error, limits)
@@ -102,18 +102,18 @@ def encode_event(
 
 
 def error_event(error: GatewayError, limits: MessageLimits) -> HttpResponse:
-    """Write an error that comes after an answer."""
+    """Write an error after an item."""
     return json_event({"error": clip(error.message, limits.error_text_bytes)})
 
 
 def decode_event(
     call: StreamInferRequest, sent_id: str, wire: HttpResponse, moulds: ReplyMoulds
 ) -> InferResponse:
-    """Read one event of an upstream's stream; it does not tell whether it is the last.
+    """Read one event of an upstream's stream, which does not mark the last one.
 
     Raises:
         MalformedMessage, InvalidTensor, TooLarge: It cannot be used.
-        UpstreamProtocolError: It is the answer to another request.
+        UpstreamProtocolError: It is the response to another request.
     """
     limits = moulds.limits
     members = read_leniently(wire.view, "an event", limits).members

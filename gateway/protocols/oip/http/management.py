@@ -1,4 +1,4 @@
-"""Answers about servers and models over HTTP, both ways: health, metadata, the list of models.
+"""Health, metadata and the list of models over HTTP.
 
 Source: Open Inference Protocol, "Health" and "Metadata"; docs/protocols/open-inference.md,
 "15. Health, metadata and versions".
@@ -34,12 +34,12 @@ _MOST_NAMES = 10_000
 
 
 def json_response(status: int, document: Mapping[str, Any] | list[Any]) -> HttpResponse:
-    """Return an answer whose body is *document*."""
+    """Return a response whose body is *document*."""
     return HttpResponse(status, JSON_HEADERS, (dump(document),))
 
 
 def optional_json(document: Mapping[str, Any] | list[Any] | None) -> HttpResponse:
-    """Return a good answer whose body is *document*, or empty for None."""
+    """Return a response of status 200 whose body is *document*, or empty for None."""
     if document is None:
         return HttpResponse(HTTP_OK, JSON_HEADERS, ())
     return json_response(HTTP_OK, document)
@@ -48,16 +48,16 @@ def optional_json(document: Mapping[str, Any] | list[Any] | None) -> HttpRespons
 def encode_health(
     key: str, *, healthy: bool, unhealthy_status: int, model: ModelRef | None = None
 ) -> HttpResponse:
-    """Write the answer to a health question.
+    """Write the response to a health request.
 
-    It has a JSON body, which the kserve client needs and others do not mind; the status says the
-    same.
+    It has a JSON body, which the kserve client needs and others ignore; the status has the same
+    meaning.
 
     Args:
         key: "live" or "ready".
-        healthy: The answer.
+        healthy: The reply.
         unhealthy_status: For False.
-        model: Named in the body when the question is about it.
+        model: Named in the body of its own readiness.
     """
     document: dict[str, Any] = {} if model is None else {"name": model.name}
     document[key] = healthy
@@ -65,7 +65,7 @@ def encode_health(
 
 
 def decode_health(key: str, wire: HttpResponse, limits: MessageLimits) -> bool:
-    """Read an answer of status 200: true, unless its body is JSON that says otherwise.
+    """Read a health response of status 200: true, unless its JSON body is false.
 
     Triton and MLServer send no body, KServe and TorchServe send JSON.
     """
@@ -91,7 +91,7 @@ def decode_server_metadata(wire: HttpResponse, limits: MessageLimits) -> ServerM
     """Read a server's metadata; the list of extensions may be missing.
 
     Raises:
-        MalformedMessage: It is no such document.
+        MalformedMessage: It is not such a document.
     """
     members = _object(wire, limits)
     return ServerMetadata(
@@ -100,7 +100,7 @@ def decode_server_metadata(wire: HttpResponse, limits: MessageLimits) -> ServerM
 
 
 def encode_model_metadata(reply: ModelMetadata) -> HttpResponse:
-    """Write a model's metadata; what is not known of a tensor is left out."""
+    """Write a model's metadata; unknown properties of a tensor are omitted."""
     return json_response(
         HTTP_OK,
         {
@@ -125,10 +125,10 @@ def _signature(tensor: TensorMetadata) -> dict[str, Any]:
 def decode_model_metadata(
     model: ModelRef, wire: HttpResponse, limits: MessageLimits
 ) -> ModelMetadata:
-    """Read a model's metadata; servers may leave anything out, or name datatypes of their own.
+    """Read a model's metadata; servers may omit any member, or name datatypes differently.
 
     Raises:
-        MalformedMessage: It is no such document.
+        MalformedMessage: It is not such a document.
         TooLarge: It has too many tensors, or a name is too long.
     """
     members = _object(wire, limits)
@@ -151,7 +151,7 @@ def _tensors(
 
 def _tensor(key: str, item: Any, limits: MessageLimits) -> TensorMetadata:
     if type(item) is not dict:
-        raise MalformedMessage(f"one of the {key} in the metadata is no object")
+        raise MalformedMessage(f"one of the {key} in the metadata is not an object")
     name, datatype, shape = _text(item, "name"), item.get("datatype"), item.get("shape")
     check_name(f"a name of {key} in the metadata", name, limits.name_bytes, "name_bytes")
     return TensorMetadata(
@@ -169,14 +169,14 @@ def _shape(shape: Any, limits: MessageLimits) -> tuple[int, ...] | None:
 
 
 WHOLE_INDEX = "whole index"
-"""Form of an index that was asked for at Triton's path."""
+"""Form of an index that was requested at Triton's path."""
 
 
 def decode_index_request(wire: HttpRequest, limits: MessageLimits) -> bool:
-    """Return whether a request for the index wants ready models only; its body is optional.
+    """Return whether a request for the index selects ready models only; its body is optional.
 
     Raises:
-        MalformedMessage: The body is no JSON object, or `ready` is no boolean.
+        MalformedMessage: The body is not a JSON object, or `ready` is not a boolean.
     """
     view = wire.view
     document = read_value(view, "the request", limits) if view.nbytes else {}
@@ -187,9 +187,9 @@ def decode_index_request(wire: HttpRequest, limits: MessageLimits) -> bool:
 
 
 def encode_index(reply: Iterable[RepositoryEntry], *, whole: bool) -> HttpResponse:
-    """Write the list of models: as KServe does, each name once, or whole as Triton does."""
+    """Write the list of models: each name once as KServe, or with all members as Triton."""
     if whole:
-        # Triton leaves empty members out; a model whose state nobody knows has none.
+        # Triton omits empty members; a model of unknown state has none.
         entries = [
             {key: value for key, value in _members(entry).items() if value} for entry in reply
         ]
@@ -218,7 +218,7 @@ def decode_index(wire: HttpResponse, limits: MessageLimits) -> tuple[RepositoryE
     if type(document) is dict:
         document = list_member(document, "models", required=True)
     if type(document) is not list:
-        raise MalformedMessage("the answer is no list of models")
+        raise MalformedMessage("the response is not a list of models")
     check_count("models", len(document), _MOST_NAMES, "json_keys")
     return tuple([_entry(item, limits) for item in document])
 
@@ -226,10 +226,10 @@ def decode_index(wire: HttpResponse, limits: MessageLimits) -> tuple[RepositoryE
 def _entry(item: Any, limits: MessageLimits) -> RepositoryEntry:
     members = {"name": item} if type(item) is str else item
     if type(members) is not dict or not _text(members, "name"):
-        raise MalformedMessage("a model in the answer has no name")
+        raise MalformedMessage("a model in the response has no name")
     name = _text(members, "name")
     check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
-    # MLServer writes "State.READY" over gRPC; read it here too.
+    # MLServer writes "State.READY" over gRPC; it is accepted here too.
     state = _text(members, "state").rpartition(".")[2]
     return RepositoryEntry(
         name,
@@ -242,7 +242,7 @@ def _entry(item: Any, limits: MessageLimits) -> RepositoryEntry:
 def _object(wire: HttpResponse, limits: MessageLimits) -> dict[str, Any]:
     document = read_value(wire.view, "the answer", limits)
     if type(document) is not dict:
-        raise MalformedMessage("the answer is JSON, but no object")
+        raise MalformedMessage("the response is JSON, but not an object")
     return document
 
 
@@ -251,7 +251,7 @@ def _text(members: Mapping[str, Any], key: str) -> str:
     if value is None:
         return ""
     if type(value) is not str:
-        raise MalformedMessage(f"{key!r} in the answer is {str(value)[:40]!r}: expected a string")
+        raise MalformedMessage(f"{key!r} in the response is {str(value)[:40]!r}: expected a string")
     return value
 
 

@@ -1,6 +1,6 @@
-"""The paths of Open Inference over HTTP: which question a path asks, and the path of a question.
+"""The paths of Open Inference over HTTP: the call of a path, and the path of a call.
 
-Paths are matched exactly, as Triton does; a trailing slash is another path. Names are decoded
+Paths are compared exactly, as in Triton; a trailing slash is another path.  Names are decoded
 strictly and never become file paths.
 
 Source: docs/protocols/open-inference.md, "6. HTTP endpoints".
@@ -47,7 +47,7 @@ SERVER_PATHS: Mapping[str, type[Call[Any]]] = {
     "/v2/models": RepositoryIndexRequest,
 }
 
-# Triton's and MLServer's index: the same question as /v2/models, with more in the answer.
+# The index of Triton and MLServer: the same call as /v2/models, with a longer response.
 INDEX_PATH = "/v2/repository/index"
 
 STATISTICS_PATH = "/v2/models/stats"
@@ -69,7 +69,7 @@ _MODEL_CALLS: Mapping[str, type[Call[Any]]] = {
 _NAMED_REPOSITORY = re.compile(r"/v2/repository/[^/]+/(index|models/[^/]+/(load|unload))")
 
 _GET, _POST = ("GET",), ("POST",)
-# Questions that are not asked with GET alone.
+# Calls with other methods than GET alone.
 _METHODS: Mapping[type[Call[Any]], tuple[str, ...]] = {
     InferRequest: _POST,
     StreamInferRequest: _POST,
@@ -84,15 +84,15 @@ _REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class OipRoute:
-    """What a path asks.
+    """The call of a path.
 
     Attributes:
-        call: The question's type.
-        model: None when it is about the server.
-        methods: The HTTP methods it is asked with.
+        call: Its type.
+        model: None for the server.
+        methods: The HTTP methods that the path allows.
         action: The end of a path about a model.
         region: Of shared memory, by name; "" for none or all.
-        cuda: Whether it is about CUDA's shared memory.
+        cuda: Whether it is about shared memory of CUDA.
     """
 
     call: type[Call[Any]]
@@ -121,7 +121,7 @@ _SHARED_CALLS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
 
 
 def find_route(method: str, path: str, limits: MessageLimits) -> OipRoute:
-    """Return what *method* and *path* ask.
+    """Return the route of *method* and *path*.
 
     Args:
         method: In capitals.
@@ -129,9 +129,9 @@ def find_route(method: str, path: str, limits: MessageLimits) -> OipRoute:
         limits: For the length of names.
 
     Raises:
-        NotFound: There is no such path.
-        MethodNotAllowed: There is, with another method.
-        Unsupported: It belongs to an extension this gateway does not serve.
+        NotFound: The path does not exist.
+        MethodNotAllowed: The path exists for another method.
+        Unsupported: It belongs to an extension that this gateway does not serve.
         MalformedMessage: A name in it is not percent-encoded UTF-8.
     """
     route = _model_route(path, limits) if path.startswith(_MODELS) else None
@@ -140,19 +140,19 @@ def find_route(method: str, path: str, limits: MessageLimits) -> OipRoute:
     if method not in route.methods:
         allow = ", ".join(route.methods)
         raise MethodNotAllowed(
-            f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {allow}", allow=allow
+            f"method {method[:_SHOWN]!r} on {path[:_SHOWN]}: expected {allow}", allow=allow
         )
     return route
 
 
 def server_path(call: type[Call[Any]]) -> str | None:
-    """Return the path of a question to the server; None when it has none."""
+    """Return the path of a call about the server; None when it has none."""
     return next((path for path, asked in SERVER_PATHS.items() if asked is call), None)
 
 
-@lru_cache(_REMEMBERED)  # the same few, call for call
+@lru_cache(_REMEMBERED)  # calls repeat the same few
 def model_path(model: ModelRef, action: str) -> str:
-    """Return the path of a question about *model*; *action* is "", "ready", "infer" ..."""
+    """Return the path of a call about *model*; *action* is "", "ready", "infer" ..."""
     path = _MODELS + url_segment(model.name)
     if model.version:
         path += f"/{_VERSIONS}/{url_segment(model.version)}"
@@ -172,8 +172,8 @@ def shared_path(region: str, action: str, *, cuda: bool) -> str:
 
 
 def _model_route(path: str, limits: MessageLimits) -> OipRoute | None:
-    """Return the route of a path below /v2/models/, None when it asks nothing known."""
-    if path == STATISTICS_PATH:  # a model of this name is shadowed, as it is in Triton
+    """Return the route of a path below /v2/models/, None for an unknown one."""
+    if path == STATISTICS_PATH:  # hides a model of this name, as in Triton
         return None
     name, _, rest = path[len(_MODELS) :].partition("/")
     version = ""
@@ -183,7 +183,7 @@ def _model_route(path: str, limits: MessageLimits) -> OipRoute | None:
     else:
         action = rest
         known = True
-    # A path that ends in a slash is another path than the one without.
+    # A path that ends in a slash differs from the one without.
     if not name or not known or path.endswith("/"):
         return None
     call = _MODEL_CALLS.get(action)
@@ -205,12 +205,12 @@ def _server_route(path: str, limits: MessageLimits) -> OipRoute:
     if route is not None:
         return route
     if _NAMED_REPOSITORY.fullmatch(path):
-        raise Unsupported(f"{path[:_SHOWN]}: no support for repositories by name")
-    raise NotFound(f"there is no path {path[:_SHOWN]!r} in Open Inference")
+        raise Unsupported(f"{path[:_SHOWN]}: repositories by name are not supported")
+    raise NotFound(f"path {path[:_SHOWN]!r} does not exist in Open Inference")
 
 
 def _extension_route(path: str, limits: MessageLimits) -> OipRoute | None:
-    """Return the route of a path of Triton's extensions that is about the server or a region."""
+    """Return the route of a path of Triton's extensions about the server or a region."""
     route = _SERVER_EXTENSIONS.get(path)
     if route is not None:
         return route

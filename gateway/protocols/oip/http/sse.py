@@ -1,7 +1,7 @@
-"""Streams over HTTP: server-sent events, each one answer as JSON, or an error.
+"""Streams over HTTP: server-sent events, each with one response as JSON, or an error.
 
-An event is a line `data: ...` and an empty line.  The status is decided by the first answer; what
-goes wrong later is an event, and the stream goes on; its end is the end of the body.
+An event is a line `data: ...` and an empty line.  The first response determines the status; a later
+error is an event, and the stream continues.  The end of the body is the end of the stream.
 
 Source: WHATWG HTML, "Server-sent events"; Triton generate extension; MLServer's `infer_stream`;
 docs/protocols/open-inference.md, "10. Streams".
@@ -31,7 +31,7 @@ _DATA: Final = b"data:"
 
 
 def event(*text: Buffer) -> HttpResponse:
-    """Return one event: a part of an answer; *text* has no line ends in it."""
+    """Return one event, a part of a response; *text* has no line ends."""
     return HttpResponse(HTTP_OK, EVENT_HEADERS, (b"data: ", *text, b"\n\n"))
 
 
@@ -41,10 +41,10 @@ def json_event(document: Mapping[str, Any]) -> HttpResponse:
 
 
 class EventSplitter:
-    """Cuts an upstream's events out of the pieces of its answer; each is like an answer of its own.
+    """Cuts an upstream's events out of the parts of its response; each is a response of its own.
 
     Args:
-        limits: `json_bytes` is the most of one event that is held.
+        limits: `json_bytes` is the limit on one event.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -54,10 +54,10 @@ class EventSplitter:
         self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
-        """Return the events that *part* completes; an answer of another status comes at the end.
+        """Return the events that *part* completes; one of another status comes at its end.
 
         Raises:
-            TooLarge: An event is longer than the limit.
+            TooLarge: An event exceeds the limit.
         """
         held = self._held
         held += part.view
@@ -77,7 +77,7 @@ class EventSplitter:
         return found
 
     def end(self) -> list[HttpResponse]:
-        """Return the answer that was no stream, if it was none.
+        """Return the response that was not a stream; none for a stream.
 
         Raises:
             MalformedMessage: The stream ends within an event.
@@ -86,7 +86,7 @@ class EventSplitter:
             return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self._held),))]
         if self._held.strip():
             raise MalformedMessage(
-                f"the stream ended after {len(self._held)} bytes of an event, which begins with "
+                f"stream ended after {len(self._held)} bytes of an event, which begins with "
                 f"{bytes(self._held[:16])!r}"
             )
         return []
@@ -94,7 +94,7 @@ class EventSplitter:
     def _check_held(self) -> None:
         if len(self._held) > self._most:
             raise TooLarge(
-                f"an event of the upstream has over {self._most} bytes, which are allowed",
+                f"event of the upstream has over {self._most} bytes, which are allowed",
                 limit="json_bytes",
             )
 

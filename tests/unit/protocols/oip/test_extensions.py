@@ -165,8 +165,12 @@ def loading(**parameters: Any) -> HttpRequest:
     ("wire", "error", "text"),
     [
         (post(LOAD, b"{"), MalformedMessage, "not JSON"),
-        (post(LOAD, []), MalformedMessage, "no object"),
-        (post(LOAD, {"parameters": [1]}), InvalidRequest, "'parameters' of the body is no object"),
+        (post(LOAD, []), MalformedMessage, "not an object"),
+        (
+            post(LOAD, {"parameters": [1]}),
+            InvalidRequest,
+            "'parameters' of the body is not an object",
+        ),
         (loading(config="[1]"), MalformedMessage, "configuration is JSON, but not an object"),
         (loading(config="{"), MalformedMessage, "configuration is not JSON"),
         (loading(config={}), MalformedMessage, "configuration is not JSON"),
@@ -263,7 +267,7 @@ FILE = pb.ModelRepositoryParameter(bytes_param=b"x")
                 pb.RepositoryModelLoadRequest(repository_name="r", model_name="m"),
             ),
             Unsupported,
-            "repository 'r' is named",
+            "repository is 'r'",
         ),
         (
             message(

@@ -254,7 +254,7 @@ def test_error_of_another_protocol_keeps_its_text() -> None:
 def test_named_repository_is_refused() -> None:
     """The index is of all models; one repository cannot be asked for."""
     message = pb.RepositoryIndexRequest(repository_name="r").SerializeToString()
-    with pytest.raises(Unsupported, match="repository 'r' is named"):
+    with pytest.raises(Unsupported, match="repository is 'r'"):
         CODEC.decode_call(GrpcRequest(METHOD + "RepositoryIndex", (message,)))
 
 

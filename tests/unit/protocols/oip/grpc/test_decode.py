@@ -64,12 +64,12 @@ def output(name: str, **more: Any) -> Output:
         (
             request(fp32("X", contents=TYPED), fp32("Y"), raw=[FLOATS]),
             InvalidTensor,
-            "'X' has contents and the message has 1 raw contents: expected one of the two",
+            "'X' has contents, and the message has 1 raw contents: expected one of the two",
         ),
         (
             request(fp32("X", contents=TYPED), raw=[FLOATS]),
             InvalidTensor,
-            "'X' has contents and the message has 1 raw contents",
+            "'X' has contents, and the message has 1 raw contents",
         ),
         (
             request(fp32("X"), raw=[FLOATS[:4]]),
@@ -79,10 +79,10 @@ def output(name: str, **more: Any) -> Output:
         (
             request(fp32("X")),
             InvalidTensor,
-            r"'X' has neither contents nor raw contents, shape \[2\] needs 2 elements",
+            r"'X' has neither contents nor raw contents: expected 2 elements for shape \[2\]",
         ),
         (request(fp32("X", shape=(0,)), raw=[b"\0"]), InvalidTensor, "has 1 bytes"),
-        (request(fp32("X"), fp32("X"), raw=[FLOATS] * 2), InvalidTensor, "'X' is there 2 times"),
+        (request(fp32("X"), fp32("X"), raw=[FLOATS] * 2), InvalidTensor, "'X' occurs 2 times"),
         (
             request(Tensor(name="B", datatype="BOOL", shape=[2]), raw=[b"\1\2"]),
             InvalidTensor,
@@ -111,7 +111,7 @@ def output(name: str, **more: Any) -> Output:
         (
             request(fp32("X", parameters=SHARED, contents=TYPED)),
             InvalidTensor,
-            "'X' has contents and lies in shared memory",
+            "'X' has contents and is in shared memory",
         ),
         (
             request(fp32("X", parameters=NO_SIZE)),

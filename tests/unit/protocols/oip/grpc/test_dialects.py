@@ -34,7 +34,7 @@ def test_bf16_is_refused(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", SMALL)
 def test_double_is_refused(dialect: str) -> None:
     """A double would vanish in a server that does not know the field."""
-    with pytest.raises(Unsupported, match=r"'x' of the request is 0\.5: .* would not see it"):
+    with pytest.raises(Unsupported, match=r"'x' of the request is 0\.5: .* would ignore it"):
         check_infer(DIALECTS[dialect], InferRequest(model=M), {"x": 0.5})
 
 
@@ -65,19 +65,19 @@ def test_parameters_of_tensors_are_checked_too() -> None:
     [
         (
             InferRequest(model=M, outputs=(RequestedOutput("Y", classes=3),)),
-            "output 'Y' is asked for as 3 classes",
+            "output 'Y' is requested as 3 classes",
         ),
         (
             InferRequest(
                 model=M, outputs=(RequestedOutput("Y", shared=SharedMemoryData("r", 0, 4)),)
             ),
-            "output 'Y' is asked for in shared memory",
+            "output 'Y' is requested in shared memory",
         ),
         (
             InferRequest(
                 model=M, inputs=(Tensor("X", Datatype.FP32, (1,), SharedMemoryData("r", 0, 4)),)
             ),
-            "input 'X' lies in shared memory",
+            "input 'X' is in shared memory",
         ),
     ],
 )

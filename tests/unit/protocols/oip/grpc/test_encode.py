@@ -98,7 +98,9 @@ def test_an_output_in_shared_memory_has_an_empty_place() -> None:
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
 def test_integer_that_fits_no_parameter(value: int) -> None:
     """An integer over 64 bits is refused by name and value."""
-    with pytest.raises(Unsupported, match=f"parameter 'k' is {value}, which does not fit 64 bits"):
+    with pytest.raises(
+        Unsupported, match=f"parameter 'k' is {value}: expected an integer of 64 bits"
+    ):
         WRITER.response(M, "", {"k": value}, [])
 
 
@@ -115,7 +117,7 @@ def test_tensor_without_a_description() -> None:
         (Tensor("X", None, (1,), X.data), "datatype"),
         (Tensor("X", Datatype.INT16, None, X.data), "shape"),
     ):
-        with pytest.raises(Unsupported, match=f"'X' has no {missing}, Open Inference needs one"):
+        with pytest.raises(Unsupported, match=f"'X' has no {missing}: Open Inference needs one"):
             WRITER.response(M, "", {}, [tensor])
 
 

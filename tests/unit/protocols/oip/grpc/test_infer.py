@@ -78,7 +78,7 @@ def test_an_output_that_was_asked_for_must_come() -> None:
     """An answer without it is none to this call."""
     call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("Y"),))
     wire = replied(X)
-    with pytest.raises(MalformedMessage, match="answer lacks output 'Y', which was asked for"):
+    with pytest.raises(MalformedMessage, match="response lacks the requested output 'Y'"):
         INFERENCES.decode_reply(call, wire, wire.view)
 
 

@@ -249,13 +249,13 @@ def test_unknown_fields_are_passed_over() -> None:
             InvalidRequest,
             "parameter 'k' has an unknown field in its map entry",
         ),
-        (request(inputs=[Tensor(name="X")]), InvalidTensor, "'X' has datatype '', Open Inference"),
+        (request(inputs=[Tensor(name="X")]), InvalidTensor, "'X' has datatype '': expected one of"),
         (
             request(inputs=[Tensor(name="X", datatype="FP32", shape=[-1])]),
             InvalidTensor,
             r"'X' has shape \[-1\]: dimensions must not be negative",
         ),
-        (request(outputs=[Wanted(name="Y")] * 2), InvalidTensor, "output 'Y' is there 2 times"),
+        (request(outputs=[Wanted(name="Y")] * 2), InvalidTensor, "output 'Y' occurs 2 times"),
     ],
 )
 def test_refuses(data: bytes, kind: type[GatewayError], text: str) -> None:

@@ -141,7 +141,7 @@ def test_an_answer_that_is_no_envelope_is_refused() -> None:
 
 def test_an_answer_to_another_request_is_refused() -> None:
     """Each call has a stream of its own, so another id is no answer to it."""
-    with pytest.raises(MalformedMessage, match="answer has id '8', the request had '7'"):
+    with pytest.raises(MalformedMessage, match="response has id '8': the request had '7'"):
         CODEC.decode_item(CALL, envelope(infer_response=marked(True, id="8")))
 
 
@@ -189,7 +189,7 @@ def test_outputs_that_were_asked_for_must_be_there_but_where_there_are_none() ->
     )
     assert () == CODEC.decode_item(call, envelope(infer_response=marked(True))).outputs
     other = pb.ModelInferResponse.InferOutputTensor(name="X", datatype="FP32", shape=[0])
-    with pytest.raises(MalformedMessage, match="lacks output 'Y'"):
+    with pytest.raises(MalformedMessage, match="lacks the requested output 'Y'"):
         CODEC.decode_item(call, envelope(infer_response=marked(True, outputs=[other])))
 
 

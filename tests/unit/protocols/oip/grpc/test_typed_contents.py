@@ -95,18 +95,26 @@ def test_unpacked_floats_are_joined() -> None:
 @pytest.mark.parametrize(
     ("datatype", "data", "text"),
     [
-        (D.INT32, contents(fp32_contents=[1.0]), "'X' is INT32 and has fp32_contents, needed: int"),
-        (D.FP16, contents(fp32_contents=[1.0]), "FP16 and has fp32_contents, needed: only raw"),
-        (D.BF16, contents(uint_contents=[1]), "BF16 and has uint_contents, needed: only raw"),
+        (
+            D.INT32,
+            contents(fp32_contents=[1.0]),
+            "'X' is INT32 and has fp32_contents: expected int",
+        ),
+        (D.FP16, contents(fp32_contents=[1.0]), "FP16 and has fp32_contents: expected raw"),
+        (D.BF16, contents(uint_contents=[1]), "BF16 and has uint_contents: expected raw"),
         (D.FP32, contents(fp32_contents=[1.0], int_contents=[1]), "both int_.* and fp32_contents"),
-        (D.FP32, contents(fp32_contents=[1.0, 2.0]), "'X' has 2 elements, its shape needs 1"),
-        (D.INT64, contents(int64_contents=[1, 2]), "'X' has 2 elements, its shape needs 1"),
-        (D.BYTES, contents(bytes_contents=[b"", b""]), "'X' has 2 elements, its shape needs 1"),
-        (D.INT8, contents(int_contents=[128]), "has 128 at index 0, INT8 holds -128 to 127"),
+        (D.FP32, contents(fp32_contents=[1.0, 2.0]), "'X' has 2 elements: its shape needs 1"),
+        (D.INT64, contents(int64_contents=[1, 2]), "'X' has 2 elements: its shape needs 1"),
+        (D.BYTES, contents(bytes_contents=[b"", b""]), "'X' has 2 elements: its shape needs 1"),
+        (
+            D.INT8,
+            contents(int_contents=[128]),
+            "has 128 at index 0: expected INT8 from -128 to 127",
+        ),
         (D.INT8, contents(int_contents=[-129]), "has -129 at index 0"),
-        (D.INT16, contents(int_contents=[2**15]), "INT16 holds -32768 to 32767"),
-        (D.UINT8, contents(uint_contents=[256]), "UINT8 holds 0 to 255"),
-        (D.UINT16, contents(uint_contents=[2**16]), "UINT16 holds 0 to 65535"),
+        (D.INT16, contents(int_contents=[2**15]), "expected INT16 from -32768 to 32767"),
+        (D.UINT8, contents(uint_contents=[256]), "expected UINT8 from 0 to 255"),
+        (D.UINT16, contents(uint_contents=[2**16]), "expected UINT16 from 0 to 65535"),
     ],
 )
 def test_refuses(datatype: Datatype, data: bytes, text: str) -> None:
@@ -139,7 +147,7 @@ def test_many_bytes_elements_are_read() -> None:
 def test_count_is_checked_before_anything_is_made() -> None:
     """One byte on the wire is not made eight in memory before the number is known to be right."""
     data = varint(tag(3, LEN)) + varint(1 << 20) + bytes(1 << 20)
-    with pytest.raises(InvalidTensor, match="has 1048576 elements, its shape needs 1"):
+    with pytest.raises(InvalidTensor, match="has 1048576 elements: its shape needs 1"):
         read(D.INT64, 1, data)
 
 
@@ -173,7 +181,7 @@ def test_many_bytes_elements_are_found_where_they_lie(sizes: tuple[int, ...]) ->
 @pytest.mark.parametrize("count", [99, 101])
 def test_the_number_of_many_bytes_elements_is_checked(count: int) -> None:
     """One more or fewer than the shape needs is refused."""
-    with pytest.raises(InvalidTensor, match=f"has 100 elements, its shape needs {count}"):
+    with pytest.raises(InvalidTensor, match=f"has 100 elements: its shape needs {count}"):
         read(D.BYTES, count, contents(bytes_contents=[b"ab"] * 100))
 
 

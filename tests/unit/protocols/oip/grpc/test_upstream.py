@@ -109,7 +109,7 @@ def test_failure_to_say_whether_ready_is_an_error() -> None:
 
 def test_foreign_id_is_fatal() -> None:
     """An answer with another request's id is refused."""
-    with pytest.raises(MalformedMessage, match="answer has id 'b', the request had 'a'"):
+    with pytest.raises(MalformedMessage, match="response has id 'b': the request had 'a'"):
         CODEC.decode_reply(InferRequest(model=M, id="a"), answer(model_name="m", id="b"))
 
 
@@ -164,7 +164,7 @@ def test_kserves_leaked_parameter_and_extra_outputs_are_dropped() -> None:
 def test_missing_output_is_refused() -> None:
     """An answer without an output that was asked for is refused."""
     call = InferRequest(model=M, outputs=(RequestedOutput("B"),))
-    with pytest.raises(MalformedMessage, match="lacks output 'B'"):
+    with pytest.raises(MalformedMessage, match="lacks the requested output 'B'"):
         CODEC.decode_reply(call, answer())
 
 
@@ -228,7 +228,7 @@ def test_what_protobuf_cannot_write_is_refused() -> None:
     for call in (ModelReadyRequest(model=model), InferRequest(model=model)):
         with pytest.raises(Unsupported, match="cannot be written"):
             CODEC.encode_call(call)
-    with pytest.raises(Unsupported, match="answer cannot be written"):
+    with pytest.raises(Unsupported, match="reply cannot be written"):
         CODEC.encode_reply(InferRequest(model=M), InferResponse(model=model, outputs=()))
 
 

@@ -113,7 +113,7 @@ def test_outputs_that_were_not_asked_for() -> None:
     both = {"outputs": [X_JSON, {**X_JSON, "name": "y"}]}
     reply = CODEC.decode_reply(call, answer(compact(both)))
     assert ["y"] == [tensor.name for tensor in reply.outputs]
-    with pytest.raises(InvalidRequest, match="no output 'y'"):
+    with pytest.raises(InvalidRequest, match="lacks the requested output 'y'"):
         CODEC.decode_reply(call, answer(compact({"outputs": [X_JSON]})))
 
 

@@ -105,12 +105,12 @@ def test_members_of_parameters_are_members() -> None:
         (b"{", MalformedMessage, "not JSON"),
         (b'{"a": 1, "a": 2}', MalformedMessage, "twice"),
         (b'{"a": {"b": 1, "b": 2}}', MalformedMessage, "twice"),
-        ({"a": None}, MalformedMessage, "'a' of the request is or holds null"),
-        ({"a": {"b": 1}}, MalformedMessage, "holds an object"),
-        ({"a": [[1]]}, MalformedMessage, "holds a list of lists"),
-        ({"a": [None]}, MalformedMessage, "holds null"),
+        ({"a": None}, MalformedMessage, "'a' of the request is or contains null"),
+        ({"a": {"b": 1}}, MalformedMessage, "contains an object"),
+        ({"a": [[1]]}, MalformedMessage, "contains a list of lists"),
+        ({"a": [None]}, MalformedMessage, "contains null"),
         ({"a": 1, "parameters": {"a": 2}}, MalformedMessage, "'a' is in the request and in its"),
-        ({"parameters": 3}, MalformedMessage, "'parameters' of the request is no object"),
+        ({"parameters": 3}, MalformedMessage, "'parameters' of the request is not an object"),
         ({"triton_x": 1}, InvalidRequest, "reserved"),
         ({"sequence_id": True}, InvalidRequest, "'sequence_id' is True"),
         ({"a\n": 1}, InvalidRequest, r"U\+000A"),
@@ -141,7 +141,7 @@ def test_values_are_counted_before_they_are_read() -> None:
 )
 def test_events_have_no_binary_outputs(asked: dict[str, Any]) -> None:
     """Who wants them in a stream is told at once what to do."""
-    with pytest.raises(InvalidRequest, match="answers of a stream over HTTP are JSON"):
+    with pytest.raises(InvalidRequest, match="streams over HTTP are JSON"):
         LISTENER.decode_call(post("infer_stream", {"inputs": [X_JSON], **asked}))
 
 
@@ -262,7 +262,7 @@ def test_an_output_of_unknown_form_cannot_be_generated() -> None:
     """The error names the output, and another way to ask."""
     call = generate({"text": "t"})
     unknown = Tensor("y", None, None, RawData(memoryview(b"")))
-    with pytest.raises(Unsupported, match="output 'y' has no datatype or shape: ask with `infer`"):
+    with pytest.raises(Unsupported, match="output 'y' has no datatype or shape: use `infer`"):
         LISTENER.encode_reply(call, InferResponse(model=M, outputs=(unknown,)))
 
 

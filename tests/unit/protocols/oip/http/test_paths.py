@@ -91,7 +91,7 @@ def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None)
 )
 def test_unknown_paths(path: str) -> None:
     """A path is matched exactly: a slash more is another path."""
-    with pytest.raises(NotFound, match="there is no path"):
+    with pytest.raises(NotFound, match="does not exist"):
         find_route("GET", path, DEFAULT_LIMITS)
 
 
