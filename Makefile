@@ -76,8 +76,8 @@ unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects
 
 .PHONY: interop
 interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on each transport implementation.
-	INTEROP_TRANSPORT=native $(BIN)/pytest tests/interop -q -rs -m interop --hypothesis-profile=ci --timeout=600
-	INTEROP_TRANSPORT=reference $(BIN)/pytest tests/interop -q -rs -m interop --hypothesis-profile=ci --timeout=600 \
+	INTEROP_TRANSPORT=native $(BIN)/pytest tests/interop -q -rs -m "interop and not slow" --hypothesis-profile=ci --timeout=600
+	INTEROP_TRANSPORT=reference $(BIN)/pytest tests/interop -q -rs -m "interop and not slow" --hypothesis-profile=ci --timeout=600 \
 		--ignore=tests/interop/test_servers.py
 
 .PHONY: hostile
@@ -90,6 +90,7 @@ slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with
 	$(BIN)/pytest tests -q -m "slow and not interop and not hostile and not gpu" --hypothesis-profile=ci --timeout=300
 	$(BIN)/pytest tests -q -n $(WORKERS) --dist loadfile -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
+	$(BIN)/pytest tests/interop/test_fuzz_triton.py -q -rs -m interop --timeout=900
 
 .PHONY: torch
 torch: $(VENV)/.installed-torch ## Test the PyTorch backend on the CPU. Without PyTorch, `make test` skips these tests.

@@ -1,0 +1,222 @@
+"""Well-formed messages of odd meaning against the real Triton, through the gateway.
+
+Options, parameters, datatypes, shapes and sequence ids are not those that the models expect. Nothing
+that the gateway lets through may end Triton or a model of it. The seed is printed with whatever ends
+it, so `FUZZ_SEED` repeats a run. `FUZZ_COUNT` sets the number of messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.schema import open_inference_pb2 as pb
+from tests.interop.environments import InstallFailed
+from tests.interop.gateways import serving
+from tests.interop.sacrifice import Innocent, Sacrifice, channel, infer_method, post, stream_method
+from tests.interop.servers.process import ServerDidNotStart
+from tests.interop.servers.triton import start as triton
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(900)]
+
+COUNT = int(os.environ.get("FUZZ_COUNT", "3000"))
+SEED = int(os.environ.get("FUZZ_SEED", "20260722"))
+CHECK_EVERY = 50
+TIMEOUT_S = 5.0
+
+MODELS = ("simple", "identity_fp32", "identity_bytes", "identity_bool", "fail_always")
+SEQUENCES = ("sequence_number", "sequence_text")
+INNOCENT = Innocent("identity_fp32", "FP32", (1, 4))
+DATATYPES = ("BOOL", "UINT8", "INT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "BYTES")
+SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "INT32": 4, "INT64": 8, "UINT64": 8, "FP32": 4}
+DIMS = (0, 1, 1, 2, 4, 16, 1000, 2**31 - 1, 2**40, 2**63 - 1, -1)
+NUMBERS = (0, 1, 2, -1, 7, 1000, 2**31, 2**32 + 1, 2**63 - 1)
+TEXTS = ("", "0", "x", "x" * 30, "../..", "triton_python_backend_shm_region_1", "\u00e9")
+NAMES = (
+    "classification", "binary_data", "binary_data_output", "sequence_id", "sequence_start",
+    "sequence_end", "priority", "timeout", "headers", "shared_memory_region",
+    "shared_memory_offset", "shared_memory_byte_size", "triton_enable_empty_final_response",
+    "binary_data_size", "custom",
+)  # fmt: skip
+
+
+class Fuzzer:
+    """Makes messages from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311  # it must be repeatable
+
+    def message(self) -> dict[str, Any]:
+        """Return a request as JSON, with its model under "model"."""
+        choose = self._random.choice
+        model = choose((*MODELS, *SEQUENCES))
+        count = choose((1, 1, 1, 2, 0, 3))
+        message: dict[str, Any] = {
+            "model": model,
+            "inputs": [self._input(index, model) for index in range(count)],
+        }
+        if self._often(0.5):
+            message["outputs"] = [self._output() for _ in range(choose((1, 1, 2)))]
+        if self._often(0.5) or model in SEQUENCES:
+            message["parameters"] = self._parameters(model in SEQUENCES)
+        if self._often(0.3):
+            message["id"] = choose(TEXTS)
+        return message
+
+    def _often(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def _input(self, index: int, model: str) -> dict[str, Any]:
+        choose = self._random.choice
+        datatype = choose(DATATYPES)
+        shape = [
+            choose(DIMS[:6] if self._often(0.8) else DIMS) for _ in range(choose((1, 2, 2, 3)))
+        ]
+        size = 1
+        for dim in shape:
+            size *= dim
+        length = size if 0 <= size <= 2000 and self._often(0.9) else choose((0, 1, 5))
+        name = "INPUT" if model in SEQUENCES else f"INPUT{index}"
+        found: dict[str, Any] = {
+            "name": name if self._often(0.9) else choose(TEXTS),
+            "datatype": datatype,
+            "shape": shape,
+            "data": [self._element(datatype) for _ in range(length)],
+        }
+        if self._often(0.15):
+            found["parameters"] = self._parameters(False)
+        return found
+
+    def _element(self, datatype: str) -> Any:
+        if datatype == "BYTES":
+            return self._random.choice(TEXTS)
+        return self._often(0.5) if datatype == "BOOL" else self._random.choice((0, 1, 2, 100))
+
+    def _output(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": self._random.choice(("OUTPUT0", "OUTPUT", "OUTPUT1", "x"))}
+        if self._often(0.7):
+            number = self._random.choice(NUMBERS)
+            found["parameters"] = {"classification": number, **self._parameters(False)}
+        return found
+
+    def _parameters(self, sequence: bool) -> dict[str, Any]:
+        names = self._random.sample(NAMES, self._random.choice((0, 1, 1, 2)))
+        found = {name: self._random.choice((*NUMBERS, *TEXTS, True, False)) for name in names}
+        if sequence:
+            found["sequence_id"] = self._random.choice((*NUMBERS, *TEXTS))
+            found["sequence_start"] = self._often(0.7)
+            found["sequence_end"] = self._often(0.4)
+        return found
+
+
+def as_grpc(message: dict[str, Any]) -> pb.ModelInferRequest | None:
+    """Return a message for gRPC; None for one that it has no form for."""
+    request = pb.ModelInferRequest(model_name=message["model"], id=message.get("id", ""))
+    try:
+        _put(request.parameters, message.get("parameters", {}))
+        for given in message["inputs"]:
+            tensor = request.inputs.add(name=given["name"], datatype=given["datatype"])
+            tensor.shape.extend(given["shape"])
+            _put(tensor.parameters, given.get("parameters", {}))
+            request.raw_input_contents.append(_raw(given))
+        for wanted in message.get("outputs", ()):
+            output = request.outputs.add(name=wanted["name"])
+            _put(output.parameters, wanted.get("parameters", {}))
+    except (ValueError, OverflowError):
+        return None
+    return request
+
+
+def _put(parameters: Any, given: dict[str, Any]) -> None:
+    for key, value in given.items():
+        if isinstance(value, bool):
+            parameters[key].bool_param = value
+        elif isinstance(value, int):
+            parameters[key].int64_param = value
+        else:
+            parameters[key].string_param = value
+
+
+def _raw(given: dict[str, Any]) -> bytes:
+    if given["datatype"] == "BYTES":
+        texts = [text.encode() for text in given["data"]]
+        return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    return bytes(SIZES.get(given["datatype"], 2) * len(given["data"]))
+
+
+def send(message: dict[str, Any], http_address: str, grpc_address: str, way: str) -> None:
+    """Send a message by HTTP, as a unary call or on a stream. Whatever is answered is right."""
+    body = {key: value for key, value in message.items() if key != "model"}
+    if way == "http":
+        path = f"/v2/models/{message['model']}/infer"
+        with contextlib.suppress(TimeoutError):
+            post(http_address, path, json.dumps(body).encode(), TIMEOUT_S)
+        return
+    request = as_grpc(message)
+    if request is None:
+        return
+    with channel(grpc_address) as opened, contextlib.suppress(grpc.RpcError):
+        if way == "unary":
+            infer_method(opened)(request, timeout=TIMEOUT_S)
+        else:
+            list(stream_method(opened)(iter([request]), timeout=TIMEOUT_S))
+
+
+@pytest.fixture(scope="module")
+def sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
+    """Run a Triton that may end."""
+    try:
+        folder = tmp_path_factory.mktemp("fuzz")
+        server = Sacrifice("triton", triton.prepare_sacrificial, folder, INNOCENT)
+    except (InstallFailed, ServerDidNotStart) as error:
+        pytest.skip(f"Triton cannot be had here: {error}")
+    yield server
+    server.close()
+
+
+def _is_hurt(sacrifice: Sacrifice) -> bool:
+    """Tell whether Triton has ended, or a model of sequences answers nothing."""
+    if sacrifice.is_hurt():
+        return True
+    for model, sequence_id in (("sequence_number", 99), ("sequence_text", "fuzz")):
+        tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+        flags = {"sequence_id": sequence_id, "sequence_start": True, "sequence_end": True}
+        body = json.dumps({"inputs": [tensor], "parameters": flags}).encode()
+        address = sacrifice.server.http_address
+        try:  # 2.51 refuses any text id with `oldest`, and that is an answer too
+            post(address, f"/v2/models/{model}/infer", body, TIMEOUT_S)
+        except (OSError, http.client.HTTPException):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "http"])
+def test_no_message_ends_triton(sacrifice: Sacrifice, carrier: str) -> None:
+    """Whatever ends it is printed with its seed; the server is started again each time."""
+    fuzzer = Fuzzer(SEED)
+    found: list[str] = []
+    server = sacrifice.server
+    address = server.grpc_address if carrier == "grpc" else server.http_address
+    flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
+    recent: list[tuple[str, dict[str, Any]]] = []
+    with serving("--upstream", f"oip+{carrier}://{address}", *flags) as gateway:
+        addresses = gateway.addresses["main.http"], gateway.addresses["main.grpc"]
+        for number in range(COUNT):
+            way = ("http", "unary", "stream")[number % 3]
+            message = fuzzer.message()
+            recent.append((way, message))
+            send(message, *addresses, way)
+            if (number + 1) % CHECK_EVERY == 0:
+                if _is_hurt(sacrifice):
+                    found.append(f"seed {SEED}, messages to {number}: {json.dumps(recent)}")
+                    sacrifice.restart()
+                recent.clear()
+    assert [] == found, "\n".join(found)
