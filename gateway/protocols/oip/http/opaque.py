@@ -35,7 +35,7 @@ def read_opaque(wire: HttpRequest, limits: MessageLimits) -> OpaqueCall:
         MalformedMessage, InvalidRequest, TooLarge: The model's name is not allowed.
     """
     if wire.method not in _METHODS or not all(map(_is_plain, wire.path.split("/")[1:])):
-        raise NotFound(f"there is no path {wire.path[:_SHOWN]!r} in Open Inference")
+        raise NotFound(f"path {wire.path[:_SHOWN]!r} does not exist in Open Inference")
     model, rest = None, ""
     found = _OF_MODELS.fullmatch(wire.path)
     if found is not None:
