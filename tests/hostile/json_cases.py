@@ -146,7 +146,7 @@ def _members() -> Iterator[tuple[str, bytes]]:
                 f"output_parameters_{kind}",
                 request(ROW, outputs=[{"name": "OUTPUT0", "parameters": value}]),
             )
-        if kind in ("null", "list", "object", "nested", "list_of_null"):
+        if kind in ("list", "object", "nested", "list_of_null"):
             yield f"parameter_{kind}", request(ROW, parameters={"a": value})
     for key in ("name", "datatype", "shape", "data"):
         yield f"tensor_without_{key}", request(tensor(**{key: ...}))

@@ -247,6 +247,27 @@ def refuse_twice(kind: str, names: list[str]) -> None:
         raise MalformedMessage(f"{kind} {name!r} occurs twice")
 
 
+# Keys that the protocol gives a type; Triton refuses null for them, too.
+_TYPED = frozenset(
+    {
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "timeout",
+        "binary_data_output",
+        "binary_data",
+        "binary_data_size",
+        "classification",
+        "classification_count",
+    }
+)
+
+
+def _is_typed(key: str) -> bool:
+    return key in _TYPED or key.startswith(("triton_", "shared_memory_"))
+
+
 def read_parameters(
     found: Any, what: str, limits: MessageLimits, *, lenient: bool = False
 ) -> dict[str, Parameter]:
@@ -276,7 +297,7 @@ def read_parameters(
             check_integer(key, value)
         elif type(value) is str:
             value = _clean(value) if lenient and not value.isascii() else value  # noqa: PLW2901
-        elif value is None:
+        elif value is None and (lenient or not _is_typed(key)):
             continue
         elif type(value) not in (float, bool):
             if not lenient:

@@ -327,12 +327,18 @@ def test_null_members_are_absent() -> None:
 
 def test_null_parameters_are_left_out() -> None:
     """MLServer's clients write every parameter that they know."""
-    nulls = {"parameters": {"headers": None, "sequence_id": None, "k": 1}}
+    nulls = {"parameters": {"headers": None, "k": 1}}
     document = {"inputs": [X_JSON | nulls], "outputs": [{"name": "y"} | nulls], **nulls}
     call = decode(post(document))
-    assert (None, {"k": 1}) == (call.sequence, call.parameters)
+    assert {"k": 1} == call.parameters
     assert [{"k": 1}] == [each.parameters for each in call.inputs]
     assert [{"k": 1}] == [each.parameters for each in call.outputs]
+
+
+@pytest.mark.parametrize("key", ["sequence_id", "priority", "binary_data_output", "triton_x"])
+def test_a_parameter_that_has_a_type_is_never_null(key: str) -> None:
+    """As Triton: a wrong type is the client's fault, not a way to leave it out."""
+    assert "is null" in refused(post({"inputs": [X_JSON], "parameters": {key: None}})).message
 
 
 def test_parameters_of_every_type() -> None:
