@@ -182,7 +182,8 @@ class ProbeConfig(Model):
     """Time between two probes of a ready address. An address that is not ready is probed every
     500 ms, or more often if `interval` is shorter. Default: `5s`."""
     timeout: Duration = 2.0
-    """Longest time of one probe. A slower address counts as not ready. Default: `2s`."""
+    """Longest time of one probe. A ready address that is slower three times in a row counts as not
+    ready. Default: `2s`."""
 
 
 class OutlierDetectionConfig(Model):

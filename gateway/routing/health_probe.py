@@ -21,6 +21,7 @@ Report = Callable[[bool], None]
 Identify = Callable[[ServerMetadata | None], None]
 
 _NOT_READY_INTERVAL_S = 0.5
+_MAX_SILENT = 3
 
 
 def _ignore(_ready: bool) -> None: ...
@@ -32,9 +33,10 @@ def _ignore_identity(_server: ServerMetadata | None) -> None: ...
 class Prober:
     """Updates `endpoint.ready` by periodic probes.
 
-    An endpoint is not ready before its first successful probe. A server whose protocol has no
-    readiness call is ready. When a server becomes ready, its metadata are requested, because it may
-    be a different server.
+    An endpoint is not ready before its first successful probe. A ready endpoint stays ready until
+    three probes in a row have no response, or one fails otherwise: a busy server of one process
+    answers late. A server whose protocol has no readiness call is ready. When a server becomes
+    ready, its metadata are requested, because it may be a different server.
 
     Args:
         upstream: Name for the log.
@@ -72,6 +74,8 @@ class Prober:
         self._has_result = False
         self._numbers = itertools.count(1)
         self._newest = 0
+        self._silent = 0
+        self._no_response = f"no response within {timeout_s} s"
         endpoint.ready = False
         endpoint.probe = self.probe
 
@@ -98,6 +102,11 @@ class Prober:
         if number < self._newest:
             return self._endpoint.ready
         self._newest = number
+        self._silent = self._silent + 1 if reason == self._no_response else 0
+        if self._endpoint.ready and 0 < self._silent < _MAX_SILENT:
+            # A server of one process answers no probe while it works.
+            log.debug("probe without response", endpoint=self._endpoint.name, count=self._silent)
+            return True
         if not self._has_result or ready != self._endpoint.ready:
             self._has_result = True
             self._log(ready, reason)
@@ -115,7 +124,7 @@ class Prober:
             ready = await self.probe()
             # Probe a starting server often, so that its clients do not wait a full interval.
             fast = min(_NOT_READY_INTERVAL_S, self._interval_s)
-            await self._sleep(self._interval_s if ready else fast)
+            await self._sleep(self._interval_s if ready and not self._silent else fast)
 
     async def _check(self) -> tuple[bool, str]:
         deadline = self._clock() + self._timeout_s
@@ -124,7 +133,7 @@ class Prober:
             async with asyncio.timeout(self._timeout_s):
                 ready = await self._endpoint.service(call)
         except TimeoutError:
-            return False, f"no response within {self._timeout_s} s"
+            return False, self._no_response
         except Unsupported:
             return True, ""
         except GatewayError as error:

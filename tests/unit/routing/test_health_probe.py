@@ -169,3 +169,31 @@ async def test_a_load_is_answered_after_a_probe(
         await Endpoints("up", [endpoint], clock=clock)(kind(model=ModelRef("m")))
     assert [kind, ServerReadyRequest] == [type(call) for call in service.calls]
     assert endpoint.ready
+
+
+async def test_a_ready_server_may_miss_two_probes() -> None:
+    """One process that works answers late; the third probe without a response decides."""
+    reported: list[bool] = []
+    service = ScriptedService(True)  # then it answers nothing
+    probe, endpoint, _ = prober(service, timeout_s=0.01, report=reported.append)
+    assert [True, True, True, False] == [await probe.probe() for _ in range(4)]
+    assert ([True, False], False) == (reported, endpoint.ready)
+
+
+async def test_a_response_in_time_begins_the_count_again() -> None:
+    """Only probes in a row count."""
+    service = ScriptedService(True)
+    probe, _, _ = prober(service, timeout_s=0.01)
+    await probe.probe()
+    for _ in range(3):
+        assert await probe.probe()
+        service.waiting.clear()
+        service._script.append(True)  # the script goes on
+        assert await probe.probe()
+
+
+async def test_a_refused_connection_decides_at_once() -> None:
+    """Nobody is there."""
+    probe, endpoint, _ = prober(ScriptedService(True, Unavailable("refused")))
+    assert [True, False] == [await probe.probe() for _ in range(2)]
+    assert not endpoint.ready
