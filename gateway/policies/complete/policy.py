@@ -147,7 +147,27 @@ class Complete:
         except GatewayError as error:
             if error.code in _STALE_METADATA_CODES:
                 self._metadata.invalidate_if_stale(call.model)
+            if error.code is ErrorCode.UPSTREAM:
+                await self._check_datatypes(request, error)
             raise
+
+    async def _check_datatypes(self, request: InferRequest, error: GatewayError) -> None:
+        """Say that an input has the wrong datatype, where a server has failed over it.
+
+        Raises:
+            InvalidRequest: The model declares another datatype.
+        """
+        metadata = await self._metadata.get_or_none(request.model or ModelRef(""))
+        declared = {} if metadata is None else {one.name: one.datatype for one in metadata.inputs}
+        for tensor in request.inputs:
+            needed = declared.get(tensor.name)
+            if needed is None or tensor.datatype is None or needed is tensor.datatype:
+                continue
+            raise InvalidRequest(
+                f"input {tensor.name!r} has the wrong datatype: it is {tensor.datatype.name}, the "
+                f"model needs {needed.name}",
+                model=request.model,
+            ) from error
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         request, metadata = await self._request(call.request)

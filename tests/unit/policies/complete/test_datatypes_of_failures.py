@@ -1,0 +1,59 @@
+"""A server that fails over an input of the wrong datatype: the client is told what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import InferRequest, ModelMetadataRequest
+from gateway.ir.context import ModelRef, Origin
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidRequest, Unsupported, UpstreamError
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.policies.complete.policy import Complete
+
+M = ModelRef("m")
+TEXT = items_tensor("x", (1,), [b"a"])
+NUMBER = array_tensor("x", np.zeros(1, "<i4"))
+FAILED = UpstreamError("TypeError: server.py, line 7", origin=Origin("oip.http", None))
+
+
+class Server:
+    """A server that fails, and declares one INT32 input unless it has no metadata."""
+
+    def __init__(self, error: GatewayError, *, has_metadata: bool = True) -> None:
+        self._error = error
+        self._has_metadata = has_metadata
+
+    async def __call__(self, call: Any, /) -> Any:
+        if not isinstance(call, ModelMetadataRequest):
+            raise self._error
+        if not self._has_metadata:
+            raise Unsupported("no metadata")
+        return ModelMetadata(name="m", inputs=(TensorMetadata("x", Datatype.INT32, (-1,)),))
+
+
+async def test_the_wrong_datatype_is_the_clients_mistake() -> None:
+    """The server's own words stay in the cause."""
+    with pytest.raises(InvalidRequest, match="it is BYTES, the model needs INT32") as raised:
+        await Complete(Server(FAILED), frozenset())(InferRequest(model=M, inputs=(TEXT,)))
+    assert FAILED is raised.value.__cause__
+
+
+@pytest.mark.parametrize("has_metadata", [True, False])
+async def test_other_failures_stay_what_they_are(has_metadata: bool) -> None:
+    """A model may fail over a right input, and a server may not say what it needs."""
+    inputs = (NUMBER if has_metadata else TEXT,)
+    server = Server(FAILED, has_metadata=has_metadata)
+    with pytest.raises(UpstreamError, match="line 7"):
+        await Complete(server, frozenset())(InferRequest(model=M, inputs=inputs))
+
+
+async def test_only_failures_of_the_server_are_looked_at() -> None:
+    """What the server says of the request in good form is passed on."""
+    refused = InvalidRequest("shape", origin=Origin("oip.http", None))
+    with pytest.raises(InvalidRequest, match="shape"):
+        await Complete(Server(refused), frozenset())(InferRequest(model=M, inputs=(TEXT,)))
