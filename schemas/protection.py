@@ -73,6 +73,10 @@ more:
   `map` in place of `forward`.
 - **Sequences that never end.** A client can start sequences until the model has no free slot. The
   model's own `max_sequence_idle_microseconds` frees them.
+- **Streams to MLServer over HTTP.** A client that leaves an `infer_stream` after its first response
+  can occupy MLServer for seconds. Use `oip+grpc://` for MLServer where clients stream.
+- **New model names before MLServer.** MLServer keeps metrics for each name that a client invents.
+  Routes with `match: {model: ...}` forward known names only.
 - **A slow model.** A valid request may take long. `timeout`, `in_flight` and `queue_wait` limit
   how long others wait.
 - **Options with risks.** `model_config: true`, `model_files: true` and `opaque: true` pass
