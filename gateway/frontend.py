@@ -17,7 +17,15 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from gateway.concurrency.offload import ON_LOOP, inline, off_loop
-from gateway.ir.calls import Call, InferResponse, StreamInferRequest, sequence_of
+from gateway.ir.calls import (
+    Call,
+    InferResponse,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+    sequence_of,
+)
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
@@ -28,6 +36,8 @@ from gateway.wire.codec import Codec, CutThroughCodec, StreamCodec
 from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import HttpResponse
+
+_PROBES = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
 
 log = structlog.get_logger(__name__)
 
@@ -198,10 +208,18 @@ class Frontend(ServerFrontend[Q, A]):
     ) -> AsyncGenerator[SessionReply[A], None]:
         """Answer one message of a session within what its transport allows."""
         try:
-            async with gate.admit(wire), aclosing(self._replies(call)) as answers:
-                async for said in answers:
-                    gate.check_response(said.wire)
-                    yield said
+            if isinstance(call, StreamInferRequest):
+                async with gate.admit(wire), aclosing(self._replies(call)) as answers:
+                    async for said in answers:
+                        gate.check_response(said.wire)
+                        with gate.hold(said.wire):
+                            yield said
+                return
+            async with gate.admit(wire):
+                answer = await self._single(call)
+            gate.check_response(answer)
+            with gate.hold(answer):
+                yield SessionReply(answer, is_only=True)
         except GatewayError as error:  # the gate's: the call's own were answered
             self._refused(self._codec.name, error)
             yield SessionReply(self._failed(call, error), is_only=True)
@@ -325,6 +343,13 @@ class Frontend(ServerFrontend[Q, A]):
         """Say *error* in the protocol's form, for a message no service saw."""
         self._refused(self._codec.name, error)
         return self._codec.encode_error(None, error)
+
+    def is_probe(self, wire: Q, /) -> bool:
+        """Tell whether *wire* asks whether the server or a model is live or ready."""
+        try:
+            return type(inline(self._codec.decode_call, wire)) in _PROBES
+        except Exception:  # noqa: BLE001  # `handle` finds it again and says what is wrong
+            return False
 
     def reject_message(self, wire: Q, error: GatewayError, /) -> A:
         """Say *error* as the answer to *wire*, which was read whole: with its id, if it has one.

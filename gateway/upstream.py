@@ -7,8 +7,9 @@ because a codec does not know on which side it is used.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -62,7 +63,9 @@ class Client(Protocol[Q_contra, A_co]):
     A client that can send a streaming body has the attribute `sends_rest`, which is true.
     """
 
-    async def send(self, wire: Q_contra, /, *, deadline: float | None) -> A_co: ...  # noqa: D102
+    async def send(  # noqa: D102
+        self, wire: Q_contra, /, *, deadline: float | None, decode: Callable[[Any], Any]
+    ) -> Any: ...
     def stream(self, wire: Q_contra, /, *, deadline: float | None) -> AsyncIterator[A_co]: ...  # noqa: D102
     async def close(self) -> None: ...  # noqa: D102
 
@@ -116,21 +119,42 @@ class Upstream(Generic[Q, A]):
             if wire is None:
                 wire = await off_loop(self._codec.encode_call, call)
         try:
-            answer = await self._client.send(wire, deadline=_earlier(call))
-            BOUND.allowance = ON_LOOP
-            try:
-                return self._codec.decode_reply(call, answer)
-            except LongWork:
-                pass  # below
-            finally:
-                BOUND.allowance = None
-            return await off_loop(self._codec.decode_reply, call, answer)
+            # The client reads the reply before it uses the connection again.
+            decode = partial(self._decoded, call)
+            reply: R = await self._client.send(wire, deadline=_earlier(call), decode=decode)
         except _BROKEN as error:
             if error.origin is not None:  # the upstream itself replied with this error
                 raise self._redacted(call, error) from error.__cause__
             raise self._protocol_error(call, error) from error
         except GatewayError as error:
             raise self._redacted(call, error) from error.__cause__
+        return reply
+
+    def _decoded(self, call: Call[R], response: A) -> R | Coroutine[Any, Any, R]:
+        """Decode a response, or return the coroutine that does so on a thread.
+
+        Raises:
+            UpstreamProtocolError: It is no response to *call*.
+        """
+        BOUND.allowance = ON_LOOP
+        try:
+            return self._codec.decode_reply(call, response)
+        except LongWork:
+            return self._decoded_off_loop(call, response)
+        except _BROKEN as error:
+            if error.origin is not None:
+                raise
+            raise self._protocol_error(call, error) from error
+        finally:
+            BOUND.allowance = None
+
+    async def _decoded_off_loop(self, call: Call[R], response: A) -> R:
+        try:
+            return await off_loop(self._codec.decode_reply, call, response)
+        except _BROKEN as error:
+            if error.origin is not None:
+                raise
+            raise self._protocol_error(call, error) from error
 
     def _encode_cut_through(self, call: Call[Any]) -> Q | None:
         """Encode *call*, whose body is streaming; None if the whole body is needed first."""

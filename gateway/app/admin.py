@@ -57,6 +57,10 @@ class AdminFrontend(HttpFrontend):
             ready = await self._ready()
             yield _response(200 if ready else 503, {"ready": ready})
 
+    def is_probe(self, wire: HttpRequest, /) -> bool:
+        """Tell whether *wire* asks about health."""
+        return wire.path != "/metrics"
+
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Return the response to a malformed request."""
         return _response(400, {"error": error.message})

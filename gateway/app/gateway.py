@@ -99,6 +99,10 @@ class Gateway:
 
     def _build(self, loaded: LoadedConfig) -> None:
         config = self._config
+        self._budget = MemoryBudget(
+            config.in_flight_bytes or default_budget(self._slot),
+            config.in_flight_bytes_per_address,
+        )
         self._models: BuiltModels = build_models(
             config, loaded.directory, self.metrics, workers=self._slot.count
         )
@@ -117,6 +121,7 @@ class Gateway:
                 sequence_idle_s=config.policies.sequence_idle,
                 longest_call_s=_longest_timeout(config),
                 text_routes=_text_routes(config),
+                budget=self._budget,
             )
             for name, upstream in config.upstreams.items()
         }
@@ -139,11 +144,10 @@ class Gateway:
         self._pipelines.step_router.connect(routes, own, self._server)
         self._routes = [route for built in routes for route in built.routes()]
         self.service: Service = self._observed_service("", SharedMemoryOff())
-        self._budget = MemoryBudget(config.in_flight_bytes or default_budget(self._slot))
         self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self.metrics.watch(
             "gateway_in_flight_bytes",
-            "Bytes of the memory budget in use by requests.",
+            "Bytes of the memory budget in use by requests and responses.",
             lambda: self._budget.used_bytes,
         )
         shared = SharedResources(

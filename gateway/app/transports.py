@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import MemoryBudget
+from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import (
     ClientLimits,
     GrpcClient,
@@ -106,11 +106,14 @@ def grpc_client(
     *,
     tls: ClientTls | None,
     withheld: WithheldCalls | None = None,
+    budget: MemoryBudget = UNLIMITED,
 ) -> GrpcClient:
     """Return a gRPC client; raise the same errors as `grpc_server`."""
     if implementation == "native":
         context = None if tls is None else client_context(tls)
-        return native_client.GrpcClient(target, limits, ssl_context=context, withheld=withheld)
+        return native_client.GrpcClient(
+            target, limits, ssl_context=context, withheld=withheld, budget=budget
+        )
     credentials = None if tls is None else grpc_channel_credentials(tls)
     return reference_client.GrpcClient(target, limits, credentials=credentials, withheld=withheld)
 
@@ -121,6 +124,7 @@ def http_client(
     limits: ClientLimits,
     *,
     tls: ClientTls | None,
+    budget: MemoryBudget = UNLIMITED,
 ) -> HttpClient:
     """Return an HTTP client; raise the same errors as `grpc_server`.
 
@@ -129,9 +133,10 @@ def http_client(
         authority: HOST:PORT, with a path if the upstream has one.
         limits: Limits on connections and messages.
         tls: Certificate files; None for plaintext.
+        budget: Counts the bytes of responses.
     """
     context = None if tls is None else client_context(tls)
     url = f"{'http' if tls is None else 'https'}://{authority}"
     if implementation == "native":
-        return native_http_client.HttpClient(url, limits, ssl_context=context)
-    return reference_http_client.HttpClient(url, limits, ssl_context=context)
+        return native_http_client.HttpClient(url, limits, ssl_context=context, budget=budget)
+    return reference_http_client.HttpClient(url, limits, ssl_context=context, budget=budget)

@@ -33,6 +33,7 @@ from gateway.routing.sequence_ids import SequenceIdTypes
 from gateway.service import Service
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
+from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.tls import ClientTls, client_context
@@ -85,6 +86,7 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     directory: Path | None = None,
     transport: TransportImplementation = "native",
     withheld: WithheldCalls | None = None,
+    budget: MemoryBudget = UNLIMITED,
 ) -> Connected:
     """Build a service that sends calls to the server at *url*, without connecting yet.
 
@@ -109,7 +111,8 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     if client_limits is None:
         client_limits = _client_limits(url, ClientLimitsConfig())
     files = None if tls is None else _tls_files(tls, directory)
-    client: Any = _client(url, binding, client_limits, limits, (files, transport, withheld))
+    how = (files, transport, withheld, budget)
+    client: Any = _client(url, binding, client_limits, limits, how)
     codec: Any = binding.codec
 
     def build(options: Options) -> Service:
@@ -126,13 +129,16 @@ def _client(
     binding: HttpBinding | GrpcBinding | StreamBinding,
     client_limits: ClientLimits,
     limits: MessageLimits,
-    how: tuple[ClientTls | None, TransportImplementation, WithheldCalls | None],
+    how: tuple[ClientTls | None, TransportImplementation, WithheldCalls | None, MemoryBudget],
 ) -> HttpClient | GrpcClient | StreamClient:
-    tls, transport, withheld = how
+    tls, transport, withheld, budget = how
     if isinstance(binding, GrpcBinding):
-        return grpc_client(transport, url.authority, client_limits, tls=tls, withheld=withheld)
+        return grpc_client(
+            transport, url.authority, client_limits, tls=tls, withheld=withheld, budget=budget
+        )
     if isinstance(binding, HttpBinding):
-        return http_client(transport, f"{url.authority}{url.path}", client_limits, tls=tls)
+        address = f"{url.authority}{url.path}"
+        return http_client(transport, address, client_limits, tls=tls, budget=budget)
     context = None if tls is None else client_context(tls)
     return StreamClient(
         url.authority,
@@ -140,6 +146,7 @@ def _client(
         client_limits,
         ordered=binding.ordered,
         ssl_context=None if url.carrier == UNIX else context,
+        budget=budget,
     )
 
 
@@ -207,6 +214,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     sequence_idle_s: float = IDLE_S,
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
+    budget: MemoryBudget = UNLIMITED,
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
@@ -238,6 +246,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
             directory=directory,
             transport=config.transport,
             withheld=withheld,
+            budget=budget,
         )
         parts = EndpointParts(
             needs=connected.needs,

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
-from collections import deque
-from dataclasses import dataclass
 
+from gateway.concurrency.limiter import Limiter, Waiter
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Overloaded
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """An inference in the queue; *required* is the only instance it can use, None for any."""
-
-    result: asyncio.Future[int]
-    required: int | None
 
 
 class InstancePool:
@@ -33,78 +23,110 @@ class InstancePool:
 
     def __init__(self, model: ModelRef, instances: int, queue: int) -> None:
         self._model = model
-        self._instances = instances
         self._queue = queue
-        # A stack: the last instance released is the first acquired, because its memory is cached.
-        self._free = list(reversed(range(instances)))
-        self._waiting: deque[_Waiter] = deque()
+        self._instances = _Instances(instances)
 
     @property
     def waiting(self) -> int:
         """The number of inferences in the queue."""
-        return len(self._waiting)
+        return self._instances.queued
 
     @property
     def is_idle(self) -> bool:
         """Whether no instance runs an inference."""
-        return len(self._free) == self._instances
+        return not self._instances.used
 
     def try_acquire(self, sequence: Sequence | None = None) -> int | None:
-        """Acquire a free instance; return None if there is none, or for a *sequence*."""
-        return self._free.pop() if self._free and sequence is None else None
+        """Return the number of a free instance, which is now the caller's.
+
+        Returns:
+            None if no instance is free, or *sequence* requires its own: use `acquire`.
+        """
+        return self._instances.pop() if sequence is None else None
 
     async def acquire(self, sequence: Sequence | None = None) -> int:
-        """Acquire an instance, or wait for one; the caller must `release` it.
+        """Return the number of an instance, which is the caller's until `release`.
 
         Raises:
             Overloaded: The queue is full.
         """
-        instance = self.try_acquire(sequence)
+        instances = self._instances
+        required = None if sequence is None else instance_of(sequence, instances.limit)
+        instance = instances.pop(required)
         if instance is not None:
             return instance
-        required = None if sequence is None else instance_of(sequence, self._instances)
-        if required in self._free:
-            self._free.remove(required)
-            return required
-        if len(self._waiting) >= self._queue:
+        if instances.queued >= self._queue:
             raise Overloaded(
-                f"model {str(self._model)!r} is overloaded: "
-                f"{self._instances - len(self._free)} inferences running and "
-                f"{len(self._waiting)} queued (options instances, queue)",
+                f"model {str(self._model)!r} is overloaded: {instances.used} inferences running "
+                f"and {instances.queued} queued (options instances, queue)",
                 model=self._model,
                 limit="queue",
             )
-        return await self._wait(required)
+        return await instances.wait(required)
 
     def release(self, instance: int) -> None:
         """Pass *instance* to the first inference in the queue that can use it, or free it."""
-        for waiter in self._waiting:
-            if waiter.required in {None, instance} and not waiter.result.done():
-                self._waiting.remove(waiter)
-                waiter.result.set_result(instance)
-                return
-        self._free.append(instance)
+        self._instances.push(instance)
 
     async def acquire_all(self) -> None:
         """Acquire every instance, after the inferences in the queue."""
-        for instance in range(self._instances):
-            if instance in self._free:
-                self._free.remove(instance)
-            else:
-                await self._wait(instance)
+        instances = self._instances
+        for instance in range(instances.limit):
+            if instances.pop(instance) is None:
+                await instances.wait(instance)
 
-    async def _wait(self, required: int | None) -> int:
-        result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(result, required)
-        self._waiting.append(waiter)
-        try:
-            return await result
-        except BaseException:
-            if result.done() and not result.cancelled():
-                self.release(result.result())  # cancelled after it got the instance
-            else:
-                self._waiting.remove(waiter)
-            raise
+
+class _Instances(Limiter):
+    """A limiter whose units have numbers."""
+
+    def __init__(self, instances: int) -> None:
+        super().__init__(instances)
+        # A stack: the last instance released is the first acquired, because its memory is cached.
+        self._free = list(reversed(range(instances)))
+
+    def pop(self, required: int | None = None) -> int | None:
+        """Return a free instance, *required* if given, or None."""
+        if required is None:
+            if not self._free:
+                return None
+            instance = self._free.pop()
+        elif required in self._free:
+            self._free.remove(required)
+            instance = required
+        else:
+            return None
+        self.used += 1
+        return instance
+
+    def push(self, instance: int) -> None:
+        """Free *instance*."""
+        self._free.append(instance)
+        self.release()
+
+    async def wait(self, required: int | None) -> int:
+        """Return an instance, *required* if given, once it is free."""
+        instance: int = await self.acquire(want=_ANY if required is None else required)
+        return instance
+
+    def _grant(self) -> None:
+        for waiter in [*self.waiting]:
+            if not self._free:
+                return
+            instance = self._free[-1] if waiter.want == _ANY else waiter.want
+            if instance in self._free and isinstance(instance, int):
+                self._free.remove(instance)
+                self._serve(waiter, instance)
+
+    def _serve(self, waiter: Waiter, found: object = None) -> None:
+        if waiter.future.done() and isinstance(found, int):  # its caller has left
+            self._free.append(found)
+        super()._serve(waiter, found)
+
+    def _return(self, waiter: Waiter) -> None:
+        self.push(waiter.future.result())
+
+
+_ANY = -1
 
 
 def instance_of(sequence: Sequence, instances: int) -> int:

@@ -54,6 +54,10 @@ class ServerLimitsConfig(Model):
     requests_in_flight: int | None = Field(None, ge=1)
     """Largest number of requests that are processed at the same time. Further requests wait in a
     queue. Default: `256`."""
+    requests_per_address: int | None = Field(None, ge=1)
+    """Largest number of requests of one client address that are processed at the same time. Further
+    requests wait in the queue, of which the address has the same part. Clients of unix sockets have
+    it for each connection. Default: a quarter of `requests_in_flight`."""
     requests_queued: int | None = Field(None, ge=0)
     """Largest number of requests that wait because `requests_in_flight` is reached. Further
     requests are refused as overloaded. `0` refuses without a queue. Default: `256`."""
@@ -81,6 +85,11 @@ class ServerLimitsConfig(Model):
     write_idle_timeout: Duration | None = None
     """Longest time that a client may accept no byte of a response. The connection is then closed.
     Default: `30s`."""
+    write_min_rate_bytes_s: Size | None = Field(None, ge=1)
+    """Smallest average rate, in bytes per second, at which a client must accept a response after
+    `write_min_rate_grace`. The response is then given up. Default: `1024`."""
+    write_min_rate_grace: Duration | None = None
+    """Time that `write_min_rate_bytes_s` grants to every response. Default: `10s`."""
     keepalive: Duration | None = None
     """Time after which an idle connection is closed. Default: `75s`."""
     tls_handshake: Duration | None = None

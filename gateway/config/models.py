@@ -542,7 +542,12 @@ class Config(Model):
     lifecycle: LifecycleConfig = LifecycleConfig()
     """How the gateway starts and stops."""
     in_flight_bytes: Size | None = None
-    """Largest number of bytes of requests that a worker holds in memory. Default: 512 MiB, or 40 %
-    of the memory limit of the cgroup if that is less, divided by the number of workers."""
+    """Largest number of bytes of requests and responses that a worker holds in memory. What has
+    arrived counts, not what was announced. Responses may exceed it by a quarter. Default: 512 MiB,
+    or 40 % of the memory limit of the cgroup if that is less, divided by the number of workers."""
+    in_flight_bytes_per_address: Size | None = None
+    """Largest part of `in_flight_bytes` that one client address has. One message of a client may be
+    larger if the client has no other. Clients of unix sockets have it for each connection. Default:
+    a quarter of `in_flight_bytes`."""
     shared_regions: int = Field(128, ge=1)
     """Largest number of shared-memory regions that clients may register. Default: `128`."""

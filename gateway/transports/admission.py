@@ -7,91 +7,188 @@ for both sides than an answer that comes too late. Nothing here knows a wire.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from typing import Any, Final
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from gateway.concurrency.limiter import Limiter, LimiterFull, Share, Waiter
 from gateway.ir.errors import Overloaded
 from gateway.transports.net.sockets import descriptors_short, max_descriptors
 
+if TYPE_CHECKING:
+    from gateway.transports.contract import ServerLimits
 
-class MemoryBudget:
-    """Bytes in flight, counted over every listener of the process.
 
-    Server transports reserve what a body declares, or what has arrived of it, before they hold it.
+_SHARES: Final = 4
+"""One client has at most one part in so many of what all share."""
+
+FIRST_STEP_BYTES: Final = 256 * 1024
+"""What is reserved for a body of which little has come."""
+
+RESPONSE_UNCOUNTED_BYTES: Final = 16 * 1024
+"""Responses up to here are not counted while the kernel takes them at once."""
+
+
+class MemoryBudget(Limiter):
+    """Bytes in memory for requests and responses, counted over every listener of the process.
+
+    What is counted has come, or may come without another look: see `Reservation`.  When others have
+    to wait, bodies and responses that do not move give way to them.
+
+    Args:
+        limit_bytes: For requests; responses, which end what was begun, may exceed it by a quarter.
+        share_bytes: For the requests of one client; None for a quarter.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+    def __init__(self, limit_bytes: int, share_bytes: int | None = None) -> None:
+        super().__init__(
+            limit_bytes, share=limit_bytes // _SHARES if share_bytes is None else share_bytes
+        )
+        self._moving: dict[Reservation, None] = {}
+        self._settling = False
+        self._looking: asyncio.TimerHandle | None = None
 
-    def reserve(self, size: int) -> bool:
-        """Take *size* bytes and return True, or take nothing and return False."""
-        if self.used_bytes + size > self.limit_bytes:
+    @property
+    def limit_bytes(self) -> int:
+        """What requests may use."""
+        return self.limit
+
+    @property
+    def used_bytes(self) -> int:
+        """What is in use."""
+        return self.used
+
+    def try_acquire_response(self, size: int, share: Share | None) -> bool:
+        """Take *size* bytes for a response, and return whether they were taken."""
+        margin = self.limit // _SHARES
+        if self.used + size > self.limit + margin:
             return False
-        self.used_bytes += size
+        if share is not None:
+            if share.used and share.used + size > self.share_limit + margin:
+                return False
+            share.used += size
+        self.used += size
         return True
 
-    def take(self, size: int) -> bool:
-        """Reserve *size* bytes if there is room and nobody waits; return whether it was done."""
-        used = self.used_bytes + size
-        if self._waiting or used > self.limit_bytes:
-            return False
-        self.used_bytes = used
-        return True
+    def watch(self, reservation: Reservation) -> None:
+        """Let *reservation* give way if it does not move."""
+        self._moving[reservation] = None
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
-    def release(self, size: int) -> None:
-        """Give *size* bytes back; whoever waits longest is served first."""
-        self.used_bytes -= size
-        if self._waiting:
-            self._grant()
+    def unwatch(self, reservation: Reservation) -> None:
+        """Let it be; harmless if it was not watched."""
+        self._moving.pop(reservation, None)
 
-    async def acquire(self, size: int, wait_s: float) -> None:
-        """Take *size* bytes, waiting at most *wait_s* for others to give theirs back.
+    def _look(self) -> None:
+        """Note what has moved since the last time."""
+        self._looking = None
+        if self._moving:
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            for reservation in self._moving:
+                reservation.still_s(now)
+            self._looking = loop.call_later(_LOOK_S, self._look)
 
-        Raises:
-            Overloaded: They did not.
-        """
-        if self.take(size):
+    def _enqueue(self, waiter: Waiter) -> None:
+        super()._enqueue(waiter)
+        if not waiter.future.done():
+            self._relieve(waiter)
+
+    def _expire(self, waiter: Waiter) -> None:
+        self._relieve(waiter)
+        if waiter.future.done():
             return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, granted))
-        try:
-            async with asyncio.timeout(wait_s):
-                await granted
-        except TimeoutError:
-            if granted.done() and not granted.cancelled():
+        loop = waiter.future.get_loop()
+        if waiter.held:
+            # What it holds goes to the next. Were all told at once, none of them would be served.
+            if self._settling:
+                waiter.timer = loop.call_later(_SETTLE_S, self._expire, waiter)
                 return
-            raise Overloaded(
-                f"{self.used_bytes} bytes are in flight, {size} more were asked for and at most "
-                f"{self.limit_bytes} are allowed",
-                limit="in_flight_bytes",
-            ) from None
-        except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
-                self.release(size)
-            raise
-        finally:
-            if granted.cancelled():
-                self._waiting.remove((size, granted))
-                self._grant()
+            self._settling = True
+            loop.call_later(_SETTLE_S, self._settled)
+        super()._expire(waiter)
 
-    def _grant(self) -> None:
-        while self._waiting and self.reserve(self._waiting[0][0]):
-            self._waiting.popleft()[1].set_result(None)
+    def _settled(self) -> None:
+        self._settling = False
+
+    def _relieve(self, waiter: Waiter) -> None:
+        """End what has not moved for a while, stalest first, until *waiter* is served."""
+        now = waiter.future.get_loop().time()
+        own = waiter.share if waiter.blocked_by_share else None
+        stalled = [
+            each
+            for each in self._moving
+            if each.size_bytes
+            and (own is None or each.share is own)
+            and each.still_s(now) >= each.patience_s
+        ]
+        stalled.sort(key=lambda each: each.still_s(now), reverse=True)
+        for reservation in stalled:
+            reservation.give_way()
+            if waiter.future.done():
+                return
+
+
+_SETTLE_S: Final = 0.002
+_LOOK_S: Final = 0.1
+BODY_PATIENCE_S: Final = 0.25
+"""A body that has not moved for so long gives way to requests that wait for memory."""
+
+RESPONSE_PATIENCE_S: Final = 1.0
+"""So does a response, after a second: its client may be at work with what it has read."""
 
 
 class Reservation:
-    """The share of a budget that one exchange holds."""
+    """The bytes of the budget that one request or response holds.
 
-    def __init__(self, budget: MemoryBudget, wait_s: float) -> None:
+    Args:
+        budget: Of the process.
+        wait_s: Longest wait for room.
+        share: Of the client.
+
+    Attributes:
+        size_bytes: What it holds.
+        share: Of the client.
+        patience_s: How long it may stand still while others wait.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_give_way",
+        "_moved",
+        "_position",
+        "_since",
+        "_wait_s",
+        "_waits",
+        "patience_s",
+        "share",
+        "size_bytes",
+    )
+
+    def __init__(self, budget: MemoryBudget, wait_s: float, share: Share | None = None) -> None:
         self._budget = budget
         self._wait_s = wait_s
+        self.share = share
         self.size_bytes = 0
+        self._give_way: Callable[[Overloaded], None] | None = None
+        self._position: Callable[[], int] | None = None
+        self._moved = 0
+        self._since = 0.0
+        self._waits = False
+        self.patience_s = BODY_PATIENCE_S
 
-    def take(self, size: int) -> bool:
-        """Hold *size* bytes more if there is room now, and return whether there was."""
-        found = self._budget.reserve(size)
+    def try_grow(self, size: int) -> bool:
+        """Hold *size* bytes more if there is room and nobody waits; return whether it was so."""
+        found = self._budget.try_acquire(size, self.share, held=self.size_bytes)
+        self.size_bytes += size * found
+        return found
+
+    def try_grow_response(self, size: int) -> bool:
+        """Hold *size* bytes more for a response if there is room; return whether there was."""
+        found = self._budget.try_acquire_response(size, self.share)
         self.size_bytes += size * found
         return found
 
@@ -101,84 +198,193 @@ class Reservation:
         Raises:
             Overloaded: The budget has no room for them, and got none in time.
         """
-        if not self.take_in_turn(size):
-            await self._budget.acquire(size, self._wait_s)
-            self.size_bytes += size
+        budget = self._budget
+        self._waits = True
+        try:
+            await budget.acquire(size, self.share, held=self.size_bytes, timeout_s=self._wait_s)
+        except TimeoutError:
+            raise Overloaded(
+                f"no memory for {size} more bytes of this request within {self._wait_s:g} s: "
+                f"{budget.used} of {budget.limit} bytes are in use, at most {budget.share_limit} "
+                "for one client (in_flight_bytes)",
+                limit="in_flight_bytes",
+            ) from None
+        finally:
+            self._waits = False
+        self.size_bytes += size
 
-    def take_in_turn(self, size: int) -> bool:
-        """Hold *size* bytes more if there is room and nobody waits; return whether it was so."""
-        found = self._budget.take(size)
-        self.size_bytes += size * found
-        return found
+    def step(self, arrived: int, total: int | None) -> int:
+        """Return how much more to hold when *arrived* bytes have come; 0 while there is enough.
+
+        What is held doubles when three quarters of it are used.
+
+        Args:
+            arrived: Bytes that have come.
+            total: Bytes that come in all, as announced; None where nothing was.
+        """
+        size = self.size_bytes
+        if 4 * arrived < 3 * size:
+            return 0
+        ahead = max(FIRST_STEP_BYTES, 2 * size)
+        return (ahead if total is None else min(total, ahead)) - size
+
+    def move_with(
+        self,
+        position: Callable[[], int],
+        give_way: Callable[[Overloaded], None],
+        patience_s: float = BODY_PATIENCE_S,
+    ) -> None:
+        """Give way to others when they wait and *position* stays the same for a while.
+
+        Args:
+            position: Bytes that have come, or gone.
+            give_way: Ends whatever holds the bytes.
+            patience_s: How long *position* may stay the same.
+        """
+        self.patience_s = patience_s
+        self._position = position
+        self._give_way = give_way
+        self._moved = -1
+        self._budget.watch(self)
+
+    def settle(self) -> None:
+        """Give way no more: all of it has come."""
+        if self._position is not None:
+            self._position = self._give_way = None
+            self._budget.unwatch(self)
+
+    def still_s(self, now: float) -> float:
+        """Return for how long nothing has moved, as far as was looked."""
+        if self._position is None or self._waits:
+            return 0.0
+        moved = self._position()
+        if moved != self._moved:
+            self._moved, self._since = moved, now
+        return now - self._since
+
+    def give_way(self) -> None:
+        """Give everything back, because it does not move and others wait."""
+        told = self._give_way
+        self.close()
+        if told is not None:
+            told(
+                Overloaded(
+                    "the client stopped sending or receiving while others waited for memory "
+                    "(in_flight_bytes)",
+                    limit="in_flight_bytes",
+                )
+            )
+
+    def another(self) -> Reservation:
+        """Return an empty one of the same client."""
+        return Reservation(self._budget, self._wait_s, self.share)
+
+    def detach(self) -> int:
+        """Return what it holds, which is the caller's to give back from now on."""
+        self.settle()
+        size, self.size_bytes = self.size_bytes, 0
+        return size
+
+    def release(self, size: int) -> None:
+        """Give *size* bytes back."""
+        if size:
+            self.size_bytes -= size
+            self._budget.release(size, self.share)
 
     def close(self) -> None:
         """Give everything back; harmless the second time."""
+        self.settle()
         size, self.size_bytes = self.size_bytes, 0
         if size:
-            self._budget.release(size)
+            self._budget.release(size, self.share)
 
 
-class ConcurrencyLimiter:
-    """Places for requests in flight, and a bounded queue for them.
+def no_memory(size: int) -> Overloaded:
+    """Return why a response of *size* bytes is not sent."""
+    return Overloaded(
+        f"no memory for a response of {size} bytes (in_flight_bytes)", limit="in_flight_bytes"
+    )
+
+
+class ClientShares(NamedTuple):
+    """What one client, an address or else a connection, has of what all share.
+
+    Attributes:
+        slots: Of the requests in flight of a listener.
+        memory: Of the byte budget.
+    """
+
+    slots: Share | None
+    memory: Share | None
+
+
+NOBODY: Final = ClientShares(None, None)
+"""No client: only the limits of all hold."""
+
+
+def client_shares(address: str, slots: Limiter, budget: MemoryBudget) -> ClientShares:
+    """Return the shares of the clients at *address*; "" is a connection that has none."""
+    if not address:
+        return ClientShares(Share(), Share())
+    return ClientShares(slots.share(address), budget.share(address))
+
+
+def requests_per_client(limits: ServerLimits) -> int:
+    """Return how many of a listener's requests in flight one client may have."""
+    if limits.requests_per_address is not None:
+        return limits.requests_per_address
+    return -(-limits.requests_in_flight // _SHARES)
+
+
+def request_slots(limits: ServerLimits) -> ConcurrencyLimiter:
+    """Return what limits the requests in flight of a listener."""
+    return ConcurrencyLimiter(
+        "requests_in_flight",
+        limits.requests_in_flight,
+        limits.requests_queued,
+        requests_per_client(limits),
+    )
+
+
+UNLIMITED: Final = MemoryBudget(sys.maxsize)
+"""For what counts in no budget."""
+
+CLIENT_MEMORY: ContextVar[Share | None] = ContextVar("client_memory", default=None)
+"""The share of the client whose request this task answers: responses of upstreams count there."""
+
+
+class ConcurrencyLimiter(Limiter):
+    """Limits requests in flight, with a bounded queue for more.
 
     Args:
         name: Of the limit, as in YAML; also named in errors.
-        limit: Places.
-        queue: How many may wait for one.
+        limit: Requests at a time.
+        queue: How many may wait.
+        share: Requests of one client; None for as many as there are.
     """
 
-    def __init__(self, name: str, limit: int, queue: int) -> None:
+    def __init__(self, name: str, limit: int, queue: int, share: int | None = None) -> None:
+        super().__init__(limit, queue=queue, share=share)
         self._name = name
-        self._limit = limit
-        self._queue = queue
-        self.used = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def try_acquire(self) -> bool:
-        """Take a place if one is free, and return whether it was."""
-        free = self.used < self._limit
-        self.used += free
-        return free
-
-    async def acquire(self, wait_s: float | None) -> None:
-        """Take a place, waiting at most *wait_s* for one; None waits for good.
+    async def wait(self, timeout_s: float | None, share: Share | None = None) -> None:
+        """Take a slot, waiting at most *timeout_s* for one; None waits for good.
 
         Raises:
             Overloaded: There is none, and none came free in time.
         """
-        if self.try_acquire():
-            return
-        if len(self._waiting) >= self._queue:
-            raise self._overloaded(f"{len(self._waiting)} more wait")
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(granted)
         try:
-            async with asyncio.timeout(wait_s):
-                await granted
+            await self.acquire(1, share, timeout_s=timeout_s)
+        except LimiterFull:
+            raise self._overloaded(f"{self.queued} are queued") from None
         except TimeoutError:
-            if granted.done() and not granted.cancelled():
-                return
-            raise self._overloaded(f"none ended within {wait_s} s") from None
-        except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
-                self.release()
-            raise
-        finally:
-            if granted in self._waiting:
-                self._waiting.remove(granted)
-
-    def release(self) -> None:
-        """Give a place back, to whoever waits longest."""
-        while self._waiting:
-            granted = self._waiting.popleft()
-            if not granted.done():
-                granted.set_result(None)
-                return
-        self.used -= 1
+            raise self._overloaded(f"none ended within {timeout_s} s") from None
 
     def _overloaded(self, why: str) -> Overloaded:
+        own = "" if self.share_limit >= self.limit else f" ({self.share_limit} for one client)"
         return Overloaded(
-            f"{self.used} requests are in flight, at most {self._limit} are allowed, and {why}",
+            f"{self.used} requests are in flight, at most {self.limit}{own} are allowed, "
+            f"and {why} ({self._name})",
             limit=self._name,
         )
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from types import CoroutineType
+from typing import Any, Protocol, TypeVar
 
 from gateway.transports.admission import MemoryBudget as MemoryBudget  # noqa: PLC0414  # part of the contract
 from gateway.wire.frontend import ServerFrontend as ServerFrontend  # noqa: PLC0414  # part of the contract
@@ -22,7 +23,11 @@ from gateway.wire.stream import Frame
 Q_contra = TypeVar("Q_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
+Q = TypeVar("Q")
+A = TypeVar("A")
+
 _MIB = 1 << 20
+_PROBE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,8 @@ class ServerLimits:
     Attributes:
         connections: 0 for half of the descriptors of the process.
         connections_per_address: 0 for `connections`, or for half of them where that is 0 too.
+        requests_per_address: Requests in flight of one client address, or of one connection where
+            clients have no addresses; None for a quarter of `requests_in_flight`.
         cut_through_bytes: So much must be missing of a body to be passed on as it comes; 0: never.
             Passing on holds about half a MiB itself, so that less saves nothing.
     """
@@ -49,6 +56,7 @@ class ServerLimits:
     connections: int = 0
     connections_per_address: int = 0
     requests_in_flight: int = 256
+    requests_per_address: int | None = None
     requests_queued: int = 256
     queue_wait_s: float = 0.1
     h2_streams: int = 100
@@ -59,6 +67,8 @@ class ServerLimits:
     body_min_rate_grace_s: float = 10.0
     body_timeout_s: float = 300.0
     write_idle_timeout_s: float = 30.0
+    write_min_rate_bytes_s: int = 1024
+    write_min_rate_grace_s: float = 10.0
     keepalive_s: float = 75.0
     tls_handshake_s: float = 10.0
     pipelined_requests: int = 16
@@ -79,6 +89,20 @@ class ClientLimits:
     connection_age_s: float = 300.0
     resolve_floor_s: float = 5.0
     resolve_cap_s: float = 30.0
+    memory_wait_s: float = 0.1
+
+
+def is_probe(frontend: ServerFrontend[Q, A], wire: Q, size: int) -> bool:
+    """Return whether *wire* asks about health alone, and so needs neither slot nor memory.
+
+    Called only where there is none, because the request has to be decoded for it.
+
+    Args:
+        frontend: Decodes it.
+        wire: The request.
+        size: Its bytes.
+    """
+    return size <= _PROBE_BYTES and frontend.is_probe(wire)
 
 
 class Server(Protocol):
@@ -102,6 +126,16 @@ class Server(Protocol):
         ...
 
 
+Decode = Callable[[A], Any]
+"""Reads a response, or returns a coroutine that does; raises UpstreamProtocolError."""
+
+
+async def accepted(answer: A, decode: Decode[A]) -> Any:
+    """Return what *decode* makes of *answer*."""
+    found = decode(answer)
+    return await found if type(found) is CoroutineType else found
+
+
 class Client(Protocol[Q_contra, A_co]):
     """A pool of connections to one upstream.
 
@@ -111,8 +145,13 @@ class Client(Protocol[Q_contra, A_co]):
     reached.
     """
 
-    async def send(self, wire: Q_contra, /, *, deadline: float | None) -> A_co:
-        """Send one message and return its one answer."""
+    async def send(
+        self, wire: Q_contra, /, *, deadline: float | None, decode: Decode[Any] | None = None
+    ) -> Any:
+        """Send one message and return its one answer, or what *decode* makes of that.
+
+        Where *decode* raises UpstreamProtocolError, the connection is not used again.
+        """
         ...
 
     def stream(self, wire: Q_contra, /, *, deadline: float | None) -> AsyncIterator[A_co]:

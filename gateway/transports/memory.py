@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import DeadlineExceeded, NotSent, UpstreamProtocolError
-from gateway.transports.contract import ServerFrontend
+from gateway.transports.contract import Decode, ServerFrontend, accepted
 from gateway.transports.http.headers import FRAMING
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, size_of
@@ -44,11 +44,13 @@ class MemoryClient(Generic[Q, A]):
         self._answer = answer
         self._closed = False
 
-    async def send(self, wire: Q, /, *, deadline: float | None) -> A:
-        """Send one message and return its first answer; raises as `base.Client` says."""
+    async def send(
+        self, wire: Q, /, *, deadline: float | None, decode: Decode[A] | None = None
+    ) -> Any:
+        """Send one message and return its first answer; see `contract.Client`."""
         async with aclosing(self.stream(wire, deadline=deadline)) as answers:
             async for answer in answers:
-                return answer
+                return answer if decode is None else await accepted(answer, decode)
         raise UpstreamProtocolError("the frontend gave no answer")
 
     async def stream(self, wire: Q, /, *, deadline: float | None) -> AsyncGenerator[A, None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from typing import Generic, Protocol, TypeVar
 
 from gateway.ir.errors import GatewayError
@@ -34,6 +34,10 @@ class SessionLimits(Protocol[Q_contra, A_contra]):
         """Raise TooLarge for a response that exceeds the limit of the transport."""
         ...
 
+    def hold(self, response: A_contra, /) -> AbstractContextManager[None]:
+        """Return the reservation of one response until it is sent; entering raises Overloaded."""
+        ...
+
 
 class ServerFrontend(abc.ABC, Generic[Q, A]):
     """Turns the requests of one protocol into responses.
@@ -53,6 +57,10 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
     def reject_message(self, wire: Q, error: GatewayError, /) -> A:  # noqa: ARG002
         """Return *error* as the response to *wire*, with its id where the protocol has one."""
         return self.reject(error)
+
+    def is_probe(self, wire: Q, /) -> bool:  # noqa: ARG002
+        """Return whether *wire* asks about health alone, and so needs neither slot nor memory."""
+        return False
 
     async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Return the only response to *wire*, or a generator where it streams.
@@ -105,6 +113,7 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
                 async with limits.admit(wire), aclosing(self(wire)) as responses:
                     async for response in responses:
                         limits.check_response(response)
-                        yield response
+                        with limits.hold(response):
+                            yield response
             except GatewayError as error:
                 yield self.reject_message(wire, error)

@@ -33,11 +33,14 @@ class Framer(Protocol):
     Attributes:
         wanted: Size of the incomplete frame, as far as it is known, before memory is allocated
             for it; 0 between frames.
+        held: Bytes of the incomplete frame that have come.
         fault: The error after which nothing more can be read; None for none.
     """
 
     @property
     def wanted(self) -> int: ...  # noqa: D102
+    @property
+    def held(self) -> int: ...  # noqa: D102
     @property
     def fault(self) -> GatewayError | None: ...  # noqa: D102
 

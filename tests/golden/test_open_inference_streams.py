@@ -6,6 +6,7 @@ Sources: `oip/README.md`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -129,6 +130,9 @@ class Open:
 
     def check_response(self, answer: GrpcResponse, /) -> None:
         pass
+
+    def hold(self, _answer: GrpcResponse, /) -> Any:
+        return nullcontext()
 
     async def __aenter__(self) -> None:
         pass

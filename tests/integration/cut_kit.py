@@ -164,7 +164,9 @@ async def near(
     budget = MemoryBudget(1 << 30)
     server = HttpServer(
         mounts=[HttpMount(("/v2",), frontend)],
-        limits=ServerLimits(**{"cut_through_bytes": 64 * 1024, **limits}),
+        limits=ServerLimits(
+            **{"cut_through_bytes": 64 * 1024, "requests_per_address": 256, **limits}
+        ),
         budget=budget,
         refused=refused.append,
         ssl_context=tls,

@@ -137,7 +137,10 @@ def new_server(
 ) -> Server:
     """Make a server of the make under test; without *frontend* it has no methods."""
     mounts = () if frontend is None else (GrpcMount(METHODS, frontend),)
-    limits, budget = limits or ServerLimits(), budget or MemoryBudget(512 * MIB)
+    limits, budget = (
+        limits or ServerLimits(requests_per_address=256),
+        budget or MemoryBudget(512 * MIB),
+    )
     if MAKES.server == "native":
         context = None if tls is None else server_context(tls)
         return NativeServer(address, mounts, limits, budget, ssl_context=context, extras=extras)

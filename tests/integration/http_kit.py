@@ -237,7 +237,7 @@ async def serving(
     budget = MemoryBudget(budget_bytes)
     server = HTTP_MAKES.http_server(
         mounts=[HttpMount(("/v2",), frontend)],
-        limits=ServerLimits(**limits),
+        limits=ServerLimits(**{"requests_per_address": 256, **limits}),
         budget=budget,
         fallback=fallback,
         ssl_context=ssl_context,

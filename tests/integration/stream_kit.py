@@ -35,6 +35,10 @@ class NumberedFramer:
         self.fault: GatewayError | None = None
 
     @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
     def wanted(self) -> int:
         if len(self._held) < 8:
             return 8 if self._held else 0
@@ -248,7 +252,7 @@ async def serving(
         address,
         framer or (lambda: _framer_of(in_order)),
         frontend,
-        limits=ServerLimits(**limits),
+        limits=ServerLimits(**{"requests_per_address": 256, **limits}),
         budget=budget,
         ordered=in_order,
         ssl_context=ssl_context,

@@ -196,8 +196,10 @@ async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
 
             sends_rest = True
 
-            async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> Any:
-                return await clients.pop(0).send(wire, deadline=deadline)
+            async def send(
+                self, wire: HttpRequest, /, *, deadline: float | None, decode: Any
+            ) -> Any:
+                return await clients.pop(0).send(wire, deadline=deadline, decode=decode)
 
             async def close(self) -> None:
                 pass

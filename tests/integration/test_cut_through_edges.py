@@ -100,7 +100,11 @@ async def test_slow_senders_do_not_take_all_places() -> None:
     """Beyond a quarter of the places a request is received whole before it holds one."""
     async with (
         Far() as far,
-        near(lambda: HttpClient(far.url, ClientLimits()), requests_in_flight=4) as gateway,
+        near(
+            lambda: HttpClient(far.url, ClientLimits()),
+            requests_in_flight=4,
+            requests_per_address=4,
+        ) as gateway,
     ):
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         slow = await gateway.connect()

@@ -158,9 +158,11 @@ async def until_sent(client: GrpcClient) -> GrpcResponse:
     """Try until the upstream is there."""
     while True:
         try:
-            return await client.send(ask(b"again"), deadline=None)
+            answer: GrpcResponse = await client.send(ask(b"again"), deadline=None)
         except NotSent:
             await asyncio.sleep(0.05)
+        else:
+            return answer
 
 
 async def test_restart_of_the_upstream_is_noticed() -> None:

@@ -115,7 +115,13 @@ async def test_metadata_size() -> None:
 async def test_calls_in_flight_are_bounded() -> None:
     """Of 300 calls at once as many as may run do, as many as may wait do, the rest is refused."""
     frontend = Slow()
-    limits = ServerLimits(requests_in_flight=4, requests_queued=8, queue_wait_s=5, h2_streams=400)
+    limits = ServerLimits(
+        requests_in_flight=4,
+        requests_per_address=4,
+        requests_queued=8,
+        queue_wait_s=5,
+        h2_streams=400,
+    )
     async with (
         serving(frontend, limits) as server,
         calling(server, ClientLimits(in_flight=300)) as client,
@@ -155,7 +161,7 @@ async def test_bytes_in_flight_are_bounded_and_given_back() -> None:
         frontend.go.set()
         await first
     assert GrpcStatus.RESOURCE_EXHAUSTED is second.status
-    assert f"at most {LIMIT} are allowed" in second.details
+    assert f"{LIMIT} of {LIMIT} bytes are in use" in second.details
     assert 0 == budget.used_bytes
 
 

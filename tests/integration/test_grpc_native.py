@@ -137,7 +137,7 @@ async def test_connections_are_counted() -> None:
 
 
 async def test_reader_that_never_reads_loses_its_stream() -> None:
-    """A window that stays shut frees the place of its call after `write_idle_timeout`."""
+    """A window that stays shut holds no slot, and its call ends after `write_idle_timeout`."""
     limits: dict[str, Any] = {
         "requests_in_flight": 1,
         "queue_wait_s": 5.0,
@@ -150,47 +150,49 @@ async def test_reader_that_never_reads_loses_its_stream() -> None:
         received = b""
         while b"grpc" not in received:
             received += await reader.read(65_536)
-        began = monotonic()
         assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
-        assert 0.05 < monotonic() - began < 2
         async with asyncio.timeout(5):
             while frames.reset(1, frames.CANCEL) not in received:
                 received += await reader.read(65_536)
         writer.close()
 
 
-async def test_a_large_message_is_allowed_for_once() -> None:
-    """However its frames are cut, a message is granted all of its room in one WINDOW_UPDATE."""
+async def test_a_large_message_is_allowed_for_in_few_steps() -> None:
+    """However its frames are cut, a message is granted room in steps that double."""
     size = 700_001
     message = b"\0" + size.to_bytes(4, "big") + bytes(size)
     starts = range(0, len(message), frames.DEFAULT_FRAME)
     parts = [message[at : at + frames.DEFAULT_FRAME] for at in starts]
-    data = b"".join(frames.frame(frames.DATA, 0, 1, part) for part in parts)
-    data += frames.frame(frames.DATA, frames.END_STREAM, 1)
-    async with served(Answers(tells_size)) as server:
+    room = frames.DEFAULT_WINDOW
+    grants = 0
+    async with served(Answers(tells_size)) as server, asyncio.timeout(5):
         reader, writer = await connected(server.address)
         writer.write(PREFACE + call())
-        first = 3 * (frames.HEAD_BYTES + frames.DEFAULT_FRAME)
-        writer.write(data[:first])
-        kinds: list[tuple[int, int]] = []
-        async with asyncio.timeout(5):
-            while (frames.WINDOW_UPDATE, 1) not in kinds:
-                kinds.append(await frame_of(reader))
-            for at in range(first, len(data), 10_007):
-                writer.write(data[at : at + 10_007])
+        for part in parts:
+            while room < len(part):
+                kind, number, payload = await frame_of(reader)
+                if (kind, number) == (frames.WINDOW_UPDATE, 1):
+                    room += int.from_bytes(payload, "big")
+                    grants += 1
+            for place in range(0, len(part), 10_007):
+                piece = part[place : place + 10_007]
+                writer.write(frames.frame(frames.DATA, 0, 1, piece))
                 await writer.drain()
-            while kinds.count((frames.HEADERS, 1)) < 2:
-                kinds.append(await frame_of(reader))
+            room -= len(part)
+        writer.write(frames.frame(frames.DATA, frames.END_STREAM, 1))
+        heads = 0
+        while heads < 2:
+            kind, number, _ = await frame_of(reader)
+            heads += (kind, number) == (frames.HEADERS, 1)
         writer.close()
-    assert 1 == kinds.count((frames.WINDOW_UPDATE, 1))
+    assert 1 <= grants <= 4
 
 
-async def frame_of(reader: asyncio.StreamReader) -> tuple[int, int]:
-    """Read a frame; return its kind and stream."""
+async def frame_of(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
+    """Read a frame; return its kind, its stream and its content."""
     head = await reader.readexactly(frames.HEAD_BYTES)
     high, low, kind, _, number = frames.FRAME_HEAD.unpack(head)
-    await reader.readexactly(high << 16 | low)
-    return kind, number
+    return kind, number, await reader.readexactly(high << 16 | low)
 
 
 async def tells_size(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:

@@ -233,7 +233,7 @@ async def test_bytes_in_flight_are_budgeted() -> None:
     """A body over what the budget has left waits a moment, then is told to come back."""
     async with serving(Slow(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
-        await holder.send(post(b"x" * 10, length=900))
+        await holder.send(post(b"x" * 900))
         await eventually(lambda: running.budget.used_bytes == 900)
         start = time.monotonic()
         got = await answer(running, post(b"x" * 200))
@@ -258,7 +258,7 @@ async def test_retry_after_is_sent_once() -> None:
     """The transport adds the header only where the protocol's own refusal lacks it."""
     async with serving(Patient(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
-        await holder.send(post(b"x" * 10, length=900))
+        await holder.send(post(b"x" * 900))
         await eventually(lambda: running.budget.used_bytes == 900)
         got = await answer(running, post(b"x" * 200))
         await holder.close()

@@ -305,7 +305,8 @@ async def test_draining_waits_for_grpc_too() -> None:
         await waiting.started.wait()
         async with asyncio.timeout(4):
             await port.server.drain(0.1)
-        (ended,) = await asyncio.gather(asked, return_exceptions=True)
+        found = await asyncio.gather(asked, return_exceptions=True)
+        ended: object = found[0]
         await client.close()
     told = isinstance(ended, GatewayError | GrpcResponse)
     assert (True, GrpcStatus.UNAVAILABLE) == (

@@ -318,8 +318,8 @@ async def test_numbered_answers_that_nobody_reads_count() -> None:
         await raw.close()
     answered = [answer for _, answer in found if len(answer) == MOST]
     refused = {answer[:24] for _, answer in found if len(answer) != MOST}
-    assert 7 * MOST <= used <= 8 * MOST
-    assert len(answered) >= 8
+    assert 3 * MOST <= used <= 4 * MOST  # a client's share, and a quarter for responses
+    assert len(answered) >= 4
     assert {b"refused in_flight_bytes:"} == refused
 
 
@@ -407,13 +407,15 @@ async def test_over_the_places_a_frame_is_refused_and_the_connection_kept() -> N
     assert b"answer another question" == found
 
 
-async def test_what_a_frame_declares_is_reserved_before_it_comes() -> None:
-    """The budget counts a frame from its first bytes to the end of its answer."""
+async def test_what_has_come_of_a_frame_counts_with_a_step_ahead() -> None:
+    """The budget counts a frame from its first bytes to the end of its answer, not as declared."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(struct.pack("<I", 500_000))
+        await eventually(lambda: running.budget.used_bytes == 262_144)
+        await raw.send(bytes(300_000))
         await eventually(lambda: running.budget.used_bytes == 500_004)
-        await raw.send(bytes(500_000))
+        await raw.send(bytes(200_000))
         await raw.answer()
         await eventually(lambda: running.budget.used_bytes == 0)
         await raw.close()
@@ -453,7 +455,7 @@ async def test_what_is_compressed_in_a_frame_needs_room() -> None:
 async def test_a_frame_waits_for_room() -> None:
     """Room that comes free in time is taken, and the frame read."""
     async with serving(Echo(), budget_bytes=1000, queue_wait_s=5.0) as running:
-        assert running.budget.reserve(900)
+        assert running.budget.try_acquire(900)
         raw = await running.connect()
         await raw.send(framed(bytes(500))[:100])
         await asyncio.sleep(0.02)

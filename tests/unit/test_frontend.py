@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -204,6 +204,9 @@ class Gate:
     def check_response(self, answer: str, /) -> None:
         if answer == self._long:
             raise TooLarge("too long")
+
+    def hold(self, _answer: str, /) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 async def session_of(service: Any, *wires: str, gate: Gate | None = None) -> list[str]:

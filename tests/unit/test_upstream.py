@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -57,9 +57,11 @@ class TextClient:
         self.sent: list[tuple[str, float | None]] = []
         self.closed_streams = 0
 
-    async def send(self, wire: str, /, *, deadline: float | None) -> str:
+    async def send(
+        self, wire: str, /, *, deadline: float | None, decode: Callable[[str], Any]
+    ) -> Any:
         self.sent.append((wire, deadline))
-        return self._answers[0]
+        return decode(self._answers[0])
 
     async def stream(self, wire: str, /, *, deadline: float | None) -> AsyncIterator[str]:
         self.sent.append((wire, deadline))
@@ -198,7 +200,9 @@ async def test_an_answer_over_the_limit_is_the_upstreams_fault() -> None:
     """A client that stops reading a huge answer does not make the caller's request too large."""
 
     class Full(TextClient):
-        async def send(self, wire: str, /, *, deadline: float | None) -> str:
+        async def send(
+            self, wire: str, /, *, deadline: float | None, decode: Callable[[str], Any]
+        ) -> Any:
             raise TooLarge("the answer has 65 MiB", limit="message_bytes")
 
     with pytest.raises(UpstreamProtocolError, match="65 MiB"):

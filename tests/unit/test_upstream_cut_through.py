@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,8 +46,10 @@ class Client:
     def __init__(self, *, sends_rest: bool) -> None:
         self.sends_rest = sends_rest
 
-    async def send(self, wire: str, /, *, deadline: float | None) -> str:
-        return wire
+    async def send(
+        self, wire: str, /, *, deadline: float | None, decode: Callable[[str], Any]
+    ) -> Any:
+        return decode(wire)
 
 
 def waiting(source: FakeArriving) -> InferRequest:

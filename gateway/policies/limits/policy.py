@@ -34,9 +34,9 @@ R = TypeVar("R")
 class CallLimits:
     """Limits the concurrency, the time and the attempts of calls.
 
-    An inference has a place first (`Places`), and a stream keeps its until it ends. Questions about
-    health and metadata need none: they are cheap, and who asks them must not be told lies by a busy
-    route.
+    An inference has a slot first (`ConcurrencyLimit`), and a stream keeps its slot until it ends.
+    Calls about health and metadata need none: they are cheap, and a busy route must answer them
+    correctly.
 
     The deadline is the earliest of the caller's deadline, the route's timeout, and the queue
     timeout of the request. Upstreams receive it, and the call is cancelled when it expires. For a
@@ -86,10 +86,10 @@ class CallLimits:
         request = call if type(call) is InferRequest else inference_of(call)
         places, retries = self._without if request is None else self._places, self._retries
         is_stream = type(call) is StreamInferRequest
-        if places.free:
-            places.free -= 1
+        if places.used < places.limit:
+            places.used += 1
         else:
-            await places.acquire(call)
+            await places.wait_for_slot(call)
         retries.active += 1
         timeout: Timeout | None = None
         is_first = True
@@ -115,7 +115,7 @@ class CallLimits:
         if places.waiting:
             places.release()
         else:
-            places.free += 1
+            places.used -= 1
         return reply
 
     def _start_timeout(

@@ -156,7 +156,7 @@ class SharedMemoryOff:
 class Room(Protocol):
     """Bytes that may be in flight."""
 
-    def take(self, size: int, /) -> bool:
+    def try_acquire(self, size: int, /) -> bool:
         """Hold *size* bytes, if there is room for them."""
         ...
 
@@ -218,7 +218,7 @@ class CopyRegions:
                 model=call.model,
                 limit="message_bytes",
             )
-        if not self._room.take(size):
+        if not self._room.try_acquire(size):
             raise Overloaded(
                 f"no memory for a copy of the inputs, which have {size} bytes in shared memory",
                 model=call.model,

@@ -81,6 +81,11 @@ class SizePrefixFramer:
         return self._wanted
 
     @property
+    def held(self) -> int:
+        """Bytes of it that have come."""
+        return len(self._held)
+
+    @property
     def fault(self) -> GatewayError | None:
         """The error after which nothing more can be read; None for none."""
         return self._fault

@@ -1,36 +1,69 @@
-"""Places and bytes of one gRPC listener, and what it allows the messages of one stream."""
+"""Slots and bytes of one gRPC listener, and what it allows the messages of one stream."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gateway.ir.errors import TooLarge
-from gateway.transports.admission import ConcurrencyLimiter
+from gateway.transports.admission import (
+    NOBODY,
+    RESPONSE_UNCOUNTED_BYTES,
+    ClientShares,
+    ConcurrencyLimiter,
+    Reservation,
+    no_memory,
+    requests_per_client,
+)
 from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
 
 class CallAdmission(ConcurrencyLimiter):
-    """Places and bytes of one listener."""
+    """Slots and bytes of one listener.
+
+    Args:
+        budget: Of the process.
+        limits: Of the listener.
+        slots: Calls at a time, of one client as of all; None for the listener's limits.
+
+    Attributes:
+        budget: As given.
+        calls: Calls that were admitted and have not ended, written responses included.
+        is_counted: Whether calls take part of a client's share.
+    """
 
     def __init__(
-        self, budget: MemoryBudget, limits: ServerLimits, *, places: int | None = None
+        self, budget: MemoryBudget, limits: ServerLimits, *, slots: int | None = None
     ) -> None:
-        places = limits.requests_in_flight if places is None else places
-        super().__init__("requests_in_flight", places, limits.requests_queued)
-        self._budget = budget
-        self._wait_s = limits.queue_wait_s
+        self.is_counted = slots is None
+        share = requests_per_client(limits) if slots is None else None
+        slots = limits.requests_in_flight if slots is None else slots
+        super().__init__("requests_in_flight", slots, limits.requests_queued, share)
+        self.budget = budget
+        self.wait_s = limits.queue_wait_s
         self.message_bytes = limits.message_bytes
         self.stream_requests = limits.stream_requests
         self.message_timeout_s = limits.body_timeout_s
+        self.calls = 0
         self._entered = 0
         self._idle: asyncio.Event | None = None  # made by who waits for it
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a slot is free, and nobody waits for one."""
+        return self.used < self.limit and not self.waiting
+
+    def shares(self, client: ClientShares) -> ClientShares:
+        """Return the shares that the calls of *client* count in."""
+        return client if self.is_counted else NOBODY
 
     async def quiet(self, seconds: float) -> None:
         """Wait until there was no call, and none came, for so long."""
         while True:
-            while self.used:
+            while self.calls:
                 if self._idle is None:
                     self._idle = asyncio.Event()
                 self._idle.clear()
@@ -40,51 +73,75 @@ class CallAdmission(ConcurrencyLimiter):
             if entered == self._entered:
                 return
 
-    def place(self, size: int, held: int = 0) -> AdmittedCall:
-        """Hold a place and *size* bytes, of which *held* were taken from the budget before.
-
-        Raises Overloaded when they do not come free in time.
-        """
-        return AdmittedCall(self, size, held)
-
-    def admit(self, size: int) -> bool:
-        """Take a place and *size* bytes if both are free; return whether they were."""
-        if self.used >= self._limit or not self._budget.take(size):
+    def admit(self, size: int, client: ClientShares) -> bool:
+        """Take a slot and *size* bytes if both are free; return whether they were."""
+        if not self.budget.try_acquire(size, client.memory):
             return False
-        self.used += 1
+        if not self.try_acquire(1, client.slots):
+            self.budget.release(size, client.memory)
+            return False
+        self.calls += 1
         self._entered += 1
         return True
 
-    async def enter(self, size: int, held: int = 0) -> None:
-        """Take a place and *size* bytes; what `place` does at its beginning."""
+    async def enter(
+        self,
+        size: int,
+        client: ClientShares,
+        held: Reservation | None = None,
+        *,
+        free: bool = False,
+    ) -> None:
+        """Take a slot and *size* bytes, and wait for both where need be.
+
+        Args:
+            size: Bytes of the message.
+            client: Whose it is.
+            held: Reserved for it before; given back for what is taken here.
+            free: The call is about health: it needs neither slot nor memory. `leave` is told.
+
+        Raises:
+            Overloaded: They did not become free in time.
+        """
         self._entered += 1
+        self.calls += 1
+        held = Reservation(self.budget, self.wait_s, client.memory) if held is None else held
         try:
-            await self.acquire(self._wait_s)
+            held.settle()
+            if free:
+                held.close()
+                return
+            await self.wait(self.wait_s, client.slots)
             try:
-                if held > size:
-                    self._budget.release(held - size)
-                elif not self._budget.take(size - held):
-                    await self._budget.acquire(size - held, self._wait_s)
+                if held.size_bytes > size:
+                    held.release(held.size_bytes - size)
+                elif held.size_bytes < size:
+                    await held.grow(size - held.size_bytes)
             except BaseException:
-                self.release()
+                self.release(1, client.slots)
                 raise
+            held.detach()
         except BaseException:
-            self._budget.release(held)
+            held.close()
+            self.leave()
             raise
 
-    def leave(self, size: int) -> None:
-        """Give both back; what `place` does at its end."""
-        self._budget.release(size)
-        if self._waiting or self._idle is not None:
-            self.release()
-        else:
-            self.used -= 1
-
-    def release(self) -> None:
-        """Give a place back, to whoever waits longest, and tell who waits for there to be none."""
-        super().release()
-        if self._idle is not None and not self.used:
+    def leave(self) -> None:
+        """Note the end of a call that was admitted."""
+        self.calls -= 1
+        if self._idle is not None and not self.calls:
             self._idle.set()
+
+    def reservation(self, client: ClientShares) -> Reservation:
+        """Return what may hold bytes for *client*."""
+        return Reservation(self.budget, self.wait_s, self.shares(client).memory)
+
+    def hold_response(self, size: int, client: ClientShares) -> Reservation:
+        """Return what holds a response of *size* bytes. Raises Overloaded."""
+        held = self.reservation(client)
+        if not held.try_grow_response(size):
+            raise no_memory(size)
+        return held
 
     def check(self, answer: GrpcResponse) -> None:
         """Raise TooLarge for an answer over the limit."""
@@ -95,34 +152,62 @@ class CallAdmission(ConcurrencyLimiter):
             )
 
 
-class AdmittedCall:
-    """A place held by one call."""
+class Slot:
+    """A slot and bytes that one call holds; entering it raises Overloaded."""
 
-    __slots__ = ("_admission", "_held", "_size")
+    __slots__ = ("_admission", "_client", "_free", "_held", "_size")
 
-    def __init__(self, admission: CallAdmission, size: int, held: int) -> None:
+    def __init__(
+        self,
+        admission: CallAdmission,
+        size: int,
+        client: ClientShares,
+        held: Reservation | None = None,
+        *,
+        free: bool = False,
+    ) -> None:
         self._admission = admission
         self._size = size
+        self._free = free
+        self._client = admission.shares(client)
         self._held = held
 
     async def __aenter__(self) -> None:
-        await self._admission.enter(self._size, self._held)
+        await self._admission.enter(self._size, self._client, self._held, free=self._free)
 
     async def __aexit__(self, *_details: object) -> None:
-        self._admission.leave(self._size)
+        admission, client = self._admission, self._client
+        if not self._free:
+            admission.release(1, client.slots)
+            admission.budget.release(self._size, client.memory)
+        admission.leave()
 
 
 class GrpcSessionLimits:
     """What the listener allows the messages of one bidirectional stream."""
 
-    def __init__(self, admission: CallAdmission) -> None:
+    def __init__(self, admission: CallAdmission, client: ClientShares) -> None:
         self._admission = admission
+        self._client = client
         self.max_calls = admission.stream_requests
 
-    def admit(self, wire: GrpcRequest, /) -> AdmittedCall:
-        """Hold a place and the bytes of the message."""
-        return self._admission.place(size_of(wire.message))
+    def admit(self, wire: GrpcRequest, /) -> Slot:
+        """Hold a slot and the bytes of the message."""
+        return Slot(self._admission, size_of(wire.message), self._client)
 
     def check_response(self, answer: GrpcResponse, /) -> None:
         """Raise TooLarge for an answer over the limit."""
         self._admission.check(answer)
+
+    @contextmanager
+    def hold(self, answer: GrpcResponse, /) -> Iterator[None]:
+        """Hold the bytes of an answer until it is taken; entering it raises Overloaded."""
+        size = size_of(answer.message)
+        if size <= RESPONSE_UNCOUNTED_BYTES:
+            yield
+            return
+        held = self._admission.hold_response(size, self._client)
+        try:
+            yield
+        finally:
+            held.close()

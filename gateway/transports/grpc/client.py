@@ -10,12 +10,13 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator
 from time import monotonic
-from typing import Final
+from types import CoroutineType
+from typing import Any, Final
 
 from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded
-from gateway.transports.admission import ConcurrencyLimiter
-from gateway.transports.contract import ClientLimits
+from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget
+from gateway.transports.contract import ClientLimits, Decode
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.client_pool import GrpcClientConnection, GrpcConnectionPool
 from gateway.transports.grpc.headers import request_block
@@ -39,6 +40,7 @@ class GrpcClient:
         limits: Of this upstream.
         ssl_context: From `tls.client_context`; None for plain text.
         withheld: Whether calls are cancelled when nobody waits for them.
+        budget: Of the process, for responses.
 
     Raises:
         ValueError: The target is neither.
@@ -53,19 +55,27 @@ class GrpcClient:
         *,
         ssl_context: ssl.SSLContext | None = None,
         withheld: WithheldCalls | None = None,
+        budget: MemoryBudget = UNLIMITED,
     ) -> None:
         self._target = target
         self._most_bytes = limits.message_bytes
         self._authority = "localhost" if target.startswith(UNIX) else target
         self._scheme = "http" if ssl_context is None else "https"
         upstream = upstream_of(target, limits.resolve_floor_s)
-        self._pool = GrpcConnectionPool(target, upstream, limits, ssl_context)
+        self._pool = GrpcConnectionPool(target, upstream, limits, ssl_context, budget)
         self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
         self._wheel = TimerWheel()
         self._withheld = WithheldCalls() if withheld is None else withheld
         self._closed = False
 
-    async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:
+    async def send(  # noqa: C901, PLR0912  # one frame
+        self,
+        wire: GrpcRequest,
+        /,
+        *,
+        deadline: float | None,
+        decode: Decode[GrpcResponse] | None = None,
+    ) -> Any:
         """Send one message and return its one answer, or the status that came instead.
 
         Metadata that gRPC cannot carry is left out.
@@ -103,7 +113,11 @@ class GrpcClient:
                 self._slots.release()
         if answer.status is _DEADLINE_EXCEEDED:
             self._check_time(deadline)
-        return answer
+        # Streams have numbers: an answer to another call says nothing of the connection.
+        if decode is None:
+            return answer
+        reply = decode(answer)
+        return await reply if type(reply) is CoroutineType else reply
 
     async def stream(
         self, wire: GrpcRequest, /, *, deadline: float | None
@@ -179,7 +193,7 @@ class GrpcClient:
     async def _place(self, now: float, deadline: float | None) -> float:
         """Wait for a place among the calls in flight; return the time then."""
         try:
-            await self._slots.acquire(None if deadline is None else deadline - now)
+            await self._slots.wait(None if deadline is None else deadline - now)
         except Overloaded as error:
             if self._closed or _is_over(deadline):
                 raise self._not_asked() from None

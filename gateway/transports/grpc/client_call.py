@@ -18,11 +18,13 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.streaming_body import StreamingBody
+from gateway.transports.admission import Reservation
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
@@ -44,6 +46,9 @@ class Http2ClientConnection(Protocol):
     core: Http2Connection
     loop: asyncio.AbstractEventLoop
     name: str
+
+    def reservation(self) -> Reservation:
+        """Return what may hold a response, in the share of the client that asked for it."""
 
     def flush_soon(self) -> None:
         """Write soon what the core has to say."""
@@ -68,7 +73,9 @@ class ClientCall:
     __slots__ = (
         "_end",
         "_error",
+        "_growing",
         "_head",
+        "_held",
         "_limit",
         "_line",
         "_messages",
@@ -99,6 +106,8 @@ class ClientCall:
         self._rest: StreamingBody | None = None
         self.withholds = False
         self._on_end: Callable[[], None] | None = None
+        self._held: Reservation | None = None
+        self._growing: asyncio.Task[None] | None = None
 
     # -- what the connection tells
 
@@ -151,6 +160,7 @@ class ClientCall:
     def on_data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the answer."""
         if self._end is not None or self._error is not None:
+            self._consume(len(view))
             return
         message = whole_message(view, self._limit) if self._reader is None else None
         if message is not None and self._head is not None and not end:
@@ -162,6 +172,8 @@ class ClientCall:
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Take parts of the answer."""
         if self._reader is not None and self._reader.fill(views):
+            self.stream.coming = 0
+            self._go_on(self._reader)
             return
         for view in views:
             self.stream.coming -= len(view)
@@ -176,7 +188,8 @@ class ClientCall:
             self._reader = MessageReader(self._limit, self._head.coding)
         reader = self._reader
         try:
-            self._messages += reader.feed(view)
+            found = reader.feed(view)
+            self._messages += found
         except TooLarge as error:
             why = f"the answer of {self._line.name} is too large: {error.message}"
             self.fail(TooLarge(why, limit=error.limit))
@@ -184,13 +197,56 @@ class ClientCall:
         except GatewayError as error:
             self.fail(self._broken(error.message))
             return
+        if not found and len(view) < SMALL_FRAME_BYTES:
+            self._line.core.flood_budget.charge(1)
         if end:
             self.fail(self._broken("an answer that ends without a status"))
         elif self._messages:
             self._came()
-        elif self.stream.short_by(reader.missing) > 0:
-            self._line.core.grant(self.stream, self.stream.short_by(reader.missing))
-            reader.reserve()
+        else:
+            self._go_on(reader)
+
+    def _go_on(self, reader: MessageReader) -> None:
+        """Hold what has come of a message, and a step more; then let that come."""
+        if self._growing is not None:
+            return
+        stream = self.stream
+        if not reader.missing or (stream.short_by(reader.missing) <= 0 and self._held is None):
+            self._consume(stream.unread)  # it is small
+            return
+        held = self._held
+        if held is None:
+            held = self._held = self._line.reservation()
+            reader.reserve(held)
+        more = held.step(reader.filled, reader.size)
+        if more > 0 and not held.try_grow(more):
+            self._growing = self._line.loop.create_task(self._grow(held, reader, more))
+            return
+        self._grant(held, reader)
+
+    async def _grow(self, held: Reservation, reader: MessageReader, size: int) -> None:
+        try:
+            await held.grow(size)
+        except GatewayError as error:
+            self.fail(error)
+            return
+        finally:
+            self._growing = None
+        self._grant(held, reader)
+
+    def _grant(self, held: Reservation, reader: MessageReader) -> None:
+        """Let come what is held of a message."""
+        stream = self.stream
+        short = stream.short_by(min(reader.missing, held.size_bytes - reader.filled))
+        if short > 0:
+            self._line.core.grant(stream, short)
+            self._line.flush_soon()
+        self._consume(stream.unread)
+        if not reader.missing:
+            self._held = None  # which lives as long as the message
+
+    def _consume(self, size: int) -> None:
+        if self._line.core.consume(self.stream, size):
             self._line.flush_soon()
 
     def _came(self) -> None:
@@ -287,6 +343,10 @@ class ClientCall:
     def forget(self) -> None:
         """Let go of the stream, which has ended: otherwise the two would hold one another."""
         self.stream.owner = None
+        if self._growing is not None:
+            self._growing.cancel()
+        if self.stream.unread:
+            self._consume(self.stream.unread)
         if self._rest is not None:
             self._rest.detach()
             self._rest = None
@@ -339,12 +399,15 @@ class ClientCall:
     def _widen(self) -> None:
         """Let more come once what has come is taken."""
         stream = self.stream
+        if self._held is not None and self._messages:
+            self._held = None
         if (self._messages and not self._single) or self._done:
             return
-        missing = 0 if self._reader is None else self._reader.missing
-        wanted = max(missing, STREAM_WINDOW if stream.window < STREAM_WINDOW // 2 else 0)
-        if stream.short_by(wanted) > 0:
-            self._line.core.grant(stream, stream.short_by(wanted))
+        self._consume(stream.unread)
+        if self._reader is not None and self._reader.missing:
+            self._go_on(self._reader)
+        elif stream.window < STREAM_WINDOW // 2:
+            self._line.core.grant(stream, STREAM_WINDOW - stream.window)
             self._line.flush_soon()
 
     def _finish(self, head: GrpcResponseHead) -> None:

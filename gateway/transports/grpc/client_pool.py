@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable, UpstreamProtocolError
 from gateway.ir.streaming_body import StreamingBody
+from gateway.transports.admission import CLIENT_MEMORY, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import GrpcResponseHead, read_response_head
@@ -49,6 +50,10 @@ class GrpcClientConnection(Http2Protocol):
         self.used = False
         self._pool = pool
         self._going: str | None = None
+
+    def reservation(self) -> Reservation:
+        """Return what may hold a response, in the share of the client that asked for it."""
+        return self._pool.reservation()
 
     def is_open(self) -> bool:
         """Return whether it takes calls."""
@@ -208,6 +213,7 @@ class GrpcConnectionPool:
         upstream: Where it is.
         limits: Of the upstream.
         tls: For TLS.
+        budget: Of the process, for responses.
     """
 
     def __init__(
@@ -216,7 +222,9 @@ class GrpcConnectionPool:
         upstream: UpstreamConnector,
         limits: ClientLimits,
         tls: ssl.SSLContext | None,
+        budget: MemoryBudget,
     ) -> None:
+        self._budget = budget
         self._name = name
         self._upstream = upstream
         self._limits = limits
@@ -228,6 +236,10 @@ class GrpcConnectionPool:
         self.waiting: set[asyncio.Future[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
+
+    def reservation(self) -> Reservation:
+        """Return what may hold a response, in the share of the client that asked for it."""
+        return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
 
     def find(self, now: float) -> GrpcClientConnection | None:
         """Return a connection with room, if there is one."""

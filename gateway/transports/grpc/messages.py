@@ -10,9 +10,10 @@ from struct import Struct
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
+from gateway.transports.admission import Reservation
+from gateway.transports.reserved_buffer import message_memory
 from gateway.wire.http import Buffer, size_of
 
 PREFIX_BYTES: Final = 5
@@ -65,6 +66,11 @@ class MessageReader:
         """Bytes of the message that is coming, all of them."""
         return self._size
 
+    @property
+    def filled(self) -> int:
+        """Bytes of it that have come."""
+        return self._filled
+
     def feed(self, view: memoryview) -> list[GrpcMessage]:
         """Take a part of the stream; return the messages that are whole now.
 
@@ -114,11 +120,14 @@ class MessageReader:
         self.missing -= size
         return True
 
-    def reserve(self) -> None:
-        """Have the whole message's memory ready: its bytes have been allowed for."""
+    def reserve(self, held: Reservation | None = None) -> None:
+        """Have the whole message's memory ready: as much may come as its bytes are allowed for.
+
+        Args:
+            held: Holds its bytes from now on, for as long as the message is used.
+        """
         if isinstance(self._buffer, bytearray):
-            # Not a bytearray: that would be written twice, with zeros first.
-            whole = np.empty(self._size, np.uint8).data
+            whole = message_memory(self._size, held)
             whole[: self._filled] = self._buffer
             self._buffer = whole
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.concurrency.timer_wheel import TimerWheel
-from gateway.transports.contract import GrpcFrontend, MemoryBudget, ServerLimits
+from gateway.transports.contract import GrpcFrontend, ServerLimits
 from gateway.transports.grpc.admission import CallAdmission
 from gateway.wire.grpc import MethodKind
 
@@ -23,7 +23,6 @@ class Method:
         kind: MethodKind,
         frontend: GrpcFrontend,
         admission: CallAdmission,
-        budget: MemoryBudget,
         limits: ServerLimits,
         wheel: TimerWheel,
     ) -> None:
@@ -33,6 +32,5 @@ class Method:
         self.frontend = frontend
         self.ask = frontend.handle
         self.admission = admission
-        self.budget = budget
         self.limits = limits
         self.wheel = wheel

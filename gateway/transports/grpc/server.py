@@ -81,12 +81,11 @@ class GrpcServer:
         self._admission = CallAdmission(budget, limits)
         self._wheel = TimerWheel()
         self._methods: dict[str, Method] = {}
-        unbounded = MemoryBudget(_UNBOUNDED)
-        free = CallAdmission(unbounded, limits, places=_UNBOUNDED)
+        free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, slots=_UNBOUNDED)
         # They are counted nowhere, so they are short.
         short = replace(limits, message_bytes=min(limits.message_bytes, _EXTRA_MESSAGE_BYTES))
-        self._mount(extras, free, unbounded, short)
-        self._mount(mounts, self._admission, budget, limits)
+        self._mount(extras, free, short)
+        self._mount(mounts, self._admission, limits)
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
         # Some are accepted and not yet connections; those that never will be leave by themselves.
         self._connections: WeakSet[GrpcServerConnection] = WeakSet()
@@ -139,7 +138,7 @@ class GrpcServer:
         """Return the protocol of one more connection; it has not been told of a transport."""
         age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
         connection = GrpcServerConnection(
-            self._methods, self._limits, self._count, self._refused, age_s
+            self._methods, self._limits, self._count, self._admission, self._refused, age_s
         )
         self._connections.add(connection)
         return connection
@@ -198,13 +197,12 @@ class GrpcServer:
         self,
         mounts: Sequence[GrpcMount],
         admission: CallAdmission,
-        budget: MemoryBudget,
         limits: ServerLimits,
     ) -> None:
         for mount in reversed(mounts):
             for path, kind in mount.methods.items():
                 self._methods[path] = Method(
-                    path, kind, mount.frontend, admission, budget, limits, self._wheel
+                    path, kind, mount.frontend, admission, limits, self._wheel
                 )
 
     def _tasks(self) -> list[asyncio.Task[None]]:
@@ -231,6 +229,7 @@ class GrpcServer:
             limits.body_timeout_s,
             limits.body_min_rate_grace_s,
             limits.write_idle_timeout_s,
+            limits.write_min_rate_grace_s,
             limits.keepalive_s,
         )
         return max(_SOONEST_S, min(_SWEEP_S, shortest / _SWEEPS_PER_LIMIT))

@@ -1,7 +1,8 @@
 """One call on a server: from its header fields to its trailers.
 
 A call that brings one message has a task only once that message is whole, so slow senders hold
-none, and no place either.
+none, and no slot either.  The slot is given back when the service has replied; what the client does
+not take counts in bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.transports.grpc.admission import GrpcSessionLimits
+from gateway.transports.admission import (
+    CLIENT_MEMORY,
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+)
+from gateway.transports.contract import is_probe
+from gateway.transports.grpc.admission import GrpcSessionLimits, Slot
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import (
     RESPONSE_HEAD,
@@ -36,6 +44,7 @@ from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import size_of
 
@@ -150,9 +159,12 @@ class ServerCall:
 
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Take parts of the request."""
-        if self._incoming is not None and self._incoming.fill(views):
-            return
         stream = self._stream
+        if self._incoming is not None:
+            coming, stream.coming = stream.coming, 0
+            if self._incoming.fill(views):
+                return
+            stream.coming = coming
         for view in views:
             if stream.owner is not None:  # else the call has ended with one of them
                 stream.coming -= len(view)
@@ -197,7 +209,7 @@ class ServerCall:
                 self._stream,
                 coding,
                 method.limits,
-                method.budget,
+                method.admission.reservation(self._line.client),
                 self._fail,
                 self._began,
             )
@@ -234,40 +246,81 @@ class ServerCall:
 
     # -- answering
 
-    async def _unary(self, message: GrpcMessage) -> None:
+    async def _unary(self, message: GrpcMessage) -> None:  # noqa: PLR0915  # one frame
         """Answer one message with one; a frame more on every step of the way would be felt."""
         self._running = True
         method = self._method
         admission = method.admission
+        client = admission.shares(self._line.client)
+        CLIENT_MEMORY.set(client.memory)
         try:
             view = message.view if message.coding is None else await self._plain(message)
             size = len(view)
-            held = 0 if self._incoming is None else self._incoming.transfer_reservation()
-            if held or not admission.admit(size):
-                await admission.enter(size, held)
+            request = self._request(view, message)
+            held = None if self._incoming is None else self._incoming.take_reservation()
+            free = False
+            if held is not None or not admission.admit(size, client):
+                free = not admission.has_room and is_probe(method.frontend, request, size)
+                await admission.enter(size, client, held, free=free)
+            has_slot = not free
+            size = 0 if free else size
             try:
-                request = self._request(view, message)
                 found = await method.ask(request)
                 if not isinstance(found, GrpcResponse):
                     found = await self._first(found)
+                if has_slot:
+                    has_slot = False
+                    admission.release(1, client.slots)
                 answer_bytes = size_of(found.message)
-                if answer_bytes > admission.message_bytes:
+                if answer_bytes <= RESPONSE_UNCOUNTED_BYTES:
+                    self._finish(found, answer_bytes)
+                    if self._stream.waiting is not None:
+                        await self._taken()
+                else:
                     found = self._checked(found, request)
-                    answer_bytes = size_of(found.message)
-                self._finish(found, answer_bytes)
-                if self._stream.waiting is not None:
-                    await self._taken()
+                    # From here on the response is held, and not the request.
+                    del view, message, request
+                    admission.budget.release(size, client.memory)
+                    size = 0
+                    await self._send_held(found)
             finally:
-                admission.leave(size)
+                if has_slot:
+                    admission.release(1, client.slots)
+                admission.budget.release(size, client.memory)
+                admission.leave()
         except BaseException as error:
             if not self._ended_by(error):
                 raise
         finally:
             self._leave()
 
+    async def _send_held(self, answer: GrpcResponse) -> None:
+        """Send a response, and hold its bytes until the client has taken it."""
+        held = self._hold(uncounted_bytes(answer.message))
+        try:
+            self._finish(answer)
+            await self._taken()
+        finally:
+            held.close()
+
+    def _hold(self, size: int) -> Reservation:
+        """Return what holds a response of *size* bytes. Raises Overloaded."""
+        held = self._method.admission.hold_response(size, self._line.client)
+        held.move_with(self._written, self._stop_sending, RESPONSE_PATIENCE_S)
+        return held
+
+    def _written(self) -> int:
+        return self._stream.written
+
+    def _stop_sending(self, _error: GatewayError) -> None:
+        """Give up on a client that does not take its response."""
+        if self.task is not None:
+            self.task.cancel()
+
     async def _streaming(self, message: GrpcMessage | None) -> None:
         """Answer one message, or as many as come, with any number."""
         self._running = True
+        CLIENT_MEMORY.set(self._line.client.memory)
         try:
             if message is None:
                 await self._bidirectional()
@@ -304,16 +357,16 @@ class ServerCall:
 
     async def _server_stream(self, message: GrpcMessage) -> None:
         view = await self._plain(message)
-        held = 0 if self._incoming is None else self._incoming.transfer_reservation()
+        held = None if self._incoming is None else self._incoming.take_reservation()
         request = self._request(view, message)
         async with (
-            self._method.admission.place(len(view), held),
+            Slot(self._method.admission, len(view), self._line.client, held),
             aclosing(self._method.frontend(request)) as answers,
         ):
             await self._relay(answers, request)
 
     async def _bidirectional(self) -> None:
-        gate = GrpcSessionLimits(self._method.admission)
+        gate = GrpcSessionLimits(self._method.admission, self._line.client)
         wires = self._read()
         answering = self._method.frontend.session(wires, gate)
         async with aclosing(wires), aclosing(answering) as answers:
@@ -334,9 +387,17 @@ class ServerCall:
             if not self._answering:
                 outlet.head(self._stream, RESPONSE_HEAD)
                 self._answering = True
-            outlet.data(self._stream, frame_message(answer.message))
-            self._line.flush_soon()
-            await self._taken()
+            size = size_of(answer.message)
+            held = None
+            if size > RESPONSE_UNCOUNTED_BYTES:
+                held = self._hold(uncounted_bytes(answer.message))
+            try:
+                outlet.data(self._stream, frame_message(answer.message, size))
+                self._line.flush_soon()
+                await self._taken()
+            finally:
+                if held is not None:
+                    held.close()
         self._finish(GrpcResponse(metadata=metadata), message=False)
 
     def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
@@ -402,6 +463,9 @@ class ServerCall:
         if self._step:
             self._method.wheel.cancel(self, self._step)
         core, stream = self._line.core, self._stream
+        if stream.unread:
+            core.consume(stream, stream.unread)
+            self._line.flush_soon()
         if stream.local_closed and not stream.remote_closed:
             core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
             self._line.flush_soon()

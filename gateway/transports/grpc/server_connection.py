@@ -11,21 +11,28 @@ from typing import Final
 from gateway.ir.errors import GatewayError, InvalidRequest
 from gateway.transports.admission import (
     DESCRIPTORS,
+    NOBODY,
     ConnectionCount,
+    Reservation,
     client_address,
+    client_shares,
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits
+from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.headers import GrpcRequestHead, only_block, read_request_head
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.flood_control import UNSERVED_COST
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.refused_connection import refuse_connection
+from gateway.transports.net.write_drain import write_time
 from gateway.wire.grpc import GrpcStatus
+from gateway.wire.http import size_of
 
 _AGE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
@@ -43,6 +50,7 @@ class GrpcServerConnection(Http2Protocol):
         methods: By path.
         limits: Of the listener.
         count: Of its connections.
+        admission: Of its calls.
         refused: Told of what is refused here.
         age_s: When it is to be replaced.
 
@@ -55,6 +63,7 @@ class GrpcServerConnection(Http2Protocol):
         methods: Mapping[str, Method],
         limits: ServerLimits,
         count: ConnectionCount,
+        admission: CallAdmission,
         refused: Callable[[GatewayError], None],
         age_s: float,
     ) -> None:
@@ -62,7 +71,10 @@ class GrpcServerConnection(Http2Protocol):
         self._methods = methods
         self._limits = limits
         self._count = count
+        self._admission = admission
         self._refused = refused
+        self.client = NOBODY
+        self._unsent = Reservation(admission.budget, 0)
         self._address: str | None = None
         self._born = self._idle_since = monotonic()
         self._last_seen = 0
@@ -97,6 +109,9 @@ class GrpcServerConnection(Http2Protocol):
             return
         self._address = address
         self._count.enter(address)
+        admission = self._admission
+        self.client = client_shares(address, admission, admission.budget)
+        self._unsent = Reservation(admission.budget, 0, self.client.memory)
         super().connection_made(transport)
 
     def connection_lost(self, _error: BaseException | None) -> None:
@@ -111,7 +126,18 @@ class GrpcServerConnection(Http2Protocol):
             self.core.writer.forget(stream)
             if stream.owner is not None:
                 stream.owner.on_reset()
+        self._unsent.close()
         self.core.close()
+
+    def pause_writing(self) -> None:
+        """Count what the kernel does not take."""
+        super().pause_writing()
+        self._unsent.try_grow_response(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Count it no more."""
+        self._unsent.close()
+        super().resume_writing()
 
     def broken(self, fault: Http2ConnectionError) -> None:
         """Count a peer that broke the protocol."""
@@ -155,11 +181,15 @@ class GrpcServerConnection(Http2Protocol):
         """Give a call what came of it."""
         if stream.owner is not None:
             stream.owner.on_data(view, end=end)
+        else:
+            self.core.consume(stream, len(view))
 
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Give a call what came of it in several frames."""
         if stream.owner is not None:
             stream.owner.on_data_batch(views)
+        else:
+            self.core.consume(stream, size_of(views))
 
     def on_reset(self, stream: Http2Stream, _code: int) -> None:
         """End a call whose client left it."""
@@ -230,7 +260,10 @@ class GrpcServerConnection(Http2Protocol):
         for stream in list(self.core.streams.values()):
             if stream.owner is not None:
                 stream.owner.overdue(now)
-            if stream.stalled(now) > limits.write_idle_timeout_s:
+            still_s, waits_s = stream.stalled(now)
+            if still_s > limits.write_idle_timeout_s or waits_s > write_time(
+                stream.written, limits
+            ):
                 self.core.reset(stream, h2.CANCEL)
                 self.flush_soon()
                 if stream.owner is not None:
@@ -257,6 +290,7 @@ class GrpcServerConnection(Http2Protocol):
         leaving, grace = self._leaving_since, self._grace_s
         return (
             (stuck is not None and now - stuck > limits.write_idle_timeout_s)
+            or self.paused_s(now) > write_time(self.drained_bytes, limits)
             or (reading is not None and now - reading > limits.header_timeout_s)
             or (leaving is not None and grace is not None and now - leaving > grace)
         )
@@ -282,6 +316,7 @@ class GrpcServerConnection(Http2Protocol):
         self._refused(
             InvalidRequest(details, limit="grpc_metadata_bytes" if head.oversized else None)
         )
+        self.core.flood_budget.charge(UNSERVED_COST)
         self.core.writer.head(stream, only_block(status, details, (), http_status=http), end=True)
         if not stream.remote_closed:
             self.core.reset(stream, h2.NO_ERROR)

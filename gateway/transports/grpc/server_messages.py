@@ -1,7 +1,8 @@
 """The messages of one call as a server receives them: room for them, and patience.
 
-A stream's window holds what is read ahead.  A message larger than it comes only once the budget
-has room for all of it; from then on its memory is ready and its bytes are copied there once.
+A message that does not come in one piece counts against the memory budget as it comes, with one
+step ahead.  Its stream's window is widened as far as that.  Bytes that are not counted yet, and
+messages that nobody has taken, narrow the connection's window.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from time import monotonic
 from typing import Final, Protocol
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, Overloaded
-from gateway.transports.contract import MemoryBudget, ServerLimits
-from gateway.transports.grpc.messages import GrpcMessage, MessageReader
+from gateway.transports.admission import ClientShares, Reservation
+from gateway.transports.contract import ServerLimits
+from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, MessageReader
 from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.http import size_of
@@ -28,6 +31,7 @@ class Http2ServerConnection(Protocol):
     """The part of a connection that a call uses."""
 
     core: Http2Connection
+    client: ClientShares
     final: bool
     flushing: bool
     loop: asyncio.AbstractEventLoop
@@ -50,7 +54,7 @@ class RequestMessages:
         stream: Its stream.
         coding: What its messages may be compressed with.
         limits: Of the listener.
-        budget: Where room for large messages is had.
+        held: Holds what comes.
         failed: Told when there is none.
         began: When the call did.
 
@@ -62,15 +66,14 @@ class RequestMessages:
     __slots__ = (
         "_asking",
         "_began",
-        "_budget",
         "_came",
         "_failed",
         "_heard",
+        "_held",
         "_limits",
         "_line",
         "_reader",
         "_received",
-        "_reserved",
         "_stream",
         "ended",
         "messages",
@@ -82,19 +85,18 @@ class RequestMessages:
         stream: Http2Stream,
         coding: str,
         limits: ServerLimits,
-        budget: MemoryBudget,
+        held: Reservation,
         failed: Callable[[GatewayError], None],
         began: float,
     ) -> None:
         self._line = line
         self._stream = stream
         self._limits = limits
-        self._budget = budget
+        self._held = held
         self._failed = failed
         self._reader = MessageReader(limits.message_bytes, coding)
         self._asking: asyncio.Task[None] | None = None
         self._came: asyncio.Future[None] | None = None
-        self._reserved = 0
         self._received = 0
         self._began = self._heard = began
         self.messages: deque[GrpcMessage] = deque()
@@ -109,16 +111,19 @@ class RequestMessages:
         self.ended = end
         if not end and self.fill((view,)):  # nearly all of a large message
             return
-        self.messages += self._reader.feed(view)
+        found = self._reader.feed(view)
+        self.messages += _unpinned(found)
         if end and not self._reader.empty:
             raise MalformedMessage("the call ended in the middle of a message")
         if len(self.messages) > _MOST_MESSAGES:
             raise Overloaded(f"{len(self.messages)} messages wait", limit="stream_requests")
-        if not self.messages:
+        if not found and not end:
             self._heard = monotonic()
             self._received += len(view)
-            if not end and self._stream.short_by(self._reader.missing) > 0:
-                self._make_room()
+            if len(view) < SMALL_FRAME_BYTES:
+                self._line.core.flood_budget.charge(1)
+        if not self.messages and not end:
+            self._make_room()
         if self._came is not None and not self._came.done():
             self._came.set_result(None)
 
@@ -127,7 +132,16 @@ class RequestMessages:
         if not self._reader.fill(views):
             return False
         self._heard = monotonic()
-        self._received += size_of(views)
+        size = size_of(views)
+        self._received += size
+        core = self._line.core
+        if size < SMALL_FRAME_BYTES:
+            core.flood_budget.charge(1)
+        reader, held = self._reader, self._held
+        if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
+            self._make_room()
+        if core.consume(self._stream, size) and not self._line.flushing:
+            self._line.flush_soon()
         return True
 
     async def read(self) -> AsyncGenerator[GrpcMessage, None]:
@@ -135,6 +149,7 @@ class RequestMessages:
         while True:
             while self.messages:
                 message = self.messages.popleft()
+                self._consume(len(message.view) + PREFIX_BYTES)
                 if not self.messages:
                     self._widen()
                 yield message
@@ -158,57 +173,91 @@ class RequestMessages:
             return None
         return DeadlineExceeded(f"no message came whole {why}", limit=limit)
 
-    def transfer_reservation(self) -> int:
-        """Return the bytes that were reserved for messages; they are the caller's now."""
-        reserved, self._reserved = self._reserved, 0
-        return reserved
+    def take_reservation(self) -> Reservation:
+        """Return what holds the bytes of the one message, which has come: the caller's now."""
+        held = self._held
+        held.settle()
+        self._held = held.another()
+        return held
 
     def close(self) -> None:
         """Give back what is held, and forget who is told; harmless the second time."""
         self._failed = _nobody  # else call and messages would hold one another
-        reserved = self.transfer_reservation()
-        if reserved:
-            self._budget.release(reserved)
+        self._held.close()
         if self._asking is not None:
             self._asking.cancel()
 
     def _make_room(self) -> None:
-        """Let a message come that is larger than the window, once the budget has room for it."""
-        needed = max(0, self._reader.size - self._reserved)
-        if self._budget.take(needed):
-            self._reserved += needed
-            self._grant()
-        elif self._asking is None:
-            self._asking = asyncio.get_running_loop().create_task(self._ask_for_room(needed))
+        """Hold what has come of a message, and a step more; then let that come."""
+        reader, held = self._reader, self._held
+        if self._asking is not None:
+            return
+        if not held.size_bytes and reader.missing:
+            held.move_with(self._position, self._gives_way)
+        if not reader.missing:  # its length has not come
+            self._consume(self._stream.unread)
+            return
+        more = held.step(reader.filled, reader.size)
+        if more > 0 and not held.try_grow(more):
+            self._asking = asyncio.get_running_loop().create_task(self._ask_for_room(more))
+            return
+        self._grant()
 
     async def _ask_for_room(self, size: int) -> None:
         try:
-            await self._budget.acquire(size, self._limits.queue_wait_s)
+            await self._held.grow(size)
         except GatewayError as error:
             self._asking = None
             self._failed(error)
             return
         self._asking = None
-        self._reserved += size
         self._grant()
 
     def _grant(self) -> None:
-        self._reader.reserve()
-        self._line.core.grant(self._stream, self._stream.short_by(self._reader.missing))
-        self._line.flush_soon()
+        """Let come what is held of a message, and count it in the connection's window no more."""
+        reader, stream = self._reader, self._stream
+        allowed = min(reader.missing, self._held.size_bytes - reader.filled)
+        if stream.short_by(reader.missing) > 0:
+            reader.reserve()
+        short = stream.short_by(allowed)
+        if short > 0:
+            self._line.core.grant(stream, short)
+            self._line.flush_soon()
+        self._consume(stream.unread)
+
+    def _consume(self, size: int) -> None:
+        if self._line.core.consume(self._stream, size):
+            self._line.flush_soon()
+
+    def _position(self) -> int:
+        return self._received
+
+    def _gives_way(self, error: Overloaded) -> None:
+        self._failed(error)
 
     def _widen(self) -> None:
         """Let more come of a stream whose messages have all been taken."""
-        reserved = self.transfer_reservation()
-        if reserved:
-            self._budget.release(reserved)
+        self._held.close()
         if self.ended:
             return
-        if self._stream.short_by(self._reader.missing) > 0:
+        if self._reader.missing:
             self._make_room()
         elif self._stream.window < STREAM_WINDOW // 2:
             self._line.core.grant(self._stream, STREAM_WINDOW - self._stream.window)
             self._line.flush_soon()
+
+
+def _unpinned(messages: list[GrpcMessage]) -> list[GrpcMessage]:
+    """Return messages that hold little more memory than they have bytes.
+
+    Messages that came together are views of all the bytes that were received with them.
+    """
+    return [
+        each
+        if 2 * len(each.view) >= len(each.view.obj)  # type: ignore[arg-type]  # bytes, or an array
+        else GrpcMessage(memoryview(bytes(each.view)), each.coding)
+        for each in messages
+    ]
 
 
 def _nobody(_error: GatewayError) -> None: ...

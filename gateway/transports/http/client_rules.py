@@ -17,6 +17,7 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
+from gateway.transports.admission import CLIENT_MEMORY, UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value
@@ -43,10 +44,14 @@ class UpstreamErrors:
         name: "host:port".
         host: Name or address.
         limits: Of the upstream.
+        budget: Of the process, for what it sends.
     """
 
-    def __init__(self, name: str, host: str, limits: ClientLimits) -> None:
+    def __init__(
+        self, name: str, host: str, limits: ClientLimits, budget: MemoryBudget = UNLIMITED
+    ) -> None:
         self.name = name
+        self._budget = budget
         self._host = host
         self._limits = limits
 
@@ -55,6 +60,10 @@ class UpstreamErrors:
         """How long a connection may take; a peer on this machine that does not answer is gone."""
         own = self._limits.connect_timeout_s
         return min(own, _LOOPBACK_CONNECT_S) if _is_loopback(self._host) else own
+
+    def reservation(self) -> Reservation:
+        """Return what may hold a response, in the share of the client that asked for it."""
+        return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
 
     def accepts_size(self, size: int) -> bool:
         """Return whether an answer may have *size* bytes."""

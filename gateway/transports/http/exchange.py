@@ -1,8 +1,9 @@
 """One request and its answer: check the head, read the body, ask the frontend, write.
 
-The body's bytes are held against the budget from before they are read until the answer is in the
-kernel; the place among the requests in flight is taken only once the body is whole, so that slow
-senders hold none.
+The body's bytes are held against the budget from before they are read until the service has
+replied, those of the response until the kernel has taken them.  The slot among the requests in
+flight is taken once the body is whole and given back when the service has replied, so that neither
+slow senders nor slow readers hold one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,21 @@ from typing import Any
 
 import structlog
 
-from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
-from gateway.transports.admission import Reservation
-from gateway.transports.contract import HttpAsk, HttpFrontend
+from gateway.ir.errors import (
+    Cancelled,
+    ErrorCode,
+    GatewayError,
+    InternalError,
+    Overloaded,
+    Unavailable,
+)
+from gateway.transports.admission import (
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+    no_memory,
+)
+from gateway.transports.contract import HttpAsk, HttpFrontend, is_probe
 from gateway.transports.http.content_coding import ACCEPTED, coding_of, compress
 from gateway.transports.http.cut_through import OpenBodyStream, early_dispatch_bytes, whole_of
 from gateway.transports.http.faults import HttpError, text_response
@@ -32,7 +45,8 @@ from gateway.transports.http.response_writer import (
     write_stream_head,
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.transports.reserved_buffer import uncounted_bytes
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, size_of
 
 log = structlog.get_logger(__name__)
 
@@ -69,12 +83,13 @@ class Exchange:
         "_fault",
         "_frontend",
         "_handle",
+        "_has_slot",
         "_head",
         "_held",
         "_incoming",
         "_is_cancelled",
-        "_lease",
         "_listener",
+        "_reservation",
         "_task",
     )
 
@@ -96,7 +111,8 @@ class Exchange:
         self._deadline: float | None = None
         self._body: memoryview | None = None
         self._held = 0
-        self._lease = incoming.lease
+        self._has_slot = True
+        self._reservation = incoming.lease
         self._arrival: OpenBodyStream | None = None
         self._drops = False
         self._elements: int | None = None
@@ -112,16 +128,21 @@ class Exchange:
             # Written out: each frame that a request waits in is gone through twice.
             wire = self._try_immediate() or await self._receive()
             if wire is not None:
+                response: HttpResponse | None = None
                 try:
                     found = await (
                         self._handle(wire) if wire.body_stream is None else self._early(wire)
                     )
                     if isinstance(found, HttpResponse):
-                        await self._send(found)
+                        response = found
                     else:
                         await self._relay(found)
                 finally:
-                    listener.slots.release()
+                    if self._has_slot:
+                        listener.slots.release(1, connection.client.slots)
+                if response is not None:
+                    wire = None  # with the body, of which nothing is needed any more
+                    await self._send(response)
             if self._arrival is not None and self._drops:
                 await self._arrival.drop()
         except (HttpError, OSError, asyncio.CancelledError) as error:
@@ -133,17 +154,17 @@ class Exchange:
             self._task = None
             connection.responses_sent += 1
             if self._held:
-                listener.budget.release(self._held)
-            if self._lease is not None:
-                self._free(self._lease)
+                listener.budget.release(self._held, connection.client.memory)
+            if self._reservation is not None:
+                self._free(self._reservation)
         return not self._close
 
-    def _free(self, lease: Reservation) -> None:
+    def _free(self, reservation: Reservation) -> None:
         """Give back what a body took that was not at hand."""
         if self._arrival is not None:
             self._arrival.close()
             self._listener.early.release()
-        lease.close()
+        reservation.close()
 
     async def _ended(self, error: BaseException) -> bool:
         """Tell the client of *error*, if it is there to hear of it; False: it must be raised."""
@@ -164,7 +185,7 @@ class Exchange:
         """Note that there is nobody to tell anything."""
         self._close = True
         if isinstance(error, SlowReaderError):
-            self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
+            self._listener.refused(Cancelled(str(error), limit=error.limit))
         else:
             self._connection.abort()
 
@@ -189,7 +210,7 @@ class Exchange:
         await self._send(fault.response)
 
     def _broken(self, fault: HttpError) -> None:
-        """End a request, begun already, whose body comes too slowly."""
+        """End a request whose body comes too slowly."""
         if self._fault is None and self._task is not None:
             self._fault = fault
             if self._connection.head_sent:
@@ -202,7 +223,7 @@ class Exchange:
             self._task.cancel()
 
     def _try_immediate(self) -> HttpRequest | None:
-        """Return a request all of which is here, with a place for it taken: the common way.
+        """Return a request all of which is here, with a slot for it taken: the common way.
 
         If something is to be waited for, return None: `_in_time` goes on from here.
 
@@ -219,16 +240,17 @@ class Exchange:
             here = incoming.buffered_body
             if here is None:
                 return None
-            if self._lease is None:
+            client = self._connection.client
+            if self._reservation is None:
                 if head.coded or length > listener.limits.message_bytes:
                     return None
-                if not listener.budget.take(length):
+                if not listener.budget.try_acquire(length, client.memory):
                     return None
                 self._held = length
             body = here
         elif head.chunked:
             return None
-        if not listener.slots.try_acquire():
+        if not listener.slots.try_acquire(1, self._connection.client.slots):
             self._body = body
             return None
         return HttpRequest(
@@ -236,29 +258,35 @@ class Exchange:
         )
 
     async def _receive(self) -> HttpRequest | None:
-        """Wait for what is needed of a request, and a place for it; None: it was refused."""
-        head, slots, body = self._head, self._listener.slots, self._body
+        """Wait for what is needed of a request, and a slot for it; None: it was refused."""
+        head, listener, body = self._head, self._listener, self._body
         assert head is not None  # noqa: S101  # `_at_hand` came before
         try:
             if body is None:
                 body = await self._begin(head)
             if body is None:
                 body = await self._received(head)
-            if not slots.try_acquire():
-                await slots.acquire(self._listener.limits.queue_wait_s)
+            wire = HttpRequest(
+                head.method,
+                head.path,
+                head.query,
+                head.headers,
+                (body,),
+                self._deadline,
+                self._arrival,
+                elements=self._elements,
+            )
+            slots, client = listener.slots, self._connection.client
+            if not slots.try_acquire(1, client.slots):
+                self._has_slot = not (self._frontend and is_probe(self._frontend, wire, len(body)))
+                if self._has_slot:
+                    await slots.wait(listener.limits.queue_wait_s, client.slots)
         except GatewayError as error:
+            if self._reservation is not None:
+                self._reservation.close()
             await self._refuse(error)
             return None
-        return HttpRequest(
-            head.method,
-            head.path,
-            head.query,
-            head.headers,
-            (body,),
-            self._deadline,
-            self._arrival,
-            elements=self._elements,
-        )
+        return wire
 
     def _early(
         self, wire: HttpRequest
@@ -277,9 +305,9 @@ class Exchange:
             return None
         self._continue(head)
         try:
-            lease = self._lease = Reservation(self._listener.budget, limits.queue_wait_s)
+            held = self._reserve()
             self._arrival = await incoming.open_body_stream(
-                head.length, start, limits, lease, self._broken
+                head.length, start, limits, held, self._broken
             )
         finally:
             if self._arrival is None:
@@ -297,19 +325,36 @@ class Exchange:
     async def _received(self, head: Head) -> memoryview:
         limits, incoming = self._listener.limits, self._incoming
         if incoming.lease is not None:
+            incoming.lease.move_with(incoming.received_bytes, self._gives_way)
             return await incoming.body(head.length, limits, incoming.lease)
-        lease = self._lease = Reservation(self._listener.budget, limits.queue_wait_s)
         codings = head.all("content-encoding") if head.coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)
         self._continue(head)
-        if head.length is not None:
-            await lease.grow(head.length)
-        body = await incoming.body(head.length, limits, lease)
+        held = self._reserve()
+        held.move_with(incoming.received_bytes, self._gives_way)
+        body = await incoming.body(head.length, limits, held)
+        held.settle()
         if not head.coded:
             return body
         self._elements = limits.decompressed_elements + len(body)
-        return await undo_coding(body, codings, limits, lease)
+        return await undo_coding(body, codings, limits, held)
+
+    def _reserve(self) -> Reservation:
+        """Return what holds the bytes of this request, and then of its response."""
+        listener = self._listener
+        self._reservation = Reservation(
+            listener.budget, listener.limits.queue_wait_s, self._connection.client.memory
+        )
+        return self._reservation
+
+    def _gives_way(self, error: Overloaded) -> None:
+        """End a request whose body does not move, or a response that nobody reads."""
+        if self._connection.head_sent:
+            self._listener.refused(error)
+            self._connection.abort()
+        else:
+            self._broken(HttpError(503, error.message, limit=error.limit, close=True))
 
     async def _relay(self, found: AsyncGenerator[HttpResponse, None]) -> None:
         """Relay the frontend's answers: one of known length, or many in chunks.
@@ -334,8 +379,7 @@ class Exchange:
             if not self._connection.head_sent:
                 self._begin_stream(first)
             while part is not None:
-                self._write_part(part)
-                await self._flush()
+                await self._send_part(part)
                 part = await anext(answers, None)
         transport = self._connection.transport
         if transport is not None and self._incoming.method != "HEAD":
@@ -350,6 +394,22 @@ class Exchange:
         self._connection.head_sent = True
         write_stream_head(transport, first, keep=not self._close, version=self._incoming.version)
         self._write_part(first)
+
+    async def _send_part(self, part: HttpResponse) -> None:
+        """Write a part once there is memory for it, and wait until the kernel has taken it."""
+        size = uncounted_bytes(part.body)
+        held = None
+        if size > RESPONSE_UNCOUNTED_BYTES:
+            listener, memory = self._listener, self._connection.client.memory
+            held = Reservation(listener.budget, listener.limits.queue_wait_s, memory)
+            if not held.try_grow_response(size):
+                raise no_memory(size)
+        try:
+            self._write_part(part)
+            await self._flush(held)
+        finally:
+            if held is not None:
+                held.close()
 
     def _write_part(self, part: HttpResponse) -> None:
         transport = self._connection.transport
@@ -373,6 +433,11 @@ class Exchange:
 
     async def _send(self, response: HttpResponse) -> None:
         head, connection, incoming = self._head, self._connection, self._incoming
+        if size_of(response.body) > RESPONSE_UNCOUNTED_BYTES:
+            size = uncounted_bytes(response.body)
+            if not self._hold_response(size):
+                await self._refuse(no_memory(size))
+                return
         varies = response.compressible and head is not None and bool(response.body)
         if varies and head is not None and head.wants is not None:
             response = await _coded(response, head.wants)
@@ -395,19 +460,36 @@ class Exchange:
             head_only=incoming.method == "HEAD",
         )
         if connection.write_paused is not None:
-            await self._flush()
+            await self._flush(self._reservation if self._arrival is None else None)
         if unread and not self._drops and transport.can_write_eof():
             # The client, which is still sending, sees the answer and its end; the connection reads
             # on for a moment, so that no reset destroys what is on its way.
             transport.write_eof()
 
-    async def _flush(self) -> None:
+    def _hold_response(self, size: int) -> bool:
+        """Hold a response instead of its request; return whether there is memory for it."""
+        held = self._reservation
+        if held is None:
+            held = self._reserve()
+        if self._held:
+            self._listener.budget.release(self._held, held.share)
+            self._held = 0
+        elif self._arrival is None:
+            held.release(held.size_bytes)
+        self._body = None
+        self._incoming.forget()
+        return held.try_grow_response(size)
+
+    async def _flush(self, held: Reservation | None = None) -> None:
+        """Wait until the kernel has taken what was written, of which *held* holds the bytes."""
         connection = self._connection
-        if connection.transport is None:
+        transport = connection.transport
+        if transport is None:
             raise ConnectionResetError("the client has left")
+        if held is not None and connection.write_paused is not None:
+            held.move_with(transport.get_write_buffer_size, self._gives_way, RESPONSE_PATIENCE_S)
         while connection.write_paused is not None:
-            idle_s = self._listener.limits.write_idle_timeout_s
-            await drain_writes(connection.transport, connection.write_paused, idle_s)
+            await drain_writes(connection.transport, connection.write_paused, self._listener.limits)
 
 
 async def _coded(response: HttpResponse, coding: str) -> HttpResponse:

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConcurrencyLimiter, MemoryBudget, Reservation
+from gateway.transports.admission import (
+    ClientShares,
+    ConcurrencyLimiter,
+    MemoryBudget,
+    Reservation,
+)
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
 from gateway.transports.http.cut_through import Broken, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
@@ -22,6 +27,7 @@ class HttpConnection(Protocol):
         behind: Set once the kernel has all that was written; None while it has.
         head_sent: The answer has begun.
         answered: Requests answered so far.
+        client: What its client has of the slots and the memory of all.
         give_up: Ends the exchange with an error, at a drain's end; None between exchanges.
     """
 
@@ -29,6 +35,7 @@ class HttpConnection(Protocol):
     write_paused: asyncio.Event | None
     head_sent: bool
     responses_sent: int
+    client: ClientShares
     cancel_exchange: Callable[[], None] | None
 
     @property
@@ -74,14 +81,14 @@ class RequestReader(Protocol):
         ...
 
     async def body(
-        self, length: int | None, limits: ServerLimits, lease: Reservation, /
+        self, length: int | None, limits: ServerLimits, held: Reservation, /
     ) -> memoryview:
         """Return its body as one read-only view, its content coding still on.
 
         Args:
-            length: Its Content-Length, within the limit and leased; None when it comes in chunks.
+            length: Its Content-Length, within the limit; None when it comes in chunks.
             limits: Of the listener.
-            lease: Grows by what is held of a body in chunks.
+            held: Grows as it comes.
 
         Raises:
             TooLarge: More bytes or chunks than allowed.
@@ -92,8 +99,16 @@ class RequestReader(Protocol):
         """
         ...
 
+    def received_bytes(self) -> int:
+        """Return how many bytes of its body have come."""
+        ...
+
+    def forget(self) -> None:
+        """Let go of its body, which was answered."""
+        ...
+
     async def open_body_stream(
-        self, length: int, start: int, limits: ServerLimits, lease: Reservation, broken: Broken, /
+        self, length: int, start: int, limits: ServerLimits, held: Reservation, broken: Broken, /
     ) -> OpenBodyStream | None:
         """Return its body when *start* of its *length* bytes have come.
 
@@ -108,7 +123,7 @@ class ListenerState:
     """What every exchange of a listener shares.
 
     Attributes:
-        early: Places of requests that were begun before their bodies had come.
+        early: Slots of requests that were begun before their bodies had come.
     """
 
     limits: ServerLimits

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConcurrencyLimiter, ConnectionCount, MemoryBudget
+from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
 from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
@@ -115,9 +115,7 @@ class HttpListener(ABC):
         self._listener = ListenerState(
             limits=limits,
             budget=budget,
-            slots=ConcurrencyLimiter(
-                "requests_in_flight", limits.requests_in_flight, limits.requests_queued
-            ),
+            slots=request_slots(limits),
             find=self._table.find,
             refused=refused,
             early=cut_through_limiter(limits),

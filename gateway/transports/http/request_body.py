@@ -7,7 +7,8 @@ and how fast, then the content coding.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gateway.ir.errors import TooLarge
 from gateway.transports.admission import Reservation
@@ -50,6 +51,15 @@ class TransferRateLimit:
         self._received += size
         self._last = self._loop.time()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out of account a time in which nothing is read."""
+        begun = self._loop.time()
+        try:
+            yield
+        finally:
+            self.exclude_time(self._loop.time() - begun)
+
     def exclude_time(self, seconds: float) -> None:
         """Leave out of account a time in which nothing was read."""
         self._start += seconds
@@ -90,7 +100,7 @@ def too_many_chunks(limits: ServerLimits) -> TooLarge:
 
 
 async def undo_coding(
-    body: memoryview, codings: Sequence[str], limits: ServerLimits, lease: Reservation
+    body: memoryview, codings: Sequence[str], limits: ServerLimits, held: Reservation
 ) -> memoryview:
     """Return *body* without its content coding.
 
@@ -110,4 +120,4 @@ async def undo_coding(
         limits.decompressed_ratio,
         limits.decompressed_ratio_floor_bytes,
     )
-    return await inflate(inflater, lease.grow)
+    return await inflate(inflater, held.grow)

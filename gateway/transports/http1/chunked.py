@@ -28,6 +28,7 @@ _LINE_BYTES: Final = 4096
 _TRAILER_BYTES: Final = 16 * 1024
 _HEX: Final = 16
 _SHOWN: Final = 40
+_TURN_LINES: Final = 1024
 
 _SIZE_LINE, _DATA, _DATA_END, _TRAILER, _DONE = range(5)
 
@@ -49,11 +50,11 @@ class ChunkReader:
         self.done = False
 
     def feed(self, data: bytes, at: int) -> tuple[list[memoryview], int]:
-        """Read *data* from *at*.
+        """Read *data* from *at*, for one turn: as many chunks as cost a millisecond or two.
 
         Returns:
             Pieces of the body, views of *data*; and the place after what was read, which is not
-            its end only when the body's end came first.
+            its end only when the body's end or that of the turn came first.
 
         Raises:
             MalformedMessage: The framing is broken.
@@ -61,7 +62,8 @@ class ChunkReader:
         pieces: list[memoryview] = []
         view = memoryview(data)
         end = len(data)
-        while at < end and self._state != _DONE:
+        lines = _TURN_LINES
+        while at < end and self._state != _DONE and lines:
             if self._state == _DATA:
                 stop = min(end, at + self._left)
                 pieces.append(view[at:stop])
@@ -70,6 +72,7 @@ class ChunkReader:
                 if not self._left:
                     self._state = _DATA_END
                 continue
+            lines -= 1
             line, at = self._read_line(data, at)
             if line is not None:
                 self._parse_size_line(line)

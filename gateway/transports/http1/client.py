@@ -11,13 +11,14 @@ import ssl
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from time import monotonic
+from types import CoroutineType
 from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.concurrency.timer_wheel import TimerWheel
-from gateway.ir.errors import Unavailable
-from gateway.transports.admission import ConcurrencyLimiter
-from gateway.transports.contract import ClientLimits
+from gateway.ir.errors import Unavailable, UpstreamProtocolError
+from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget
+from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import IDEMPOTENT, UpstreamErrors, sent_lines
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.http1.client_connection import Http1ClientConnection, read_buffer
@@ -40,6 +41,7 @@ class HttpClient:
         url: "http://host:port", or https; a path becomes a prefix of every request's.
         limits: Of the upstream.
         ssl_context: For https, instead of the system's trust.
+        budget: Of the process, for responses.
 
     Raises:
         ValueError: *url* is no such thing.
@@ -48,13 +50,18 @@ class HttpClient:
     sends_rest = True
 
     def __init__(
-        self, url: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
+        self,
+        url: str,
+        limits: ClientLimits,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        budget: MemoryBudget = UNLIMITED,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname:
             raise ValueError(f"upstream URL {url!r} is not http://host:port")
         port = parts.port or _PORTS[parts.scheme]
-        self._peer = UpstreamErrors(f"{parts.hostname}:{port}", parts.hostname, limits)
+        self._peer = UpstreamErrors(f"{parts.hostname}:{port}", parts.hostname, limits, budget)
         self._prefix = parts.path.rstrip("/")
         self._said = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
         self._upstream = UpstreamConnector(parts.hostname, port, floor_s=limits.resolve_floor_s)
@@ -73,18 +80,25 @@ class HttpClient:
         self._pruning: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> HttpResponse:
-        """Send one request and return its whole answer; raises as `base.Client` says."""
+    async def send(
+        self,
+        wire: HttpRequest,
+        /,
+        *,
+        deadline: float | None,
+        decode: Decode[HttpResponse] | None = None,
+    ) -> Any:
+        """Send one request and return its whole answer; see `contract.Client`."""
         now = monotonic()
         if deadline is not None and deadline <= now:
             raise self._peer.late()
         connection = self._try_immediate(now) if wire.body_stream is None else None
         if connection is None:
-            found: HttpResponse | ResponseReader = await self._asked_in_turn(wire, deadline)
-        else:
-            # What nearly every request does: without a task's alarm, since the connection itself
-            # is told when the time is over.
-            step = 0 if deadline is None else self._wheel.schedule(connection, deadline)
+            return await self._asked_in_turn(wire, deadline, decode)
+        # Nearly every request takes this way: without a timeout of its task, since the connection
+        # itself is told when the time is over.
+        step = 0 if deadline is None else self._wheel.schedule(connection, deadline)
+        try:
             try:
                 buffers = self._buffers(wire, None if deadline is None else deadline - now)
                 found = (
@@ -93,13 +107,23 @@ class HttpClient:
             except Unavailable:
                 if not self._unread(connection, wire):
                     raise
-                found = await self._asked_again(wire, deadline)
+                return await self._asked_again(wire, deadline, decode)
             finally:
                 if step:
                     self._wheel.cancel(connection, step)
-                self._put_back(connection)
-                self._slots.release()
-        return await self._plain(found, deadline) if isinstance(found, ResponseReader) else found
+            response = (
+                await self._plain(found, deadline) if isinstance(found, ResponseReader) else found
+            )
+            if decode is None:
+                return response
+            reply = decode(response)
+            return await reply if type(reply) is CoroutineType else reply
+        except UpstreamProtocolError:
+            connection.spoil()
+            raise
+        finally:
+            self._put_back(connection)
+            self._slots.release()
 
     async def _plain(self, answer: ResponseReader, deadline: float | None) -> HttpResponse:
         """Return a whole answer without its content coding."""
@@ -120,23 +144,43 @@ class HttpClient:
             return None
         return idle.pop()
 
-    async def _asked_in_turn(self, wire: HttpRequest, deadline: float | None) -> ResponseReader:
-        """Send *wire* once there is a place and a connection for it; return its whole answer."""
+    async def _asked_in_turn(
+        self, wire: HttpRequest, deadline: float | None, decode: Decode[HttpResponse] | None
+    ) -> Any:
+        """Send *wire* once there is a slot and a connection for it; return its whole answer."""
         async with deadline_scope(deadline, self._peer.name):
             await self._enter()
-            try:
+        try:
+            async with deadline_scope(deadline, self._peer.name):
                 connection, answer = await self._asked(wire, deadline, streamed=False)
-                self._put_back(connection)
-            finally:
-                self._slots.release()
-        return answer
+            return await self._accepted(connection, answer, deadline, decode)
+        finally:
+            self._slots.release()
 
-    async def _asked_again(self, wire: HttpRequest, deadline: float | None) -> ResponseReader:
+    async def _asked_again(
+        self, wire: HttpRequest, deadline: float | None, decode: Decode[HttpResponse] | None
+    ) -> Any:
         """Send *wire* a second and last time; return its whole answer."""
         async with deadline_scope(deadline, self._peer.name):
             connection, answer = await self._asked_anew(wire, deadline, streamed=False)
+        return await self._accepted(connection, answer, deadline, decode)
+
+    async def _accepted(
+        self,
+        connection: Http1ClientConnection,
+        answer: ResponseReader,
+        deadline: float | None,
+        decode: Decode[HttpResponse] | None,
+    ) -> Any:
+        """Return a whole answer, once what reads it has found it right."""
+        try:
+            response = await self._plain(answer, deadline)
+            return response if decode is None else await accepted(response, decode)
+        except UpstreamProtocolError:
+            connection.spoil()
+            raise
+        finally:
             self._put_back(connection)
-        return answer
 
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None
@@ -180,7 +224,7 @@ class HttpClient:
     async def _enter(self) -> None:
         """Take a place in the pool."""
         if not self._slots.try_acquire():
-            await self._slots.acquire(None)
+            await self._slots.wait(None)
 
     async def _asked(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool

@@ -54,6 +54,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._method = ""
         self._waiter: asyncio.Future[HttpResponse | None] | None = None
         self._paused = False
+        self._pending = b""
+        self._growing: asyncio.Task[None] | None = None
         self._rest: StreamingBody | None = None
         self._first: list[Buffer] | None = None
         self.transport: Any = None
@@ -86,6 +88,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         if answer is not None:
             if answer.lands and not answer.done:
                 answer.received(nbytes)
+                if answer.is_short:
+                    self._grow(answer)
                 self._tell(answer)
             else:
                 self._feed(answer, self._buffer[:nbytes].tobytes())
@@ -206,9 +210,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         """
         if self.failure is None:
             self._waiter = self.loop.create_future()
-            if self._paused:
-                self._paused = False
-                self.transport.resume_reading()
+            if not self._pending and self._growing is None:
+                self._read_on()
             await self._waiter
         if self.failure is not None:
             raise self.failure
@@ -226,6 +229,9 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             answer.close()
             keeps = keeps and answer.keeps
         self.awaited = False
+        if self._growing is not None:
+            self._growing.cancel()
+        keeps = keeps and not self._pending
         if self._rest is not None:
             self._rest.detach()
             keeps = keeps and not self._rest.remaining_bytes
@@ -248,14 +254,58 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._paused = True
             self.transport.pause_reading()
 
+    def _read_on(self) -> None:
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
     def _feed(self, answer: ResponseReader, data: bytes) -> None:
+        """Give an answer what has come of it, as much as its turn and the memory allow."""
         try:
-            if answer.feed(data) != len(data):
-                answer.keeps = False  # an answer that nobody asked for follows
+            at = answer.feed(data)
         except GatewayError as error:
             self._fail(error)
-        else:
-            self._tell(answer)
+            return
+        if answer.is_short and not answer.done:
+            self._pending = data[at:]
+            self._grow(answer)
+        elif answer.is_behind:
+            self._pending = data[at:]
+            self._pause()
+            self.loop.call_soon(self._take_turn, answer)
+        elif at != len(data):
+            answer.keeps = False  # an answer that nobody asked for follows
+        self._tell(answer)
+
+    def _take_turn(self, answer: ResponseReader) -> None:
+        """Go on with what had to wait for the turns of others."""
+        data, self._pending = self._pending, b""
+        if answer is not self.answer or self.failure is not None or not self.usable:
+            return
+        if data:
+            self._feed(answer, data)
+        waits = self._pending or self._growing is not None
+        if not waits and not (answer.streamed and answer.pieces):
+            self._read_on()
+
+    def _grow(self, answer: ResponseReader) -> None:
+        """Read no more of an answer until there is memory for it."""
+        self._pause()
+        if self._growing is None:
+            self._growing = self.loop.create_task(self._wait_for_memory(answer))
+
+    async def _wait_for_memory(self, answer: ResponseReader) -> None:
+        try:
+            await answer.grow()
+        except GatewayError as error:
+            self._fail(error)
+        finally:
+            self._growing = None
+        self._take_turn(answer)
+
+    def spoil(self) -> None:
+        """Use the connection no more: what came on it was not the answer to what was asked."""
+        self.usable = False
 
     def _tell(self, answer: ResponseReader) -> None:
         """Let whoever waits know what has come of an answer."""

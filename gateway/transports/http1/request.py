@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-import numpy as np
-
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.admission import Reservation
+from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import Broken, early_dispatch_bytes
 from gateway.transports.http.faults import HttpError
@@ -18,6 +16,7 @@ from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
 from gateway.transports.http1.streaming_body import BodySource, CutThroughBody
+from gateway.transports.reserved_buffer import ReservedBuffer
 
 
 class BufferedRequest:
@@ -61,18 +60,28 @@ class BufferedRequest:
         return head.checked
 
     async def body(
-        self, _length: int | None, _limits: ServerLimits, _lease: Reservation, /
+        self, _length: int | None, _limits: ServerLimits, held: Reservation, /
     ) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         assert self.buffered_body is not None  # noqa: S101  # it is whole
+        if held.size_bytes < self.buffered_body.nbytes:
+            await held.grow(self.buffered_body.nbytes - held.size_bytes)
         return self.buffered_body
+
+    def received_bytes(self) -> int:
+        """Return how many bytes of its body have come."""
+        return 0 if self.buffered_body is None else self.buffered_body.nbytes
+
+    def forget(self) -> None:
+        """Let go of its body, which was answered."""
+        self.buffered_body = None
 
     async def open_body_stream(
         self,
         _length: int,
         _start: int,
         _limits: ServerLimits,
-        _lease: Reservation,
+        _held: Reservation,
         _broken: Broken,
         /,
     ) -> CutThroughBody | None:
@@ -91,11 +100,11 @@ class ReceivingRequest(BufferedRequest):
 
     __slots__ = (
         "_arrival",
+        "_buffer",
         "_chunks",
         "_failure",
         "_filled",
         "_pieces",
-        "_room",
         "_source",
         "_wanted",
     )
@@ -105,13 +114,13 @@ class ReceivingRequest(BufferedRequest):
         self._source = source
         self._chunks = ChunkReader() if head.chunked else None
         self._pieces: deque[memoryview] = deque()
-        self._room: memoryview | None = None
+        self._buffer: ReservedBuffer | None = None
         self._filled = 0
         self._wanted: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._arrival: CutThroughBody | None = None
 
-    def preallocate(self, listener: ListenerState) -> None:
+    def preallocate(self, listener: ListenerState, client: ClientShares) -> None:
         """Have its body received where it stays, from now on, if nothing is to be seen to first.
 
         Whatever stands against that, or is to be said before, is left to who answers it.
@@ -127,40 +136,54 @@ class ReceivingRequest(BufferedRequest):
             return
         if early_dispatch_bytes(frontend, head, limits) is not None:
             return
-        lease = Reservation(listener.budget, limits.queue_wait_s)
-        if lease.take_in_turn(length):
-            self.lease = lease
-            self._room = _room_for(length)
+        held = Reservation(listener.budget, limits.queue_wait_s, client.memory)
+        if held.try_grow(held.step(0, length)):
+            self.lease = held
+            self._buffer = ReservedBuffer(length, held)
 
     async def body(
-        self, length: int | None, limits: ServerLimits, lease: Reservation, /
+        self, length: int | None, limits: ServerLimits, held: Reservation, /
     ) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         if self.buffered_body is not None:
-            return self.buffered_body
+            return await super().body(length, limits, held)
         pace = TransferRateLimit(limits, asyncio.get_running_loop())
         if length is None:
-            return await self._chunked(limits, lease, pace)
-        if self._room is None:
-            self._room = _room_for(length)
-        pace.received(self._filled)
+            return await self._chunked(limits, held, pace)
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = ReservedBuffer(length, held)
+        pace.received(buffer.filled)
         while not self.is_complete:
+            if buffer.is_short:
+                with pace.paused():
+                    await buffer.wait()
             await self._more(pace)
-        return self._room.toreadonly()
+        return buffer.view
+
+    def received_bytes(self) -> int:
+        """Return how many bytes of its body have come."""
+        return self._filled if self._buffer is None else self._buffer.filled
+
+    def forget(self) -> None:
+        """Let go of its body, which was answered."""
+        super().forget()
+        if self.is_complete:
+            self._buffer = None
 
     async def open_body_stream(
-        self, length: int, start: int, limits: ServerLimits, lease: Reservation, broken: Broken, /
+        self, length: int, start: int, limits: ServerLimits, held: Reservation, broken: Broken, /
     ) -> CutThroughBody | None:
         """Return its body when *start* bytes have come; see `http_exchange.Incoming`."""
         if self.is_complete:
             return None
         pace = TransferRateLimit(limits, asyncio.get_running_loop())
-        arrival = self._arrival = CutThroughBody(self._source, length, start, pace, lease, broken)
+        arrival = self._arrival = CutThroughBody(self._source, length, start, pace, held, broken)
         await arrival.begin()
         return arrival
 
     async def _chunked(
-        self, limits: ServerLimits, lease: Reservation, pace: TransferRateLimit
+        self, limits: ServerLimits, held: Reservation, pace: TransferRateLimit
     ) -> memoryview:
         reader = self._chunks
         assert reader is not None  # noqa: S101  # a body without a length comes in chunks
@@ -170,7 +193,9 @@ class ReceivingRequest(BufferedRequest):
                 piece = self._pieces.popleft()
                 if len(buffer) + len(piece) > limits.message_bytes:
                     raise too_many_bytes(limits)
-                await lease.grow(len(piece))
+                if not held.try_grow(len(piece)):
+                    with pace.paused():
+                        await held.grow(len(piece))
                 buffer += piece
             if reader.chunks > limits.body_chunks:
                 raise too_many_chunks(limits)
@@ -188,19 +213,19 @@ class ReceivingRequest(BufferedRequest):
         """
         if self._failure is not None:
             raise self._failure
-        received = self._filled
+        received = self.received_bytes()
         self._wanted = asyncio.get_running_loop().create_future()
         self._source.resume_reading()
         while not self._wanted.done():
-            if self._filled != received:
-                pace.received(self._filled - received)
-                received = self._filled
+            if self.received_bytes() != received:
+                pace.received(self.received_bytes() - received)
+                received = self.received_bytes()
             wait_s, limit = pace.time_left()
             await asyncio.wait([self._wanted], timeout=max(0.0, wait_s))
             # A large body is not heard of piece by piece: what has come is looked at in time.
-            if self._filled == received and not self._wanted.done():
+            if self.received_bytes() == received and not self._wanted.done():
                 raise pace.fault(limit)
-        pace.received(self._filled - received)
+        pace.received(self.received_bytes() - received)
         self._wanted = None
         if self._failure is not None:
             raise self._failure
@@ -211,7 +236,7 @@ class ReceivingRequest(BufferedRequest):
         """Return where the next bytes of a body of known length go; None for no such place."""
         if self._arrival is not None:
             return self._arrival.room()
-        return None if self._room is None or self.is_complete else self._room[self._filled :]
+        return None if self._buffer is None else self._buffer.room()
 
     def received(self, size: int) -> None:
         """Note that *size* bytes have been put into `room`."""
@@ -219,10 +244,18 @@ class ReceivingRequest(BufferedRequest):
             self._arrival.received(size)
             self.is_complete = self._arrival.complete
             return
-        self._filled += size
-        if self._room is not None and self._filled == self._room.nbytes:
+        assert self._buffer is not None  # noqa: S101  # there was room in it
+        self._buffer.advance(size)
+        self._filled_to(self._buffer)
+
+    def _filled_to(self, buffer: ReservedBuffer) -> None:
+        """Tell who waits when all of the body has come, or there is no memory for more."""
+        if buffer.is_whole:
             self.is_complete = True
-            self.buffered_body = self._room.toreadonly()
+            self.buffered_body = buffer.view
+            self._wake()
+        elif buffer.is_short:
+            self._source.pause_reading()
             self._wake()
 
     def put(self, piece: memoryview) -> bool:
@@ -247,13 +280,11 @@ class ReceivingRequest(BufferedRequest):
             stop = self._arrival.feed(data, at)
             self.is_complete = self._arrival.complete
             return stop
+        if self._buffer is not None:
+            at = self._buffer.put(data, at)
+            self._filled_to(self._buffer)
+            return at
         length = self._head.length or 0
-        room = self.room()
-        if room is not None:
-            size = min(room.nbytes, len(data) - at)
-            room[:size] = memoryview(data)[at : at + size]
-            self.received(size)
-            return at + size
         if len(data) - at < length:
             return at
         self.buffered_body = memoryview(data[at : at + length])
@@ -282,8 +313,3 @@ class ReceivingRequest(BufferedRequest):
     def _wake(self) -> None:
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
-
-
-def _room_for(length: int) -> memoryview:
-    # Not a bytearray: that would be written twice, with zeros first.
-    return np.empty(length, np.uint8).data

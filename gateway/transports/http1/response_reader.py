@@ -10,10 +10,10 @@ from collections import deque
 from typing import Final
 
 import httptools
-import numpy as np
 from msgspec import Struct
 
 from gateway.ir.errors import MalformedMessage
+from gateway.transports.admission import Reservation
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
@@ -24,6 +24,7 @@ from gateway.transports.http.client_rules import (
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import end_of_head, tail_of
+from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.message_cache import ParseCache
 
@@ -35,6 +36,13 @@ _BODILESS: Final = frozenset({204, 304})
 _END: Final = b"\r\n\r\n"
 _REMEMBERED: Final = 512
 _REMEMBERED_BYTES: Final = 1024
+_SMALL_BYTES: Final = 16 * 1024
+_MOST_INTERIM: Final = 32
+
+CHUNKS: Final = 65_536
+"""A response may have so many chunks, and then one for each `CHUNK_BYTES`."""
+
+CHUNK_BYTES: Final = 1024
 
 
 class ResponseHead(Struct, frozen=True):
@@ -93,6 +101,8 @@ class ResponseReader:
         done: It is whole.
         keeps: The connection may be used again after it.
         lands: Its body is received in `room`.
+        is_behind: More was fed than its turn allows: feed the rest in the next.
+        is_short: No more may come before `grow` has returned.
     """
 
     head: ResponseHead
@@ -101,6 +111,8 @@ class ResponseReader:
         "_chunks",
         "_complete",
         "_fields",
+        "_held",
+        "_interim",
         "_known",
         "_left",
         "_length",
@@ -111,12 +123,14 @@ class ResponseReader:
         "_received",
         "_room",
         "_size",
+        "_small",
         "_tail",
         "_whole",
         "begun",
         "done",
         "head",
         "head_read",
+        "is_behind",
         "keeps",
         "lands",
         "pieces",
@@ -144,9 +158,13 @@ class ResponseReader:
         self._odd_coding = False
         self._left = 0
         self._received = 0
-        self._room: memoryview | None = None
+        self._room: ReservedBuffer | None = None
+        self._held: Reservation | None = None
+        self._interim = 0
         self._whole: memoryview | None = None
-        self.pieces: deque[memoryview] = deque()
+        self._small: bytearray | None = None
+        self.pieces: deque[memoryview | bytearray] = deque()
+        self.is_behind = False
         self.streamed = streamed
         self.begun = False
         self.head_read = False
@@ -162,10 +180,11 @@ class ResponseReader:
             TooLarge: It is too large.
         """
         at, end = 0, len(data)
+        self.is_behind = False
         if not self.begun:
             self.begun = True
             at = self._feed_known(data)
-        while at < end and not self.done:
+        while at < end and not (self.done or self.is_behind):
             at = self._feed_body(data, at) if self.head_read else self._feed_head(data, at)
         return at
 
@@ -180,24 +199,40 @@ class ResponseReader:
         if self._whole is not None:
             return self._whole
         if self._room is not None:
-            return self._room.toreadonly()
+            return self._room.view
         if len(self.pieces) == 1:
-            return self.pieces[0]
+            return memoryview(self.pieces[0]).toreadonly()
         return memoryview(b"".join(self.pieces)) if self.pieces else EMPTY
 
     def room(self) -> memoryview | None:
         """Return where the next bytes of a large body go; None for no such place."""
-        return None if self._room is None or self.done else self._room[self._received :]
+        return None if self._room is None else self._room.room()
 
     def received(self, size: int) -> None:
         """Note that *size* bytes have been put into `room`."""
-        self._received += size
-        self._left -= size
-        self.done = not self._left
+        assert self._room is not None  # noqa: S101  # there was room in it
+        self._room.advance(size)
+        self.done = self._room.is_whole
+
+    @property
+    def is_short(self) -> bool:
+        """Whether nothing may come before `grow` has returned."""
+        if self._room is not None:
+            return self._room.is_short
+        return self._held is not None and self._held.size_bytes < self._received
+
+    async def grow(self) -> None:
+        """Wait for memory for more of it. Raises Overloaded."""
+        if self._room is not None:
+            await self._room.wait()
+        elif self._held is not None:
+            await self._held.grow(max(0, self._received - self._held.size_bytes))
 
     def close(self) -> None:
         """Read no more of it: the parser, which holds it, is let go of."""
         self._parser = None
+        if self._held is not None and self._room is None:
+            self._held.close()
 
     # -- the head
 
@@ -242,6 +277,9 @@ class ResponseReader:
     def _take_head(self, status: int) -> None:
         self._parser = None  # it holds this answer, and so the body
         if status in _INTERIM and status != _SWITCHING:
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise self._peer.broken(f"more than {_MOST_INTERIM} interim responses")
             self._fields, self._complete = [], False
             self._length, self._chunks, self._tail = None, None, b""
             return
@@ -280,6 +318,7 @@ class ResponseReader:
         view = memoryview(data)
         if self._length is None:
             self._take(view[at:])
+            self._hold()
             return len(data)
         size = min(self._left, len(data) - at)
         if self.streamed:
@@ -290,11 +329,16 @@ class ResponseReader:
             self._whole = view[at : at + size]  # small bodies come in one piece: no copy
             self.done = True
         else:
-            if self._room is None:
-                self._room = np.empty(self._length, np.uint8).data
+            room = self._room
+            if room is None:
+                held = self._peer.reservation()
+                held.try_grow(held.step(0, self._length))
+                room = self._room = ReservedBuffer(self._length, held, lasts=True)
                 self.lands = True
-            self._room[self._received : self._received + size] = view[at : at + size]
-            self.received(size)
+            at = room.put(data, at)
+            self.done = room.is_whole
+            self.is_behind = room.is_short
+            return at
         return at + size
 
     def _feed_chunks(self, reader: ChunkReader, data: bytes, at: int) -> int:
@@ -305,12 +349,35 @@ class ResponseReader:
         for piece in pieces:
             self._take(piece)
         self.done = reader.done
+        if reader.chunks > CHUNKS + self._received // CHUNK_BYTES:
+            raise self._peer.broken(f"a body of {self._received} bytes in {reader.chunks} chunks")
+        self.is_behind = stop < len(data) and not self.done
+        self._hold()
         return stop
 
     def _take(self, piece: memoryview) -> None:
         self._received += piece.nbytes
         self._peer.check_size(self._received)
-        self.pieces.append(piece)
+        if piece.nbytes >= _SMALL_BYTES:
+            self._small = None
+            self.pieces.append(piece)
+        elif self._small is None or not self.pieces or self.pieces[-1] is not self._small:
+            # A view of a small piece would hold all that was received with it.
+            self._small = bytearray(piece)
+            self.pieces.append(self._small)
+        else:
+            self._small += piece
+
+    def _hold(self) -> None:
+        """Reserve what has come of a body whose length is not known; see `is_short`."""
+        if self.streamed or self._received < _SMALL_BYTES:
+            return
+        held = self._held
+        if held is None:
+            held = self._held = self._peer.reservation()
+        more = held.step(self._received, None)
+        if more:
+            held.try_grow(more)
 
     # -- httptools' callbacks
 

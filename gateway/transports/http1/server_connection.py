@@ -15,9 +15,12 @@ from typing import Any
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import Overloaded
 from gateway.transports.admission import (
+    CLIENT_MEMORY,
     DESCRIPTORS,
+    NOBODY,
     ConnectionCount,
     client_address,
+    client_shares,
     connection_refusal,
 )
 from gateway.transports.http.exchange import Exchange, failure
@@ -33,6 +36,7 @@ from gateway.transports.net.sockets import pause_until_taken, peer_missing, peer
 from gateway.wire.http import HttpResponse
 
 _LINGER_S = 1.0
+_TURN_REQUESTS = 8
 _HEAD_BYTES = 4096  # nearly every head is shorter
 
 
@@ -103,6 +107,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.responses_sent = 0
         self.head_sent = False
         self.ending = False
+        self.client = NOBODY
         self.cancel_exchange: Callable[[], None] | None = None
 
     @property
@@ -133,6 +138,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.transport = transport
         self._address = address
         self._door.count.enter(address)
+        listener = self._door.listener
+        self.client = client_shares(address, listener.slots, listener.budget)
         self._door.connections.add(self)
         tune(transport.get_extra_info("socket"))
         pause_until_taken(transport)
@@ -269,7 +276,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         if head.chunked or stop > len(data):
             self._reading = coming = ReceivingRequest(self, head, self._door.memory)
             if not self.in_flight:
-                coming.preallocate(self._door.listener)
+                coming.preallocate(self._door.listener, self.client)
             self._arrived(coming)
             return coming.feed(data, at)
         self._arrived(BufferedRequest(head, self._door.memory, memoryview(data[at:stop])))
@@ -316,12 +323,20 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     async def _serve(self) -> None:
         """Answer request after request."""
         listener, queue = self._door.listener, self._queue
+        CLIENT_MEMORY.set(self.client.memory)
+        in_a_row = 0
         try:
             while True:
                 if not queue:
                     if self.ending or self._deaf:
                         break
                     await self._idle()
+                    in_a_row = 0
+                else:
+                    in_a_row += 1
+                    if in_a_row == _TURN_REQUESTS:  # others have their turn
+                        in_a_row = 0
+                        await asyncio.sleep(0)
                 asked = queue.popleft()
                 if isinstance(asked, HttpError):
                     listener.refused(asked.error)

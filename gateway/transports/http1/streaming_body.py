@@ -15,11 +15,13 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from gateway.ir.errors import Unavailable
+from gateway.ir.errors import Overloaded, Unavailable
 from gateway.ir.streaming_body import BodySink
 from gateway.transports.admission import Reservation
 from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_body import TransferRateLimit
+from gateway.transports.reserved_buffer import ReservedBuffer
 
 PIECE_BYTES: Final = 256 * 1024
 """What is received at a time; also the largest head that a body is begun with."""
@@ -55,7 +57,7 @@ class CutThroughBody:
         end: Its length.
         start: Length of what must have come for it to begin; at most `PIECE_BYTES`.
         pace: Which it must keep.
-        lease: Grows by `HELD_BYTES`, or by the whole where that is asked for.
+        held: Grows by `HELD_BYTES`, or up to the whole where that is asked for.
         broken: Told when it comes too slowly.
 
     Attributes:
@@ -71,20 +73,20 @@ class CutThroughBody:
         end: int,
         start: int,
         pace: TransferRateLimit,
-        lease: Reservation,
+        held: Reservation,
         broken: Broken,
         /,
     ) -> None:
         self._source = source
         self._pace = pace
-        self._lease = lease
+        self._held = held
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._filled = 0
         self._piece = np.empty(min(PIECE_BYTES, end), np.uint8).data
         self._at = 0
         self._pieces: deque[memoryview] = deque()
-        self._whole: memoryview | None = None
+        self._whole: ReservedBuffer | None = None
         self._taker: BodySink | None = None
         self._dropping = False
         self._held_since: float | None = None
@@ -108,7 +110,7 @@ class CutThroughBody:
             Overloaded: No room in the budget.
             ConnectionError: The client has left.
         """
-        await self._lease.grow(min(self.end, HELD_BYTES))
+        await self._held.grow(min(self.end, HELD_BYTES))
         self._look()
         self._read_on()
         while self._head is None:
@@ -190,26 +192,32 @@ class CutThroughBody:
             raise Unavailable(
                 "the request was passed on while it came, and cannot be sent a second time"
             )
-        if self._whole is None:
-            await self._lease.grow(self.end - min(self.end, HELD_BYTES))
-        if self._whole is None:
-            self._land()
+        if self._held.size_bytes < self._filled:
+            await self._held.grow(self._filled - self._held.size_bytes)
+        whole = self._whole or self._land()
+        self._held.move_with(lambda: self._filled, self._gives_way)
         while not self.complete:
-            await self._more()
-        assert self._whole is not None  # noqa: S101  # it has landed
-        return self._whole.toreadonly()
+            if whole.is_short:
+                with self._pace.paused():
+                    await whole.wait()
+                self._read_on()
+            else:
+                await self._more()
+        self._held.settle()
+        return whole.view
 
-    def _land(self) -> None:
+    def _gives_way(self, error: Overloaded) -> None:
+        self._broken(HttpError(503, error.message, limit=error.limit, close=True))
+
+    def _land(self) -> ReservedBuffer:
         """Have the rest received behind what has come, in one buffer."""
-        whole = np.empty(self.end, np.uint8).data
-        at = 0
+        whole = self._whole = ReservedBuffer(self.end, self._held)
         for piece in (self.head, *self._pieces):
-            whole[at : at + piece.nbytes] = piece
-            at += piece.nbytes
+            whole.put(piece)  # which `HELD_BYTES` were reserved for
         self._pieces.clear()
-        self._whole = whole
         self._excuse()
         self._read_on()
+        return whole
 
     # -- what the connection gives
 
@@ -218,7 +226,7 @@ class CutThroughBody:
         if self.complete:
             return None
         if self._whole is not None:
-            return self._whole[self._filled :]
+            return self._whole.room()
         if self._at == self._piece.nbytes:
             self._piece = np.empty(PIECE_BYTES, np.uint8).data
             self._at = 0
@@ -231,6 +239,10 @@ class CutThroughBody:
         self.complete = self._filled == self.end
         if self._whole is not None:
             self.last_progress = monotonic()
+            self._whole.advance(size)
+            if self._whole.is_short:
+                self._source.pause_reading()
+                self._wake()
         else:
             begin, self._at = self._at, self._at + size
             if self._dropping:
@@ -253,7 +265,8 @@ class CutThroughBody:
             return stop
         while at < stop:
             room = self.room()
-            assert room is not None  # noqa: S101  # it is not complete
+            if room is None:  # there is no memory for more yet
+                return at
             size = min(room.nbytes, stop - at)
             room[:size] = memoryview(data)[at : at + size]
             self.received(size)

@@ -1,7 +1,8 @@
 """What a peer may make an HTTP/2 connection do beyond carrying calls.
 
-Control frames, empty frames and resets cost; time, answered calls and messages sent to the peer
-pay.  A peer that overdraws is sent away, so that no flood of them costs more than its credit.
+Control frames, small frames, resets and refused calls cost; time, calls that a service has answered
+and messages sent to the peer pay.  A peer that overdraws is sent away, so that no flood of them
+costs more than its credit.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from gateway.transports.http2.frames import ENHANCE_YOUR_CALM, Http2ConnectionEr
 
 RESET_COST: Final = 10
 REFUSAL_COST: Final = 5
+UNSERVED_COST: Final = 1
+SMALL_FRAME_BYTES: Final = 256
+"""A frame of data below this that ends no message costs as much as an empty one."""
+
 RESPONSE_REFUND: Final = 10
 MESSAGE_REFUND: Final = 4
 REFUND_FROM_BYTES: Final = 1024

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from gateway.transports.http2 import frames as h2
@@ -19,6 +20,12 @@ from gateway.transports.http2.streams import Http2Stream
 
 FRAME_BYTES: Final = 1 << 20
 """Largest frame a peer may send."""
+
+TURN_S: Final = 0.002
+"""How long one connection is read before it is the turn of others."""
+
+_TURN_FRAMES: Final = 16
+_TURN_BLOCK_SHIFT: Final = 9
 
 _BLOCK_FRAMES: Final = 32
 _PRIORITY_BYTES: Final = 5
@@ -40,7 +47,9 @@ class FrameReader(ABC):
         _whole: Takes a header block together with what follows it, if that is all of its stream;
             returns how far, 0 where nothing was done. Given number, block, data, view and place.
         credit: Of the peer.
+        is_behind: More has been fed than was read: it is the turn of other connections.
         streams: Those that have not ended both ways.
+        turn_s: How long it is read before it is the turn of other connections.
     """
 
     _whole: Callable[[int, bytes, bytes, memoryview, int], int]
@@ -51,6 +60,11 @@ class FrameReader(ABC):
         self._preface = preface
         self._max_block = block_bytes
         self._held = b""
+        self._held_at = 0
+        self.is_behind = False
+        self.turn_s = TURN_S
+        self._turn_end = 0.0
+        self._turn_frames = 0
         self._settled = False
         self._block: list[bytes] = []
         self._block_stream = 0
@@ -62,7 +76,8 @@ class FrameReader(ABC):
     @property
     def reading_block(self) -> bool:
         """Whether the peer is in the middle of its preface, a header block or a small frame."""
-        return bool(self._block_stream or self._held or self._preface or not self._settled)
+        held = self._held and not self.is_behind
+        return bool(self._block_stream or held or self._preface or not self._settled)
 
     # -- what a subclass does
 
@@ -94,36 +109,68 @@ class FrameReader(ABC):
     def grant(self, stream: Http2Stream, size: int) -> None:
         """Let the peer send *size* bytes more on a stream."""
 
+    @abstractmethod
+    def consume(self, stream: Http2Stream, size: int) -> bool:
+        """Note that *size* bytes of a stream were taken over; return whether that was written."""
+
     # -- reading
 
     def feed(self, data: bytes) -> None:
-        """Take what came from the peer.
+        """Take what came from the peer, as much as its turn allows.
+
+        While `is_behind`, feed b"" when it is its turn again.
 
         Raises:
             H2Fault: It breaks the protocol. GOAWAY has been written; feed it no more.
         """
-        if self._held:
-            data = self._held + data
-            self._held = b""
         at = 0
+        if self._held:
+            if data:
+                data = self._held[self._held_at :] + data
+            else:
+                data, at = self._held, self._held_at
+            self._held, self._held_at = b"", 0
+        self.is_behind = False
+        self._turn_end = 0.0  # the clock is read only for who sends many frames
+        self._turn_frames = _TURN_FRAMES
         try:
             if self._preface:
                 at = self._read_preface(data)
             if self._part[0]:
                 at = self._more_data(data, at)
-            size = len(data)
-            before = -1
-            while before < at < size:
-                at = before = self._plain_frames(data, at)
-                if size - at >= h2.HEAD_BYTES:
-                    at = self._frame(data, at)
+            at = self._frames(data, at)
         except Http2ConnectionError as fault:
             self._refused(fault)
             raise
-        if at < size:
+        if at == len(data):
+            self.is_behind = False
+        elif self.is_behind:
+            self._held, self._held_at = data, at
+        else:
             self._held = data[at:]
 
-    def _plain_frames(self, data: bytes, at: int) -> int:
+    def _frames(self, data: bytes, at: int) -> int:
+        """Read frames until the turn is over, or none is complete; return how far."""
+        size = len(data)
+        before = -1
+        while before < at < size and not self.is_behind:
+            at = before = self._plain_frames(data, at)
+            if size - at >= h2.HEAD_BYTES and not self.is_behind:
+                at = self._frame(data, at)
+                self._turn_frames -= 1
+                if self._turn_frames <= 0:
+                    self._look_at_turn()
+        return at
+
+    def _look_at_turn(self) -> None:
+        """Note whether the turn of this connection is over; called after some frames."""
+        now = monotonic()
+        if not self._turn_end:
+            self._turn_end = now + self.turn_s
+        self.is_behind = now >= self._turn_end
+        self._turn_frames = _TURN_FRAMES
+
+    def _plain_frames(self, data: bytes, at: int) -> int:  # noqa: C901  # calls would be felt
         """Read as many frames as are of the two kinds that nearly all are; return how far.
 
         They are whole, have no padding, and pass `_check` by what is asked of them here. Five calls
@@ -131,13 +178,20 @@ class FrameReader(ABC):
         """
         last = len(data) - h2.HEAD_BYTES
         view = memoryview(data)
+        frames = self._turn_frames
         while at <= last and not self._block_stream:
+            if frames <= 0:
+                self._look_at_turn()
+                if self.is_behind:
+                    return at
+                frames = self._turn_frames
+            frames -= 1
             high, low, kind, flags, number = _unpack(data, at)
             length = high << 16 | low
             begin = at + h2.HEAD_BYTES
             end = begin + length
             if end > len(data) or not 0 < number <= h2.MAX_WINDOW or not length:
-                return at
+                break
             if kind == h2.DATA and flags <= h2.END_STREAM and length <= FRAME_BYTES:
                 if length >= _LONG and not flags:
                     end = self._fast_data(number, data, view, at)
@@ -151,6 +205,7 @@ class FrameReader(ABC):
             elif (
                 kind == h2.HEADERS and flags | h2.END_STREAM == PLAIN and length <= self._max_block
             ):
+                frames -= length >> _TURN_BLOCK_SHIFT
                 block = data[begin:end]
                 after = self._whole(number, block, data, view, end) if flags != PLAIN else 0
                 if after:
@@ -158,8 +213,9 @@ class FrameReader(ABC):
                 else:
                     self._whole_block(number, block, end=flags == PLAIN)
             else:
-                return at
+                break
             at = end
+        self._turn_frames = frames
         return at
 
     def _frame(self, data: bytes, at: int) -> int:
@@ -233,6 +289,7 @@ class FrameReader(ABC):
             self.flood_budget.charge(1)
             if stream is not None:
                 self.grant(stream, padding + 1)
+                self.consume(stream, padding + 1)
             begin += 1
             length -= padding + 1
         if not length and not end:

@@ -41,6 +41,7 @@ _SIZE_UPDATE = 0x20
 _HUFFMAN = 0x80
 _MORE = 0x80
 _MAX_SHIFT = 28
+_RESIZES = 2  # Source: RFC 7541 4.2: the smallest size since the last block, and the current one.
 _REMEMBERED_BYTES = 128
 _ONE_BYTE = 0x7F
 
@@ -79,6 +80,7 @@ class HeaderDecoder:
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
         left = self._limit
+        resizes = 0
         at, end = 0, len(block)
         while at < end:
             first = block[at]
@@ -94,6 +96,12 @@ class HeaderDecoder:
                 if fields:
                     raise Http2ConnectionError(
                         COMPRESSION_ERROR, "a table size stands between fields"
+                    )
+                resizes += 1
+                if resizes > _RESIZES:
+                    raise Http2ConnectionError(
+                        COMPRESSION_ERROR,
+                        f"more than {_RESIZES} updates of the table size in one header block",
                     )
                 at = self._resize(block, at)
                 continue

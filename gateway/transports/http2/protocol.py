@@ -39,8 +39,12 @@ class Http2Protocol(asyncio.Protocol):
         self.fault: Http2ConnectionError | None = None
         self.flushing = False
         self.turn = 0
+        self._is_paused = False
+        self._waits_for_turn = False
         self._stuck_since: float | None = None
         self._stuck_bytes = 0
+        self._paused_since = 0.0
+        self._paused_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; what the core greets with is written."""
@@ -50,11 +54,12 @@ class Http2Protocol(asyncio.Protocol):
         self.flush_soon()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the core."""
-        if self.fault is not None:
+        """Feed the core, for as long as it is the turn of this connection."""
+        if self.fault is not None or self.transport is None:
             return
+        core = self.core
         try:
-            self.core.feed(data)
+            core.feed(data)
         except Http2ConnectionError as fault:
             self.fault = fault.with_traceback(None)  # which would hold this frame, and so us
             self.broken(fault)
@@ -62,8 +67,29 @@ class Http2Protocol(asyncio.Protocol):
             if self.transport is not None:
                 self.transport.close()
             return
-        if self.core.out and not self.flushing:
+        if core.out and not self.flushing:
             self.flush_soon()
+        if core.is_behind:
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        """Read no more until other connections have had their turn."""
+        if self.transport is None:
+            return
+        if not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        self.data_received(b"")
+        if self._is_paused and not self.core.is_behind and self.transport is not None:
+            self._is_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
 
     def broken(self, fault: Http2ConnectionError) -> None:
         """Handle a protocol error of the peer; the connection closes afterwards."""
@@ -95,8 +121,9 @@ class Http2Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop writing: the write buffer is full."""
         self.core.writer.held = True
-        self._stuck_since = monotonic()
+        self._paused_since = self._stuck_since = monotonic()
         self._stuck_bytes = self.transport.get_write_buffer_size() if self.transport else 0
+        self._paused_bytes = self._stuck_bytes
 
     def resume_writing(self) -> None:
         """Write again: the write buffer is empty."""
@@ -113,6 +140,16 @@ class Http2Protocol(asyncio.Protocol):
             if left < self._stuck_bytes:
                 self._stuck_since, self._stuck_bytes = monotonic(), left
         return self._stuck_since
+
+    def paused_s(self, now: float) -> float:
+        """Return for how long the kernel has taken no more."""
+        return 0.0 if self._stuck_since is None else now - self._paused_since
+
+    @property
+    def drained_bytes(self) -> int:
+        """What the peer has taken since then."""
+        left = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self._paused_bytes - left
 
     def close(self) -> None:
         """Close after what is written; harmless the second time."""

@@ -37,6 +37,7 @@ CONNECTION_WINDOW: Final = 1 << 20
 _KNOWN_BLOCKS: Final = 64
 _KNOWN_BYTES: Final = 1024
 _WIDEN_AT: Final = CONNECTION_WINDOW // 2
+_WORTH_BYTES: Final = 16 * 1024
 _EMPTY: Final = memoryview(b"")
 _unpack = FRAME_HEAD.unpack_from
 
@@ -109,6 +110,7 @@ class Http2Receiver(FrameReader):
         self._decoder = HeaderDecoder(header_bytes)
         self._known: ParseCache[Head] = ParseCache(_KNOWN_BLOCKS, _KNOWN_BYTES)
         self._window = CONNECTION_WINDOW
+        self._unread = 0
         self.last = 0
         self._next = 1
         self._accepting = True
@@ -144,14 +146,15 @@ class Http2Receiver(FrameReader):
             raise Http2ConnectionError(
                 h2.FLOW_CONTROL_ERROR, "more was sent than the connection's window"
             )
-        if self._window < _WIDEN_AT:
-            self.out.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
-            self._window = CONNECTION_WINDOW
         stream = self.streams.get(number)
         if stream is None:
             self._require_known(number)
             self.flood_budget.charge(1)
+            self._widen()
             return None
+        stream.unread += length
+        self._unread += length
+        self._widen()
         stream.window -= length
         if stream.window < 0:
             raise Http2ConnectionError(
@@ -160,6 +163,26 @@ class Http2Receiver(FrameReader):
         if stream.remote_closed:
             raise Http2ConnectionError(h2.STREAM_CLOSED, f"data after the end of stream {number}")
         return stream
+
+    def consume(self, stream: Http2Stream, size: int) -> bool:
+        """Note that *size* bytes of a stream were taken over; return whether that was written.
+
+        Until then they narrow the window of the connection: what it holds beside the budget is
+        bounded by that.
+        """
+        size = min(size, stream.unread)
+        stream.unread -= size
+        self._unread -= size
+        return self._window < _WIDEN_AT and self._widen()
+
+    def _widen(self) -> bool:
+        """Let the peer send as much as was taken over, once that is worth a frame."""
+        size = CONNECTION_WINDOW - self._window - self._unread
+        if self._window >= _WIDEN_AT or size < _WORTH_BYTES:
+            return False
+        self.out.append(h2.window_update(0, size))
+        self._window += size
+        return True
 
     def _require_known(self, number: int) -> None:
         """Refuse what is said of a stream that never was."""
@@ -206,7 +229,9 @@ class Http2Receiver(FrameReader):
         if views:
             size = most - left
             self._window -= size
+            self._unread += size
             stream.window -= size
+            stream.unread += size
             if stream.expected_bytes is not None:
                 stream.expected_bytes -= size
             stream.coming = size

@@ -28,6 +28,8 @@ class Http2Stream:
         owner: Whatever the driver keeps for it.
         room: What the peer still takes.
         window: What the peer may still send.
+        unread: Bytes that have come and that its owner has not taken over yet.
+        written: Bytes of it that were written after they had to wait.
         coming: What it has announced, which the window no longer holds, and what has not come of
             it, or was not told yet.
         ended_here: We send nothing more.
@@ -39,8 +41,9 @@ class Http2Stream:
     """
 
     __slots__ = (
-        "_moved",
+        "_seen",
         "_still_since",
+        "_waits_since",
         "coming",
         "end_waits",
         "expected_bytes",
@@ -50,8 +53,10 @@ class Http2Stream:
         "remote_closed",
         "room",
         "tail",
+        "unread",
         "waiting",
         "window",
+        "written",
     )
 
     def __init__(self, number: int, room: int, window: int, owner: Any) -> None:
@@ -66,25 +71,34 @@ class Http2Stream:
         self.waiting: deque[memoryview] | None = None
         self.tail: bytes | None = None
         self.end_waits = False
-        self._moved = True
+        self.unread = 0
+        self.written = 0
+        self._seen = 0
         self._still_since = 0.0
+        self._waits_since: float | None = None
 
     def short_by(self, missing: int) -> int:
         """Return how much the window lacks for *missing* bytes to come, if it is too small."""
         return missing - self.window - self.coming
 
-    def moved(self) -> None:
-        """Note that some of what waited was written."""
-        self._moved = True
+    def wait(self) -> None:
+        """Begin to wait for the peer's windows."""
+        self.waiting = deque()
+        self.written = self._seen = 0
+        self._waits_since = None
 
-    def stalled(self, now: float) -> float:
-        """Return for how long nothing of what waits was written, as far as is known."""
+    def stalled(self, now: float) -> tuple[float, float]:
+        """Return for how long nothing of what waits was written, and for how long it waits.
+
+        As far as is known: looked at from time to time.
+        """
         if self.waiting is None:
-            return 0.0
-        if self._moved:
-            self._moved = False
-            self._still_since = now
-        return now - self._still_since
+            return 0.0, 0.0
+        if self._waits_since is None:
+            self._waits_since = self._still_since = now
+        if self.written != self._seen:
+            self._seen, self._still_since = self.written, now
+        return now - self._still_since, now - self._waits_since
 
 
 class Http2StreamWriter:
@@ -198,8 +212,8 @@ class Http2StreamWriter:
     def data(self, stream: Http2Stream, buffers: Sequence[Buffer]) -> None:
         """Write a part of a stream, or as much as there is room for; the rest waits."""
         if stream.waiting is None:
-            stream.waiting = deque()
-            stream.moved()
+            stream.wait()
+        assert stream.waiting is not None  # noqa: S101  # it waits
         stream.waiting.extend(memoryview(buffer) for buffer in buffers if len(buffer))
         self._waiting[stream.number] = stream
         self._credit.left += MESSAGE_REFUND
@@ -276,19 +290,18 @@ class Http2StreamWriter:
             total += size
         stream.room -= total
         self._room -= total
-        if total:
-            stream.moved()
+        stream.written += total
         return total
 
     def _ended(self, stream: Http2Stream) -> None:
         """Note that the end of a stream is written."""
         stream.local_closed = True
-        self._credit.left += RESPONSE_REFUND
         if stream.remote_closed:
             self._streams.pop(stream.number, None)
 
     def _finish(self, stream: Http2Stream) -> None:
         stream.end_waits = False
+        self._credit.left += RESPONSE_REFUND
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)
         else:

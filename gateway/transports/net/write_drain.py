@@ -9,41 +9,70 @@ from types import TracebackType
 
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir.errors import DeadlineExceeded
+from gateway.transports.contract import ServerLimits
 
 
 class SlowReaderError(ConnectionError):
-    """The client does not read its answer."""
+    """The client does not read its response, or reads too slowly.
+
+    Attributes:
+        limit: YAML name of the limit that says so.
+    """
+
+    def __init__(self, message: str, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 async def drain_writes(
-    transport: asyncio.Transport | None, taken: asyncio.Event, idle_timeout_s: float
+    transport: asyncio.Transport | None, taken: asyncio.Event, limits: ServerLimits
 ) -> None:
     """Wait until the kernel has taken everything that was written.
 
     Args:
         transport: Of the connection; None once it is lost.
         taken: Set while nothing waits to be written.
-        idle_timeout_s: How long the reader may take nothing.
+        limits: Of the listener: how long the reader may take nothing, and its least rate.
 
     Raises:
-        NotTaken: The reader took nothing for so long; the connection is cut.
+        NotTaken: The reader is too slow; the connection is cut.
         ConnectionError: The client has left.
     """
     if transport is None:
         raise ConnectionResetError("the client has left")
-    left = transport.get_write_buffer_size()
+    now = asyncio.get_running_loop().time
+    whole = left = transport.get_write_buffer_size()
+    begun = moved = now()
     while not taken.is_set():
+        idle_until = moved + limits.write_idle_timeout_s
+        rate_until = begun + write_time(whole - left, limits)
         try:
-            async with asyncio.timeout(idle_timeout_s):
+            async with asyncio.timeout(max(0.0, min(idle_until, rate_until) - now())):
                 await taken.wait()
         except TimeoutError:
-            now_left = transport.get_write_buffer_size()
-            if now_left >= left:
-                transport.abort()
-                raise SlowReaderError(
-                    f"the client took nothing for {idle_timeout_s} s, {now_left} bytes are left"
-                ) from None
-            left = now_left
+            left, before = transport.get_write_buffer_size(), left
+            if left < before:
+                moved = now()
+                if moved < begun + write_time(whole - left, limits):
+                    continue
+            elif now() < min(idle_until, rate_until):
+                continue  # the timer came early
+            transport.abort()
+            limit = (
+                "write_min_rate_bytes_s"
+                if left < before or rate_until < idle_until
+                else ("write_idle_timeout_s")
+            )
+            raise SlowReaderError(
+                f"the client read {whole - left} bytes in {now() - begun:.1f} s, {left} bytes are "
+                f"left ({limit})",
+                limit,
+            ) from None
+
+
+def write_time(size: int, limits: ServerLimits) -> float:
+    """Return how many seconds a client may take to read *size* bytes."""
+    return limits.write_min_rate_grace_s + size / limits.write_min_rate_bytes_s
 
 
 def deadline_scope(deadline: float | None, name: str) -> AbstractAsyncContextManager[None]:

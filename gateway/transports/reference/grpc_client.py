@@ -16,7 +16,7 @@ from grpc import aio
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded, Unavailable
 from gateway.transports.admission import ConcurrencyLimiter
-from gateway.transports.contract import ClientLimits
+from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.reference.grpc_errors import Ending, local_failure
@@ -52,14 +52,27 @@ class GrpcClient:
         self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
         self._closed = False
 
-    async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:
+    async def send(
+        self,
+        wire: GrpcRequest,
+        /,
+        *,
+        deadline: float | None,
+        decode: Decode[GrpcResponse] | None = None,
+    ) -> Any:
         """Send one message and return its one answer, or the status that came instead.
 
         Metadata that gRPC cannot carry is left out. Copies a message of several buffers, and any
         view, once.
         """
-        if self._withheld.enabled:
-            return await self._send_without_deadline(wire, deadline)
+        answer = await (
+            self._send_without_deadline(wire, deadline)
+            if self._withheld.enabled
+            else self._send(wire, deadline)
+        )
+        return answer if decode is None else await accepted(answer, decode)
+
+    async def _send(self, wire: GrpcRequest, deadline: float | None) -> GrpcResponse:
         channel = await self._enter(deadline)
         try:
             call = channel.unary(wire.method)(
@@ -155,7 +168,7 @@ class GrpcClient:
         left_s = self._left(deadline)
         if not self._slots.try_acquire():
             try:
-                await self._slots.acquire(left_s)
+                await self._slots.wait(left_s)
             except Overloaded as error:
                 self._left(deadline)
                 raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None

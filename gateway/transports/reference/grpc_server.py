@@ -28,14 +28,16 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
+from gateway.transports.admission import ClientShares, client_shares
 from gateway.transports.contract import (
     GrpcFrontend,
     GrpcMount,
     MemoryBudget,
     ServerLimits,
+    is_probe,
 )
 from gateway.transports.grpc.address import bound_address, require_free
-from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits
+from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits, Slot
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF
@@ -84,7 +86,7 @@ class GrpcServer:
         self._limits = limits
         self._credentials = credentials
         self._admission = CallAdmission(budget, limits)
-        free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, places=_UNBOUNDED)
+        free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, slots=_UNBOUNDED)
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
         for mount in extras:
             self._handlers.update(_handlers(mount, free))
@@ -192,11 +194,24 @@ class _Method:
         """Answer one message with one."""
         try:
             message = await self._message(context)
-            async with self._admission.place(len(message)):
-                answer = await self._one(_request(self._path, message, context))
+            request = _request(self._path, message, context)
+            async with self._slot(request, len(message), context):
+                answer = await self._one(request)
         except GatewayError as error:
             answer = self._frontend.reject(error)
         return _finished(answer, context)
+
+    def _slot(self, request: GrpcRequest, size: int, context: Context) -> Slot:
+        """Return the slot and the bytes of one message, which one about health needs none of."""
+        admission = self._admission
+        free = not admission.has_room and is_probe(self._frontend, request, size)
+        return Slot(admission, size, self._client(context), free=free)
+
+    def _client(self, context: Context) -> ClientShares:
+        """Return what the client has of slots and memory: "ipv4:192.0.2.1:5000" is its peer."""
+        kind, _, rest = context.peer().partition(":")
+        address = rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else ""
+        return client_shares(address, self._admission, self._admission.budget)
 
     async def _one(self, request: GrpcRequest) -> GrpcResponse:
         found = await self._frontend.handle(request)
@@ -231,7 +246,7 @@ class _Method:
     async def bidirectional(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer each message as a call of its own, several at a time; see `base.session`."""
         wires = self._read(context)
-        gate = GrpcSessionLimits(self._admission)
+        gate = GrpcSessionLimits(self._admission, self._client(context))
         async with aclosing(wires), aclosing(self._frontend.session(wires, gate)) as answers:
             async for answer in answers:
                 if not await _written(answer, context):
@@ -258,7 +273,7 @@ class _Method:
         request = _request(self._path, message, context)
         try:
             async with (
-                self._admission.place(len(message)),
+                self._slot(request, len(message), context),
                 aclosing(self._frontend(request)) as answers,
             ):
                 async for answer in answers:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from gateway.ir.errors import (
-    NotSent,
-    Unavailable,
-)
-from gateway.transports.admission import ConcurrencyLimiter
-from gateway.transports.contract import ClientLimits
+from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
+from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget, Reservation
+from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
@@ -48,15 +46,21 @@ class HttpClient:
         url: "http://host:port", or https; a path becomes a prefix of every request's.
         limits: Of the upstream.
         ssl_context: For https, instead of the system's trust.
+        budget: Of the process, for responses.
     """
 
     def __init__(
-        self, url: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
+        self,
+        url: str,
+        limits: ClientLimits,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        budget: MemoryBudget = UNLIMITED,
     ) -> None:
         base = URL(url)
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"upstream URL {url!r} is not http://host:port")
-        self._peer = UpstreamErrors(f"{base.host}:{base.port}", base.host, limits)
+        self._peer = UpstreamErrors(f"{base.host}:{base.port}", base.host, limits, budget)
         self._prefix = f"{base.scheme}://{base.raw_authority}{base.raw_path.rstrip('/')}"
         self._limits = limits
         self._ssl = ssl_context
@@ -66,16 +70,27 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> HttpResponse:
-        """Send one request and return its whole answer; raises as `base.Client` says."""
+    async def send(
+        self,
+        wire: HttpRequest,
+        /,
+        *,
+        deadline: float | None,
+        decode: Decode[HttpResponse] | None = None,
+    ) -> Any:
+        """Send one request and return its whole answer; see `contract.Client`."""
         async with self._exchange(wire, deadline) as response:
             whole = response.content.is_eof()  # small answers come in one piece with their head
             async with deadline_scope(None if whole else deadline, self._peer.name):
-                body = await self._read(response)
+                held = self._peer.reservation()
+                try:
+                    body = await self._read(response, held)
+                finally:
+                    held.close()
             headers, codings = answer_fields(response.raw_headers)
-            return HttpResponse(
-                response.status, headers, (await self._peer.decode_body(body, codings),)
-            )
+            body = await self._peer.decode_body(body, codings)
+            answer = HttpResponse(response.status, headers, (body,))
+            return answer if decode is None else await accepted(answer, decode)
 
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None
@@ -111,12 +126,16 @@ class HttpClient:
         """Hold a place in the pool, and the answer's head; not read to its end, it is cut off."""
         if not self._slots.try_acquire():
             async with deadline_scope(deadline, self._peer.name):
-                await self._slots.acquire(None)
+                await self._slots.wait(None)
         try:
             async with deadline_scope(deadline, self._peer.name):
-                response = await self._request(wire, deadline)
+                response, attempt = await self._request(wire, deadline)
             try:
                 yield response
+            except UpstreamProtocolError:
+                if attempt.connection is not None:  # which may be in the pool again
+                    attempt.connection.abort()
+                raise
             finally:
                 if not response.content.is_eof():
                     _hurry(response)
@@ -124,17 +143,20 @@ class HttpClient:
         finally:
             self._slots.release()
 
-    async def _request(self, wire: HttpRequest, deadline: float | None) -> aiohttp.ClientResponse:
+    async def _request(
+        self, wire: HttpRequest, deadline: float | None
+    ) -> tuple[aiohttp.ClientResponse, Attempt]:
         attempt = Attempt()
         try:
-            return await self._attempt(wire, deadline, attempt)
+            return await self._attempt(wire, deadline, attempt), attempt
         except Unavailable as error:
             # One replay, where a kept connection turned out dead before the request reached it.
             silent = attempt.connection is not None and not attempt.connection.answered
             idle = attempt.reused and silent and wire.method in IDEMPOTENT
             if isinstance(error, NotSent) or not silent or not (attempt.never_received or idle):
                 raise
-        return await self._attempt(wire, deadline, Attempt())
+        attempt = Attempt()
+        return await self._attempt(wire, deadline, attempt), attempt
 
     async def _attempt(
         self, wire: HttpRequest, deadline: float | None, attempt: Attempt
@@ -189,7 +211,7 @@ class HttpClient:
         if isinstance(connector, HttpConnectionPool):
             connector.clear_dns_cache()
 
-    async def _read(self, response: aiohttp.ClientResponse) -> memoryview:
+    async def _read(self, response: aiohttp.ClientResponse, held: Reservation) -> memoryview:
         self._peer.check_size(response.content_length or 0)
         first = await self._piece(response)
         buffer: bytearray | None = None
@@ -198,6 +220,9 @@ class HttpClient:
                 buffer = bytearray(first)
             buffer += piece
             self._peer.check_size(len(buffer))
+            more = held.step(len(buffer), None)
+            if more > 0 and not held.try_grow(more):
+                await held.grow(more)
         self._peer.check_size(len(first))
         return memoryview(first if buffer is None else buffer).toreadonly()
 

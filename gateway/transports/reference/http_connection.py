@@ -19,17 +19,18 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from gateway.concurrency.timeouts import RestartableTimer
-from gateway.ir.errors import GatewayError
 from gateway.transports.admission import (
     DESCRIPTORS,
+    NOBODY,
     ConnectionCount,
     client_address,
+    client_shares,
     connection_refusal,
 )
-from gateway.transports.contract import ServerLimits
 from gateway.transports.http.exchange import failure
 from gateway.transports.http.faults import HttpError, connection_refused_response
 from gateway.transports.http.half_close import HalfCloseMonitor
+from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import (
     Version,
     first_line,
@@ -52,9 +53,8 @@ class ReferenceHttpConnection(RequestHandler):
     Args:
         manager: aiohttp's server.
         loop: Of the listener.
-        limits: Of the listener.
+        listener: Of the server.
         count: Of its connections.
-        refused: Told of what is refused here.
         reserve: May use the descriptors that are kept in reserve.
     """
 
@@ -63,11 +63,11 @@ class ReferenceHttpConnection(RequestHandler):
         manager: Any,
         *,
         loop: asyncio.AbstractEventLoop,
-        limits: ServerLimits,
+        listener: ListenerState,
         count: ConnectionCount,
-        refused: Callable[[GatewayError], None],
         reserve: bool = False,
     ) -> None:
+        limits = listener.limits
         super().__init__(
             manager,
             loop=loop,
@@ -92,7 +92,8 @@ class ReferenceHttpConnection(RequestHandler):
         )
         self._limits = limits
         self._count = count
-        self._refused = refused
+        self._listener = listener
+        self._refused = listener.refused
         self._reserve = reserve
         self._address: str | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
@@ -105,6 +106,7 @@ class ReferenceHttpConnection(RequestHandler):
         self.head_sent = False
         self.draining = False
         self.half_closed = False
+        self.client = NOBODY
         self.cancel_exchange: Callable[[], None] | None = None
 
     @property
@@ -142,6 +144,7 @@ class ReferenceHttpConnection(RequestHandler):
             return
         self._address = address
         self._count.enter(address)
+        self.client = client_shares(address, self._listener.slots, self._listener.budget)
         tune(sock)
         super().connection_made(transport)
         pause_until_taken(transport)

@@ -43,6 +43,7 @@ class ReferenceHttpRequest:
     def __init__(self, request: BaseRequest) -> None:
         self._request = request
         self._payload = request.content
+        self._body: _PayloadReader | None = None
         self.method = request.method
         self.version: Version = (request.version.major, request.version.minor)
         # An upgrade is declined; what may follow it on the connection is not ours to guess.
@@ -58,39 +59,54 @@ class ReferenceHttpRequest:
         message = self._request._message  # noqa: SLF001  # the only way to the fields as sent
         return read_head(self.method, message.path, self.version, message.raw_headers, limits)
 
-    async def body(
-        self, length: int | None, limits: ServerLimits, lease: Reservation
-    ) -> memoryview:
+    async def body(self, length: int | None, limits: ServerLimits, held: Reservation) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         payload = self._payload
         try:
             if length is None:
-                return await _read_chunked(_PayloadReader(payload, limits), limits, lease)
+                return await _read_chunked(self._reader(limits), limits, held)
             if payload.is_eof():  # all of it is here, as with most small bodies in one piece
+                await held.grow(length)
                 return memoryview(payload.read_nowait())
-            return await _read_sized(_PayloadReader(payload, limits), length)
+            return await _read_sized(self._reader(limits), length, held)
         except RequestPayloadError as error:
             raise MalformedMessage(f"request body is not framed rightly: {error}") from error
         except RuntimeError as error:  # how aiohttp's reader says that the connection is gone
             raise ConnectionResetError("the client has left") from error
+
+    def _reader(self, limits: ServerLimits) -> _PayloadReader:
+        self._body = _PayloadReader(self._payload, limits)
+        return self._body
+
+    def received_bytes(self) -> int:
+        """Return how many bytes of its body have been taken."""
+        return 0 if self._body is None else self._body.received
+
+    def forget(self) -> None:
+        """Do nothing: aiohttp's reader has given its bytes away."""
 
     async def open_body_stream(
         self,
         length: int,
         start: int,
         limits: ServerLimits,
-        lease: Reservation,
+        held: Reservation,
         broken: Broken,
     ) -> None:
         """Return None: aiohttp's bodies are received whole."""
 
 
-async def _read_sized(reader: _PayloadReader, length: int) -> memoryview:
+async def _read_sized(reader: _PayloadReader, length: int, held: Reservation) -> memoryview:
+    await held.grow(held.step(0, length))
     piece, _ = await reader.next()
     if len(piece) == length:  # small bodies come in one piece: no copy
         return memoryview(piece)
     buffer = bytearray(piece)
     while True:
+        more = held.step(len(buffer), length)
+        if more > 0 and not held.try_grow(more):
+            with reader.pace.paused():
+                await held.grow(more)
         piece, _ = await reader.next()
         if not piece:
             return memoryview(buffer).toreadonly()
@@ -98,7 +114,7 @@ async def _read_sized(reader: _PayloadReader, length: int) -> memoryview:
 
 
 async def _read_chunked(
-    reader: _PayloadReader, limits: ServerLimits, lease: Reservation
+    reader: _PayloadReader, limits: ServerLimits, held: Reservation
 ) -> memoryview:
     buffer = bytearray()
     chunks = 0
@@ -108,7 +124,8 @@ async def _read_chunked(
             return memoryview(buffer).toreadonly()
         if len(buffer) + len(piece) > limits.message_bytes:
             raise too_many_bytes(limits)
-        await lease.grow(len(piece))
+        with reader.pace.paused():
+            await held.grow(len(piece))
         buffer += piece
         chunks += ends_chunk
         if chunks > limits.body_chunks:
@@ -120,18 +137,20 @@ class _PayloadReader:
 
     def __init__(self, payload: StreamReader, limits: ServerLimits) -> None:
         self._payload = payload
-        self._pace = TransferRateLimit(limits, asyncio.get_running_loop())
+        self.pace = TransferRateLimit(limits, asyncio.get_running_loop())
+        self.received = 0
 
     async def next(self) -> tuple[bytes, bool]:
         """Return a piece and whether a chunk ends with it; an empty piece is the end."""
         if self._payload.is_eof():  # all of it is here
             piece, ends_chunk = await self._payload.readchunk()
         else:
-            wait_s, limit = self._pace.time_left()
+            wait_s, limit = self.pace.time_left()
             try:
                 async with asyncio.timeout(wait_s):
                     piece, ends_chunk = await self._payload.readchunk()
             except TimeoutError:
-                raise self._pace.fault(limit) from None
-        self._pace.received(len(piece))
+                raise self.pace.fault(limit) from None
+        self.pace.received(len(piece))
+        self.received += len(piece)
         return piece, ends_chunk

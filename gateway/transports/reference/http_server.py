@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.admission import CLIENT_MEMORY, ConnectionCount
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
@@ -40,9 +40,8 @@ class _Manager(web.Server):
         return ReferenceHttpConnection(
             self,
             loop=self._loop,
-            limits=self._listener.limits,
+            listener=self._listener,
             count=self._count,
-            refused=self._listener.refused,
             reserve=self._reserve,
         )
 
@@ -50,6 +49,7 @@ class _Manager(web.Server):
         connection = request.protocol
         assert isinstance(connection, ReferenceHttpConnection)  # noqa: S101  # the manager makes no other
         task = asyncio.current_task()
+        CLIENT_MEMORY.set(connection.client.memory)
         keep = await Exchange(self._listener, connection, ReferenceHttpRequest(request), task).run()
         sent: Any = Sent(keep_alive=keep)
         return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response

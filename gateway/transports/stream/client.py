@@ -12,9 +12,9 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from gateway.ir.errors import NotSent, Unavailable
-from gateway.transports.admission import ConcurrencyLimiter
-from gateway.transports.contract import ClientLimits
+from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
+from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget, Reservation
+from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.net.unix_socket import PREFIX
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.transports.stream.client_connection import FramedClientConnection
@@ -36,6 +36,7 @@ class StreamClient:
         limits: Of the upstream.
         ordered: Whether answers come in the order of the questions, or carry their numbers.
         ssl_context: For TLS.
+        budget: Of the process, for answers as they come.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class StreamClient:
         *,
         ordered: bool = True,
         ssl_context: ssl.SSLContext | None = None,
+        budget: MemoryBudget = UNLIMITED,
     ) -> None:
+        self._budget = budget
         self._name = address
         self._framer = framer
         self._limits = limits
@@ -63,14 +66,16 @@ class StreamClient:
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(self, wire: Frame, /, *, deadline: float | None) -> Frame:
-        """Send one frame and return its answer; raises as `base.Client` says."""
+    async def send(
+        self, wire: Frame, /, *, deadline: float | None, decode: Decode[Frame] | None = None
+    ) -> Any:
+        """Send one frame and return its answer; see `contract.Client`."""
         if not self._slots.try_acquire():
             async with deadline_scope(deadline, self._name):
-                await self._slots.acquire(None)
+                await self._slots.wait(None)
         try:
             async with deadline_scope(deadline, self._name):
-                return await self._ask(Frame(wire.payload, wire.correlation, deadline))
+                return await self._ask(Frame(wire.payload, wire.correlation, deadline), decode)
         finally:
             self._slots.release()
 
@@ -90,20 +95,26 @@ class StreamClient:
             connection.abort()
         self._free.clear()
 
-    async def _ask(self, frame: Frame) -> Frame:
+    async def _ask(self, frame: Frame, decode: Decode[Frame] | None) -> Any:
         connection, reused = await self._take()
         try:
-            return await self._ask_over(connection, frame)
+            return await self._ask_over(connection, frame, decode)
         except Unavailable:
             # One replay, where a kept connection turned out dead before the frame reached it.
             if not (reused and connection.never_received):
                 raise
-        return await self._ask_over(await self._connect(), frame)
+        return await self._ask_over(await self._connect(), frame, decode)
 
-    async def _ask_over(self, connection: FramedClientConnection, frame: Frame) -> Frame:
+    async def _ask_over(
+        self, connection: FramedClientConnection, frame: Frame, decode: Decode[Frame] | None
+    ) -> Any:
         connection.users += 1
         try:
-            return await connection.exchange(frame)
+            answer = await connection.exchange(frame)
+            return answer if decode is None else await accepted(answer, decode)
+        except UpstreamProtocolError:
+            connection.spoilt = True
+            raise
         finally:
             connection.users -= 1
             self._give_back(connection)
@@ -210,7 +221,12 @@ class StreamClient:
     async def _dial(self, loop: asyncio.AbstractEventLoop) -> FramedClientConnection:
         def made() -> FramedClientConnection:
             return FramedClientConnection(
-                self._name, self._framer(), ordered=self._ordered, loop=loop, open_ones=self._open
+                self._name,
+                self._framer(),
+                ordered=self._ordered,
+                loop=loop,
+                open_ones=self._open,
+                held=Reservation(self._budget, self._limits.memory_wait_s),
             )
 
         if self._name.startswith(PREFIX):

@@ -17,6 +17,7 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
+from gateway.transports.admission import Reservation
 from gateway.transports.net.sockets import peer_refused, reset_when_closed, tune
 from gateway.wire.stream import Frame, Framer
 
@@ -38,6 +39,7 @@ class FramedClientConnection(asyncio.Protocol):
         ordered: Whether answers come in the order of the questions.
         loop: Its clock.
         open_ones: It is in there while it is open.
+        held: Holds the bytes of an answer that is coming.
     """
 
     def __init__(
@@ -48,12 +50,15 @@ class FramedClientConnection(asyncio.Protocol):
         ordered: bool,
         loop: asyncio.AbstractEventLoop,
         open_ones: set[FramedClientConnection],
+        held: Reservation,
     ) -> None:
         self._name = name
         self._framer = framer
         self._ordered = ordered
         self._loop = loop
         self._open_ones = open_ones
+        self._held = held
+        self._growing: asyncio.Task[None] | None = None
         self._transport: Any = None
         self._waiting: dict[int | None, asyncio.Future[Frame]] = {}
         self._abandoned: set[int | None] = set()
@@ -143,6 +148,30 @@ class FramedClientConnection(asyncio.Protocol):
             self.abort()
         elif self._framer.wanted and not self._waiting:
             self.abort()
+        else:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Hold what has come of an answer, and a step more; read no further until that is had."""
+        wanted, held = self._framer.wanted, self._held
+        if not wanted:
+            held.close()
+            return
+        more = held.step(self._framer.held, wanted)
+        if more > 0 and not held.try_grow(more) and self._growing is None:
+            self._transport.pause_reading()
+            self._growing = self._loop.create_task(self._grow(more))
+
+    async def _grow(self, size: int) -> None:
+        try:
+            await self._held.grow(size)
+        except GatewayError as error:
+            self._fail(error)
+            self.abort()
+        finally:
+            self._growing = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> None:
         """Learn, while the socket is still open, how the upstream closed it."""
@@ -157,6 +186,9 @@ class FramedClientConnection(asyncio.Protocol):
         self.spoilt = True
         self._transport = None
         self._open_ones.discard(self)
+        if self._growing is not None:
+            self._growing.cancel()
+        self._held.close()
         self._fail(self._lost("it ended without an answer" if exc is None else str(exc)))
 
     # -- answers

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConcurrencyLimiter, ConnectionCount, MemoryBudget
+from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
@@ -81,9 +81,7 @@ class StreamServer:
         self._listener = StreamListenerState(
             limits=limits,
             budget=budget,
-            slots=ConcurrencyLimiter(
-                "requests_in_flight", limits.requests_in_flight, limits.requests_queued
-            ),
+            slots=request_slots(limits),
             count=count if beside is None else beside.count,
             frontend=frontend,
             framer=framer,

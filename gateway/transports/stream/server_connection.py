@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,16 @@ from typing import Any
 import structlog
 
 from gateway.ir.errors import Cancelled, GatewayError, InvalidRequest, Overloaded, Unavailable
-from gateway.transports.admission import Reservation
+from gateway.transports.admission import (
+    CLIENT_MEMORY,
+    NOBODY,
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+    client_shares,
+    no_memory,
+)
+from gateway.transports.contract import is_probe
 from gateway.transports.net.sockets import pause_until_taken
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.stream.listener import StreamListenerState
@@ -57,6 +67,7 @@ class StreamConnection(asyncio.Protocol):
         self._presence = LivenessMonitor(loop, self._unseen, self._probe)
         self._transport: Any = None
         self._address: str | None = None
+        self._client = NOBODY
         self._partial = self._new_lease()
         self._queue: deque[_PendingFrame] = deque()
         self._running: dict[asyncio.Task[None], _PendingFrame] = {}
@@ -85,6 +96,8 @@ class StreamConnection(asyncio.Protocol):
         self._address = self._listener.enter(self, transport)
         if self._address is None:
             return
+        self._client = client_shares(self._address, self._listener.slots, self._listener.budget)
+        self._partial = self._new_lease()
         pause_until_taken(transport)
         self._pace.opened()
 
@@ -128,6 +141,7 @@ class StreamConnection(asyncio.Protocol):
         # keep a connection busy for good.
         late = self._draining and self._listener.width > 1
         for frame in frames:
+            self._partial.settle()
             self._queue.append(_PendingFrame(frame, self._partial, late))
             self._partial = self._new_lease()
         self._pace.received(len(data), partial=self._framer.wanted > 0, frames=len(frames))
@@ -154,13 +168,26 @@ class StreamConnection(asyncio.Protocol):
     # -- taking frames
 
     def _new_lease(self) -> Reservation:
-        return Reservation(self._listener.budget, self._listener.limits.queue_wait_s)
+        listener = self._listener
+        return Reservation(listener.budget, listener.limits.queue_wait_s, self._client.memory)
 
     def _hold(self) -> None:
-        """Reserve what the frame that has begun says it has, before it is held."""
-        more = self._framer.wanted - self._partial.size_bytes
-        if more > 0 and not self._partial.take(more):
+        """Reserve what has come of the frame that has begun, and one step ahead."""
+        wanted, held = self._framer.wanted, self._partial
+        if not wanted or self._room is not None:
+            return
+        if not held.size_bytes:
+            held.move_with(self._position, self._gives_way)
+        more = held.step(self._framer.held, wanted)
+        if more > 0 and not held.try_grow(more):
             self._room = self._loop.create_task(self._wait_for_room(more))
+
+    def _position(self) -> int:
+        return self._framer.held
+
+    def _gives_way(self, error: GatewayError) -> None:
+        self._end_reading(error)
+        self._go_on()
 
     async def _wait_for_room(self, size: int) -> None:
         error: GatewayError | None = None
@@ -250,10 +277,11 @@ class StreamConnection(asyncio.Protocol):
     # -- answering
 
     async def _answer(self, asked: _PendingFrame) -> None:
+        CLIENT_MEMORY.set(self._client.memory)
         try:
             await self._ask_or_give_up(asked)
         except SlowReaderError as error:
-            self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
+            self._listener.refused(Cancelled(str(error), limit=error.limit))
         except OSError:  # the client has left: there is nobody to tell
             self.abort()
         finally:
@@ -273,43 +301,71 @@ class StreamConnection(asyncio.Protocol):
             await self._refuse(asked, _shutting_down())
 
     async def _admit_and_ask(self, asked: _PendingFrame) -> None:
-        slots, limits = self._listener.slots, self._listener.limits
+        slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots
         try:
             needed = size_of(asked.frame.payload) + asked.frame.extra_bytes
-            more = needed - asked.lease.size_bytes
-            if more > 0:  # it came whole, in one read, or holds more than came
-                await asked.lease.grow(more)
-            await slots.acquire(limits.queue_wait_s)
+            if not slots.try_acquire(1, client):
+                if is_probe(self._listener.frontend, asked.frame, needed):
+                    await self._ask(asked)
+                    return
+                await slots.wait(limits.queue_wait_s, client)
         except GatewayError as error:
             await self._refuse(asked, error)
             return
+        has_slot = True
         try:
+            more = needed - asked.lease.size_bytes
+            if more > 0:  # it came whole, in one read, or holds more than came
+                await asked.lease.grow(more)
             found = await self._listener.frontend.handle(asked.frame)
             if isinstance(found, Frame):
+                has_slot = False
+                slots.release(1, client)
                 await self._write(found, asked)
                 return
-            async with aclosing(found) as answers:
-                async for answer in answers:
-                    await self._write(answer, asked)
+            await self._relay(found, asked)
+        except Overloaded as error:
+            await self._refuse(asked, error)
         finally:
-            slots.release()
+            if has_slot:
+                slots.release(1, client)
+
+    async def _relay(self, found: AsyncGenerator[Frame, None], asked: _PendingFrame) -> None:
+        async with aclosing(found) as answers:
+            async for answer in answers:
+                await self._write(answer, asked)
+
+    async def _ask(self, asked: _PendingFrame) -> None:
+        found = await self._listener.frontend.handle(asked.frame)
+        if isinstance(found, Frame):
+            await self._write(found, asked)
+        else:
+            await self._relay(found, asked)
 
     async def _refuse(self, asked: _PendingFrame, error: GatewayError) -> None:
         await self._write(self._listener.frontend.reject(error), asked)
 
     async def _write(self, answer: Frame, asked: _PendingFrame) -> None:
         """Write a frame, with the number of its question, and wait until the kernel has it."""
-        if not self._writing.locked():
+        size = size_of(answer.payload)
+        if size <= RESPONSE_UNCOUNTED_BYTES and not self._writing.locked():
             await self._write_now(answer, asked)
             return
-        # While it waits for its reader it counts among the bytes in flight.
-        lease = self._new_lease()
+        # Until the client has taken it, it counts in memory, and its request no more.
+        asked.lease.close()
+        asked.frame = Frame((), asked.frame.correlation)
+        held = self._new_lease()
         try:
-            if not lease.take(size := size_of(answer.payload)):
-                answer = self._listener.frontend.reject(_no_room(size))
+            if held.try_grow_response(size):
+                held.move_with(self._unwritten, lambda _error: self.abort(), RESPONSE_PATIENCE_S)
+            else:
+                answer = self._listener.frontend.reject(no_memory(size))
             await self._write_now(answer, asked)
         finally:
-            lease.close()
+            held.close()
+
+    def _unwritten(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     async def _write_now(self, answer: Frame, asked: _PendingFrame) -> None:
         async with self._writing:
@@ -329,8 +385,7 @@ class StreamConnection(asyncio.Protocol):
 
     async def _flush(self) -> None:
         if not self._taken.is_set():
-            idle_s = self._listener.limits.write_idle_timeout_s
-            await drain_writes(self._transport, self._taken, idle_s)
+            await drain_writes(self._transport, self._taken, self._listener.limits)
 
     # -- ending
 
@@ -383,14 +438,6 @@ class StreamConnection(asyncio.Protocol):
     def _probe(self) -> None:
         if self._taken.is_set():  # else what is being written tells as much
             self._transport.write(self._framer.begin())
-
-
-def _no_room(size: int) -> Overloaded:
-    return Overloaded(
-        f"an answer of {size} bytes waits behind others that its client does not read, and there "
-        "is no room for it",
-        limit="in_flight_bytes",
-    )
 
 
 def _shutting_down() -> Unavailable:

@@ -121,8 +121,10 @@ def test_limits_have_the_defaults_that_they_state(section: str, defaults: Any) -
     for name, key in definition(section).items():
         stated = DEFAULT.search(key["description"])
         assert stated is not None
-        assert stated["value"] is not None, name
         expected = actual[name] if name in actual else actual[f"{name}_s"]
+        if expected is None:  # it depends on another
+            continue
+        assert stated["value"] is not None, name
         assert expected == value_of(stated["value"], key), name
 
 

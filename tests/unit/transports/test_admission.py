@@ -1,4 +1,4 @@
-"""Budget, leases, slots and connection counts."""
+"""Budget, reservations, slots and connection counts."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from gateway.transports.admission import (
     ConnectionCount,
     MemoryBudget,
     Reservation,
+    request_slots,
 )
+from gateway.transports.contract import ServerLimits
 
 
 def test_budget_at_its_limit() -> None:
     """Exactly the limit may be used; a byte more is refused and takes nothing."""
     budget = MemoryBudget(10)
-    assert budget.reserve(10)
-    assert not budget.reserve(1)
+    assert budget.try_acquire(10)
+    assert not budget.try_acquire(1)
     assert budget.used_bytes == 10
     budget.release(4)
-    assert budget.reserve(4)
+    assert budget.try_acquire(4)
 
 
 async def test_waiter_gets_what_is_released() -> None:
     """A waiter is served when there is room, before those that came later."""
     budget = MemoryBudget(10)
-    budget.reserve(10)
-    first = asyncio.create_task(budget.acquire(6, 5))
+    budget.try_acquire(10)
+    first = asyncio.create_task(budget.acquire(6, timeout_s=5))
     await asyncio.sleep(0)
-    second = asyncio.create_task(budget.acquire(4, 5))
+    second = asyncio.create_task(budget.acquire(4, timeout_s=5))
     await asyncio.sleep(0)
     budget.release(5)
     await asyncio.sleep(0)
@@ -44,10 +46,10 @@ async def test_waiter_gets_what_is_released() -> None:
 async def test_waiter_that_gives_up_lets_others_pass() -> None:
     """When the first in line times out, the next is tried at once."""
     budget = MemoryBudget(10)
-    budget.reserve(6)
-    big = asyncio.create_task(budget.acquire(9, 0.02))
+    budget.try_acquire(6)
+    big = asyncio.create_task(Reservation(budget, 0.02).grow(9))
     await asyncio.sleep(0)
-    small = asyncio.create_task(budget.acquire(4, 5))
+    small = asyncio.create_task(budget.acquire(4, timeout_s=5))
     with pytest.raises(Overloaded) as caught:
         await big
     await asyncio.wait_for(small, 1)
@@ -57,8 +59,8 @@ async def test_waiter_that_gives_up_lets_others_pass() -> None:
 async def test_cancelled_waiter_keeps_nothing() -> None:
     """A waiter cancelled in the moment it is served gives its share back."""
     budget = MemoryBudget(10)
-    budget.reserve(10)
-    waiter = asyncio.create_task(budget.acquire(10, 5))
+    budget.try_acquire(10)
+    waiter = asyncio.create_task(budget.acquire(10, timeout_s=5))
     await asyncio.sleep(0)
     budget.release(10)
     waiter.cancel()
@@ -66,35 +68,54 @@ async def test_cancelled_waiter_keeps_nothing() -> None:
     assert budget.used_bytes == 0
 
 
-async def test_lease_gives_all_back_once() -> None:
-    """What a lease grew to is released, and only once."""
+async def test_reservation_gives_all_back_once() -> None:
+    """What a reservation grew to is released, and only once."""
     budget = MemoryBudget(10)
-    lease = Reservation(budget, 0)
-    await lease.grow(3)
-    await lease.grow(4)
+    held = Reservation(budget, 0)
+    await held.grow(3)
+    await held.grow(4)
     assert budget.used_bytes == 7
     with pytest.raises(Overloaded):
-        await lease.grow(4)
-    lease.close()
-    lease.close()
+        await held.grow(4)
+    held.close()
+    held.close()
     assert budget.used_bytes == 0
 
 
+def test_reservation_is_one_step_ahead_of_what_has_come() -> None:
+    """It begins with 256 KiB, doubles when three quarters are used, and ends with the message."""
+    budget = MemoryBudget(1 << 30)
+    held = Reservation(budget, 0)
+    steps = []
+    for arrived in range(0, 3_000_000, 50_000):
+        more = held.step(arrived, 3_000_000)
+        if more:
+            steps.append((arrived, more))
+            assert held.try_grow(more)
+    assert [
+        (0, 262_144),
+        (200_000, 262_144),
+        (400_000, 524_288),
+        (800_000, 1_048_576),
+        (1_600_000, 902_848),
+    ] == steps
+
+
 async def test_slots_and_their_queue() -> None:
-    """Places, then the queue, then refusal; released places go to who waits longest."""
+    """Slots, then the queue, then refusal; released slots go to who waits longest."""
     slots = ConcurrencyLimiter("requests_in_flight", 1, 2)
-    await slots.acquire(None)
+    await slots.wait(None)
     order: list[int] = []
 
     async def wait(number: int) -> None:
-        await slots.acquire(5)
+        await slots.wait(5)
         order.append(number)
         slots.release()
 
     waiting = [asyncio.create_task(wait(number)) for number in (1, 2)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as caught:
-        await slots.acquire(5)
+        await slots.wait(5)
     assert caught.value.limit == "requests_in_flight"
     slots.release()
     await asyncio.gather(*waiting)
@@ -102,26 +123,40 @@ async def test_slots_and_their_queue() -> None:
 
 
 async def test_slot_wait_ends() -> None:
-    """A wait for a place is bounded, and leaves no trace in the queue."""
+    """A wait for a slot is bounded, and leaves no trace in the queue."""
     slots = ConcurrencyLimiter("requests_in_flight", 1, 1)
-    await slots.acquire(None)
+    await slots.wait(None)
     for _ in range(3):
         with pytest.raises(Overloaded):
-            await slots.acquire(0.01)
+            await slots.wait(0.01)
     slots.release()
     assert slots.used == 0
 
 
 async def test_cancelled_slot_is_passed_on() -> None:
-    """A place granted to someone who is cancelled at that moment is free again."""
+    """A slot granted to someone who is cancelled at that moment is free again."""
     slots = ConcurrencyLimiter("requests_in_flight", 1, 1)
-    await slots.acquire(None)
-    waiter = asyncio.create_task(slots.acquire(5))
+    await slots.wait(None)
+    waiter = asyncio.create_task(slots.wait(5))
     await asyncio.sleep(0)
     slots.release()
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
     assert slots.used == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        (ServerLimits(), 64),
+        (ServerLimits(requests_in_flight=1), 1),
+        (ServerLimits(requests_in_flight=5), 2),
+        (ServerLimits(requests_per_address=7), 7),
+    ],
+)
+def test_one_client_has_a_quarter_of_the_slots(limits: ServerLimits, share: int) -> None:
+    """Rounded up, unless the configuration says otherwise."""
+    assert share == request_slots(limits).share_limit
 
 
 def test_connections_are_counted_by_address() -> None:

@@ -105,6 +105,11 @@ class BaiduFramer:
         return max(self._need, _HEADER) if self._held else 0
 
     @property
+    def held(self) -> int:
+        """Bytes of it that have come."""
+        return len(self._held)
+
+    @property
     def fault(self) -> GatewayError | None:
         """The error after which nothing more can be read; None for none."""
         return self._fault

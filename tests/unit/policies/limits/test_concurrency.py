@@ -110,13 +110,13 @@ async def test_waiter_cancelled_as_it_gets_its_place_passes_it_on() -> None:
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=5))
     first, second, third = (asyncio.ensure_future(limit(CALL)) for _ in range(3))
     await settle()
-    limit._places.waiting[0].set_result(None)  # as `leave` does ...
-    limit._places.waiting.popleft()
-    second.cancel()  # ... and the waiter leaves before it runs
+    service.waiting[0].set_result(REPLY)
+    while limit._places.queued == 2:  # noqa: ASYNC110  # nothing announces it
+        await asyncio.sleep(0)
+    second.cancel()  # it has been given the place, and has not run
     await settle()
     assert 2 == len(service.waiting), "the third has the place"
-    for future in service.waiting:
-        future.set_result(REPLY)
+    service.waiting[1].set_result(REPLY)
     assert (REPLY, REPLY) == (await first, await third)
 
 

@@ -62,7 +62,7 @@ class Room:
         self.used = 0
         self.most = 0
 
-    def take(self, size: int, /) -> bool:
+    def try_acquire(self, size: int, /) -> bool:
         if self.used + size > self.limit:
             return False
         self.used += size

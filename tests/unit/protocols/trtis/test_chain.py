@@ -6,7 +6,7 @@ the client reads is what it read in the recording.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -100,7 +100,12 @@ class InMemory:
     def __init__(self, frontend: Frontend[Any, Any]) -> None:
         self._frontend = frontend
 
-    async def send(self, wire: Any, /, *, deadline: float | None) -> Any:
+    async def send(
+        self, wire: Any, /, *, deadline: float | None, decode: Callable[[Any], Any]
+    ) -> Any:
+        return decode(await self._send(wire))
+
+    async def _send(self, wire: Any) -> Any:
         body = memoryview(bytes(wire.view))
         if isinstance(wire, GrpcRequest):
             request: Any = GrpcRequest(wire.method, (body,), wire.metadata)
@@ -133,7 +138,7 @@ def behind(carrier: str) -> Service:
 
 async def answer_to(exchange: Exchange, service: Service) -> Any:
     client = InMemory(Frontend(codec(exchange.carrier), service))
-    return await client.send(exchange.request, deadline=None)
+    return await client.send(exchange.request, deadline=None, decode=lambda found: found)
 
 
 def shown(response: Any) -> Any:

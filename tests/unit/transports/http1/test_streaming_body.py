@@ -163,9 +163,10 @@ async def test_the_whole_can_be_had_instead() -> None:
     arrival = await scene.begun(5000)
     asking = asyncio.ensure_future(arrival.read_all())
     await settle()
-    assert 1 << 20 == scene.budget.used_bytes
+    assert HELD_BYTES == scene.budget.used_bytes
     scene.source.send()
     whole = await asking
+    assert 1 << 20 == scene.budget.used_bytes
     assert scene.body == whole
     assert whole.readonly
     assert scene.body == await arrival.read_all()
@@ -200,8 +201,11 @@ async def test_no_room_is_said() -> None:
         await Scene(budget=1000).arrival.begin()
     scene = Scene(4 << 20, budget=1 << 20)
     arrival = await scene.begun()
+    asking = asyncio.ensure_future(arrival.read_all())
+    await settle()
+    scene.source.send()  # as far as there is memory for it
     with pytest.raises(Overloaded):
-        await arrival.read_all()
+        await asking
     arrival.close()
 
 

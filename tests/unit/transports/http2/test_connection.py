@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class Seen(FrameByFrame):
         self.core = Http2Connection(
             self, self.read, client=client, streams=streams, header_bytes=16_384
         )
+        self.core.turn_s = math.inf  # all is read at once
 
     @staticmethod
     def read(fields: Sequence[Field]) -> list[Field] | Http2StreamError:
@@ -339,11 +341,15 @@ def test_held_outlet_writes_nothing() -> None:
 
 
 def test_connection_window_is_given_back() -> None:
-    """What came is made up for once half of the window is used."""
+    """What was taken over is made up for once half of the window is used, and nothing else."""
     server = served(*[opening(number) for number in range(1, 200, 2)], streams=100)
     server.take()
     for number in range(1, 19, 2):
         server.core.feed(b"".join([frame(frames.DATA, 0, number, bytes(16_000))] * 4))
+    assert bytes([0, 0, 4, frames.WINDOW_UPDATE, 0, 0, 0, 0, 0]) not in server.take()
+    assert [True] == [
+        server.core.consume(stream, 64_000) for stream in server.core.streams.values()
+    ][:1]
     assert bytes([0, 0, 4, frames.WINDOW_UPDATE, 0, 0, 0, 0, 0]) in server.take()
 
 

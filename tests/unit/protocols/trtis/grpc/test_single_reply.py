@@ -52,7 +52,9 @@ class OldServer:
         self.answers = answers
         self.asked: list[GrpcRequest] = []
 
-    async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:
+    async def send(
+        self, wire: GrpcRequest, /, *, deadline: float | None, decode: Any
+    ) -> GrpcResponse:
         raise NotImplementedError
 
     async def stream(

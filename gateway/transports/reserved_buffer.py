@@ -1,0 +1,105 @@
+"""Memory of a message of known length, which is reserved as the message comes.
+
+The whole length is mapped at once, so that nothing is copied twice; the system gives pages only to
+what has been written.  What counts against the budget is what has come and one step more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from gateway.transports.admission import Reservation
+from gateway.wire.http import Buffer
+
+
+class CountedMemory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """Memory whose bytes are counted for as long as it lives."""
+
+
+def uncounted_bytes(buffers: Sequence[Buffer]) -> int:
+    """Return how many bytes of *buffers* are not counted yet."""
+    return sum([len(each) for each in buffers if not _is_counted(each)])
+
+
+def _is_counted(buffer: Any) -> bool:
+    return isinstance(buffer, memoryview) and isinstance(buffer.obj, CountedMemory)
+
+
+def message_memory(size: int, held: Reservation | None = None) -> memoryview:
+    """Return memory of *size* bytes, which *held* holds until nobody uses it any more."""
+    # Not a bytearray: that would be written twice, with zeros first.
+    memory = np.empty(size, np.uint8)
+    if held is not None:
+        memory = memory.view(CountedMemory)
+        finalize(memory, held.close).atexit = False
+    return memory.data
+
+
+class ReservedBuffer:
+    """A buffer that is filled from its beginning.
+
+    Args:
+        size: Of the message.
+        held: Holds its bytes, and nothing else.
+        lasts: Keep them until nobody uses the message any more, and then give them back.
+
+    Attributes:
+        filled: Bytes that have come.
+    """
+
+    __slots__ = ("_held", "_size", "_view", "filled")
+
+    def __init__(self, size: int, held: Reservation, *, lasts: bool = False) -> None:
+        self._view = message_memory(size, held if lasts else None)
+        self._size = size
+        self._held = held
+        self.filled = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it has come."""
+        return self.filled == self._size
+
+    @property
+    def is_short(self) -> bool:
+        """Whether nothing may come before `wait` has returned."""
+        return self.filled == self._held.size_bytes and self.filled < self._size
+
+    @property
+    def view(self) -> memoryview:
+        """The message, read-only."""
+        return self._view.toreadonly()
+
+    def room(self) -> memoryview | None:
+        """Return where the next bytes go; None where nothing may come."""
+        filled = self.filled
+        return (
+            self._view[filled : self._held.size_bytes] if filled < self._held.size_bytes else None
+        )
+
+    def advance(self, size: int) -> None:
+        """Note that *size* bytes have been put into `room`, and reserve the next step."""
+        filled = self.filled = self.filled + size
+        held = self._held
+        if held.size_bytes < self._size and (more := held.step(filled, self._size)):
+            held.try_grow(more)
+
+    def put(self, data: bytes | memoryview, at: int = 0) -> int:
+        """Copy what there is room for of *data* from *at*; return the place after it."""
+        end = len(data)
+        with memoryview(data) as view:
+            while at < end and (room := self.room()) is not None:
+                size = min(len(room), end - at)
+                room[:size] = view[at : at + size]
+                self.advance(size)
+                at += size
+        return at
+
+    async def wait(self) -> None:
+        """Wait for memory for the next step. Raises Overloaded."""
+        if self.is_short:
+            await self._held.grow(self._held.step(self.filled, self._size))

@@ -1,0 +1,115 @@
+"""Clients that do nothing wrong, while another tries to take the gateway for itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from tests.hostile.process import Gateway, eventually, running
+from tests.hostile.wire import GOOD, Address, Raw, get, head, is_good, post
+
+CONFIG = Path(__file__).with_name("fair.yaml")
+BUDGET_BYTES = 64 << 20
+MAX_WAIT_S = 0.25
+_EVERY_S = 0.02
+_SOURCES = ("127.0.7.1", "127.0.7.2")
+_BODY_BYTES = 300_000
+
+
+def uint8(size: int) -> bytes:
+    """Write a request for identity_uint8 with a binary tensor of *size* bytes."""
+    tensor = {
+        "name": "INPUT0",
+        "datatype": "UINT8",
+        "shape": [size],
+        "parameters": {"binary_data_size": size},
+    }
+    text = json.dumps({"inputs": [tensor], "outputs": [{"name": "OUTPUT0"}]}).encode()
+    return post(
+        text + bytes(size),
+        f"Inference-Header-Content-Length: {len(text)}",
+        path="/v2/models/identity_uint8/infer",
+    )
+
+
+LIVE = head("GET", "/v2/health/live")
+
+
+class Innocents:
+    """Clients at other addresses that send a request now and then, and count how long each takes."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._done = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(source, data, name))
+            for source, data, name in (
+                (_SOURCES[0], GOOD, "small"),
+                (_SOURCES[1], uint8(_BODY_BYTES), "large"),
+                (_SOURCES[0], LIVE, "live"),
+            )
+        ]
+        self.waits: list[float] = []
+        self.refused: list[tuple[str, object]] = []
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, source: str, data: bytes, name: str) -> None:
+        with Raw(self._address, source=source) as raw:
+            while not self._done.wait(_EVERY_S):
+                begun = time.monotonic()
+                try:
+                    raw.send([data])
+                    answer = raw.answer()
+                except TimeoutError:
+                    answer = None
+                self.waits.append(time.monotonic() - begun)
+                if answer is None or answer.status != 200:
+                    self.refused.append((name, answer and (answer.status, answer.body)))
+                    return
+
+    def check(self) -> None:
+        """Assert that nobody was refused, and nobody waited for long."""
+        assert [] == self.refused
+        assert len(self.waits) > 3
+        # One of them may have met another process of this machine.
+        assert sorted(self.waits)[-2] <= MAX_WAIT_S, sorted(self.waits)[-5:]
+
+
+def in_flight(gateway: Gateway) -> float:
+    """Return the bytes that the gateway says it holds."""
+    page = get(gateway.addresses["admin"], "/metrics").decode()
+    (line,) = [each for each in page.splitlines() if each.startswith("gateway_in_flight_bytes ")]
+    return float(line.split()[1])
+
+
+@contextmanager
+def fair_gateway() -> Iterator[Gateway]:
+    """Run a gateway, used by somebody before; afterwards it must hold nothing."""
+    with running(str(CONFIG)) as gateway:
+        with Raw(gateway.http) as raw:
+            for data in (GOOD, uint8(_BODY_BYTES), GOOD):
+                raw.send([data])
+                answer = raw.answer()
+                assert answer is not None
+                assert answer.status == 200, answer.body
+        yield gateway
+        assert gateway.alive
+        assert eventually(lambda: in_flight(gateway) == 0, 12), in_flight(gateway)
+        with Raw(gateway.http) as raw:
+            raw.send([GOOD])
+            assert is_good(raw.answer())
+        assert "Traceback" not in gateway.text()

@@ -1,0 +1,147 @@
+"""Connections take turns: one that never pauses holds up no other."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from tests.hostile import frames
+from tests.hostile.fairness import LIVE, Innocents, fair_gateway
+from tests.hostile.process import Gateway
+from tests.hostile.wire import chunk, chunked
+
+pytestmark = [pytest.mark.hostile, pytest.mark.timeout(120)]
+
+_SECONDS = 2.0
+_UNKNOWN = b"/no.Such/Method"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """A gateway of this module."""
+    with fair_gateway() as found:
+        yield found
+
+
+def _resizes() -> bytes:
+    updates = b"\x20\x3f\xe1\x1f" * 2000
+    data = b"".join(
+        frames.frame(frames.HEADERS, frames.END_HEADERS, stream, updates + frames.block(_UNKNOWN))
+        for stream in range(1, 40, 2)
+    )
+    return frames.BEGIN + data
+
+
+def _unknown_methods() -> bytes:
+    return frames.BEGIN + b"".join(
+        frames.opening(stream, path=_UNKNOWN, flags=frames.END_HEADERS | frames.END_STREAM)
+        for stream in range(1, 20_000, 2)
+    )
+
+
+def _references() -> bytes:
+    first = frames.opening(1, frames.literal(b"x-large", b"v" * 3000, keep=True), path=_UNKNOWN)
+    block = frames.block(_UNKNOWN) + b"\xbe" * 4
+    return (
+        frames.BEGIN
+        + first
+        + b"".join(
+            frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, block)
+            for stream in range(3, 20_000, 2)
+        )
+    )
+
+
+def _small_frames() -> bytes:
+    begin = frames.BEGIN + frames.opening(1)
+    return (
+        begin
+        + frames.frame(frames.DATA, 0, 1, frames.message(b"", length=60_000))
+        + (frames.frame(frames.DATA, 0, 1, b"x") * 50_000)
+    )
+
+
+GRPC = {
+    "table_sizes": _resizes,
+    "unknown_methods": _unknown_methods,
+    "references": _references,
+    "small_frames": _small_frames,
+}
+
+
+def _flood(address: tuple[str, int], data: bytes, end: float) -> None:
+    """Send *data* on one connection after the other, without a pause."""
+    while time.monotonic() < end:
+        with suppress(OSError), socket.create_connection(address, 2) as sock:
+            sock.settimeout(0.5)
+            reader = threading.Thread(target=_drain, args=(sock,))
+            reader.start()
+            with suppress(OSError):
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+            reader.join()
+
+
+def _drain(sock: socket.socket) -> None:
+    with suppress(OSError):
+        while sock.recv(65536):
+            pass
+
+
+@pytest.mark.parametrize("name", GRPC)
+def test_http2_that_never_pauses(gateway: Gateway, name: str) -> None:
+    """Others are served between the frames of a connection that is full of them."""
+    data = GRPC[name]()
+    with Innocents(gateway.http) as others:
+        _flood(gateway.addresses["main.grpc"], data, time.monotonic() + _SECONDS)
+    others.check()
+
+
+HTTP = {
+    "pipelined": LIVE * 20_000,
+    "chunks": chunked(chunk(b"x") * 60_000, path="/v2/models/simple/infer"),
+}
+
+
+@pytest.mark.parametrize("name", HTTP)
+def test_http1_that_never_pauses(gateway: Gateway, name: str) -> None:
+    """Nor do heads behind one another, or chunks of a byte, keep them waiting."""
+    with Innocents(gateway.http) as others:
+        _flood(gateway.http, HTTP[name], time.monotonic() + _SECONDS)
+    others.check()
+
+
+@pytest.mark.skipif("os.environ.get('HOSTILE_TRANSPORT') == 'reference'", reason="grpcio's own")
+def test_refused_calls_pay_for_nothing(gateway: Gateway) -> None:
+    """A connection cannot earn by unknown methods what resets of calls cost."""
+    with socket.create_connection(gateway.addresses["main.grpc"], 4) as sock:
+        sock.sendall(frames.BEGIN)
+        reader_data = bytearray()
+        stream = 1
+        with suppress(OSError):
+            for _ in range(60):
+                data = b""
+                for _ in range(25):
+                    flags = frames.END_HEADERS | frames.END_STREAM
+                    data += frames.opening(stream, path=_UNKNOWN, flags=flags)
+                    stream += 2
+                for _ in range(25):
+                    data += frames.opening(stream)
+                    data += frames.frame(frames.RST, 0, stream, b"\0\0\0\x08")
+                    stream += 2
+                sock.sendall(data)
+                sock.setblocking(False)
+                with suppress(BlockingIOError):
+                    while piece := sock.recv(65536):
+                        reader_data += piece
+                sock.setblocking(True)
+            sock.settimeout(4)
+            while piece := sock.recv(65536):
+                reader_data += piece
+    goaway = bytes([frames.GOAWAY, 0, 0, 0, 0, 0])
+    assert goaway in bytes(reader_data)

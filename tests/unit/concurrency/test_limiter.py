@@ -1,0 +1,217 @@
+"""One limiter for all: first come first served, shares, time-outs, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from gateway.backends.instance_pool import InstancePool
+from gateway.concurrency.limiter import Limiter, LimiterFull
+from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.errors import Overloaded
+from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.transports.admission import ConcurrencyLimiter, MemoryBudget, Reservation
+from tests.fakes import settle
+
+
+async def test_a_busy_loop_loses_nothing_when_timeout_and_release_meet() -> None:
+    """A release in the same iteration as a timeout raises nowhere, and no unit stays taken."""
+    budget = MemoryBudget(100)
+    await budget.acquire(100, timeout_s=1)
+    waiter = asyncio.ensure_future(budget.acquire(100, timeout_s=0.02))
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: errors.append(context))
+    loop.call_soon(time.sleep, 0.03)
+    loop.call_later(0.0201, budget.release, 100)
+    found = (await asyncio.gather(waiter, return_exceptions=True))[0]
+    if not isinstance(found, TimeoutError):
+        budget.release(100)
+    await settle()
+    assert ([], 0, 0) == (errors, budget.used_bytes, budget.queued)
+
+
+async def test_a_client_that_waits_for_its_share_holds_up_nobody() -> None:
+    """Callers of a client with a full share wait; others are served though they came later."""
+    limiter = Limiter(4, share=1)
+    one, other = limiter.share("one"), limiter.share("other")
+    assert limiter.try_acquire(1, one)
+    waiting = asyncio.ensure_future(limiter.acquire(1, one))
+    await settle()
+    assert limiter.try_acquire(1, other)
+    assert not waiting.done()
+    limiter.release(1, one)
+    await waiting
+    assert (2, 1, 1) == (limiter.used, one.used, other.used)
+
+
+async def test_a_client_fills_its_share_of_the_queue_only() -> None:
+    """Beyond it its callers are refused, while another's still may wait."""
+    limiter = Limiter(4, queue=4, share=2)
+    one = limiter.share("one")
+    assert limiter.try_acquire(2, one)
+    assert limiter.try_acquire(2, limiter.share("two"))
+    tasks = [asyncio.ensure_future(limiter.acquire(1, one)) for _ in range(2)]
+    await settle()
+    with pytest.raises(LimiterFull):
+        await limiter.acquire(1, one)
+    tasks.append(asyncio.ensure_future(limiter.acquire(1, limiter.share("three"))))
+    await settle()
+    assert 3 == limiter.queued
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (4, 0, 2) == (limiter.used, limiter.queued, one.used)
+
+
+async def test_what_one_client_holds_alone_may_exceed_its_share() -> None:
+    """A message larger than the share is taken while its client holds nothing else."""
+    budget = MemoryBudget(100)
+    held = Reservation(budget, 0.01, budget.share("one"))
+    assert held.try_grow(30)
+    assert held.try_grow(30)
+    other = Reservation(budget, 0.01, budget.share("one"))
+    assert not other.try_grow(1)
+    held.close()
+    assert other.try_grow(1)
+
+
+def test_a_share_is_forgotten_with_its_client() -> None:
+    """Clients that have gone leave nothing behind."""
+    limiter = Limiter(1)
+    share = limiter.share("one")
+    assert limiter.share("one") is share
+    del share
+    assert 0 == len(limiter._shares)
+
+
+async def test_a_body_that_does_not_move_gives_way() -> None:
+    """When another waits, the stalest reservation ends, and the other is served in time."""
+    budget = MemoryBudget(100)
+    told: list[Overloaded] = []
+    still = Reservation(budget, 0.1, budget.share("still"))
+    assert still.try_grow(60)
+    still.move_with(lambda: 7, told.append)
+    moves = iter(range(1000))
+    moving = Reservation(budget, 0.1, budget.share("moving"))
+    assert moving.try_grow(40)
+    moving.move_with(lambda: next(moves), told.append)
+    waiting = Reservation(budget, 1, budget.share("waiting"))
+    await waiting.grow(50)
+    assert ([0, 40, 50], ["in_flight_bytes"]) == (
+        [each.size_bytes for each in (still, moving, waiting)],
+        [error.limit for error in told],
+    )
+
+
+async def test_bodies_that_wait_for_one_another_are_not_all_refused() -> None:
+    """When each holds what another needs, some give up and the rest go on."""
+    budget = MemoryBudget(100, share_bytes=100)
+    done = 0
+
+    async def body() -> None:
+        nonlocal done
+        held = Reservation(budget, 0.02, budget.share("one"))
+        try:
+            for _ in range(4):
+                await held.grow(5)
+                await asyncio.sleep(0)
+            done += 1
+        finally:
+            held.close()
+
+    found = await asyncio.gather(*(body() for _ in range(10)), return_exceptions=True)
+    assert {type(None), Overloaded} >= {type(each) for each in found}
+    assert (True, 0) == (done >= 5, budget.used_bytes)
+
+
+async def test_responses_may_exceed_the_limit_by_a_quarter() -> None:
+    """What ends a request is taken before what begins one, and bounded as well."""
+    budget = MemoryBudget(100, share_bytes=100)
+    held = Reservation(budget, 0)
+    assert held.try_grow(100)
+    answer = Reservation(budget, 0)
+    assert (True, False) == (answer.try_grow_response(25), answer.try_grow_response(1))
+    assert not Reservation(budget, 0).try_grow(1)
+
+
+async def _storm(operations: int, seed: int) -> list[tuple[int, int]]:
+    """Run random operations on every kind of limiter under a busy loop; return what is left."""
+    choice = random.Random(seed)  # noqa: S311  # no secret
+    budget = MemoryBudget(1000)
+    slots = ConcurrencyLimiter("requests_in_flight", 8, 32, 3)
+    route = ConcurrencyLimit("r", in_flight=6, queue=32, wait_s=0.002)
+    pool = InstancePool(ModelRef("m"), 4, 1000)
+    left = operations
+
+    async def hold() -> None:
+        await asyncio.sleep(choice.choice((0, 0, 0, 0.001)))
+        if choice.random() < 0.01:
+            time.sleep(0.003)  # noqa: ASYNC251  # a loop that is held up
+
+    async def client(name: str) -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            kind = choice.randrange(5)
+            try:
+                if kind == 0:
+                    held = Reservation(budget, 0.002, budget.share(name))
+                    try:
+                        for _ in range(choice.randrange(1, 4)):
+                            await held.grow(choice.randrange(1, 200))
+                            await hold()
+                        held.try_grow_response(choice.randrange(1, 300))
+                        await hold()
+                    finally:
+                        held.close()
+                elif kind == 1:
+                    share = slots.share(name)
+                    await slots.wait(0.002, share)
+                    try:
+                        await hold()
+                    finally:
+                        slots.release(1, share)
+                elif kind == 2:
+                    await route.acquire(timeout_s=0.002)
+                    try:
+                        await hold()
+                    finally:
+                        route.release()
+                else:
+                    sequence = Sequence(choice.randrange(9)) if kind == 3 else None
+                    async with asyncio.timeout(0.002):
+                        instance = await pool.acquire(sequence)
+                    try:
+                        await hold()
+                    finally:
+                        pool.release(instance)
+            except (Overloaded, TimeoutError, LimiterFull):
+                await asyncio.sleep(0)
+
+    async def leaver(tasks: list[asyncio.Task[None]]) -> None:
+        while left > 0:
+            await asyncio.sleep(0.001)
+            place = choice.randrange(len(tasks))
+            tasks[place].cancel()
+            tasks[place] = asyncio.ensure_future(client(f"c{place % 7}"))
+
+    tasks = [asyncio.ensure_future(client(f"c{number % 7}")) for number in range(40)]
+    await leaver(tasks)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (True, 0) == (pool.is_idle, pool.waiting)
+    return [(each.used, each.queued) for each in (budget, slots, route)]
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [5_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+    ids=["thousands", "a_million"],
+)
+async def test_random_operations_leave_nothing_behind(operations: int) -> None:
+    """After random acquires, timeouts, departures and releases every limiter is at zero."""
+    assert [(0, 0)] * 3 == await _storm(operations, seed=operations)
