@@ -26,9 +26,9 @@ CARRIERS = ("grpc", "http")
 ENABLED = ("repository_index", "model_configuration", "statistics=target")
 # Triton's own configuration, counts and labels: other servers have none.
 TRITONS_OWN = frozenset({"model_config", "model_statistics", "classification"})
-# Over HTTP the gateway asks Triton for one answer: its decoupled models answer in streams only.
-STREAMS = frozenset({"stream", "stream_of_none", "stream_with_error"})
-# Over gRPC it asks them with a stream, and has their one answer for a client that asks for one.
+# Over HTTP Triton has `generate_stream` only, which carries no empty input.
+STREAMS = frozenset({"stream_of_none"})
+# The gateway asks a decoupled model with a stream, and has the one answer for who asks for one.
 SINGLE = frozenset({"stream_model_without_stream"})
 OWN = frozenset(
     {
@@ -108,7 +108,7 @@ def seen_through(gateway: Running, client: Client, script: str) -> set[str]:
 
 
 def _own(script: str, carrier: str) -> frozenset[str]:
-    own = OWN | (SINGLE if carrier == "grpc" else frozenset())
+    own = OWN | SINGLE
     if script.endswith("_http"):
         return own
     return own | OWN_WORDS | (STREAMS if carrier == "http" else frozenset())

@@ -75,24 +75,26 @@ def split_reply_members(
     """
     model = call.model or reply.model
     by_name = {declared.name: declared for declared in metadata.outputs}
-    requested = {output.name for output in call.outputs}
-    outputs, parameters = [], dict(reply.parameters)
+    requested = [output.name for output in call.outputs]
+    outputs: dict[str, Tensor] = {}
+    parameters = dict(reply.parameters)
     for name, value in reply.flat_members.items():
         declared = by_name.get(name)
         if declared is not None:
             values = value if isinstance(value, tuple) else (value,)
-            if not requested or name in requested:
-                outputs.append(_tensor("output", model, declared, values, UpstreamProtocolError))
+            outputs[name] = _tensor("output", model, declared, values, UpstreamProtocolError)
         elif isinstance(value, tuple):
             raise UpstreamProtocolError(f"model {str(model)!r} has no output {name!r}", model=model)
         else:
             parameters[name] = value
-    missing = requested - {output.name for output in outputs}
+    missing = set(requested) - outputs.keys()
     if missing:
         raise UpstreamProtocolError(
             f"the response lacks output {min(missing)!r}, which was requested", model=model
         )
-    return reply.changed(outputs=tuple(outputs), parameters=parameters, flat_members={})
+    # The members are in alphabetical order.
+    ordered = [outputs[name] for name in requested or by_name if name in outputs]
+    return reply.changed(outputs=tuple(ordered), parameters=parameters, flat_members={})
 
 
 def _tensor(

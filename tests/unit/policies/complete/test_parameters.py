@@ -152,6 +152,14 @@ def test_members_of_a_reply_are_outputs_where_the_model_has_them() -> None:
     assert ({"kept": 1, "k": 7}, {}) == (found.parameters, found.flat_members)
 
 
+def test_outputs_of_a_reply_have_the_models_order_or_the_requested_one() -> None:
+    """Members of JSON come in any order."""
+    members = {"Z": "a", "Y": (1, 2)}
+    for requested in ((), ("Y", "Z"), ("Z", "Y")):
+        found = replied(members, *requested, outputs=(Y, Z)).outputs
+        assert (requested or ("Y", "Z")) == tuple(output.name for output in found)
+
+
 def test_only_requested_outputs_of_a_reply_are_kept() -> None:
     """Servers of generate send all of them."""
     assert ["Z"] == [o.name for o in replied({"Y": (1, 2), "Z": "a"}, "Z", outputs=(Y, Z)).outputs]
