@@ -51,12 +51,12 @@ class Quick:
         self._answer = answer
         self.wires: deque[Any] = deque(maxlen=LANES)
 
-    async def send(self, wire: Any, /, *, deadline: float | None) -> Any:
+    async def send(self, wire: Any, /, *, deadline: float | None, decode: Any = None) -> Any:
         asked = wire.method if isinstance(wire, GrpcRequest) else wire.path
         if asked == GRPC_METHOD or asked.endswith("/infer"):
             self.wires.append(wire)
-            return self._answer()
-        return await self._client.send(wire, deadline=deadline)
+            return self._answer() if decode is None else decode(self._answer())
+        return await self._client.send(wire, deadline=deadline, decode=decode)
 
 
 def asking(upstream: Any, client: Any, step: Step) -> Step:
