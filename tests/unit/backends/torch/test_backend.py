@@ -199,7 +199,12 @@ def test_a_program_is_moved_to_its_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "arguments", "how", "message"),
     [
-        (models.Complex(), (Z,), {}, "gives 'complex_1', a tensor of torch.complex64, which no da"),
+        (
+            models.Complex(),
+            (Z,),
+            {},
+            "'complex_1' is a tensor of torch.complex64, which is not a su",
+        ),
         (models.Lists(), (Z,), {}, "it returns a list as 'OUTPUT__0'; expected a tensor"),
         (
             models.Scaled(),
@@ -221,7 +226,7 @@ async def test_exported_programs_of_more_than_tensors(
 async def test_outputs_that_a_signature_does_not_count(tmp_path: Path) -> None:
     """Outputs without names go by their places, so all of them have a name in the signature."""
     path = exported(tmp_path, models.Sums(), Z, Z + 1, dynamic=BATCH)
-    message = "the signature has outputs 's'; the program gives 'OUTPUT__0', 'OUTPUT__1'"
+    message = "the signature has outputs 's'; the program has 'OUTPUT__0', 'OUTPUT__1'"
     with pytest.raises(LoadError, match=message):
         await started(path, signature=signature("a b", "s"))
 
@@ -435,7 +440,7 @@ async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
         (models.Text(), signature("x", "y"), "argument 'name' of forward is a str; expected a Tensor"),
         (models.Lists(), signature("x", "y"), "returned a list as 'y'; expected a tensor"),
         (models.Complex(), signature("x", "y"), "'y' as torch.complex64, .*which is not a supported datatype"),
-        (models.Weight(), signature("x", "y"), r"output 'y' of shape \[3\], it declares \[-1, 3\]"),
+        (models.Weight(), signature("x", "y"), r"output 'y' of shape \[3\]; its metadata has \[-1, 3\]"),
         (
             models.Identity(),
             ModelMetadata(
@@ -465,11 +470,11 @@ async def test_a_signature_that_is_wrong_shows_at_load(
     [
         (
             signature("a b", "sum other"),
-            "has output 'other'; the program gives 'sum', 'difference'",
+            "has output 'other'; the program has 'sum', 'difference'",
         ),
         (
             ModelMetadata(name="m", inputs=(fp32("a"), fp32("b", -1, 4)), outputs=(fp32("sum"),)),
-            r"input 'b' has shape \[-1, 4\], the program's has \[-1, 3\]",
+            r"input 'b' has shape \[-1, 4\]; the program's has \[-1, 3\]",
         ),
         (
             ModelMetadata(
@@ -477,7 +482,7 @@ async def test_a_signature_that_is_wrong_shows_at_load(
                 inputs=(fp32("a"), TensorMetadata("b", Datatype.FP64, (-1, 3))),
                 outputs=(fp32("sum"),),
             ),
-            "input 'b' is FP64, the program's is FP32",
+            "input 'b' is FP64; the program's is FP32",
         ),
     ],
     ids=["output", "shape", "datatype"],
@@ -498,7 +503,7 @@ async def test_unsigned_numbers_that_this_pytorch_lacks(
     monkeypatch.delattr(torch, "uint16")
     tensor = TensorMetadata("x", Datatype.UINT16, (1,))
     given = ModelMetadata(name="m", inputs=(tensor,), outputs=(fp32("y"),))
-    with pytest.raises(LoadError, match=r"'x' is UINT16, which this PyTorch \(\d.*\) has no tens"):
+    with pytest.raises(LoadError, match=r"'x' is UINT16, which PyTorch \d.* does not support"):
         await started(path, signature=given)
 
 
@@ -617,7 +622,7 @@ async def test_shapes_to_warm_up_with(tmp_path: Path) -> None:
         outputs=(fp32("s", -1, 2), fp32("d", -1, 2)),
     )
     path = scripted(tmp_path, models.Sums())
-    with pytest.raises(LoadError, match=r"the warm-up failed: .*declares"):
+    with pytest.raises(LoadError, match=r"the warm-up failed: .*its metadata has"):
         await started(path, signature=given)
     with pytest.raises(LoadError, match="the warm-up failed: The size of tensor a"):
         await started(path, signature=given, shapes={"a": (2, 2)})
@@ -669,7 +674,10 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"warmup": "1"}, "has no option 'warmup'; there is: device, threads, warm_up"),
+        (
+            {"warmup": "1"},
+            "has an unknown option 'warmup'; expected one of device, threads, warm_up",
+        ),
         ({"device": "tpu"}, "option 'device' is 'tpu'"),
         ({"warm_up": "yes"}, "option 'warm_up' is 'yes'; expected a whole number of at least 0"),
         ({"warm_up_shapes": {"a": "3"}}, "'warm_up_shapes' has '3'; expected a list of dim"),
