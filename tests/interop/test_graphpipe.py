@@ -131,11 +131,11 @@ ERRORS: Mapping[str, tuple[str, ...]] = {
     "unknown output": ("OUTPUT9", "add_sub"),
     "too many inputs": ("has 2 inputs, the message has 3",),
     "too few inputs": ("INPUT1", "add_sub"),
-    "input twice": ("input 'INPUT0' is given twice, as tensors 0 and 1",),
+    "input twice": ("input 'INPUT0' occurs twice, as tensors 0 and 1",),
     "names missing": ("2 input tensors have 1 input names",),
     "another type": ("FP64", "INT32"),
     "another shape": ("INPUT0", "add_sub"),
-    "inexact halves": ("element 0 is 0.10000000149011612, which BF16 cannot hold exactly",),
+    "inexact halves": ("element 0 is 0.10000000149011612, which BF16 cannot represent exactly",),
 }
 
 MODELS = {
