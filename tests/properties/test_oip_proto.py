@@ -222,6 +222,11 @@ HELD = st.dictionaries(
 )
 
 
+PATH_STEPS = CLEAN.filter(lambda text: text not in {".", ".."})
+# Triton would read another version than the client meant.
+VERSIONS = st.just("") | st.integers(0, 2**63 - 1).map(str)
+
+
 @st.composite
 def ir_tensors(draw: DrawFn, name: str) -> Tensor:
     """Draw a tensor as the IR has it."""
@@ -251,7 +256,7 @@ def calls(draw: DrawFn) -> InferRequest:
     sequence_id = draw(st.integers(1, 2**63 - 1) | CLEAN.filter(bool))
     sequence = Sequence(sequence_id, draw(st.booleans()), draw(st.booleans()))
     return InferRequest(
-        model=ModelRef(draw(CLEAN), draw(CLEAN)),
+        model=ModelRef(draw(PATH_STEPS), draw(VERSIONS)),
         id=draw(CLEAN),
         inputs=draw(tensor_tuples()),
         outputs=tuple(
