@@ -74,11 +74,17 @@ unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects
 	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu" \
 		--ignore tests/hostile --ignore tests/interop
 
-.PHONY: interop
-interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on each transport implementation.
-	INTEROP_TRANSPORT=native $(BIN)/pytest tests/interop -q -rs -m "interop and not slow" --hypothesis-profile=ci --timeout=600
-	INTEROP_TRANSPORT=reference $(BIN)/pytest tests/interop -q -rs -m "interop and not slow" --hypothesis-profile=ci --timeout=600 \
-		--ignore=tests/interop/test_servers.py
+.PHONY: interop interop-native interop-reference
+interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on both transport implementations side by side.
+	$(MAKE) --jobs=2 --output-sync=target interop-native interop-reference
+
+INTEROP = $(BIN)/pytest tests/interop -q -rs -m "interop and not slow" --hypothesis-profile=ci --timeout=600
+
+interop-native:
+	INTEROP_TRANSPORT=native $(INTEROP)
+
+interop-reference: # without the tests that no transport of the gateway takes part in
+	INTEROP_TRANSPORT=reference $(INTEROP) --ignore=tests/interop/test_servers.py
 
 .PHONY: hostile
 hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on each transport implementation.
@@ -87,10 +93,15 @@ hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on e
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
-	$(BIN)/pytest tests -q -m "slow and not interop and not hostile and not gpu" --hypothesis-profile=ci --timeout=300
+	$(BIN)/pytest tests -q -n $(WORKERS) --dist loadfile -m "slow and not interop and not hostile and not gpu" \
+		--hypothesis-profile=ci --timeout=300
 	$(BIN)/pytest tests -q -n $(WORKERS) --dist loadfile -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
-	$(BIN)/pytest tests/interop/test_fuzz_triton.py -q -rs -m interop --timeout=900
+	$(BIN)/pytest tests/interop/test_fuzz_triton.py tests/interop/test_shield_cancellation.py -q -rs -m "interop and slow" --timeout=900
+
+.PHONY: chaos
+chaos: $(VENV)/.installed-dev ## Let servers fail, kill workers and reload for 10 minutes (ARGS="--seconds 60 --seed 7").
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 .PHONY: torch
 torch: $(VENV)/.installed-torch ## Test the PyTorch backend on the CPU. Without PyTorch, `make test` skips these tests.
@@ -112,6 +123,10 @@ wheel: $(VENV)/.installed-dev ## Build the wheel, and run the demo with it in a 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Run the benchmarks. Without ARGS, run all and record the results in benchmarks/.
 	$(BIN)/python -m benchmarks $(or $(ARGS),all --record)
+
+.PHONY: counts
+counts: $(VENV)/.installed-dev ## Count instructions of small requests with valgrind; fail if they grow (ARGS=--record).
+	$(BIN)/python -m benchmarks counts $(ARGS)
 
 .PHONY: image
 image: ## Build the container image tensor-gateway:dev.

@@ -2,9 +2,10 @@
 
 `jobs`: requests per second and CPU time. `codecs`: codecs without I/O. `stages`: the cost of each
 stage of a small request. `sharing`: batches and caches. `memory`: memory of large requests.
-`workers`: two worker processes and one. `all`: everything above. `profile`: functions of a small
-request by the profiler of the interpreter. `path`: the files that it passes. `report` and `chart`
-measure nothing: they write the page and the chart of a results.json again.
+`workers`: two worker processes and one. `migration`: recording and replay. `all`: everything above.
+`profile`: functions of a small request by the profiler of the interpreter. `path`: the files that
+it passes. `report` and `chart` measure nothing: they write the page and the chart of a results.json
+again.
 """
 
 import argparse
@@ -21,8 +22,10 @@ from benchmarks import (
     batching,
     chart,
     codecs,
+    counts,
     kept,
     machine,
+    migration,
     report,
     resident,
     rounds,
@@ -55,6 +58,8 @@ def main() -> int:
     if arguments.what in _PRINTERS:
         print(_PRINTERS[arguments.what](arguments.only or "", _say))
         return 0
+    if arguments.what == "counts":
+        return _counts(arguments)
     about = machine.describe()
     print(machine.text(about), file=sys.stderr)
     words = " ".join(["python -m benchmarks", *sys.argv[1:]])
@@ -80,6 +85,22 @@ def _measured(name: str, arguments: Namespace, store: Store) -> bool:
     except (RuntimeError, OSError, SubprocessError) as error:
         _say(f"  failed: {name}: {error}")
         return False
+
+
+def _counts(arguments: Namespace) -> int:
+    """Count, print and compare; return 1 if a way has grown or nothing could be counted."""
+    try:
+        recorded = {} if arguments.record else counts.load()
+        found = counts.measure(arguments.only or "", _say)
+    except counts.CannotCountError as error:
+        _say(str(error))
+        return 1
+    print(counts.table(found, recorded))
+    if arguments.record:
+        counts.record(found)
+    problems = [*counts.grown(found, recorded)]
+    _say("\n".join(problems))
+    return int(bool(problems))
 
 
 def _jobs(arguments: Namespace, store: Store) -> bool:
@@ -139,6 +160,11 @@ def _held(_arguments: Namespace, store: Store) -> bool:
     return _keep(store, "held", rows, report.held_table(rows))
 
 
+def _migration(arguments: Namespace, store: Store) -> bool:
+    rows = migration.run(arguments.rounds, _say)
+    return _keep(store, "migration", rows, migration.table(rows))
+
+
 def _keep(store: Store, name: str, rows: Any, table: str) -> bool:
     """Print and store a complete section."""
     print(table, end="\n\n", flush=True)
@@ -164,6 +190,7 @@ _MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
     "kept": _kept,
     "held": _held,
     "workers": _workers,
+    "migration": _migration,
 }
 _SECTIONS = {
     "all": [*_MEASURES],
@@ -173,6 +200,7 @@ _SECTIONS = {
     "sharing": ["batches", "kept"],
     "memory": ["held"],
     "workers": ["workers"],
+    "migration": ["migration"],
 }
 _PRINTERS = {"profile": stages.profile, "path": stages.path}
 _WRITERS = {"report": _write_page, "chart": _write_chart}
@@ -185,7 +213,7 @@ def _say(text: str) -> None:
 def _parsed() -> Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=[*_SECTIONS, *_PRINTERS, *_WRITERS], default="jobs"
+        "what", nargs="?", choices=[*_SECTIONS, *_PRINTERS, *_WRITERS, "counts"], default="jobs"
     )
     parser.add_argument(
         "file", nargs="?", type=Path, default=_RESULTS, help="results.json for report and chart"
@@ -205,7 +233,8 @@ def _parsed() -> Namespace:
     parser.add_argument(
         "--record",
         action="store_true",
-        help=f"write {_RESULTS.name}, {_PAGE.name} and {_CHART.name} in benchmarks/",
+        help=f"write {_RESULTS.name}, {_PAGE.name} and {_CHART.name} in benchmarks/; "
+        f"counts: write {counts.RECORDED.name}",
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue an interrupted run that wrote JSON"

@@ -43,7 +43,9 @@ def steps(case: Case) -> dict[str, Step]:
     def read() -> object:
         message = Read(received, DEFAULT_LIMITS)
         at = open_request(message)
-        return None if at is None else read_infer_request(message, at, lenient=False)
+        if at is None:
+            return None
+        return read_infer_request(message, at, ModelRef(case.model), lenient=False)
 
     return {BUILD: lambda: encode_infer_reply(reply, ()), READ: read}
 

@@ -76,7 +76,7 @@ def run(requests: int, say: Say) -> list[Row]:
                 "upstreams": {
                     "triton": {
                         "url": f"oip+grpc://127.0.0.1:{port}",
-                        "options": {"dialect": "triton"},
+                        "options": {"dialect": "unknown"},
                         "forward_headers": [_TELLS_APART],
                     }
                 },

@@ -148,7 +148,7 @@ async def _run(say: Say) -> list[Held]:
 
 @contextmanager
 def _gateway(port: int, limits: dict[str, object]) -> Iterator[Running]:
-    server = {"url": f"oip+http://127.0.0.1:{port}", "options": {"dialect": "triton"}}
+    server = {"url": f"oip+http://127.0.0.1:{port}", "options": {"dialect": "unknown"}}
     said = {"upstreams": {"server": server}, "in_flight_bytes": "512MiB"}
     with ExitStack() as stack:
         yield stack.enter_context(systems.serving(said, "native", limits))

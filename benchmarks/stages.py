@@ -13,12 +13,13 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from cProfile import Profile
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
 from pstats import Stats
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from benchmarks import canned, messages, noop
@@ -30,7 +31,7 @@ from benchmarks.wires import MemoryLoop
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_startup_objects
 from gateway.config.load import load_text
-from gateway.frontend import Frontend, stamp_grpc, stamp_http
+from gateway.frontend import Frontend, attach_grpc_request_id, attach_http_request_id
 from gateway.ir.limits import MessageLimits
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
@@ -95,23 +96,26 @@ class Way:
     front: str
     back: str | None
     question: Message
+    case: Case
 
 
 def ways() -> list[Way]:
     """Return the ways to measure."""
     case = messages.small()
+    json_request, grpc_request = messages.json_request(case), messages.grpc_request(case)
     return [
-        Way("json-grpc", "http", "grpc", messages.json_request(case)),
-        Way("grpc-http", "grpc", "http", messages.grpc_request(case)),
-        Way("json-noop", "http", None, messages.json_request(case)),
-        Way("grpc-noop", "grpc", None, messages.grpc_request(case)),
+        Way("json-grpc", "http", "grpc", json_request, case),
+        Way("grpc-http", "grpc", "http", grpc_request, case),
+        Way("grpc-grpc", "grpc", "grpc", grpc_request, case),
+        Way("json-noop", "http", None, json_request, case),
+        Way("grpc-noop", "grpc", None, grpc_request, case),
     ]
 
 
 def measure(only: str, say: Callable[[str], None], batches: int = 30) -> list[Row]:
     """Measure the ways whose names contain *only*, each stage in a number of *batches*."""
     rows: list[Row] = []
-    for found in _each(only, say, lambda bench: bench.rows(batches)):
+    for found in each(only, say, lambda bench: bench.rows(batches)):
         rows += found
     return rows
 
@@ -121,38 +125,55 @@ def profile(only: str, say: Callable[[str], None], requests: int = 10_000) -> st
 
     The profiler makes calls more expensive: it shows how often functions run, not for how long.
     """
-    return "\n".join(_each(only, say, lambda bench: bench.profile(requests)))
+    return "\n".join(each(only, say, lambda bench: bench.profile(requests)))
 
 
 def path(only: str, say: Callable[[str], None]) -> str:
     """Return the files that one request passes, for the ways whose names contain *only*."""
-    return "\n".join(_each(only, say, lambda bench: bench.path()))
+    return "\n".join(each(only, say, lambda bench: bench.path()))
 
 
-def _each(
-    only: str, say: Callable[[str], None], ask: Callable[["_Bench"], Coroutine[Any, Any, T]]
+def each(
+    only: str, say: Callable[[str], None], ask: Callable[["Bench"], Coroutine[Any, Any, T]]
 ) -> Iterator[T]:
+    """Yield what *ask* returns for each way whose name contains *only*."""
     for way in ways():
         if only in way.name:
             say(f"  stages: {way.name}")
-            loop = MemoryLoop()
-            try:
-                yield loop.run_until_complete(_asked(loop, way, ask))
-            finally:
-                loop.close()
+            yield run(way, ask)
+
+
+def run(
+    way: Way,
+    ask: Callable[["Bench"], Coroutine[Any, Any, T]],
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> T:
+    """Start the gateway of *way*, and return what *ask* returns.
+
+    Args:
+        way: What is measured.
+        ask: Is given the running gateway.
+        more: Further sections of the configuration.
+    """
+    loop = MemoryLoop()
+    try:
+        return loop.run_until_complete(_asked(loop, way, ask, more))
+    finally:
+        loop.close()
 
 
 async def _asked(
-    loop: MemoryLoop, way: Way, ask: Callable[["_Bench"], Coroutine[Any, Any, T]]
+    loop: MemoryLoop,
+    way: Way,
+    ask: Callable[["Bench"], Coroutine[Any, Any, T]],
+    more: Mapping[str, object],
 ) -> T:
-    """Start the gateway of the way, and run a coroutine with it."""
-    case = messages.small()
-    loop.upstream = lambda: _canned(way.back or "http", case)
-    gateway = Gateway(load_text(json.dumps(_said(way, case))))
+    loop.upstream = lambda: _canned(way.back or "http", way.case)
+    gateway = Gateway(load_text(json.dumps({**_said(way), **more})))
     await gateway.start()
     freeze_startup_objects()
     try:
-        return await ask(_Bench(loop, gateway, way, case))
+        return await ask(Bench(loop, gateway, way))
     finally:
         await gateway.stop(0, 0)
         await asyncio.sleep(0)  # closed connections are notified in the next turn
@@ -165,38 +186,37 @@ def _canned(carrier: str, case: Case) -> asyncio.Protocol:
     return canned.Http(reply.body, dict(reply.fields))
 
 
-def _said(way: Way, case: Case) -> dict[str, object]:
+def _said(way: Way) -> dict[str, object]:
     said: dict[str, object] = {
         "version": 1,
         "listeners": [{"name": "main", "http": "127.0.0.1:0", "grpc": "127.0.0.1:0"}],
         "admin": {"address": None, "metrics": None},
     }
     if way.back is None:
-        return said | {"models": noop.models(case)}
+        return said | {"models": noop.models(way.case)}
     server = {
         "url": f"oip+{way.back}://127.0.0.1:9",
-        "options": {"dialect": "triton"},
+        "options": {"dialect": "unknown"},
         "probe": {"interval": "1h"},
     }
     return said | {"upstreams": {"server": server}}
 
 
-class _Bench:
+class Bench:
     """One way and its parts."""
 
-    def __init__(self, loop: MemoryLoop, gateway: Gateway, way: Way, case: Case) -> None:
+    def __init__(self, loop: MemoryLoop, gateway: Gateway, way: Way) -> None:
         self._loop = loop
         self._way = way
-        self._case = case
-        self._path = f"/v2/models/{case.model}/infer"
+        self._path = f"/v2/models/{way.case.model}/infer"
         # Transports cache repeated heads of requests and responses.
         length = ("Content-Length", str(len(way.question.body)))
         self._headers = Headers((*_FIELDS, length, *way.question.fields))
         spec = protocol("oip")
         binding: Any = spec.http if way.front == "http" else spec.grpc
         self._codec: Any = binding.codec(MessageLimits(), spec.options({}))
-        stamp: Any = stamp_http if way.front == "http" else stamp_grpc
-        self._frontend: Any = Frontend(self._codec, gateway.service, stamp=stamp)
+        attach_id: Any = attach_http_request_id if way.front == "http" else attach_grpc_request_id
+        self._frontend: Any = Frontend(self._codec, gateway.service, attach_request_id=attach_id)
         self._chain = [*chain(gateway.service)]
         port = int(gateway.addresses[f"main.{way.front}"].rpartition(":")[2])
         self._connect = partial(loop.connect, port)
@@ -206,7 +226,7 @@ class _Bench:
         codec = self._codec
         echo = partial(Echo, await self._recorded())
         steps: dict[str, Step] = {
-            "whole": self._load(self._connect, self._way.front),
+            "whole": self.load(),
             "no gateway": self._load(partial(self._loop.join, echo), self._way.front),
             "ask": awaited(lambda: self._frontend.handle(self._wire())),
             "wire": called(self._wire),
@@ -231,9 +251,13 @@ class _Bench:
         found = await least(steps, batches)
         return [*self._rows(found | await least(inner, batches))]
 
+    def load(self) -> Step:
+        """Return the step that sends requests to the gateway."""
+        return self._load(self._connect, self._way.front)
+
     async def profile(self, requests: int) -> str:
         """Return the profile of the whole."""
-        load, profiler, text = self._load(self._connect, self._way.front), Profile(), StringIO()
+        load, profiler, text = self.load(), Profile(), StringIO()
         await load(requests // 10)  # warm-up
         profiler.enable()
         await load(requests)
@@ -243,7 +267,7 @@ class _Bench:
 
     async def path(self) -> str:
         """Return the path of one request, once the caches know its form."""
-        load, calls = self._load(self._connect, self._way.front), Calls()
+        load, calls = self.load(), Calls()
         await load(_WARM_UP)
         with calls:
             await load(1)
@@ -254,7 +278,7 @@ class _Bench:
         call, answer = self._call(), self._answer()
         # As the client received them: each has its own id.
         wire = itertools.cycle(wires)
-        server = partial(_canned, carrier, self._case)
+        server = partial(_canned, carrier, self._way.case)
         return {
             "encode_call": called(lambda: codec.encode_call(self._call())),
             "client": awaited(lambda: client.send(next(wire), deadline=time.monotonic() + 30)),
@@ -297,11 +321,11 @@ class _Bench:
 
     def _load(self, connect: Connect, carrier: str) -> Step:
         if carrier == "grpc":
-            question = messages.grpc_request(self._case)
+            question = messages.grpc_request(self._way.case)
             return Load(LANES, connect, partial(grpc_requests, question), ends_grpc).run
-        question = messages.json_request(self._case)
+        question = self._way.question
         if self._way.front == "grpc":  # this is the side of the upstream
-            question = messages.binary_request(self._case)
+            question = messages.binary_request(self._way.case)
         requests = partial(http_requests, question, self._path)
         return Load(LANES, connect, requests, ends_http).run
 
@@ -337,8 +361,8 @@ class _Bench:
     def _answer(self) -> Callable[[], Any]:
         """Return a function that returns the response as the transport of an upstream does."""
         if self._way.back == "grpc":
-            message = messages.grpc_reply(self._case).body
+            message = messages.grpc_reply(self._way.case).body
             return lambda: GrpcResponse((memoryview(message),))
-        reply = messages.binary_reply(self._case)
+        reply = messages.binary_reply(self._way.case)
         headers = Headers(reply.fields)
         return lambda: HttpResponse(200, headers, (memoryview(reply.body),))

@@ -89,7 +89,7 @@ def gateway(
     """
     upstream = {
         "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
-        "options": {"dialect": "triton"},
+        "options": {"dialect": "unknown"},
         **_made(transport),
     }
     said = {"upstreams": {"server": upstream}, "models": models or {}, **(said or {})}

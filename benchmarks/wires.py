@@ -6,6 +6,7 @@ is its client, and it connects to a canned server.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -20,15 +21,22 @@ class Wire(asyncio.Transport):
     Args:
         loop: Of both ends.
         owner: The protocol of this end.
+        sock: A socket that is open and sends nothing, where the end of a client looks at it.
 
     Attributes:
         receive: Receives written bytes; set when both ends exist.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, owner: asyncio.BaseProtocol) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        owner: asyncio.BaseProtocol,
+        sock: socket.socket | None = None,
+    ) -> None:
         super().__init__()
         self._loop = loop
         self._owner = owner
+        self._socket = sock
         self._closing = False
         self.receive: Callable[[bytes], object] | None = None
 
@@ -42,7 +50,9 @@ class Wire(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the address of the peer. There is no socket."""
+        """Return the address of the peer, or the socket."""
+        if name == "socket" and self._socket is not None:
+            return self._socket
         return ("127.0.0.1", 1) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -74,16 +84,21 @@ class Wire(asyncio.Transport):
 
 
 class _Listening:
-    """The server object of the loop."""
+    """The server object of the loop. Its socket does not listen, so its accept queue is empty."""
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._socket = socket.socket()
         self.sockets = (self,)
 
     def getsockname(self) -> tuple[str, int]:
         return "127.0.0.1", self._port
 
-    def close(self) -> None: ...
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
 
     async def wait_closed(self) -> None: ...
 
@@ -101,6 +116,13 @@ class MemoryLoop(uvloop.Loop):
     def __init__(self) -> None:
         super().__init__()
         self.listening: dict[int, Make] = {}
+        self._pair = socket.socketpair()
+
+    def close(self) -> None:
+        """Close the sockets, too."""
+        for each in self._pair:
+            each.close()
+        super().close()
 
     async def create_server(  # type: ignore[override]  # no address and no options matter here
         self, make: Make, *_where: Any, **_options: Any
@@ -115,7 +137,7 @@ class MemoryLoop(uvloop.Loop):
     ) -> Any:
         """Connect to the canned server."""
         client, server = make(), self.upstream()
-        near, far = Wire(self, client), Wire(self, server)
+        near, far = Wire(self, client, self._pair[0]), Wire(self, server)
         near.receive, far.receive = _receiver(server), _receiver(client)
         server.connection_made(far)
         client.connection_made(near)

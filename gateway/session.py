@@ -8,7 +8,7 @@ means; the transport knows how it moves.
   because a model with state must see them in that order.
 - A reply that is the only one of its call waits until each earlier call has sent its first reply.
   Triton does the same: clients without ids rely on the order.  Replies of calls with many replies
-  are sent at once.
+  are sent at once.  Calls of decoupled models neither wait nor let others wait, as in Triton.
 - A call holds at most one reply that nobody has read, and the number of calls is limited.  A client
   that does not read therefore stops its models first, and then its own messages.
 """
@@ -16,10 +16,10 @@ means; the transport knows how it moves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 A = TypeVar("A")
 
@@ -36,6 +36,10 @@ class SessionReply(NamedTuple, Generic[A]):
     is_only: bool
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class SessionCall(Generic[A]):
     """One call.
@@ -43,10 +47,13 @@ class SessionCall(Generic[A]):
     Attributes:
         start: Starts the call; iterates over its replies.
         order_key: Calls with the same key run one after the other; None for no order.
+        is_decoupled: Returns whether its replies have no order with those of other calls, or a
+            coroutine that finds out. It is called once there are several calls, and raises nothing.
     """
 
     start: Callable[[], AsyncGenerator[SessionReply[A], None]]
     order_key: Hashable | None = None
+    is_decoupled: Callable[[], bool | Coroutine[Any, Any, bool]] = _never
 
 
 class Session(Generic[A]):
@@ -63,6 +70,9 @@ class Session(Generic[A]):
         self._last_of_key: dict[Hashable, asyncio.Event] = {}
         # Calls without a reply so far, in order of arrival.  The event of the first one is set.
         self._unflushed: dict[int, asyncio.Event] = {}
+        # Those that were alone, so that nobody asked whether they are decoupled.
+        self._unchecked: list[tuple[int, SessionCall[A]]] = []
+        self._checking: set[asyncio.Task[None]] = set()
 
     async def run(self, calls: AsyncIterator[SessionCall[A]]) -> AsyncGenerator[A, None]:
         """Iterate over the replies to *calls*, until *calls* ends and each call has ended.
@@ -76,9 +86,10 @@ class Session(Generic[A]):
                     raise reply
                 yield reply
         finally:
-            for task in (accepting, *self._running):
+            tasks = (accepting, *self._running, *self._checking)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(accepting, *self._running, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, calls: AsyncIterator[SessionCall[A]]) -> None:
         """Start each call when it arrives, and end the replies after the last call."""
@@ -104,9 +115,36 @@ class Session(Generic[A]):
         is_first = self._unflushed[number] = asyncio.Event()
         if len(self._unflushed) == 1:
             is_first.set()
+            self._unchecked.clear()
+        self._unchecked.append((number, call))
         task = asyncio.ensure_future(self._run_call(number, call, previous, ended))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        if len(self._unflushed) > 1:
+            self._check_order()
+
+    def _check_order(self) -> None:
+        """Find the decoupled ones among calls whose replies may have to wait for one another."""
+        for number, call in self._unchecked:
+            decoupled = call.is_decoupled()
+            if decoupled is True:
+                self._remove_from_order(number)
+            elif decoupled is not False:
+                task = asyncio.ensure_future(self._check_later(number, decoupled))
+                self._checking.add(task)
+                task.add_done_callback(self._checking.discard)
+        self._unchecked.clear()
+
+    async def _check_later(self, number: int, decoupled: Coroutine[Any, Any, bool]) -> None:
+        if await decoupled:
+            self._remove_from_order(number)
+
+    def _remove_from_order(self, number: int) -> None:
+        """Let the call and all others send their replies as they come."""
+        may_send = self._unflushed.get(number)
+        if may_send is not None:
+            self._flush_next(number)
+            may_send.set()
 
     async def _run_call(
         self,

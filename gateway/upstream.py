@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
+from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
 from gateway.concurrency.offload import ON_LOOP, off_loop, wherever
+from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -27,6 +30,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
     Decoupled,
+    ErrorCode,
     GatewayError,
     InvalidTensor,
     MalformedMessage,
@@ -35,11 +39,14 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.redaction import redact, redacted_error
+from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream
 from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.call_log import OK, code_of
+from gateway.telemetry.call_path import CALL_PATH, CallPath
+from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
 
 log = structlog.get_logger(__name__)
@@ -50,11 +57,12 @@ A = TypeVar("A")
 Q_contra = TypeVar("Q_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
-# What codec and client raise for the bytes or the size of a message: here, of a response.
-_BROKEN = (MalformedMessage, InvalidTensor, TooLarge)
+# A codec or a client raises these for a malformed response, and the server replies with them too.
+_MALFORMED = (MalformedMessage, InvalidTensor, TooLarge)
 
+_CANCELLED = ErrorCode.CANCELLED.value
 _MARGIN_S = 0.005
-_REMEMBERED = 1024
+_MAX_CACHED = 1024
 
 
 class Client(Protocol[Q_contra, A_co]):
@@ -77,13 +85,25 @@ class Upstream(Generic[Q, A]):
         name: For error texts.
         codec: Encodes requests and decodes responses.
         client: Sends them.
+        attempts: Counts the requests.
+        brief_errors: Errors of the server have no texts about failures, and no names of classes.
     """
 
-    def __init__(self, name: str, codec: Codec[Q, A], client: Client[Q, A]) -> None:
+    def __init__(
+        self,
+        name: str,
+        codec: Codec[Q, A],
+        client: Client[Q, A],
+        attempts: EndpointAttempts | None = None,
+        *,
+        brief_errors: bool = False,
+    ) -> None:
         self._name = name
+        self._brief_errors = brief_errors
+        self._attempts = EndpointAttempts(name) if attempts is None else attempts
         self._codec = codec
         self._client = client
-        self._decoupled: set[ModelRef | None] = set()
+        self._decoupled: BoundedDict[ModelRef | None, None] = BoundedDict(_MAX_CACHED)
         self._framing: FramingCodec[Q, A] | None = None
         if isinstance(codec, FramingCodec):
             self._framing = codec
@@ -91,7 +111,7 @@ class Upstream(Generic[Q, A]):
         if getattr(client, "sends_rest", False) and isinstance(codec, CutThroughCodec):
             self._cut_through = codec
 
-    async def __call__(self, call: Call[R], /) -> R:
+    async def __call__(self, call: Call[R], /) -> R:  # noqa: C901, PLR0912, PLR0915  # one frame
         """Send *call* to the upstream.
 
         The deadline of the request is 5 ms before the caller's, so that the reply or the error is
@@ -101,15 +121,19 @@ class Upstream(Generic[Q, A]):
             UpstreamProtocolError: The response is malformed.
             GatewayError: The upstream's own error, or one of the transport.
         """
+        if type(call) is InferRequest and call.timeout_us != QUEUE_TIMEOUT_US.get():
+            return await self._with_queue_timeout(call)  # type: ignore[return-value]  # as below
         wire = None
-        if streaming_body_of(call) is not None:
+        context = call.context
+        origin = context.origin
+        if (origin is None or not origin.has_bytes) and streaming_body_of(call) is not None:
             wire = self._encode_cut_through(call)
             call = call if wire is not None else await with_buffered_body(call)
         if type(call) is StreamInferRequest:
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
             return self._stream(call)  # type: ignore[return-value]
         if wire is None:
-            BOUND.allowance = ON_LOOP  # as `inline`, which would be another frame for each request
+            BOUND.allowance = ON_LOOP  # `inline` does the same, but its call frame costs 0.7 us
             try:
                 wire = self._codec.encode_call(call)
             except LongWork:
@@ -118,17 +142,43 @@ class Upstream(Generic[Q, A]):
                 BOUND.allowance = None
             if wire is None:
                 wire = await off_loop(self._codec.encode_call, call)
+        path, started = CALL_PATH.get(), monotonic()
         try:
             # The client reads the reply before it uses the connection again.
             decode = partial(self._decoded, call)
-            reply: R = await self._client.send(wire, deadline=_earlier(call), decode=decode)
-        except _BROKEN as error:
-            if error.origin is not None:  # the upstream itself replied with this error
-                raise self._redacted(call, error) from error.__cause__
-            raise self._protocol_error(call, error) from error
+            deadline = context.deadline
+            if deadline is not None:
+                deadline -= _MARGIN_S
+            reply: R = await self._client.send(wire, deadline=deadline, decode=decode)
         except GatewayError as error:
-            raise self._redacted(call, error) from error.__cause__
+            reported = self._reported(call, error)
+            self._attempts.ended(type(call), path, monotonic() - started, code_of(reported))
+            try:
+                raise reported from error.__cause__
+            finally:
+                del reported  # its traceback holds this frame
+        except BaseException as error:
+            self._attempts.ended(type(call), path, monotonic() - started, code_of(error))
+            raise
+        attempts, seconds = self._attempts, monotonic() - started
+        if type(call) is not InferRequest:
+            attempts.ended(type(call), path, seconds, OK)
+            return reply
+        attempts.inferred += 1  # as `ended`, without its frame
+        attempts.seconds += seconds
+        if path is not None:
+            path.endpoint = attempts.endpoint
+            path.attempts += 1
+            path.upstream_s += seconds
         return reply
+
+    async def _with_queue_timeout(self, call: InferRequest) -> InferResponse:
+        """Send *call*, with its queue timeout as the limit of the wait for a place in flight."""
+        token = QUEUE_TIMEOUT_US.set(call.timeout_us)
+        try:
+            return await self(call)
+        finally:
+            QUEUE_TIMEOUT_US.reset(token)
 
     def _decoded(self, call: Call[R], response: A) -> R | Coroutine[Any, Any, R]:
         """Decode a response, or return the coroutine that does so on a thread.
@@ -141,20 +191,16 @@ class Upstream(Generic[Q, A]):
             return self._codec.decode_reply(call, response)
         except LongWork:
             return self._decoded_off_loop(call, response)
-        except _BROKEN as error:
-            if error.origin is not None:
-                raise
-            raise self._protocol_error(call, error) from error
+        except GatewayError as error:
+            raise self._reported(call, error) from error.__cause__
         finally:
             BOUND.allowance = None
 
     async def _decoded_off_loop(self, call: Call[R], response: A) -> R:
         try:
             return await off_loop(self._codec.decode_reply, call, response)
-        except _BROKEN as error:
-            if error.origin is not None:
-                raise
-            raise self._protocol_error(call, error) from error
+        except GatewayError as error:
+            raise self._reported(call, error) from error.__cause__
 
     def _encode_cut_through(self, call: Call[Any]) -> Q | None:
         """Encode *call*, whose body is streaming; None if the whole body is needed first."""
@@ -166,22 +212,25 @@ class Upstream(Generic[Q, A]):
     def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the replies; a single one where the protocol has no streams."""
         if self._codec.prefers_single_reply and call.model not in self._decoupled:
-            return self._single_or_stream(call)
+            return self._single_or_stream(call, CALL_PATH.get())
         try:
             wire = self._codec.encode_call(call)
         except SequenceIdTooLarge:
             raise
         except Unsupported:
-            return self._single_item_stream(call.request.changed(context=call.context))
-        return self._items(call, wire)
+            request = call.request.changed(context=call.context)
+            return self._single_item_stream(request, CALL_PATH.get())
+        return self._items(call, wire, CALL_PATH.get())
 
-    async def _single_or_stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+    async def _single_or_stream(
+        self, call: StreamInferRequest, path: CallPath | None
+    ) -> AsyncIterator[InferResponse]:
         """Return the single reply; of a decoupled model, which has none, the replies of a stream.
 
         The server refuses before the model runs, so nothing runs twice.
         """
         try:
-            yield await self(call.request.changed(context=call.context))
+            yield await self._in_path(path, call.request.changed(context=call.context))
         except Decoupled as refused:
             try:
                 wire = self._codec.encode_call(call)
@@ -190,37 +239,47 @@ class Upstream(Generic[Q, A]):
                 raise Unsupported(text, model=call.model) from error
         else:
             return
-        if len(self._decoupled) >= _REMEMBERED:
-            self._decoupled.clear()
-        self._decoupled.add(call.model)
-        async with aclosing(self._items(call, wire)) as items:
+        self._decoupled[call.model] = None
+        async with aclosing(self._items(call, wire, path)) as items:
             async for item in items:
                 yield item
 
-    async def _single_item_stream(self, call: InferRequest) -> AsyncIterator[InferResponse]:
-        yield await self(call)
+    async def _single_item_stream(
+        self, call: InferRequest, path: CallPath | None
+    ) -> AsyncIterator[InferResponse]:
+        yield await self._in_path(path, call)
+
+    async def _in_path(self, path: CallPath | None, call: Call[R]) -> R:
+        """Send *call*, and record it in *path*: a stream may run where no path is current."""
+        token = CALL_PATH.set(path)
+        try:
+            return await self(call)
+        finally:
+            CALL_PATH.reset(token)
 
     async def _items(
-        self, call: StreamInferRequest, wire: Q
+        self, call: StreamInferRequest, wire: Q, path: CallPath | None
     ) -> AsyncGenerator[InferResponse, None]:
-        answers = self._client.stream(wire, deadline=_earlier(call))
+        started, code = monotonic(), _CANCELLED
+        responses = self._client.stream(wire, deadline=_earlier(call))
+        if call.request.timeout_us is not None:
+            responses = _within_queue_timeout(call.request.timeout_us, responses)
         splitter = None if self._framing is None else self._framing.splitter()
         try:
-            async for part in answers:
-                for answer in (part,) if splitter is None else splitter.receive(part):
-                    item = await wherever(self._codec.decode_item, call, answer)
+            async for part in responses:
+                for response in (part,) if splitter is None else splitter.receive(part):
+                    item = await wherever(self._codec.decode_item, call, response)
                     yield item if item.error is None else self._redacted_item(call, item)
-            for answer in () if splitter is None else splitter.end():
-                item = await wherever(self._codec.decode_item, call, answer)
+            for response in () if splitter is None else splitter.end():
+                item = await wherever(self._codec.decode_item, call, response)
                 yield item if item.error is None else self._redacted_item(call, item)
-        except _BROKEN as error:
-            if error.origin is not None:
-                raise self._redacted(call, error) from error.__cause__
-            raise self._protocol_error(call, error) from error
+            code = OK
         except GatewayError as error:
-            raise self._redacted(call, error) from error.__cause__
+            code = code_of(error)
+            raise self._reported(call, error) from error.__cause__
         finally:
-            await close_stream(answers)
+            self._attempts.ended(type(call), path, monotonic() - started, code)
+            await close_stream(responses)
 
     def _redacted_item(self, call: StreamInferRequest, item: InferResponse) -> InferResponse:
         error = item.error
@@ -228,24 +287,48 @@ class Upstream(Generic[Q, A]):
         return item if redacted is error else item.changed(error=redacted)
 
     def _redacted(self, call: Call[Any], error: GatewayError) -> GatewayError:
-        """Return *error* without the names of a server's segments; the log has the whole text."""
-        redacted = redacted_error(error)
+        """Return *error* without what clients must not see; the log has the whole text."""
+        shown = brief_error(error) if self._brief_errors else error
+        redacted = redacted_error(shown)
         if redacted is not error:
+            names = redacted is not shown
             log.warning(
-                "names of segments withheld from an error",
+                "names of segments withheld from an error" if names else "error text withheld",
                 upstream=self._name,
                 request_id=call.context.request_id,
                 error=error.message,
             )
         return redacted
 
-    def _protocol_error(
-        self, call: Call[Any], error: MalformedMessage | InvalidTensor | TooLarge
-    ) -> UpstreamProtocolError:
-        return UpstreamProtocolError(
-            f"upstream {self._name!r} sent a malformed response: {redact(error.message)}",
-            model=call.model,
-        )
+    def _reported(self, call: Call[Any], error: GatewayError) -> GatewayError:
+        """Return *error* as the caller may see it.
+
+        An error with an origin is the server's own reply.  Without one, *error* says what is wrong
+        with the response.  The method does not raise: its frame would hold the error in a cycle.
+        """
+        if error.origin is None and isinstance(error, _MALFORMED):
+            text = f"upstream {self._name!r} sent a malformed response: {redact(error.message)}"
+            return UpstreamProtocolError(text, model=call.model)
+        return self._redacted(call, error)
+
+
+async def _within_queue_timeout(
+    timeout_us: int, responses: AsyncIterator[A]
+) -> AsyncGenerator[A, None]:
+    """Yield *responses*; the wait to send the request, before the first one, has a limit."""
+    try:
+        token = QUEUE_TIMEOUT_US.set(timeout_us)
+        try:
+            first = await anext(responses, None)
+        finally:
+            QUEUE_TIMEOUT_US.reset(token)
+        if first is None:
+            return
+        yield first
+        async for response in responses:
+            yield response
+    finally:
+        await close_stream(responses)
 
 
 def _earlier(call: Call[Any]) -> float | None:

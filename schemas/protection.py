@@ -27,12 +27,12 @@ Model servers that cannot be upgraded end, hang or run foreign code at requests 
 may send. The gateway reads every message, so these requests end at the gateway. The server never
 sees them.
 
-Each row of the table has a test in `tests/interop/test_shield.py` with a real server. The test
+Each row of the table has a test in `tests/interop/test_shield*.py` with a real server. The test
 sends the request directly first, and the server is hurt. It then sends the request through the
 gateway, over HTTP and gRPC to the server, and the server answers the next request as before.
 
 The log names the server and its version when it becomes ready (`server identified`). It also
-names what the gateway does because of that version (`known weakness`).
+names what the gateway does because of that version (`known weaknesses`).
 
 ## Known weaknesses
 """
@@ -62,6 +62,7 @@ more:
 - Streams are cancelled, and so is a request whose body has not arrived completely.
 - A gateway that stops waits for these calls, at most for `lifecycle.drain`.
 - `gateway_upstream_withheld_cancellations_total` counts these calls by upstream.
+  `gateway_upstream_withheld_calls` and `withheld` in `/status` tell how many run now.
 - `forward` before such a Triton logs a warning that names the issue.
 - Over HTTP, cancelled requests do not hurt Triton. `oip+http://` in place of `oip+grpc://` avoids
   the problem without withheld calls.
@@ -72,11 +73,11 @@ more:
   segment smaller after the registration. The server then ends when it touches the segment. Use
   `map` in place of `forward`.
 - **Sequences that never end.** A client can start sequences until the model has no free slot. The
-  model's own `max_sequence_idle_microseconds` frees them.
+  model's own `max_sequence_idle_microseconds` frees them. `sequences_per_client` limits the
+  sequences of each client and is off by default.
 - **Streams to MLServer over HTTP.** A client that leaves an `infer_stream` after its first response
-  can occupy MLServer for seconds. Use `oip+grpc://` for MLServer where clients stream.
-- **New model names before MLServer.** MLServer keeps metrics for each name that a client invents.
-  Routes with `match: {model: ...}` forward known names only.
+  can occupy MLServer for seconds. The log says so at the start. Use `oip+grpc://` for MLServer
+  where clients stream.
 - **A slow model.** A valid request may take long. `timeout`, `in_flight` and `queue_wait` limit
   how long others wait.
 - **Options with risks.** `model_config: true`, `model_files: true` and `opaque: true` pass

@@ -5,7 +5,9 @@ Chosen with `--hypothesis-profile`, or else by the environment variable HYPOTHES
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -41,3 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROPERTY_TIMEOUT_S))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Close what a failed try of *item* left open, so that it does not count against a test.
+
+    The traceback of that try holds its sockets.
+    """
+    if getattr(item, "execution_count", 1) == 1:
+        return
+    reported, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        sys.last_value = sys.last_traceback = None
+        gc.collect()
+    finally:
+        sys.unraisablehook = reported

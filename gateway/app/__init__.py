@@ -10,7 +10,7 @@ from gateway.app.gateway import Gateway
 from gateway.app.layers import describe_layers
 from gateway.app.route_rules import Explanation, explain_call
 from gateway.app.run import run
-from gateway.app.upstreams import Connected, connect
+from gateway.app.upstreams import Connected, complete_service, connect
 
 __all__ = [
     "Connected",
@@ -18,6 +18,7 @@ __all__ = [
     "Gateway",
     "StartError",
     "check",
+    "complete_service",
     "connect",
     "describe_layers",
     "explain_call",

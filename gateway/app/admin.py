@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Final
 
 import orjson
 import structlog
 
+from gateway.app.control import Control
 from gateway.app.errors import reason_of
+from gateway.app.status import Document, Status, readiness_document, status_page
 from gateway.config.models import AdminConfig
 from gateway.config.units import Address
 from gateway.ir.errors import GatewayError
@@ -21,31 +24,54 @@ log = structlog.get_logger(__name__)
 Page = Callable[[str], Awaitable[tuple[bytes, str]]]
 """Returns the metrics page and its content type; the argument is the Accept header."""
 
+PAGE_DRAIN_S: Final = 1.0
+"""Longest time for the pages that are being read when another gateway takes over."""
+
 _MIB = 1 << 20
+_HTML = Headers(
+    [
+        ("Content-Type", "text/html; charset=utf-8"),
+        ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+    ]
+)
 _JSON = Headers([("Content-Type", "application/json")])
 
 
 class AdminFrontend(HttpFrontend):
-    """Serves GET on /metrics, /livez and /readyz.
+    """Serves GET on /metrics, /livez, /readyz and /status, and the paths of `Control`.
 
     Args:
         page: Renders /metrics.
         ready: Returns the result of /readyz.
         probes: False to serve only /metrics, like Triton's metrics port.
+        control: Handles the pages about the configuration; None for no such pages.
+        status: Returns the document of /status; None for no such page.
     """
 
     def __init__(
-        self, page: Page, ready: Callable[[], Awaitable[bool]], *, probes: bool = True
+        self,
+        page: Page,
+        ready: Callable[[], Awaitable[bool]],
+        *,
+        probes: bool = True,
+        control: Control | None = None,
+        status: Status | None = None,
     ) -> None:
         self._page = page
         self._ready = ready
-        self._paths = ("/metrics", "/livez", "/readyz") if probes else ("/metrics",)
+        self._status = status
+        pages = ("/metrics", "/livez", "/readyz") if probes else ("/metrics",)
+        pages = pages if status is None else (*pages, "/status")
+        self._control = control
+        self._paths = pages if control is None else (*pages, *control.paths)
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Handle one request."""
         if wire.path not in self._paths:
             paths = ", ".join(self._paths)
             yield _response(404, {"error": f"unknown path {wire.path!r}; expected one of {paths}"})
+        elif self._control is not None and wire.path in self._control.paths:
+            yield _response(*await self._control(wire))
         elif wire.method not in {"GET", "HEAD"}:
             yield _response(405, {"error": f"method {wire.method!r} is not allowed; expected GET"})
         elif wire.path == "/metrics":
@@ -53,13 +79,18 @@ class AdminFrontend(HttpFrontend):
             yield HttpResponse(200, Headers([("Content-Type", content_type)]), (page,))
         elif wire.path == "/livez":
             yield _response(200, {"live": True})
+        elif wire.path == "/status" and self._status is not None:
+            yield _status_response(await self._status(), wire.headers.get("accept") or "")
+        elif self._status is not None and _is_verbose(wire.query):
+            readiness = readiness_document(await self._status())
+            yield _response(200 if readiness["ready"] else 503, readiness)
         else:
             ready = await self._ready()
             yield _response(200 if ready else 503, {"ready": ready})
 
     def is_probe(self, wire: HttpRequest, /) -> bool:
         """Tell whether *wire* asks about health."""
-        return wire.path != "/metrics"
+        return wire.path in {"/livez", "/readyz"}
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Return the response to a malformed request."""
@@ -67,7 +98,13 @@ class AdminFrontend(HttpFrontend):
 
 
 async def start_pages(
-    admin: AdminConfig | None, page: Page, ready: Callable[[], Awaitable[bool]]
+    admin: AdminConfig | None,
+    page: Page,
+    ready: Callable[[], Awaitable[bool]],
+    control: Control | None = None,
+    status: Status | None = None,
+    *,
+    reuse_port: bool = False,
 ) -> dict[str, Server]:
     """Start the admin pages and return their servers by name: "admin", "metrics".
 
@@ -75,13 +112,16 @@ async def start_pages(
         admin: Their addresses. None for the default ones; a default address in use is skipped.
         page: Renders /metrics.
         ready: Returns the result of /readyz.
+        control: Handles the pages about the configuration; None for no such pages.
+        status: Returns the document of /status; None for no such page.
+        reuse_port: Share the addresses with another gateway.
 
     Raises:
         OSError: The gateway cannot listen on an address of the configuration.
     """
     config = AdminConfig() if admin is None else admin
     pages = {
-        "admin": (config.address, AdminFrontend(page, ready)),
+        "admin": (config.address, AdminFrontend(page, ready, control=control, status=status)),
         "metrics": (config.metrics, AdminFrontend(page, ready, probes=False)),
     }
     configured = set() if admin is None else admin.model_fields_set
@@ -89,7 +129,7 @@ async def start_pages(
     for name, (address, frontend) in pages.items():
         if address is None:
             continue
-        server = _server(address, frontend)
+        server = _server(address, frontend, reuse_port=reuse_port)
         try:
             await server.start()
         except OSError as error:
@@ -97,16 +137,24 @@ async def start_pages(
                 for other in started.values():
                     await other.stop()
                 raise OSError(f"{name}: {reason_of(error)}") from error
-            # A default address in use must not stop the data listeners.
-            log.warning(
-                "admin page not started", page=name, address=str(address), reason=str(error)
-            )
+            _log_unstarted(name, address, error, started)  # it must not stop the data listeners
             continue
         started[name] = server
     return started
 
 
-def _server(address: Address, frontend: AdminFrontend) -> Server:
+def _log_unstarted(
+    name: str, address: Address, error: OSError, started: Mapping[str, Server]
+) -> None:
+    """Log that a default address is in use, as that of the metrics is next to a Triton."""
+    if name == "metrics" and "admin" in started:
+        instead = f"http://{started['admin'].address}/metrics"
+        log.info("port of the metrics is in use", address=str(address), instead=instead)
+        return
+    log.warning("admin page not started", page=name, address=str(address), reason=str(error))
+
+
+def _server(address: Address, frontend: AdminFrontend, *, reuse_port: bool) -> Server:
     return HttpServer(
         address.host,
         address.port,
@@ -114,7 +162,19 @@ def _server(address: Address, frontend: AdminFrontend) -> Server:
         limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
         budget=MemoryBudget(8 * _MIB),
         reserve=True,
+        reuse_port=reuse_port,
     )
+
+
+def _is_verbose(query: str) -> bool:
+    return query.partition("=")[0] == "verbose"
+
+
+def _status_response(document: Document, accept: str) -> HttpResponse:
+    """Return the status as JSON, or as a page for a browser, which accepts text/html."""
+    if "text/html" not in accept:
+        return _response(200, document)
+    return HttpResponse(200, _HTML, (status_page(document).encode(),))
 
 
 def _response(status: int, document: object) -> HttpResponse:

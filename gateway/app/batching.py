@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gateway.app.layers import ModelParts, build_chain
+from gateway.app.layers import ModelParts, Tracing, build_chain
 from gateway.backends.model_spec import ModelSpec
 from gateway.config.models import ModelConfig, UpstreamConfig
 from gateway.ir.calls import Call
+from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.metrics import Metrics
@@ -28,13 +29,20 @@ def is_shared(config: ModelConfig) -> bool:
     return config.batching is not None or config.cache is not None
 
 
-def model_parts(name: str, config: ModelConfig, metrics: Metrics, **others: Any) -> ModelParts:
+def model_parts(
+    name: str,
+    config: ModelConfig,
+    metrics: Metrics,
+    tracing: Tracing | None = None,
+    **others: Any,
+) -> ModelParts:
     """Return the parameters of a model's layers.
 
     Args:
         name: The model's name in metrics.
         config: The model's entry under `models`.
         metrics: Counts batches and cache lookups.
+        tracing: Makes spans of merged calls; None for no spans.
         **others: Other fields of `ModelParts`.
     """
     batching, cache = config.batching, config.cache
@@ -52,6 +60,7 @@ def model_parts(name: str, config: ModelConfig, metrics: Metrics, **others: Any)
         batch_meter=None if batching is None else metrics.sharing.batches(name),
         cache=cache,
         cache_meter=None if cache is None else metrics.sharing.cache(name),
+        batch=Batch if tracing is None else tracing.batch,
         **others,
     )
 
@@ -64,7 +73,11 @@ def _default_in_flight(name: str, config: ModelConfig) -> int:
 
 
 def share_upstream_calls(
-    service: Service, config: UpstreamConfig, models: Mapping[str, ModelConfig], metrics: Metrics
+    service: Service,
+    config: UpstreamConfig,
+    models: Mapping[str, ModelConfig],
+    metrics: Metrics,
+    tracing: Tracing | None = None,
 ) -> Service:
     """Wrap the *service* of an upstream in the batch queues and caches of its *models*.
 
@@ -74,7 +87,7 @@ def share_upstream_calls(
     forward: tuple[tuple[str, ...], Mapping[str, str]] = (tuple(config.forward_headers), {})
     services = {
         name: build_chain(
-            "upstream model", service, model_parts(name, model, metrics, forward=forward)
+            "upstream model", service, model_parts(name, model, metrics, tracing, forward=forward)
         )
         for name, model in models.items()
         if model.backend is None and is_shared(model)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
 
+from gateway.app.capture_options import capture_options
 from gateway.app.pipeline_graphs import check_graphs
+from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
 from gateway.app.worker_limits import check_workers
 from gateway.config.load import LoadedConfig
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
+from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
-from gateway.config.yaml_tree import Finding, KeyPath, Problem
+from gateway.config.units import Address
+from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
 from gateway.registry import PROTOCOLS, backend, protocol
+
+_NOT_ON_ONE_PORT: Final = (
+    "'transport: reference' cannot serve HTTP and gRPC on one port: aiohttp has no HTTP/2, and "
+    "grpcio takes no connection of another server; use 'transport: native', or 'http' and 'grpc'"
+)
 
 
 def check(loaded: LoadedConfig) -> list[Problem]:
@@ -37,8 +48,22 @@ def _findings(config: Config) -> Iterator[Finding]:
             yield from _raised((*at, "signature"), metadata_of, name, model.signature)
         if model.batching is not None and model.signature is not None:
             yield from _raised((*at, "batching"), _check_batching, model.batching, model.signature)
+    yield from _raised(("lifecycle", "ready"), _check_required_routes, config)
+    yield from _check_repeated_calls(config)
+    yield from _check_requirements(config)
+    yield from _repeated_ports(config)
     yield from check_graphs(config)
     yield from check_workers(config)
+
+
+def _check_requirements(config: Config) -> Iterator[Finding]:
+    """Yield the keys that need another key, a package or other values."""
+    if config.stock is not None and config.state is None:
+        yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
+    if config.telemetry.otlp.is_on and find_spec("opentelemetry") is None:
+        yield ("telemetry", "otlp"), "needs OpenTelemetry: pip install 'tensor-gateway[otel]'"
+    if config.capture is not None:
+        yield from _raised(("capture",), capture_options, config.capture, Path())
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
@@ -51,6 +76,8 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
         path = (*at, "options", name)
         findings = list(_raised(path, _check_options, name, options))
         yield from findings or _raised(path, _check_own_paths, name, listener)
+    if listener.address is not None and listener.transport == "reference":
+        yield (*at, "address"), _NOT_ON_ONE_PORT
     if listener.passthrough is not None:
         carrier = config.upstreams[listener.passthrough.upstream].all_urls[0].carrier
         if carrier != "http":
@@ -73,6 +100,74 @@ def _check_stream(name: str, listener: ListenerConfig) -> None:
             f"a {name} stream names no model; set 'default_model' of the listener, or the "
             f"protocol's option {key!r}"
         )
+
+
+def _check_required_routes(config: Config) -> None:
+    names = [route.name for route in ruled_routes(config)]
+    unknown = [name for name in required_routes(config) or () if name not in names]
+    if unknown or config.lifecycle.ready == ():
+        found = f"unknown route {unknown[0]!r}" if unknown else "no route"
+        raise ValueError(f"{found}; expected 'any', 'all', or a list of {', '.join(names)}")
+
+
+def _check_repeated_calls(config: Config) -> Iterator[Finding]:
+    """Yield each route that repeats calls of a model that holds sequences."""
+    for index, route in enumerate(config.routes):
+        retry = route.retry or config.policies.retry
+        repeats = retry is not None and retry.repeats_sent_calls
+        if not repeats and route.hedge is None:
+            continue
+        where: KeyPath = ("routes", index, "retry") if route.retry else ("policies", "retry")
+        for name in _models_of(route):
+            model = config.models.get(name)
+            if model is not None and model.signature is not None and model.signature.stateful:
+                own = route.name or f"route-{index + 1}"
+                message = f"route {own!r} leads to model {name!r}, which holds sequences"
+                if repeats:
+                    yield (*where, "on"), f"{message}: expected only 'unsent' and 'connect_failure'"
+                else:
+                    yield ("routes", index, "hedge"), f"{message}: expected no 'hedge'"
+
+
+def _models_of(route: RouteConfig) -> Iterator[str]:
+    """Yield the models that a route names, at its clients and at its targets."""
+    if route.match is not None:
+        yield from route.match.model or ()
+    yield from (target.model for target in route.targets if target.model)
+
+
+def _repeated_ports(config: Config) -> Iterator[Finding]:
+    """Yield the addresses that another address of the file uses, too."""
+    used: dict[int, list[tuple[str, str]]] = {}
+    for path, address in _addresses(config):
+        where = used.setdefault(address.port, [])
+        other = next((name for name, host in where if _overlap(host, address.host)), None)
+        if other is not None:
+            yield path, f"port {address.port} is used twice: by {other} too"
+        where.append((path_text(path), address.host))
+
+
+def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:
+    """Yield every TCP address of the file with a port of its own."""
+    found: list[tuple[KeyPath, Address | None]] = []
+    for index, listener in enumerate(config.listeners):
+        at: KeyPath = ("listeners", index)
+        found += [((*at, key), getattr(listener, key)) for key in ("http", "grpc", "address")]
+        for number, stream in enumerate(listener.streams):
+            found.append(((*at, "streams", number, "address"), stream.address.tcp))
+    if config.admin is not None:
+        keys = config.admin.model_fields_set & {"address", "metrics"}
+        found += [(("admin", key), getattr(config.admin, key)) for key in sorted(keys)]
+    for path, address in found:
+        if address is not None and address.port:
+            yield path, address
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or bool({one, other} & _EVERY_ADDRESS)
+
+
+_EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # compared, not bound
 
 
 def _check_own_paths(name: str, listener: ListenerConfig) -> None:

@@ -5,48 +5,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from time import monotonic
 from types import MappingProxyType
 
 import structlog
+from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.app.admin import start_pages
-from gateway.app.batching import share_upstream_calls
+from gateway.app.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.announce import log_addresses, log_models
+from gateway.app.capture_options import capture_options
 from gateway.app.check import check
+from gateway.app.control import Control
 from gateway.app.errors import REASONS, StartError, reason_of
-from gateway.app.layers import ListenerParts, build_chain
-from gateway.app.listeners import SharedResources, build_listener, max_message_bytes
-from gateway.app.models import BuiltModels, build_models
-from gateway.app.pipelines import build_pipelines
-from gateway.app.process import MemoryTrimmer
-from gateway.app.route_rules import named_models, ruled_routes
-from gateway.app.routes import BuiltRoute, RouteTarget, build_route, ready_unless_unloaded
-from gateway.app.upstreams import BuiltUpstream, build_upstream
+from gateway.app.export import open_export
+from gateway.app.listeners import SharedResources, build_listener, log_extensions
+from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
+from gateway.app.recording import Capturing, StockKeeper
+from gateway.app.retirement import EarlierSequences, Retirements
+from gateway.app.service_graph import ProcessParts, ServiceGraph
+from gateway.app.shadow.keeper import ShadowKeeper
+from gateway.app.status import Document, gauge_entries
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
-from gateway.config.models import Config, ListenerConfig
-from gateway.ir.metadata import ServerMetadata
-from gateway.policies.observe import OK, CallRecord
-from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
-from gateway.policies.shared_memory.policy import (
-    CopyRegions,
-    SharedMemoryMode,
-    SharedMemoryOff,
-)
+from gateway.policies.limits.shed_load import ProcessLoad
+from gateway.policies.observe import Recorder
+from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
-from gateway.routing.match import Matcher
-from gateway.routing.model_keys import ModelKeyIndex
-from gateway.routing.router import Router
-from gateway.routing.server_info import Index, ServerInfo, ServerOptions
-from gateway.routing.upstream_questions import UpstreamQuestions
+from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
 from gateway.telemetry import log as logs
-from gateway.telemetry.log_settings import LogSettings
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.call_log import CallLog
+from gateway.telemetry.call_path import CallPath, inherited_path
+from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.rolling_stats import RollingStats
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
 
@@ -55,7 +53,6 @@ log = structlog.get_logger(__name__)
 _MIB = 1 << 20
 _BUDGET_BYTES = 512 * _MIB
 _CGROUP_SHARE = 0.4
-_CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
 class Gateway:
@@ -65,6 +62,9 @@ class Gateway:
         loaded: A configuration that matches the schema.
         slot: The number of this process among all workers, which share its addresses.
         sockets: Unix sockets that the workers share, by address.
+        drained: Endpoints that get no calls, as "UPSTREAM/ENDPOINT".
+        shadow: The socket to the shadow process, if the configuration needs one; the only process
+            of a gateway starts it itself.
 
     Raises:
         ConfigError: The configuration has an error that the schema does not find.
@@ -76,12 +76,13 @@ class Gateway:
         loaded: LoadedConfig,
         slot: WorkerSlot = SINGLE_PROCESS,
         sockets: Mapping[str, socket.socket] = MappingProxyType({}),
+        drained: AbstractSet[str] = frozenset(),
+        shadow: socket.socket | None = None,
     ) -> None:
         problems = check(loaded)
         if problems:
             raise ConfigError(loaded.source, problems)
         config = loaded.config
-        self._config = config
         self._slot = slot
         self._sockets = sockets
         self.metrics = Metrics(
@@ -89,91 +90,109 @@ class Gateway:
             series=config.telemetry.metrics.series,
             triton="triton" in config.telemetry.metrics.compat,
         )
-        self.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
-        self._rolling_stats = RollingStats()
         self._stopping = False
+        self._started = datetime.now(UTC)
+        self._retirements = Retirements(self._forget_endpoints)
+        self._shadow_socket = shadow
         try:
             self._build(loaded)
+            self._graph.drain_endpoints(drained)
         except REASONS as error:
             raise StartError(reason_of(error)) from error
 
     def _build(self, loaded: LoadedConfig) -> None:
-        config = self._config
+        config = loaded.config
+        self._call_log = CallLog()
+        self._configure_call_log(loaded)
         self._budget = MemoryBudget(
             config.in_flight_bytes or default_budget(self._slot),
             config.in_flight_bytes_per_address,
         )
-        self._models: BuiltModels = build_models(
-            config, loaded.directory, self.metrics, workers=self._slot.count
+        self._load = ProcessLoad()
+        self._regions = Regions(config.shared_regions)
+        self._stock_keeper = StockKeeper.of(loaded, self._slot.number)
+        otlp = config.telemetry.otlp
+        # The supervisor has the metrics of all workers.
+        self._export = open_export(otlp, metrics=otlp.metrics and self._slot.is_single)
+        new_path: Callable[..., CallPath] = CallPath
+        record: Recorder = self.metrics.call
+        if self._export is not None:
+            new_path = self._export.new_path
+            record = self._export.recorder(record, self.metrics.exemplify)
+        self._capture = self._connect_capture(loaded, new_path)
+        self._process = ProcessParts(
+            metrics=self.metrics,
+            budget=self._budget,
+            slot=self._slot,
+            record=record,
+            call_log=self._call_log,
+            trends=self.metrics.trends.read,
+            regions=self._regions,
+            forwarded=ForwardedRegions(config.shared_regions, is_shared=not self._slot.is_single),
+            load=self._load,
+            stock=None if self._stock_keeper is None else self._stock_keeper.stock.count,
+            new_path=(
+                new_path if self._capture is None else partial(inherited_path, new_path=new_path)
+            ),
+            tracing=None if self._export is None else self._export.tracing,
         )
-        signatures = {
-            name: model.signature
-            for name, model in config.models.items()
-            if model.backend is None and model.signature is not None
-        }
-        self._upstreams: dict[str, BuiltUpstream] = {
-            name: build_upstream(
-                name,
-                upstream,
-                signatures,
-                self.metrics,
-                loaded.directory,
-                sequence_idle_s=config.policies.sequence_idle,
-                longest_call_s=_longest_timeout(config),
-                text_routes=_text_routes(config),
-                budget=self._budget,
-            )
-            for name, upstream in config.upstreams.items()
-        }
-        targets = {
-            name: RouteTarget(
-                share_upstream_calls(
-                    built.service, config.upstreams[name], config.models, self.metrics
-                ),
-                built.ready,
-            )
-            for name, built in self._upstreams.items()
-        }
-        self._targets = {name: target.service for name, target in targets.items()}
-        self._pipelines = build_pipelines(config, self.metrics)
-        own = {**self._models.targets, **self._pipelines.targets}
-        routes = [build_route(ruled, config, targets, own) for ruled in ruled_routes(config)]
-        self._counts_usage = _has_statistics(config)
-        matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
-        self._server = self._server_answers(routes, matcher)
-        self._pipelines.step_router.connect(routes, own, self._server)
-        self._routes = [route for built in routes for route in built.routes()]
-        self.service: Service = self._observed_service("", SharedMemoryOff())
+        self._graph = ServiceGraph(loaded, self._process)
+        # What the listeners call: the entries of the graph, except after a reload.
+        self._entries = self._graph.entries
         self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self.metrics.watch(
             "gateway_in_flight_bytes",
             "Bytes of the memory budget in use by requests and responses.",
             lambda: self._budget.used_bytes,
         )
+        self.metrics.watch(
+            "gateway_in_flight_bytes_limit",
+            "Size of the memory budget in bytes.",
+            lambda: self._budget.limit_bytes,
+        )
+        self.metrics.watch_config(lambda: {"sha256": self._graph.loaded.sha256})
+        self._loop_lag = LoopLag(self._measure_load)
         shared = SharedResources(
             metrics=self.metrics,
+            call_log=self._call_log,
             budget=self._budget,
             directory=loaded.directory,
             strict=config.security.strict,
-            model_keys=ModelKeyIndex(self._server, matcher.matches_model),
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
-            http_clients={
-                name: built.http
-                for name, built in self._upstreams.items()
-                if built.http is not None
-            },
-            reuse_port=not self._slot.is_single,
+            reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
+            replaces=config.lifecycle.hand_over,
             sockets=self._sockets,
             request_ids=self._slot.request_ids(),
+            tap=None if self._capture is None else self._capture.tap,
         )
-        self._regions = Regions(config.shared_regions)
-        self._forwarded = ForwardedRegions(
-            config.shared_regions, is_shared=not self._slot.is_single
-        )
+        self._listeners = [
+            build_listener(listener, self._entries[listener.name], self.ready, shared)
+            for listener in config.listeners
+        ]
         self._data_servers: dict[str, Server] = {}
-        for listener in config.listeners:
-            self._data_servers |= self._build_listener(listener, shared)
+        for built in self._listeners:
+            self._data_servers |= built.servers
         self._admin_servers: dict[str, Server] = {}
+
+    def _connect_capture(
+        self, loaded: LoadedConfig, new_path: Callable[[], CallPath]
+    ) -> Capturing | None:
+        """Return the connection to the shadow process; None if nothing is captured."""
+        config = loaded.config.capture
+        if config is None:
+            return None
+        options = capture_options(config, loaded.directory)
+        keeper, sock = None, self._shadow_socket
+        if sock is None:
+            keeper = ShadowKeeper(loaded, self._slot.count)
+            self.metrics.registry.register(keeper)
+            sock = keeper.serving_end(self._slot.number)
+        return Capturing(options, sock, self.metrics, keeper, new_path)
+
+    @property
+    def service(self) -> Service:
+        """The entry of calls without a listener: no default model, no shared memory."""
+        return self._graph.entries[""].service
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -187,30 +206,77 @@ class Gateway:
     async def _page(self, accept: str) -> tuple[bytes, str]:
         return self.metrics.page(accept)
 
+    async def _families(self) -> Iterable[Metric]:
+        return self.metrics.registry.collect()
+
+    async def status(self) -> Document:
+        """Return the status of the process, as GET /status shows it."""
+        ready = self._graph.server.ready()
+        reason = "" if ready else self._graph.server.not_ready_reason()
+        return {
+            "version": __version__,
+            "ready": ready,
+            "reason": reason,
+            "started": self._started.isoformat(timespec="seconds"),
+            "listeners": self.addresses,
+            **self._graph.status(),
+            "limits": {
+                "in_flight_bytes": self._budget.used_bytes,
+                "in_flight_bytes_limit": self._budget.limit_bytes,
+                **gauge_entries(self.metrics.gauges),
+            },
+            "warnings": logs.recent_warnings(),
+        }
+
     async def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
-        return self._server.ready()
+        return self._graph.server.ready()
 
-    async def start(self) -> None:
+    async def start(self, control: Control | None = None) -> None:
         """Load the models, start the probes of the upstreams, and listen.
+
+        Args:
+            control: Handles the admin pages about the configuration; None for no such pages.
 
         Raises:
             StartError: A model cannot be loaded, or an address is not available.
         """
         try:
-            await self._models.load()
-            await self._first_probes()
-            await self._pipelines.check()
+            if self._capture is not None:
+                await self._capture.start()
+            if self._stock_keeper is not None:
+                self._stock_keeper.start()
+            await self._graph.start()
             for server in self._data_servers.values():
                 await server.start()
             self._trimmer.start()
+            self._loop_lag.start()
+            if self._export is not None:
+                self._export.start_metrics(self._families)
             if self._slot.is_single:
-                self._admin_servers = await start_pages(self._config.admin, self._page, self.ready)
+                self._admin_servers = await start_pages(
+                    self._graph.config.admin,
+                    self._page,
+                    self.ready,
+                    control,
+                    self.status,
+                    reuse_port=self._graph.config.lifecycle.hand_over,
+                )
+        except StartError:
+            await self._close()
+            raise
         except REASONS as error:
             await self._close()
             raise StartError(reason_of(error)) from error
         if self._slot.is_single:
+            log_extensions(self._graph.config.listeners)
+            log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
+
+    async def announce(self) -> None:
+        """Log the models that clients can reach, and a command to try."""
+        graph = self._graph
+        await log_models(graph.server, graph.config.listeners, self.addresses)
 
     async def stop(self, pre_stop_s: float | None = None, drain_s: float | None = None) -> None:
         """Report not ready, wait, finish the calls in flight, and close; idempotent.
@@ -222,152 +288,136 @@ class Gateway:
         if self._stopping:
             return
         self._stopping = True
-        lifecycle = self._config.lifecycle
-        self._server.drain()
+        lifecycle = self._graph.config.lifecycle
+        self._graph.server.drain()
         if self._slot.is_single:
             log.info("not ready", reason="stopping")
-        await asyncio.sleep(lifecycle.pre_stop if pre_stop_s is None else pre_stop_s)
+        for server in self._data_servers.values():
+            server.announce_close()
+        pre_stop = asyncio.sleep(lifecycle.pre_stop if pre_stop_s is None else pre_stop_s)
+        pages = self._admin_servers.values() if lifecycle.hand_over else ()
+        await asyncio.gather(pre_stop, *(page.drain(PAGE_DRAIN_S) for page in pages))
         drain = lifecycle.drain if drain_s is None else drain_s
         end = monotonic() + drain
         await asyncio.gather(*(server.drain(drain) for server in self._data_servers.values()))
-        await self._drain_upstreams(max(0.0, end - monotonic()))
+        await self._graph.drain(max(0.0, end - monotonic()))
+        await self._retirements.finish(max(0.0, end - monotonic()))
         await self._close()
         if self._slot.is_single:  # the supervisor logs this for its workers
             log.info("stopped")
 
-    async def _drain_upstreams(self, timeout_s: float) -> None:
-        """Wait for cancelled calls that still run, because closing would cancel them too."""
-        await asyncio.gather(*(built.drain(timeout_s) for built in self._upstreams.values()))
+    async def reload(
+        self, loaded: LoadedConfig, drained: AbstractSet[str] = frozenset()
+    ) -> dict[str, list[str]]:
+        """Replace the configuration of everything but the listeners; return what changed.
 
-    async def _first_probes(self) -> None:
-        """Probe each upstream once, so that readiness is correct from the first request on."""
-        probers = [prober for built in self._upstreams.values() for prober in built.probers]
-        await asyncio.gather(*(prober.probe() for prober in probers))
-        for prober in probers:
-            prober.start()
+        Calls that begin from now on use the new configuration. Calls in progress finish with the
+        old one. The method waits a second for them; the rest has until `lifecycle.drain`.
 
-    def _build_listener(
-        self, listener: ListenerConfig, shared: SharedResources
-    ) -> dict[str, Server]:
-        mode = self._shared_memory_mode(listener)
-        service = self._observed_service(listener.default_model or "", mode)
-        return build_listener(listener, service, self.ready, shared)
+        Args:
+            loaded: A configuration without errors, with the same listeners.
+            drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
 
-    def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
-        sharing = listener.shared_memory
-        if sharing.mode == "forward":
-            log.warning(
-                "a client that makes a shared-memory segment smaller ends the server",
-                listener=listener.name,
-                instead="shared_memory: map",
-            )
-            services = [built.service for built in self._upstreams.values()]
-            return ForwardRegions(services, sharing.keys, self._forwarded)
-        if sharing.mode == "map":
-            return CopyRegions(self._regions, self._budget, max_message_bytes(listener))
-        return SharedMemoryOff()
+        Raises:
+            StartError: A file, an option or a model is invalid. Nothing has changed.
+        """
+        try:
+            graph = ServiceGraph(loaded, self._process, self._graph)
+            try:
+                await graph.start()
+                if self._stopping:
+                    raise ValueError("the gateway is stopping")  # noqa: TRY301  # as any reason
+            except BaseException:
+                await graph.close(self._graph.parts)
+                raise
+        except REASONS as error:
+            raise StartError(reason_of(error)) from error
+        graph.drain_endpoints(drained)
+        if self._capture is not None and loaded.config.capture is not None:
+            self._capture.change(capture_options(loaded.config.capture, loaded.directory))
+        await self._replace_graph(graph)
+        return graph.parts.changes()
 
-    def _observed_service(self, default_model: str, memory: SharedMemoryMode) -> Service:
-        server = UpstreamQuestions(self._server, self._targets, self._server.served)
-        router = Router(self._routes, server, default_model=default_model)
-        parts = ListenerParts(
-            record=self._record,
-            lines_per_s=self._slot.share(self._config.telemetry.log.calls_per_second),
-            usage=self.metrics.usage if self._counts_usage else None,
-            forget=self._forget,
-            memory=memory,
-        )
-        return build_chain("listener", router, parts)
+    async def _replace_graph(self, graph: ServiceGraph) -> None:
+        old, self._graph = self._graph, graph
+        finishing: dict[str, FinishSequences] = {}
+        sequences = None
+        is_any_open = old.open_sequences(graph.parts)
+        if is_any_open is not None:
+            finishing = {
+                name: FinishSequences(entry.service, self._entries[name].service)
+                for name, entry in graph.entries.items()
+            }
+            sequences = EarlierSequences(is_any_open, partial(self._finish, graph, finishing))
+        self._connect(graph, finishing)
+        level = graph.config.telemetry.log.level
+        if level != old.config.telemetry.log.level:
+            logs.set_level(level)
+        if graph.config.telemetry.log != old.config.telemetry.log:
+            try:
+                self._configure_call_log(graph.loaded)
+            except OSError as error:
+                log.error("access log not opened", reason=reason_of(error))  # noqa: TRY400
+        ended = self._retirements.retire(old, graph, old.config.lifecycle.drain, sequences)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CONFIRM_S):
+                await ended.wait()
 
-    def _forget(self) -> None:
-        """Forget what a load or unload may have changed."""
-        self._server.forget()
-        for built in self._upstreams.values():
-            built.sequence_ids.forget()
+    def _configure_call_log(self, loaded: LoadedConfig) -> None:
+        settings = loaded.config.telemetry.log
+        access = None
+        if settings.access is not None:
+            access = AccessLog(loaded.directory / settings.access.path, settings.access.format)
+        self._call_log.configure(self._slot.share(settings.calls_per_second), access)
 
-    def _record(self, record: CallRecord) -> None:
-        kind, code, seconds = record.kind, record.code, record.seconds
-        labels = (record.route, record.model, record.protocol, kind, code)
-        self.metrics.call(labels, record.version, seconds)
-        if record.limit is not None:
-            self.metrics.limit_exceeded(record.protocol, record.limit)
-        if kind in _INFERENCES:
-            self._rolling_stats.add(seconds, failed=code != OK, at=record.ended)
+    def _connect(self, graph: ServiceGraph, finishing: Mapping[str, FinishSequences]) -> None:
+        """Send new calls to *graph*; *finishing* decides about those of sequences, by listener."""
+        self._entries = {
+            name: replace(entry, service=finishing.get(name, entry.service))
+            for name, entry in graph.entries.items()
+        }
+        for listener in self._listeners:
+            listener.connect(self._entries)
 
-    def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerInfo:
-        by_name = {built.ruled.name: built for built in routes}
-        named = {name: by_name[route].ready for route, name in _routes_of(self._config, routes)}
-        models, pipelines = self._models.loadable, self._pipelines.pipelines
-        indexes = [Index("local", self._models.index, ttl_s=0)]
-        indexes.append(Index("pipelines", self._pipelines.index, ttl_s=0))
-        indexes += [Index(name, built.service) for name, built in self._upstreams.items()]
-        return ServerInfo(
-            ServerOptions(
-                metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
-                routes=[ready_unless_unloaded(built, models, pipelines) for built in routes],
-                trends=self._rolling_stats.read,
-                online=self._config.lifecycle.online,
-                named=named,
-                served=matcher.matches_model,
-                log=LogSettings(*logs.current(), logs.set_level),
-            ),
-            indexes,
-        )
+    def _finish(self, graph: ServiceGraph, finishing: Mapping[str, FinishSequences]) -> None:
+        """Send all calls to *graph*, unless another one has replaced it."""
+        for each in finishing.values():
+            each.end()
+        if self._graph is graph:
+            self._connect(graph, {})
+
+    def _forget_endpoints(self, closed: ServiceGraph) -> None:
+        for upstream, endpoint in closed.endpoints() - self._graph.endpoints():
+            self.metrics.forget_endpoint(upstream, endpoint)
+
+    def _measure_load(self, lag_s: float) -> None:
+        self.metrics.loop_lag.observe(lag_s)
+        self._load.measure(lag_s)
 
     async def _close(self) -> None:
         for server in self._servers.values():
             await server.stop()
-        for built in self._upstreams.values():
-            await built.close()
-        await self._models.close()
+        await self._retirements.finish(0)
+        await self._graph.close()
+        if self._capture is not None:
+            await self._capture.close()
+        if self._stock_keeper is not None:
+            await self._stock_keeper.close()
         self._regions.close()
         self._trimmer.stop()
+        self._loop_lag.stop()
+        self._call_log.close()
+        if self._export is not None:
+            await self._export.close()
 
 
-_INFERENCES = frozenset({"InferRequest", "StreamInferRequest"})
-
-# Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
-EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
-
-
-def _longest_timeout(config: Config) -> float:
-    """Return the longest timeout of any route."""
-    own = [route.timeout for route in config.routes if route.timeout is not None]
-    return max([config.policies.timeout, *own])
-
-
-def _text_routes(config: Config) -> frozenset[str]:
-    """Return the routes that forward text sequence ids to models of unknown id type."""
-    return frozenset(
-        ruled.name
-        for ruled in ruled_routes(config)
-        if ruled.config is not None and ruled.config.sequence_ids == "text"
-    )
-
-
-def _has_statistics(config: Config) -> bool:
-    """Return whether a listener reports model statistics; only then calls are counted."""
-    return any(
-        options.get("statistics", "off") != "off"
-        for listener in config.listeners
-        for options in listener.options.values()
-    )
-
-
-def _routes_of(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
-    """Return the routes of each model that the configuration names: pairs of route and model."""
-    names = set(named_models(config))
-    return [
-        (built.ruled.name, name)
-        for built in reversed(routes)
-        for name in names
-        if any(rule.model == name for rule in built.ruled.rules) or built.ruled.model == name
-    ]
+# A reload waits for the calls in progress for this time, before it is confirmed.
+_CONFIRM_S = 1.0
 
 
 def default_budget(slot: WorkerSlot = SINGLE_PROCESS) -> int:
     """Return a worker's share of 512 MiB, or of 40% of the cgroup's memory if that is less."""
     total = _BUDGET_BYTES
     with contextlib.suppress(OSError, ValueError):
-        total = min(total, int(int(_CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
+        total = min(total, int(int(CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
     return slot.share(total)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.app.signatures import Signatures
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
+from gateway.config.units import Url
 from gateway.ir.context import Need
 from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.batch.policy import Batch, BatchMeter
@@ -24,19 +25,29 @@ from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
 from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency
 from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.fair_share import FairShare
+from gateway.policies.limits.hedge import Hedge
 from gateway.policies.limits.policy import CallLimits
-from gateway.policies.limits.retry import RetryBudget
+from gateway.policies.limits.retry import AttemptTimeout, RetryBudget
+from gateway.policies.limits.sequences import LimitSequences
+from gateway.policies.limits.shed_load import ShedLoad
 from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.policies.observe import Observe, Recorder
 from gateway.policies.reject_sequences import RejectSequences
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.policies.single_reply import SingleReply
+from gateway.policies.take_stock import CountCall, TakeStock
 from gateway.policies.usage_statistics import UsageStatistics
+from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer
 from gateway.routing.upstream_questions import RefreshModelIndex
 from gateway.service import Service
+from gateway.telemetry.call_log import CallLog
+from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
+from gateway.transports.admission import CLIENT_MEMORY
 
 _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
@@ -52,6 +63,34 @@ class Chain(NamedTuple):
 
     calls: Service
     inference: Service
+
+
+class Tracing(Protocol):
+    """Builds the layers that make spans; `gateway.otlp.spans` does."""
+
+    def call(self, inner: Service, /) -> Service:
+        """Return the layer that makes the span of a client's call."""
+        ...
+
+    def attempt(self, upstream: str, url: Url, inner: Service, /) -> Service:
+        """Return the layer that makes the span of each request to an endpoint."""
+        ...
+
+    def model(self, inner: Service, /) -> Service:
+        """Return the layer that makes the span of each call of a model in this process."""
+        ...
+
+    def step(self, inner: Service, /) -> Service:
+        """Return the layer that makes the span of each call of a pipeline."""
+        ...
+
+    def batch(self, *arguments: Any, **options: Any) -> Batch:
+        """Return a batch queue that makes a span of each merged call."""
+        ...
+
+
+Wrap = Callable[[Service], Service]
+"""Returns a layer around a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +116,15 @@ class ListenerParts:
     """Parameters of the chain of a listener."""
 
     record: Recorder
-    lines_per_s: int
+    calls: CallLog | None
     usage: Usage | None
+    is_counting: Callable[[], bool]
     forget: Callable[[], None]
     memory: SharedMemoryMode
+    shed: Callable[[Service], ShedLoad] | None = None
+    new_path: Callable[..., CallPath] = CallPath
+    stock: CountCall | None = None
+    trace: Wrap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +135,13 @@ class RouteParts:
     stream_idle_s: float | None
     places: ConcurrencyLimit
     retries: RetryBudget | None
+    attempt_timeout_s: float | None = None
+    hedge: Callable[[Service], Hedge] | None = None
+    share: Callable[[Service], FairShare] | None = None
+    priority: Wrap | None = None
+    sequences_per_client: int | None = None
+    client_header: str = ""
+    sequence_idle_s: float = IDLE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +155,20 @@ class ModelParts:
     batch_meter: BatchMeter | None = None
     cache: CacheConfig | None = None
     cache_meter: CacheMeter | None = None
+    batch: Callable[..., Batch] = Batch
+    trace: Wrap | None = None
 
     @property
     def is_shared(self) -> bool:
         """Whether the model has a batch queue or a cache."""
         return self.rules is not None or self.cache is not None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamParts:
+    """Parameters of the chain of an upstream."""
+
+    adaptive: Callable[[Service], AdaptiveConcurrency] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +184,18 @@ class EndpointParts:
     classifies: bool | None
     forward_headers: tuple[str, ...]
     headers: Mapping[str, str]
+    trace: Wrap | None = None
 
 
 # fmt: off
+_TENSOR_LAYERS: Final = (
+    Layer("BufferBody", "waits for the whole body of a request",
+          lambda inner, _: BufferBody(inner.calls)),
+    Layer("Classify", "computes classes",
+          lambda inner, _: Classify(inner.calls)),
+    Layer("Complete", "adds missing names, datatypes and shapes of tensors",
+          lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
+)
 _SHARING: Final = (
     Layer("NormalizeOutputs", "makes requests that name all outputs equal to those that name none",
           lambda inner, at: NormalizeOutputs(inner.calls) if at.is_shared else None),
@@ -135,20 +204,28 @@ _SHARING: Final = (
               inner.calls, max_bytes=at.cache.max_bytes, max_age_s=at.cache.max_age,
               meter=at.cache_meter)),
     Layer("Batch", "merges requests of several callers into one",
-          lambda inner, at: None if at.rules is None else Batch(
+          lambda inner, at: None if at.rules is None else at.batch(
               inner.calls, at.rules, meter=at.batch_meter)),
 )
 
 LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     "listener": (
+        Layer("TakeStock", "counts who calls what, if `stock` is on",
+              lambda inner, at: None if at.stock is None else TakeStock(
+                  inner.calls, at.stock)),
         Layer("Observe", "counts, times and logs every call",
               lambda inner, at: Observe(
-                  inner.calls, at.record, inference=inner.inference, lines_per_s=at.lines_per_s)),
+                  inner.calls, at.record, inference=inner.inference, calls=at.calls,
+                  new_path=at.new_path)),
+        Layer("TraceCall", "makes the span of each call, if `telemetry.otlp` has traces",
+              lambda inner, at: None if at.trace is None else at.trace(inner.calls)),
+        Layer("ShedLoad", "refuses inferences while the gateway is overloaded, if configured",
+              lambda inner, at: None if at.shed is None else at.shed(inner.calls)),
         Layer("ServerStatusLayer", "replies to status calls of TensorRT v1 clients",
               lambda inner, _: ServerStatusLayer(inner.calls), inference=False),
         Layer("UsageStatistics", "counts calls of each model, if a listener has `statistics` on",
               lambda inner, at: None if at.usage is None else UsageStatistics(
-                  inner.calls, at.usage)),
+                  inner.calls, at.usage, is_counting=at.is_counting)),
         Layer("RefreshModelIndex", "updates the model index after a load or unload",
               lambda inner, at: RefreshModelIndex(inner.calls, at.forget), inference=False),
         Layer("SharedMemory", "rejects, forwards or copies regions of shared memory",
@@ -156,10 +233,23 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("Router", "chooses the route by model, version and protocol"),
     ),
     "route": (
-        Layer("CallLimits", "applies the concurrency limit, the deadline and the retry budget",
+        Layer("LimitSequences", "limits the open sequences of each client, if configured",
+              lambda inner, at: None if at.sequences_per_client is None else LimitSequences(
+                  inner.calls, at.sequences_per_client, client=CLIENT_MEMORY.get,
+                  header=at.client_header, idle_s=at.sequence_idle_s)),
+        Layer("Prioritize", "gives calls their priority in queues, if `queue_priority` is set",
+              lambda inner, at: None if at.priority is None else at.priority(inner.calls)),
+        Layer("FairShare", "limits the inferences in flight of each caller, if `share` is set",
+              lambda inner, at: None if at.share is None else at.share(inner.calls)),
+        Layer("CallLimits", "applies the concurrency limit, the deadline and the retries",
               lambda inner, at: CallLimits(
                   inner.calls, at.timeout_s, stream_idle_s=at.stream_idle_s, places=at.places,
                   retries=at.retries)),
+        Layer("AttemptTimeout", "limits the time of each attempt, if `per_try_timeout` is set",
+              lambda inner, at: None if at.attempt_timeout_s is None else AttemptTimeout(
+                  inner.calls, at.attempt_timeout_s)),
+        Layer("Hedge", "makes a second attempt of slow calls, if `hedge` is set",
+              lambda inner, at: None if at.hedge is None else at.hedge(inner.calls)),
         Layer("Balance", "chooses a target by weight (Discover: the upstream that has the model)"),
     ),
     "target": (
@@ -174,6 +264,11 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("Complete", "adds missing names, datatypes and shapes of tensors",
               lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
         *_SHARING,
+        Layer("Endpoints", "the chain 'upstream', with the endpoint that balancing chooses"),
+    ),
+    "upstream": (
+        Layer("AdaptiveConcurrency", "limits inferences by the latency of the upstream",
+              lambda inner, at: None if at.adaptive is None else at.adaptive(inner.calls)),
         Layer("Endpoints", "the chain 'endpoint' of the endpoint that balancing chooses"),
     ),
     "endpoint": (
@@ -191,6 +286,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
               lambda inner, _: SingleReply(inner.calls, inference=inner.inference)),
         Layer("ConfirmUnload", "replies to an unload when the model is no longer ready",
               lambda inner, _: ConfirmUnload(inner.calls), inference=False),
+        Layer("TraceAttempt", "makes the span of each request, if `telemetry.otlp` has traces",
+              lambda inner, at: None if at.trace is None else at.trace(inner.calls)),
         Layer("Upstream", "encodes the call, sends it and decodes the response"),
     ),
     "model in process": (
@@ -199,27 +296,19 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
               if at.workers > 1 else None),
         Layer("ForwardHeaders", "drops headers, which would separate requests",
               lambda inner, at: ForwardHeaders(inner.calls, (), {}) if at.is_shared else None),
-        Layer("BufferBody", "waits for the whole body of a request",
-              lambda inner, _: BufferBody(inner.calls)),
-        Layer("Classify", "computes classes",
-              lambda inner, _: Classify(inner.calls)),
-        Layer("Complete", "adds missing names, datatypes and shapes of tensors",
-              lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
+        *_TENSOR_LAYERS,
         *_SHARING,
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
         Layer("Signatures", "adds labels and batch sizes from the configuration",
               lambda inner, at: Signatures(inner.calls, at.signatures) if at.signatures else None,
               inference=False),
+        Layer("TraceInside", "makes the span of each run, if `telemetry.otlp` has traces",
+              lambda inner, at: None if at.trace is None else at.trace(inner.calls)),
         Layer("ReloadableModel", "runs the model"),
     ),
     "pipeline": (
-        Layer("BufferBody", "waits for the whole body of a request",
-              lambda inner, _: BufferBody(inner.calls)),
-        Layer("Classify", "computes classes",
-              lambda inner, _: Classify(inner.calls)),
-        Layer("Complete", "adds missing names, datatypes and shapes of tensors",
-              lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
+        *_TENSOR_LAYERS,
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
         Layer("Pipeline", "runs the steps"),

@@ -9,26 +9,37 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Final, TypedDict
+from uuid import uuid4
 
 import structlog
 
-from gateway.app.passthrough import passthrough_rules
+from gateway.app.passthrough import NAME as PASSTHROUGH
+from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.transports import HTTP_SERVERS, grpc_server
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
 from gateway.config.units import UNIX, Address, StreamAddress
-from gateway.frontend import Frontend, stamp_grpc, stamp_http
+from gateway.frontend import (
+    Frontend,
+    attach_grpc_request_id,
+    attach_http_request_id,
+    grpc_request_id,
+    http_request_id,
+)
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.registry import PROTOCOLS, protocol
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
+from gateway.routing.server_status import model_status
 from gateway.service import Service
+from gateway.tapped_frontend import Tap, TappedFrontend
+from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.admission import ConnectionCount, MemoryBudget, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
-    HttpClient,
     HttpFrontend,
     HttpMount,
     Server,
@@ -36,16 +47,10 @@ from gateway.transports.contract import (
 )
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
-from gateway.transports.grpc.server import GrpcServer as NativeGrpcServer
-from gateway.transports.http.passthrough import Passthrough
+from gateway.transports.http.passthrough import PassthroughClient
+from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls import ServerTls, server_context
-from gateway.transports.stream.protocol_sniffing import (
-    ConnectionServer,
-    MatchesPrefix,
-    SharedPortProtocols,
-    may_be_http,
-    may_be_http2,
-)
+from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
 from gateway.wire.request_ids import OPTION as REQUEST_IDS
@@ -55,6 +60,122 @@ log = structlog.get_logger(__name__)
 
 Ready = Callable[[], Awaitable[bool]]
 
+_HTTP_IDS: Final = {
+    "attach_request_id": attach_http_request_id,
+    "read_request_id": http_request_id,
+}
+_GRPC_IDS: Final = {
+    "attach_request_id": attach_grpc_request_id,
+    "read_request_id": grpc_request_id,
+}
+
+
+class Reports(TypedDict):
+    """What a frontend reports to."""
+
+    on_rejected: Callable[[str, GatewayError], object]
+    on_blocked: Callable[[str, str, float], None]
+    message_bytes: ByteCounter
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerEntry:
+    """What a listener calls.
+
+    Attributes:
+        service: Handles its calls.
+        model_keys: Resolves keys of models for protocols that need it.
+        http_clients: Clients of HTTP upstreams, by the name of the upstream.
+    """
+
+    service: Service
+    model_keys: ModelKeyIndex
+    http_clients: Mapping[str, PassthroughClient] = field(default_factory=dict)
+
+    def of_protocol(self, spec: ProtocolSpec) -> Service:
+        """Return what handles the calls of one protocol."""
+        return ResolveModelKeys(self.service, self.model_keys) if spec.model_keys else self.service
+
+
+class BuiltListener:
+    """The servers of one listener, and their frontends.
+
+    Args:
+        config: The listener.
+        entry: What it calls at first.
+        rejections: Counts and logs the requests that reach no service.
+        tap: Receives the calls of the frontends; None for no tap.
+
+    Attributes:
+        servers: By name ("main.http").
+        rejections: As given.
+    """
+
+    def __init__(
+        self,
+        config: ListenerConfig,
+        entry: ListenerEntry,
+        rejections: RejectionLog,
+        tap: Tap | None = None,
+    ) -> None:
+        self.rejections = rejections
+        self.servers: dict[str, Server] = {}
+        self._config = config
+        self._entry = entry
+        self._tap = tap
+        self._frontends: list[tuple[ProtocolSpec, Frontend[Any, Any]]] = []
+        self._passthrough: ObservedPassthrough | None = None
+
+    def connect(self, entries: Mapping[str, ListenerEntry]) -> None:
+        """Send all calls that begin from now on to the entry of this listener."""
+        self._entry = entry = entries[self._config.name]
+        for spec, frontend in self._frontends:
+            frontend.replace_service(entry.of_protocol(spec))
+        if self._passthrough is not None:
+            self._passthrough.replace_client(self._http_client())
+
+    def frontend(self, spec: ProtocolSpec, codec: Any, **request_ids: Any) -> Any:
+        """Return a new frontend of this listener.
+
+        Args:
+            spec: The protocol.
+            codec: The codec of one carrier of the protocol.
+            request_ids: What reads and attaches request ids on this carrier; nothing for none.
+        """
+        options = {**self.rejections.reports(codec.name), **request_ids}
+        service = self._entry.of_protocol(spec)
+        built: Frontend[Any, Any] = (
+            Frontend(codec, service, **options)
+            if self._tap is None
+            else TappedFrontend(codec, service, self._tap, **options)
+        )
+        self._frontends.append((spec, built))
+        return built
+
+    async def model_status(self, name: str) -> bool | None:
+        """Return whether a model is ready; None if no server has it."""
+        return await model_status(self._entry.service, name, protocol="grpc.health")
+
+    def fallback(self, messages: MessageLimits) -> HttpFrontend | None:
+        """Return the handler of paths that no protocol claims, if the listener has one."""
+        config = self._config.passthrough
+        if config is not None:
+            rules = passthrough_rules(config, messages)
+            reports = self.rejections.reports(PASSTHROUGH)
+            self._passthrough = ObservedPassthrough(
+                self._http_client(),
+                rules,
+                config.upstream,
+                report=self.rejections.call,
+                reject=reports["on_rejected"],
+                count_bytes=reports["message_bytes"],
+            )
+        return self._passthrough
+
+    def _http_client(self) -> PassthroughClient:
+        assert self._config.passthrough is not None  # noqa: S101  # only then there is a fallback
+        return self._entry.http_clients[self._config.passthrough.upstream]
+
 
 @dataclass(frozen=True, slots=True)
 class SharedResources:
@@ -63,33 +184,35 @@ class SharedResources:
     Attributes:
         directory: TLS files are relative to it.
         strict: Whether `security.strict` is on.
-        http_clients: Clients of HTTP upstreams, by the name of the upstream.
         reuse_port: Whether other processes listen on the same addresses.
+        replaces: Whether a unix socket replaces that of another gateway.
         sockets: Unix sockets that the processes share, by address.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         request_ids: Counters for protocols whose servers number requests.
+        tap: Receives the calls of all frontends; None for no tap.
     """
 
     metrics: Metrics
+    call_log: CallLog
     budget: MemoryBudget
     directory: Path
     strict: bool
-    model_keys: ModelKeyIndex
-    http_clients: Mapping[str, HttpClient] = field(default_factory=dict)
     reuse_port: bool = False
+    replaces: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     can_cut_through: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)
+    tap: Tap | None = None
 
 
 def build_listener(
-    config: ListenerConfig, service: Service, ready: Ready, shared: SharedResources
-) -> dict[str, Server]:
-    """Build the servers of one listener, by name ("main.http").
+    config: ListenerConfig, entry: ListenerEntry, ready: Ready, shared: SharedResources
+) -> BuiltListener:
+    """Build the servers of one listener.
 
     Args:
         config: The listener.
-        service: Handles its calls.
+        entry: Handles its calls.
         ready: Returns whether the gateway is ready, for grpc.health.v1.
         shared: The objects that all listeners share.
 
@@ -97,7 +220,11 @@ def build_listener(
         LookupError: A protocol does not exist.
         ValueError: An option or a TLS file is invalid, or `security.strict` forbids the address.
     """
+    rejections = RejectionLog(config.name, shared.metrics, shared.call_log)
+    built = BuiltListener(config, entry, rejections, shared.tap)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
+    http_address = config.http or config.address
+    serves_grpc = config.grpc is not None or config.address is not None
     http: list[HttpMount] = []
     grpc: list[GrpcMount] = []
     descriptors: list[tuple[bytes, ...]] = []
@@ -105,30 +232,44 @@ def build_listener(
     for name in config.protocols or PROTOCOLS:
         spec = protocol(name)
         options = _options(spec, config, shared)
-        own_service = _protocol_service(spec, service, shared)
-        if spec.http is not None and config.http is not None:
+        if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
-            frontend: Any = _frontend(codec, own_service, shared.metrics, stamp_http)
+            frontend = built.frontend(spec, codec, **_HTTP_IDS)
             prefixes = _prefixes(spec.http, config, options)
             http.append(HttpMount(prefixes, frontend, spec.http.root))
-        if spec.grpc is not None and config.grpc is not None:
+        if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
-            frontend = _frontend(codec, own_service, shared.metrics, stamp_grpc)
+            frontend = built.frontend(spec, codec, **_GRPC_IDS)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
             descriptors.append(spec.grpc.file_descriptors())
-    servers: dict[str, Server] = {}
-    if config.http is not None:
-        _check_exposure(config, config.http, shared.strict)
-        servers[f"{config.name}.http"] = HTTP_SERVERS[config.transport](
-            config.http.host,
-            config.http.port,
+    if config.shared_memory.mode == "forward":
+        log.warning(
+            "a client that makes a shared-memory segment smaller ends the server",
+            listener=config.name,
+            instead="shared_memory: map",
+        )
+    servers = built.servers
+    if http_address is not None:
+        _check_exposure(config, http_address, shared.strict)
+        # One port of both has a server of both.
+        is_both = config.address is not None
+        name = f"{config.name}.http{'+grpc' * is_both}"
+        servers[name] = HTTP_SERVERS[config.transport](
+            http_address.host,
+            http_address.port,
             mounts=http,
             limits=limits,
             budget=shared.budget,
-            fallback=_fallback(config, messages, shared),
+            fallback=built.fallback(messages),
             ssl_context=_ssl_context(config.tls, shared.directory),
-            refused=partial(RejectionLog(shared.metrics, config.name).count, "http"),
+            refused=partial(built.rejections.rejected, "http"),
+            count=_connection_count(name, limits, shared.metrics),
             reuse_port=shared.reuse_port,
+            grpc=grpc if is_both else (),
+            extras=(
+                _extras(_services(grpc), descriptors, ready, built.model_status) if is_both else ()
+            ),
+            grpc_refused=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
         _check_exposure(config, config.grpc, shared.strict)
@@ -136,32 +277,52 @@ def build_listener(
             config.transport,
             _grpc_address(config.grpc),
             mounts=grpc,
-            extras=_extras(_services(grpc), descriptors, ready),
+            extras=_extras(_services(grpc), descriptors, ready, built.model_status),
             limits=limits,
             budget=shared.budget,
             tls=None if config.tls is None else _server_tls(config.tls, shared.directory),
-            refused=partial(RejectionLog(shared.metrics, config.name).count, "grpc"),
+            refused=partial(built.rejections.rejected, "grpc"),
+            count=_connection_count(f"{config.name}.grpc", limits, shared.metrics),
             reuse_port=shared.reuse_port,
         )
     for stream in config.streams:
         name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
-        own_service = _protocol_service(protocol(stream.protocol), service, shared)
-        servers[name] = _stream_server(config, stream, own_service, (limits, messages), shared)
-    return servers
+        count = _connection_count(name, limits, shared.metrics)
+        servers[name] = _stream_server(config, stream, built, (limits, messages), shared, count)
+    return built
 
 
-def _protocol_service(spec: ProtocolSpec, service: Service, shared: SharedResources) -> Service:
-    return ResolveModelKeys(service, shared.model_keys) if spec.model_keys else service
+def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
+    """Log which extensions each listener serves, and how to enable the others."""
+    for config in listeners:
+        for name in config.protocols or PROTOCOLS:
+            status = protocol(name).extension_status
+            if status is None:
+                continue
+            on, off = (list(names) for names in status(config.options.get(name, {})))
+            mode = config.shared_memory.mode
+            off, on = (
+                ([*off, "shared_memory"], on)
+                if mode == "off"
+                else (off, [*on, f"shared_memory={mode}"])
+            )
+            log.info(
+                "extensions",
+                listener=config.name,
+                on=", ".join(on) or "none",
+                off=", ".join(off) or "none",
+                enable=f"--enable NAME, or options: {{{name}: {{NAME: true}}}} of the listener",
+            )
 
 
-def _frontend(
-    codec: Any, service: Service, metrics: Metrics, stamp: Any = None
-) -> Frontend[Any, Any]:
-    """Return the frontend of a codec, with metrics for its rejections and slow steps."""
-    stamps = {} if stamp is None else {"stamp": stamp}
-    return Frontend(
-        codec, service, refused=metrics.rejected, blocked=metrics.loop_blocked, **stamps
+def _connection_count(server: str, limits: ServerLimits, metrics: Metrics) -> ConnectionCount:
+    """Return what counts the connections of one server, which the metrics publish."""
+    count = ConnectionCount(limits.connections, limits.connections_per_address)
+    labels = {"server": server}
+    metrics.gauges.watch(
+        "gateway_connections", "Open connections of clients.", labels, count, lambda it: it.total
     )
+    return count
 
 
 def max_message_bytes(config: ListenerConfig) -> int:
@@ -184,12 +345,13 @@ def _carrier(stream: StreamConfig) -> str:
     return next((carrier for carrier in carriers if carrier != UNIX), "tcp")
 
 
-def _stream_server(
+def _stream_server(  # one caller
     config: ListenerConfig,
     stream: StreamConfig,
-    service: Service,
+    built: BuiltListener,
     limits: tuple[ServerLimits, MessageLimits],
     shared: SharedResources,
+    count: ConnectionCount,
 ) -> StreamServer:
     spec = protocol(stream.protocol)
     binding = spec.stream
@@ -200,7 +362,7 @@ def _stream_server(
     return StreamServer(
         str(stream.address),
         partial(binding.server_framer, limits[1]),
-        _frontend(codec, service, shared.metrics),
+        built.frontend(spec, codec),
         limits=limits[0],
         budget=shared.budget,
         ordered=binding.ordered,
@@ -208,63 +370,49 @@ def _stream_server(
         if stream.address.tcp is None
         else _ssl_context(config.tls, shared.directory),
         mode=int(stream.mode, 8),
-        refused=partial(RejectionLog(shared.metrics, config.name).count, "stream"),
-        beside=_shared_port(spec, config, service, limits, shared),
+        refused=partial(built.rejections.rejected, "stream"),
+        beside=_shared_port(spec, config, built, limits, shared, count),
+        count=count,
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
+        replaces=shared.replaces,
     )
 
 
-def _shared_port(
+def _shared_port(  # one caller
     spec: ProtocolSpec,
     config: ListenerConfig,
-    service: Service,
+    built: BuiltListener,
     limits: tuple[ServerLimits, MessageLimits],
     shared: SharedResources,
+    count: ConnectionCount,
 ) -> SharedPortProtocols | None:
-    """Return the HTTP and gRPC servers on the port of a protocol's byte stream, if it has any."""
+    """Return the HTTP and gRPC server on the port of a protocol's byte stream, if it has any."""
     if spec.stream is None or spec.stream.is_frame is None:
         return None
-    options, budget, metrics = _options(spec, config, shared), shared.budget, shared.metrics
-    count = ConnectionCount(limits[0].connections, limits[0].connections_per_address)
-    servers: list[tuple[MatchesPrefix, ConnectionServer]] = []
+    options = _options(spec, config, shared)
+    http: list[HttpMount] = []
+    grpc: list[GrpcMount] = []
     if spec.http is not None and spec.stream.http_prefixes:
         codec: Any = spec.http.codec(limits[1], options)
-        frontend: Any = _frontend(codec, service, metrics, stamp_http)
-        http = HTTP_SERVERS[config.transport](
-            mounts=[HttpMount(spec.stream.http_prefixes, frontend, spec.http.root)],
-            limits=limits[0],
-            budget=budget,
-            refused=partial(RejectionLog(metrics, config.name).count, "http"),
-            listens=False,
-            count=count,
-        )
-        servers.append((may_be_http, http))
+        frontend = built.frontend(spec, codec, **_HTTP_IDS)
+        http.append(HttpMount(spec.stream.http_prefixes, frontend, spec.http.root))
     if spec.grpc is not None and spec.stream.grpc_methods:
         codec = spec.grpc.codec(limits[1], options)
-        frontend = _frontend(codec, service, metrics, stamp_grpc)
-        # grpcio cannot serve a connection that another server accepted; the native server can.
-        grpc = NativeGrpcServer(
-            "",
-            [GrpcMount(spec.stream.grpc_methods, frontend)],
-            limits[0],
-            budget,
-            refused=partial(RejectionLog(metrics, config.name).count, "grpc"),
-            listens=False,
-            count=count,
-        )
-        servers.append((may_be_http2, grpc))
-    return SharedPortProtocols(spec.stream.is_frame, tuple(servers), count)
-
-
-def _fallback(
-    config: ListenerConfig, messages: MessageLimits, shared: SharedResources
-) -> HttpFrontend | None:
-    """Return the handler of paths that no protocol claims."""
-    if config.passthrough is None:
-        return None
-    client = shared.http_clients[config.passthrough.upstream]
-    return Passthrough(client, passthrough_rules(config.passthrough, messages))
+        frontend = built.frontend(spec, codec, **_GRPC_IDS)
+        grpc.append(GrpcMount(spec.stream.grpc_methods, frontend))
+    server = HTTP_SERVERS[config.transport](
+        mounts=http,
+        limits=limits[0],
+        budget=shared.budget,
+        refused=partial(built.rejections.rejected, "http"),
+        listens=False,
+        count=count,
+        grpc=grpc,
+        grpc_refused=partial(built.rejections.rejected, "grpc"),
+    )
+    connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
+    return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
@@ -295,10 +443,13 @@ def _services(mounts: Sequence[GrpcMount]) -> list[str]:
 
 
 def _extras(
-    services: list[str], descriptors: list[tuple[bytes, ...]], ready: Ready
+    services: list[str],
+    descriptors: list[tuple[bytes, ...]],
+    ready: Ready,
+    model_status: Callable[[str], Awaitable[bool | None]],
 ) -> tuple[GrpcMount, ...]:
     async def status(service: str) -> bool | None:
-        return await ready() if service in names else None
+        return await ready() if service in names else await model_status(service)
 
     names = frozenset(["", *services])
     return Health(status).mount, Reflection(services, descriptors).mount
@@ -309,19 +460,47 @@ def _grpc_address(address: Address) -> str:
 
 
 class RejectionLog:
-    """Counts what reaches no frontend, and logs refused connections, once a second at most."""
+    """Counts and logs the requests of one listener that reach no service.
 
-    def __init__(self, metrics: Metrics, listener: str) -> None:
-        self._metrics = metrics
+    Connections that are refused have one line a second at most, with their number.
+
+    Args:
+        listener: Its name, for the log.
+        metrics: Counts them.
+        call_log: Writes the lines.
+    """
+
+    def __init__(self, listener: str, metrics: Metrics, call_log: CallLog) -> None:
         self._listener = listener
+        self._metrics = metrics
+        self._call_log = call_log
         self._logged = 0.0
         self._unlogged = 0
 
-    def count(self, carrier: str, error: GatewayError) -> None:
-        """Count *error*."""
-        self._metrics.rejected(carrier, error)
-        if not isinstance(error, TooManyConnections):
-            return
+    def reports(self, protocol: str) -> Reports:
+        """Return what the frontend of *protocol* reports to."""
+        return {
+            "on_rejected": self.rejected,
+            "on_blocked": self._metrics.loop_blocked,
+            "message_bytes": self._metrics.bytes.of(self._listener, protocol),
+        }
+
+    def call(self, record: CallRecord, error: GatewayError | None) -> None:
+        """Count and log a request that was forwarded without a service."""
+        self._metrics.call(record)
+        self._call_log.call(record, error)
+
+    def rejected(self, protocol: str, error: GatewayError) -> str:
+        """Count *error*, log it, and return the request id, which is new if *error* has none."""
+        self._metrics.rejected(protocol, error)
+        if isinstance(error, TooManyConnections):
+            self._connection_refused(error)
+            return ""
+        error.request_id = error.request_id or uuid4().hex
+        self._call_log.rejected(self._listener, protocol, error)
+        return error.request_id
+
+    def _connection_refused(self, error: TooManyConnections) -> None:
         now = monotonic()
         self._unlogged += 1
         if now - self._logged >= 1.0:

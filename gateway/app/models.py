@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
 from gateway.app.batching import model_parts
-from gateway.app.layers import build_chain
+from gateway.app.kept_parts import KeptParts
+from gateway.app.layers import Tracing, build_chain
 from gateway.app.routes import RouteTarget
 from gateway.app.signatures import metadata_of
 from gateway.app.worker_limits import STATELESS
@@ -33,23 +34,25 @@ class BuiltModels:
     loadable: Mapping[str, ReloadableModel]
     targets: Mapping[str, RouteTarget]
 
-    async def load(self) -> None:
-        """Load all models concurrently.
+    async def load(self, names: Iterable[str] | None = None) -> None:
+        """Load the models *names* concurrently; None for all.
 
         Raises:
             LoadError: A model cannot be loaded; the others are unloaded.
         """
-        tasks = [asyncio.ensure_future(model.start()) for model in self.loadable.values()]
+        names = tuple(self.loadable if names is None else names)
+        tasks = [asyncio.ensure_future(self.loadable[name].start()) for name in names]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.close()
+            await self.close(names)
             raise
 
-    async def close(self) -> None:
-        """Unload all models; idempotent."""
-        await asyncio.gather(*(model.stop() for model in self.loadable.values()))
+    async def close(self, names: Iterable[str] | None = None) -> None:
+        """Unload the models *names*, or all if it is None; idempotent."""
+        names = self.loadable if names is None else names
+        await asyncio.gather(*(self.loadable[name].stop() for name in names))
 
     async def index(self, call: Call[R], /) -> R:
         """Return the models with their versions; a Service for RepositoryIndexRequest only."""
@@ -63,7 +66,13 @@ class BuiltModels:
 
 
 def build_models(
-    config: Config, directory: Path, metrics: Metrics, *, workers: int = 1
+    config: Config,
+    directory: Path,
+    metrics: Metrics,
+    parts: KeptParts | None = None,
+    *,
+    workers: int = 1,
+    tracing: Tracing | None = None,
 ) -> BuiltModels:
     """Build every model that has a backend, without loading it.
 
@@ -71,27 +80,35 @@ def build_models(
         config: The configuration.
         directory: Model paths are relative to it.
         metrics: Counts batches and cache lookups.
+        parts: Has the models that are loaded already, if there are any.
         workers: The number of processes; each has its own copy of every model.
+        tracing: Makes spans of runs and merged calls; None for no spans.
 
     Raises:
         LookupError: A backend does not exist.
         ValueError: An option is invalid, or a model has no version.
         OSError: A file is missing.
     """
-    loadable: dict[str, ReloadableModel] = {
-        name: ReloadableModel(partial(backend(model.backend), _model_spec(name, model, directory)))
-        for name, model in config.models.items()
-        if model.backend is not None
-    }
-    targets = {
-        name: _target(name, model, config.models[name], metrics, workers)
-        for name, model in loadable.items()
-    }
+    parts = parts or KeptParts()
+    loadable: dict[str, ReloadableModel] = {}
+    targets: dict[str, RouteTarget] = {}
+    for name, model in config.models.items():
+        if model.backend is not None:
+            find = partial(backend(model.backend), _model_spec(name, model, directory))
+            loaded = parts.get("model", name, model, partial(ReloadableModel, find))
+            loadable[name] = loaded
+            target = partial(_target, name, loaded, model, metrics, workers, tracing)
+            targets[name] = parts.get("model target", name, loaded, target)
     return BuiltModels(loadable, targets)
 
 
 def _target(
-    name: str, model: ReloadableModel, config: ModelConfig, metrics: Metrics, workers: int
+    name: str,
+    model: ReloadableModel,
+    config: ModelConfig,
+    metrics: Metrics,
+    workers: int,
+    tracing: Tracing | None,
 ) -> RouteTarget:
     signatures = {}
     if config.signature is not None:
@@ -101,8 +118,10 @@ def _target(
         name,
         config,
         metrics,
+        tracing,
         signatures=signatures,
         workers=1 if config.backend in STATELESS else workers,
+        trace=None if tracing is None else tracing.model,
     )
     return RouteTarget(build_chain("model in process", model, parts), model.ready)
 

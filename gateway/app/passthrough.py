@@ -1,19 +1,113 @@
-"""The rules of a listener for requests to paths of no protocol, which go to an HTTP upstream."""
+"""Requests to paths of no protocol, which go to an HTTP upstream: their rules, lines and counts."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from functools import partial
+from time import monotonic
 from typing import Any, Final
+from uuid import uuid4
 
 from gateway.config.models import PassthroughConfig
-from gateway.ir.errors import TooLarge
+from gateway.frontend import attach_http_request_id, http_request_id
+from gateway.ir.context import REQUEST_ID, Context, Origin
+from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip.json.parse import read_value
-from gateway.transports.http.passthrough import PassthroughRules
+from gateway.telemetry.call_log import OK, CallRecord
+from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.upstream_metrics import ByteCounter
+from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
+from gateway.wire.errors import error_class_of_http
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
 _SPACE: Final = b" \t\r\n"
+_FIRST_ERROR: Final = 400
+
+NAME: Final = "passthrough"
+"""The protocol of such a request in the log and the metrics."""
+
+
+class ObservedPassthrough(Passthrough):
+    """A passthrough that logs and counts each request, as the layer `Observe` does with calls.
+
+    Args:
+        client: See `Passthrough`.
+        rules: See `Passthrough`.
+        upstream: Its name.
+        report: Counts and logs a request, with its error if it failed.
+        reject: Counts and logs a request that was not read completely.
+        count_bytes: Counts the bytes of requests and responses.
+    """
+
+    def __init__(
+        self,
+        client: PassthroughClient,
+        rules: PassthroughRules,
+        upstream: str,
+        *,
+        report: Callable[[CallRecord, GatewayError | None], None],
+        reject: Callable[[str, GatewayError], object],
+        count_bytes: ByteCounter,
+    ) -> None:
+        super().__init__(client, rules)
+        self._upstream = upstream
+        self._report = report
+        self._reject = reject
+        self._bytes = count_bytes
+
+    async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        """Forward *wire* and yield the response, with the id of the request."""
+        request_id, started = http_request_id(wire) or uuid4().hex, monotonic()
+        self._bytes.count(wire)
+        status, error = 0, None
+        try:
+            async with aclosing(super().__call__(_with_id(wire, request_id))) as answers:
+                async for answer in answers:
+                    self._bytes.count(response=answer)
+                    if status or answer.headers.get(REQUEST_ID) is not None:
+                        status = status or answer.status
+                        yield answer
+                    else:
+                        status = answer.status
+                        yield attach_http_request_id(answer, request_id)
+            if status >= _FIRST_ERROR:
+                text = f"{wire.method} {wire.path}: status {status}"
+                error = error_class_of_http(status)(text)
+        except GatewayError as failure:
+            error = failure
+            raise
+        except BaseException:
+            error = Cancelled("the client left")
+            raise
+        finally:
+            self._report(self._record(wire, request_id, started, error), error)
+
+    def reject(self, error: GatewayError, /) -> HttpResponse:
+        """Return *error* as a response, for a request that was not read completely."""
+        self._reject(NAME, error)
+        return attach_http_request_id(super().reject(error), error.request_id)
+
+    def _record(
+        self, wire: HttpRequest, request_id: str, started: float, error: GatewayError | None
+    ) -> CallRecord:
+        origin = Origin(NAME, wire)
+        context = Context(NAME, (), request_id, origin=origin, client=wire.client)
+        code = OK if error is None else str(error.code.value)
+        path, ended = CallPath(target=self._upstream), monotonic()
+        return CallRecord("Passthrough", "", "", context, path, code, None, ended - started, ended)
+
+
+def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:
+    """Return *wire* with the id, which the upstream may return and log."""
+    kept = [pair for pair in wire.headers if pair[0].lower() != REQUEST_ID]
+    headers = Headers((*kept, (REQUEST_ID, request_id)))
+    return HttpRequest(
+        wire.method, wire.path, wire.query, headers, wire.body, wire.deadline, client=wire.client
+    )
 
 
 def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:

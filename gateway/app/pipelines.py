@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
-from gateway.app.layers import build_chain
+from gateway.app.layers import Tracing, build_chain
 from gateway.app.pipeline_graphs import graph_of
 from gateway.app.routes import BuiltRoute, Ready, RouteTarget
 from gateway.app.signatures import metadata_of
@@ -131,13 +131,21 @@ class BuiltPipelines:
         )
 
 
-def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
+def build_pipelines(
+    config: Config, metrics: Metrics, tracing: Tracing | None = None
+) -> BuiltPipelines:
     """Build every pipeline; call `step_router.connect` before the first call.
+
+    Args:
+        config: The configuration.
+        metrics: Counts steps.
+        tracing: Makes spans of steps; None for no spans.
 
     Raises:
         ValueError: A pipeline is invalid; `check_graphs` reports it with its key.
     """
     step_router = StepRouter()
+    steps = step_router if tracing is None else tracing.step(step_router)
     metadata = MetadataCache(step_router)
     pipelines: dict[str, Pipeline] = {}
     for name, pipeline_config in config.pipelines.items():
@@ -151,7 +159,7 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
             invalidate=metadata.invalidate_if_stale,
         )
         record = partial(metrics.steps.record, name)
-        pipelines[name] = Pipeline(graph, step_router, signatures, record=record)
+        pipelines[name] = Pipeline(graph, steps, signatures, record=record)
     targets = {
         name: RouteTarget(
             build_chain("pipeline", pipeline),

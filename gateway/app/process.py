@@ -10,17 +10,27 @@ Source: mallopt(3).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from gateway.app.worker_slot import WorkerSlot
+from gateway.config.units import parse_size
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB = 1 << 20
-_LARGEST_HEAP_BUFFER = 64 * _MIB
+# Larger ones leave gaps in the heap that the next one, of another size, does not fit into: 200
+# requests and responses of 16 MiB then took 2.0 to 2.5 budgets of memory; with this bound 1.3.
+_LARGEST_HEAP_BUFFER = 4 * _MIB
 _GROWTH = 16 * _MIB
+_KEPT = _MIB
 _GC_THRESHOLD = 5_000
+CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
+"""The memory limit of the container, in bytes, or "max"."""
 
 
 def keep_large_buffers(free_bytes: int) -> bool:
@@ -72,7 +82,7 @@ class MemoryTrimmer:
 
     def _on_timer(self) -> None:
         if self._trim is not None and self._is_idle():
-            self._trim(_GROWTH)
+            self._trim(_KEPT)
         self.start()
 
 
@@ -94,3 +104,18 @@ _SWITCH_INTERVAL_S = 0.0005
 def shorten_switch_interval() -> None:
     """Let threads of this process switch after half a millisecond instead of 5 ms."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def memory_bound(text: str, slot: WorkerSlot) -> int:
+    """Return a size in bytes; a percentage is one of this worker's share of the memory limit.
+
+    Args:
+        text: A size, such as "4GiB", or a percentage, such as "90%".
+        slot: The number of this process among all workers.
+    """
+    if not text.endswith("%"):
+        return parse_size(text)
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+        limit = min(limit, int(CGROUP_MEMORY.read_text()))
+    return slot.share(limit * int(text[:-1]) // 100)

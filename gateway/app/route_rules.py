@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.config.models import Config, MatchConfig, RouteConfig, TargetConfig
+from gateway.config.models import Config
 from gateway.config.pipelines import StepConfig
+from gateway.config.routes import MatchConfig, RouteConfig, TargetConfig
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.routing.match import Matcher, Rule
@@ -58,6 +59,16 @@ def named_models(config: Config) -> Iterator[str]:
                     yield pattern
 
 
+def required_routes(config: Config) -> tuple[str, ...] | None:
+    """Return the routes that must all be ready for the gateway to be ready; None for any one."""
+    required = config.lifecycle.ready
+    if required is None or required == ("any",):
+        return None
+    if required == ("all",):
+        return tuple(route.name for route in ruled_routes(config))
+    return required
+
+
 def own_models(route: RuledRoute) -> list[str]:
     """Return the in-process models of a route; none if the route also has other targets."""
     if route.config is None:
@@ -94,11 +105,13 @@ class Explanation:
         route: None if no route matches.
         verdicts: Route, whether it matches, and why, for each rule up to the first that matches.
         targets: One line of text for each target of the route, and for each pipeline step.
+        retries: What is repeated, how often and where; none without a route.
     """
 
     route: str | None
     verdicts: tuple[tuple[str, bool, str], ...]
     targets: tuple[str, ...]
+    retries: tuple[str, ...] = ()
 
 
 def explain_call(
@@ -116,7 +129,10 @@ def explain_call(
     for (route, _), verdict in zip(owners, matcher.explain(call), strict=True):
         verdicts.append((route.name, verdict.matched, "; ".join(verdict.reasons)))
         if verdict.matched:
-            return Explanation(route.name, tuple(verdicts), tuple(_targets(config, route, model)))
+            targets = tuple(_targets(config, route, model))
+            return Explanation(
+                route.name, tuple(verdicts), targets, tuple(_retries(config, route, model))
+            )
     return Explanation(None, tuple(verdicts), ())
 
 
@@ -130,12 +146,65 @@ def _targets(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
             text = _shared_text(config, model, own=False)
             yield f"the first of {', '.join(config.upstreams)} that serves the model{text}"
         return
-    total = sum(target.weight for target in route.config.targets)
-    for target in route.config.targets:
-        share = f"{100 * target.weight / total:.4g}%"
-        yield f"{share} to {_target_text(config, target, model)}"
+    targets = route.config.targets
+    first = min(target.priority for target in targets if target.weight)
+    by = "" if route.config.sticky_by is None else f" of the keys of {route.config.sticky_by}"
+    for target in targets:
+        total = sum(other.weight for other in targets if other.priority == target.priority)
+        share = f"{100 * target.weight / (total or 1):.4g}%{by}"
+        text = f"{share} to {_target_text(config, target, model)}"
+        if target.priority > first:
+            text += f", if no target with a priority below {target.priority} is ready"
+        yield text
         if target.upstream is None and target.model and target.model in config.pipelines:
             yield from _steps(config, target.model)
+
+
+def _retries(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
+    """Yield lines that say which calls of a route are repeated, how often and where."""
+    hedge = None if route.config is None else route.config.hedge
+    if hedge is not None:
+        yield f"slow calls have a second attempt after {hedge.after}: {hedge.at_most:.0%} at most"
+    retry = config.policies.retry
+    if route.config is not None and route.config.retry is not None:
+        retry = route.config.retry
+    if retry is None or retry.budget == 0 or retry.attempts == 1:
+        yield "never"
+        return
+    backoff = retry.backoff
+    yield (
+        f"if {' or '.join(retry.on)}: up to {retry.attempts} attempts, after pauses of up to "
+        f"{_ms(backoff.base)} to {_ms(backoff.max)}"
+    )
+    if retry.per_try_timeout is not None:
+        yield f"an attempt ends after {_ms(retry.per_try_timeout)}"
+    places = _places(config, route)
+    if retry.elsewhere and len(places) > 1:
+        yield f"at another of {', '.join(places)} than the one that failed"
+    else:
+        yield f"at {', '.join(places) or 'the same model'}"
+    yield f"at most {retry.budget:.0%} of the calls, but {retry.min_retries} in any case"
+    entry = config.models.get(model)
+    if entry is not None and entry.signature is not None and entry.signature.stateful:
+        yield "calls of sequences never"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:g} ms"
+
+
+def _places(config: Config, route: RuledRoute) -> list[str]:
+    """Return the addresses of upstreams and the in-process models that a route leads to."""
+    if route.config is None:
+        names = [] if route.model else list(config.upstreams)
+        return [url.authority for name in names for url in config.upstreams[name].all_urls]
+    places: list[str] = []
+    for target in route.config.targets:
+        if target.upstream is None:
+            places.append(target_name(target))
+        else:
+            places += [url.authority for url in config.upstreams[target.upstream].all_urls]
+    return list(dict.fromkeys(places))
 
 
 def _target_text(config: Config, target: TargetConfig, model: str) -> str:

@@ -10,19 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
+from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import RouteParts, build_chain
 from gateway.app.route_rules import RuledRoute, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
-from gateway.config.models import Config, PoliciesConfig, RouteConfig, TargetConfig
+from gateway.config.models import Config
+from gateway.config.routes import PoliciesConfig, RetryConfig, RouteConfig, TargetConfig
+from gateway.config.units import parse_duration
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
-from gateway.policies.limits.retry import RetryBudget
+from gateway.policies.limits.fair_share import FairShare
+from gateway.policies.limits.hedge import Hedge, HedgeRules
+from gateway.policies.limits.retry import RetryBudget, RetryRules
+from gateway.policies.prioritize import Prioritize
 from gateway.policies.rename import Rename
 from gateway.routing.balance import Balance, Readiness, Target
+from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
 from gateway.routing.router import Route
+from gateway.routing.sequence_affinity import SequenceAffinity
 from gateway.service import Service
+from gateway.telemetry.metrics import Metrics
 
 Ready = Callable[[], bool]
 
@@ -49,11 +59,46 @@ class BuiltRoute:
             yield Route(self.ruled.name, rule, self.service)
 
 
+@dataclass(frozen=True, slots=True)
+class RouteState:
+    """What a route continues with when a reload replaces it by one of the same name."""
+
+    limit: ConcurrencyLimit
+    affinity: SequenceAffinity
+
+
+def route_state(ruled: RuledRoute, policies: PoliciesConfig, parts: KeptParts) -> RouteState:
+    """Return the state of the previous route of this name, or a new one."""
+    name, route = ruled.name, ruled.config
+    in_flight = (None if route is None else route.in_flight) or policies.in_flight
+    queued, wait_s, idle_s = policies.queued, policies.queue_wait, policies.sequence_idle
+    target_s = policies.queue_target
+    has_priorities = route is not None and route.queue_priority_by is not None
+    return RouteState(
+        parts.get(
+            "limit",
+            name,
+            (in_flight, queued, wait_s, target_s, has_priorities),
+            lambda: ConcurrencyLimit(
+                name,
+                in_flight=in_flight,
+                queue=queued,
+                wait_s=wait_s,
+                target_s=target_s,
+                has_priorities=has_priorities,
+            ),
+        ),
+        parts.get("affinity", name, idle_s, lambda: SequenceAffinity("target", idle_s=idle_s)),
+    )
+
+
 def build_route(
     ruled: RuledRoute,
     config: Config,
     upstreams: Mapping[str, RouteTarget],
     models: Mapping[str, RouteTarget],
+    metrics: Metrics,
+    state: RouteState,
 ) -> BuiltRoute:
     """Build one route to upstreams and models that exist already."""
     if ruled.config is not None:
@@ -63,12 +108,19 @@ def build_route(
                 _target_service(target, upstreams, models),
                 target.weight,
                 _resolve_target(target, upstreams, models).ready,
+                target.priority,
             )
             for target in ruled.config.targets
         ]
         readiness = Readiness(ruled.config.readiness)
-        idle_s = config.policies.sequence_idle
-        balance = Balance(ruled.name, targets, readiness=readiness, sequence_idle_s=idle_s)
+        sticky_by = ruled.config.sticky_by
+        balance = Balance(
+            ruled.name,
+            targets,
+            readiness=readiness,
+            key=None if sticky_by is None else key_of(sticky_by),
+            affinity=state.affinity,
+        )
         inner: Service = balance
         ready: Ready = balance.ready
     elif ruled.model:
@@ -78,7 +130,8 @@ def build_route(
     else:
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    return BuiltRoute(ruled, _limit_calls(inner, ruled.name, ruled.config, config.policies), ready)
+    service = _limit_calls(inner, ruled, config.policies, metrics, state)
+    return BuiltRoute(ruled, service, ready)
 
 
 def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:
@@ -86,25 +139,102 @@ def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:
 
 
 def _limit_calls(
-    inner: Service, name: str, route: RouteConfig | None, policies: PoliciesConfig
+    inner: Service,
+    ruled: RuledRoute,
+    policies: PoliciesConfig,
+    metrics: Metrics,
+    state: RouteState,
 ) -> Service:
-    in_flight, timeout, retry = policies.in_flight, policies.timeout, policies.retry
+    name, route = ruled.name, ruled.config
+    timeout, retry = policies.timeout, policies.retry
+    sequences = policies.sequences_per_client
     if route is not None:
-        in_flight = route.in_flight or in_flight
         timeout = timeout if route.timeout is None else route.timeout
         retry = route.retry or retry
+        sequences = route.sequences_per_client or sequences
     retries = None
     if retry is not None and retry.budget > 0:
-        retries = RetryBudget(ratio=retry.budget, least=retry.min_retries)
+        retries = RetryBudget(retry_rules(retry), route=name, report=partial(metrics.retry, name))
+    _watch_places(state.limit, name, metrics)
     parts = RouteParts(
         timeout_s=timeout,
         stream_idle_s=policies.stream_idle,
-        places=ConcurrencyLimit(
-            name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait
-        ),
+        places=state.limit,
         retries=retries,
+        attempt_timeout_s=None if retry is None else retry.per_try_timeout,
+        hedge=None if route is None else _hedge(name, route, metrics),
+        share=None if route is None else _share(name, route, policies),
+        priority=None if route is None else _priority(route),
+        sequences_per_client=sequences,
+        client_header=(policies.sequence_client_header or "").lower(),
+        sequence_idle_s=policies.sequence_idle,
     )
     return build_chain("route", inner, parts)
+
+
+def _hedge(name: str, route: RouteConfig, metrics: Metrics) -> Callable[[Service], Hedge] | None:
+    if route.hedge is None:
+        return None
+    after, is_percentile = route.hedge.after, route.hedge.after.startswith("p")
+    rules = HedgeRules(
+        after_s=None if is_percentile else parse_duration(after),
+        percentile=float(after[1:]) if is_percentile else 0.0,
+        at_most=route.hedge.at_most,
+        elsewhere=route.retry is None or route.retry.elsewhere,
+    )
+    return partial(Hedge, rules=rules, route=name, report=partial(metrics.hedge, name))
+
+
+def _watch_places(places: ConcurrencyLimit, route: str, metrics: Metrics) -> None:
+    """Publish how many inferences a route has in flight and in its queue."""
+    for name, text, read in _PLACES:
+        metrics.gauges.watch(name, text, {"route": route}, places, read)
+
+
+_PLACES: Final[tuple[tuple[str, str, Callable[[ConcurrencyLimit], float]], ...]] = (
+    ("gateway_route_in_flight", "Inferences in flight.", lambda places: places.used),
+    ("gateway_route_in_flight_limit", "Limit on them.", lambda places: places.limit),
+    ("gateway_route_queued", "Inferences that wait for a slot.", lambda places: places.queued),
+)
+
+
+def _share(
+    name: str, route: RouteConfig, policies: PoliciesConfig
+) -> Callable[[Service], FairShare] | None:
+    if route.share is None:
+        return None
+    in_flight, text = route.in_flight or policies.in_flight, route.share.in_flight
+    share = in_flight * int(text[:-1]) // 100 if text.endswith("%") else int(text)
+    return partial(
+        FairShare,
+        key=key_of(route.share.by),
+        in_flight=in_flight,
+        share=max(1, share),
+        queue=policies.queued,
+        wait_s=policies.queue_wait,
+        target_s=policies.queue_target,
+        route=name,
+    )
+
+
+def _priority(route: RouteConfig) -> Callable[[Service], Prioritize] | None:
+    by = route.queue_priority_by
+    if by is None and route.queue_priority == "normal":
+        return None
+    return partial(Prioritize, default=route.queue_priority, key=None if by is None else key_of(by))
+
+
+def retry_rules(config: RetryConfig) -> RetryRules:
+    """Return the rules that `retry` of a route configures."""
+    return RetryRules(
+        reasons=frozenset(config.on),
+        attempts=config.attempts,
+        base_s=config.backoff.base,
+        max_s=config.backoff.max,
+        elsewhere=config.elsewhere,
+        ratio=config.budget,
+        least=config.min_retries,
+    )
 
 
 def _resolve_target(

@@ -6,8 +6,10 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
+from gateway.app.control import control_of
 from gateway.app.gateway import Gateway, default_budget
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
+from gateway.app.reload import Load, Reloader
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
@@ -16,7 +18,10 @@ from gateway.transports.net.sockets import raise_descriptor_limit
 
 
 def run(
-    loaded: LoadedConfig, *, started: Callable[[Gateway], Awaitable[None]] | None = None
+    loaded: LoadedConfig,
+    *,
+    started: Callable[[Gateway], Awaitable[None]] | None = None,
+    load: Load | None = None,
 ) -> int:
     """Run a gateway in this process until SIGTERM or SIGINT; return the exit status.
 
@@ -26,6 +31,7 @@ def run(
     Args:
         loaded: The configuration.
         started: Called when the gateway listens.
+        load: Reads the configuration again, for a reload; None for *loaded*.
 
     Raises:
         ConfigError: The configuration is invalid.
@@ -35,7 +41,7 @@ def run(
     logs.configure(settings.level, settings.format)
     prepare(SINGLE_PROCESS)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_run(loaded, started))
+        return runner.run(_run(loaded, started, load or (lambda: loaded)))
 
 
 def prepare(slot: WorkerSlot) -> None:
@@ -76,13 +82,21 @@ def stop_event(kill: Callable[[], None] | None = None) -> asyncio.Event:
     return stop
 
 
-async def _run(loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
+async def _run(
+    loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None]] | None, load: Load
+) -> int:
     stop = stop_event()
     gateway = Gateway(loaded)
-    await gateway.start()
+    reloader = Reloader(load, loaded, gateway.reload)
+    reloader.handle_signal()
+    gateway.metrics.registry.register(reloader.metrics)
+    await gateway.start(control_of(loaded.config, reloader))
     freeze_startup_objects()
     if started is not None:
         await started(gateway)
-    await stop.wait()
+    announcing = asyncio.create_task(gateway.announce())
+    async with reloader:
+        await stop.wait()
+    announcing.cancel()
     await gateway.stop()
     return 0

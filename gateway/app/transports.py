@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import UNLIMITED, MemoryBudget
+from gateway.transports.admission import UNLIMITED, ConnectionCount, MemoryBudget
 from gateway.transports.contract import (
     ClientLimits,
     GrpcClient,
@@ -55,8 +55,9 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     limits: ServerLimits,
     budget: MemoryBudget,
     tls: ServerTls | None,
-    refused: Callable[[GatewayError], None],
+    refused: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
+    count: ConnectionCount | None = None,
 ) -> Server:
     """Return a gRPC server.
 
@@ -70,6 +71,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         tls: Certificate files; None for plaintext.
         refused: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
+        count: Counts the connections; unused by the reference server.
 
     Raises:
         OSError: A TLS file cannot be read.
@@ -85,6 +87,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             ssl_context=context,
             extras=extras,
             refused=refused,
+            count=count,
             reuse_port=reuse_port,
         )
     credentials = None if tls is None else grpc_server_credentials(tls)
@@ -107,12 +110,21 @@ def grpc_client(
     tls: ClientTls | None,
     withheld: WithheldCalls | None = None,
     budget: MemoryBudget = UNLIMITED,
+    address: str = "",
 ) -> GrpcClient:
-    """Return a gRPC client; raise the same errors as `grpc_server`."""
+    """Return a gRPC client; raise the same errors as `grpc_server`.
+
+    The native one connects to the IP address *address*, if it is not "".
+    """
     if implementation == "native":
         context = None if tls is None else client_context(tls)
         return native_client.GrpcClient(
-            target, limits, ssl_context=context, withheld=withheld, budget=budget
+            target,
+            limits,
+            ssl_context=context,
+            withheld=withheld,
+            budget=budget,
+            address=address,
         )
     credentials = None if tls is None else grpc_channel_credentials(tls)
     return reference_client.GrpcClient(target, limits, credentials=credentials, withheld=withheld)
@@ -125,6 +137,7 @@ def http_client(
     *,
     tls: ClientTls | None,
     budget: MemoryBudget = UNLIMITED,
+    address: str = "",
 ) -> HttpClient:
     """Return an HTTP client; raise the same errors as `grpc_server`.
 
@@ -134,9 +147,12 @@ def http_client(
         limits: Limits on connections and messages.
         tls: Certificate files; None for plaintext.
         budget: Counts the bytes of responses.
+        address: IP address of the host, for the native client; "" to look it up.
     """
     context = None if tls is None else client_context(tls)
     url = f"{'http' if tls is None else 'https'}://{authority}"
     if implementation == "native":
-        return native_http_client.HttpClient(url, limits, ssl_context=context, budget=budget)
+        return native_http_client.HttpClient(
+            url, limits, ssl_context=context, budget=budget, address=address
+        )
     return reference_http_client.HttpClient(url, limits, ssl_context=context, budget=budget)

@@ -4,51 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
-import structlog
-
-from gateway.app.layers import EndpointParts, build_chain
+from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
+from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, build_chain
+from gateway.app.server_identity import ServerIdentity
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
-from gateway.app.weaknesses import CANCELLED_CALLS, weaknesses_of, withholds_before
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import OutlierDetectionConfig, TlsConfig, UpstreamConfig
 from gateway.config.signatures import Model, SignatureConfig
-from gateway.config.units import UNIX, Url
+from gateway.config.units import UNIX, Address, Url
 from gateway.ir.context import Need
+from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
-from gateway.ir.metadata import ServerMetadata
+from gateway.policies.forward_headers import QuestionHeaders
+from gateway.policies.known_models import KnownModels
+from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency, AdaptiveRules
 from gateway.registry import protocol
-from gateway.routing.endpoints import BalancingPolicy, Endpoint, Endpoints
+from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
+from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.sequence_ids import SequenceIdTypes
 from gateway.service import Service
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.net.host_addresses import HAS_DNS, is_service, look_up_all
 from gateway.transports.net.tls import ClientTls, client_context
 from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
-from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
-
-log = structlog.get_logger(__name__)
-
-GRPC = "grpc"
+from gateway.wire.codec import Codec, GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 
 Close = Callable[[], Awaitable[None]]
 
 # Servers of the first may be Triton, and those of the second are its ancestor.
 _WITHHELD_PROTOCOLS = frozenset({"oip", "trtis"})
+
+# A load or unload probes too, while a periodic probe may wait.
+_PROBE_CONNECTIONS: Final = 2
 
 # A server on this machine accepts connections at once, or is not running.
 _LOOPBACK_CONNECT_S = 1.0
@@ -87,8 +91,17 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     transport: TransportImplementation = "native",
     withheld: WithheldCalls | None = None,
     budget: MemoryBudget = UNLIMITED,
+    attempts: EndpointAttempts | None = None,
+    question_headers: Mapping[str, str] | None = None,
+    brief_errors: bool = False,
+    address: str = "",
+    adapt: Callable[[Codec[Any, Any]], Codec[Any, Any]] | None = None,
 ) -> Connected:
     """Build a service that sends calls to the server at *url*, without connecting yet.
+
+    Calls about readiness, metadata, configuration and index have the *question_headers*. The server
+    is at the IP address *address* of the host; "" looks it up. *adapt* returns the codec to use
+    instead of that of the protocol.
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
@@ -109,14 +122,18 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
     if client_limits is None:
-        client_limits = _client_limits(url, ClientLimitsConfig())
+        client_limits = _client_limits(ClientLimitsConfig(), is_loopback=url.is_loopback)
     files = None if tls is None else _tls_files(tls, directory)
-    how = (files, transport, withheld, budget)
+    how = _ClientSettings(files, transport, withheld, budget, address)
     client: Any = _client(url, binding, client_limits, limits, how)
     codec: Any = binding.codec
 
     def build(options: Options) -> Service:
-        return Upstream(name, codec(limits, options), client)
+        made = codec(limits, options) if adapt is None else adapt(codec(limits, options))
+        upstream: Service = Upstream(name, made, client, attempts, brief_errors=brief_errors)
+        if question_headers:
+            upstream = QuestionHeaders(upstream, question_headers)
+        return KnownModels(upstream) if made.only_known_models else upstream
 
     service = _with_dialect_detection(spec, checked, build)
     needs = codec(limits, _default_dialect(spec, checked)).needs
@@ -124,21 +141,47 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     return Connected(service, needs, client.close, http)
 
 
+def complete_service(connected: Connected, url: Url) -> Service:
+    """Return a service that also adds names, shapes and classes that the protocol lacks."""
+    parts = EndpointParts(
+        needs=connected.needs,
+        signatures={},
+        classifies=protocol(url.protocol).classifies,
+        forward_headers=(),
+        headers={},
+    )
+    return build_chain("endpoint", connected.service, parts)
+
+
+class _ClientSettings(NamedTuple):
+    tls: ClientTls | None
+    transport: TransportImplementation
+    withheld: WithheldCalls | None
+    budget: MemoryBudget
+    address: str
+
+
 def _client(
     url: Url,
     binding: HttpBinding | GrpcBinding | StreamBinding,
     client_limits: ClientLimits,
     limits: MessageLimits,
-    how: tuple[ClientTls | None, TransportImplementation, WithheldCalls | None, MemoryBudget],
+    how: _ClientSettings,
 ) -> HttpClient | GrpcClient | StreamClient:
-    tls, transport, withheld, budget = how
+    tls, transport, withheld, budget, ip = how
     if isinstance(binding, GrpcBinding):
         return grpc_client(
-            transport, url.authority, client_limits, tls=tls, withheld=withheld, budget=budget
+            transport,
+            url.authority,
+            client_limits,
+            tls=tls,
+            withheld=withheld,
+            budget=budget,
+            address=ip,
         )
     if isinstance(binding, HttpBinding):
-        address = f"{url.authority}{url.path}"
-        return http_client(transport, address, client_limits, tls=tls, budget=budget)
+        server = f"{url.authority}{url.path}"
+        return http_client(transport, server, client_limits, tls=tls, budget=budget, address=ip)
     context = None if tls is None else client_context(tls)
     return StreamClient(
         url.authority,
@@ -147,6 +190,7 @@ def _client(
         ordered=binding.ordered,
         ssl_context=None if url.carrier == UNIX else context,
         budget=budget,
+        address=ip,
     )
 
 
@@ -164,44 +208,173 @@ def _with_dialect_detection(
     return DialectDetectingUpstream(service, lambda server: build(resolve(options, server)))
 
 
-@dataclass(frozen=True, slots=True)
 class BuiltUpstream:
     """An upstream whose probes have not started yet.
 
-    Attributes:
-        http: The HTTP client of its first endpoint, for passthrough; None if it has none.
-        withheld: Cancelled calls that still run at each endpoint.
+    Args:
+        name: Its name.
+        service: Answers its calls.
+        endpoints: Its endpoints.
         sequence_ids: The types of the sequence ids of its models.
+        members: Its endpoints with all that belongs to them; none if *discovery* finds them.
+        discovery: Follows the addresses of names; None for fixed addresses.
+        by_name: A client of its first name, for passthrough; None for fixed addresses.
     """
 
-    name: str
-    service: Service
-    endpoints: Endpoints
-    probers: tuple[Prober, ...]
-    closes: tuple[Close, ...]
-    http: HttpClient | None
-    withheld: tuple[WithheldCalls, ...]
-    sequence_ids: SequenceIdTypes
+    def __init__(  # all by name but the first three
+        self,
+        name: str,
+        service: Service,
+        endpoints: Endpoints,
+        *,
+        sequence_ids: SequenceIdTypes,
+        members: Sequence[BuiltEndpoint],
+        discovery: EndpointDiscovery | None = None,
+        by_name: Connected | None = None,
+    ) -> None:
+        self.name = name
+        self.service = service
+        self.endpoints = endpoints
+        self.sequence_ids = sequence_ids
+        self._members = members
+        self._discovery = discovery
+        self._by_name = by_name
+
+    @property
+    def members(self) -> Sequence[BuiltEndpoint]:
+        """Its endpoints, with all that belongs to them."""
+        return self._members if self._discovery is None else self._discovery.members
+
+    @property
+    def http(self) -> HttpClient | None:
+        """An HTTP client of it, for passthrough; None if it has none."""
+        if self._by_name is not None:
+            return self._by_name.http
+        return next((each.http for each in self._members if each.http is not None), None)
+
+    def has_statistics(self) -> bool:
+        """Return whether the servers of all endpoints have told that they count inferences."""
+        return all(member.identity.has_statistics for member in self.members)
 
     def ready(self) -> bool:
         """Return whether any endpoint is ready."""
         return self.endpoints.ready()
 
+    async def probe(self) -> None:
+        """Look up the names, and probe each endpoint once."""
+        if self._discovery is not None:
+            await self._discovery.update()
+        await asyncio.gather(*(member.prober.probe() for member in self._members))
+
+    def start(self) -> None:
+        """Begin to probe periodically, and to follow the addresses of names."""
+        if self._discovery is not None:
+            self._discovery.start()
+        for member in self._members:
+            member.prober.start()
+
     async def drain(self, timeout_s: float) -> None:
         """Stop probing, and wait for cancelled calls that still run."""
-        for prober in self.probers:
-            await prober.close()
+        if self._discovery is not None:
+            await self._discovery.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                for withheld in self.withheld:
-                    await withheld.drained()
+                for member in self.members:
+                    await member.drain()
 
     async def close(self) -> None:
         """Stop probing and close every connection."""
-        for prober in self.probers:
-            await prober.close()
-        for close in self.closes:
-            await close()
+        if self._discovery is not None:
+            await self._discovery.close()
+        for member in self.members:
+            await member.close()
+        if self._by_name is not None:
+            await self._by_name.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EndpointBuilder:
+    """Builds the endpoints of one upstream.
+
+    Attributes:
+        name: Of the upstream.
+        longest_call_s: How long a cancelled call may still run.
+    """
+
+    name: str
+    config: UpstreamConfig
+    signatures: Mapping[str, SignatureConfig]
+    metrics: Metrics
+    directory: Path
+    longest_call_s: float
+    budget: MemoryBudget
+    tracing: Tracing | None
+
+    def __call__(self, url: Url, address: str = "") -> BuiltEndpoint:
+        """Build the endpoint of *url*, which has the IP address *address*; "" to look it up."""
+        config, metrics = self.config, self.metrics
+        name = str(Address(address, url.port)) if address else url.authority
+        withheld = WithheldCalls(
+            self.longest_call_s,
+            enabled=config.cancellation != "forward" and url.protocol in _WITHHELD_PROTOCOLS,
+            report=partial(metrics.withheld_cancellation, self.name),
+        )
+        metrics.gauges.watch(
+            "gateway_upstream_withheld_calls",
+            "Calls without a client that still run at an endpoint.",
+            {"upstream": self.name, "endpoint": name},
+            withheld,
+            lambda calls: calls.pending,
+        )
+        is_loopback = Address(address, url.port).is_loopback if address else url.is_loopback
+        limits = _client_limits(config.limits, is_loopback=is_loopback)
+        open_client = partial(
+            self.connect, url, address=address, attempts=metrics.attempts.of(self.name, name)
+        )
+        connected = open_client(client_limits=limits, withheld=withheld)
+        # A probe must not wait for a connection or a slot that calls have. One whose time is over
+        # must not hurt the server either.
+        probing = open_client(
+            client_limits=dataclasses.replace(limits, connections=_PROBE_CONNECTIONS),
+            withheld=withheld,
+        )
+        parts = EndpointParts(
+            needs=connected.needs,
+            signatures=self.signatures,
+            classifies=protocol(url.protocol).classifies,
+            forward_headers=tuple(config.forward_headers),
+            headers=config.headers,
+            trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
+        )
+        endpoint = Endpoint(name, build_chain("endpoint", connected.service, parts))
+        identity = ServerIdentity(self.name, name, url, config.cancellation, withheld)
+        prober = Prober(
+            self.name,
+            endpoint,
+            interval_s=config.probe.interval,
+            timeout_s=config.probe.timeout,
+            report=partial(metrics.upstream_ready, self.name, name),
+            identify=identity,
+            service=build_chain("endpoint", probing.service, parts),
+        )
+        closes = (connected.close, probing.close)
+        return BuiltEndpoint(endpoint, prober, identity, withheld, connected.http, closes)
+
+    def connect(self, url: Url, **settings: Any) -> Connected:
+        """Build a client of the server at *url*; for the *settings* see `connect`."""
+        config = self.config
+        return connect(
+            url,
+            options=config.options,
+            message_limits=message_limits(config.messages, config.limits.message_bytes),
+            tls=config.tls,
+            directory=self.directory,
+            transport=config.transport,
+            budget=self.budget,
+            question_headers={**config.headers, **config.probe.headers},
+            brief_errors=config.errors == "brief",
+            **settings,
+        )
 
 
 def build_upstream(  # noqa: PLR0913  # by name but the first five
@@ -215,82 +388,105 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
     budget: MemoryBudget = UNLIMITED,
+    tracing: Tracing | None = None,
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
     A cancelled call may still run for *longest_call_s*. The routes *text_routes* have
-    `sequence_ids: text`.
+    `sequence_ids: text`. With *tracing*, each request to an endpoint has a span.
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
-        ValueError: An option or a TLS file is invalid.
+        ValueError: An option or a TLS file is invalid, or a package is missing.
     """
-    endpoints: list[Endpoint] = []
-    probers: list[Prober] = []
-    closes: list[Close] = []
-    clients: list[HttpClient] = []
-    withheld_calls: list[WithheldCalls] = []
-    for url in config.all_urls:
-        withheld = WithheldCalls(
-            longest_call_s,
-            enabled=config.cancellation != "forward" and url.protocol in _WITHHELD_PROTOCOLS,
-            report=partial(metrics.withheld_cancellation, name),
-        )
-        withheld_calls.append(withheld)
-        connected = connect(
-            url,
-            options=config.options,
-            client_limits=_client_limits(url, config.limits),
-            message_limits=message_limits(config.messages, config.limits.message_bytes),
-            tls=config.tls,
-            directory=directory,
-            transport=config.transport,
-            withheld=withheld,
-            budget=budget,
-        )
-        parts = EndpointParts(
-            needs=connected.needs,
-            signatures=signatures,
-            classifies=protocol(url.protocol).classifies,
-            forward_headers=tuple(config.forward_headers),
-            headers=config.headers,
-        )
-        service = build_chain("endpoint", connected.service, parts)
-        endpoint = Endpoint(url.authority, service)
-        endpoints.append(endpoint)
-        probers.append(
-            Prober(
-                name,
-                endpoint,
-                interval_s=config.probe.interval,
-                timeout_s=config.probe.timeout,
-                report=partial(metrics.upstream_ready, name, url.authority),
-                identify=_Identity(name, url, config.cancellation, withheld),
-            )
-        )
-        closes.append(connected.close)
-        if connected.http is not None:
-            clients.append(connected.http)
+    build = _EndpointBuilder(
+        name=name,
+        config=config,
+        signatures=signatures,
+        metrics=metrics,
+        directory=directory,
+        longest_call_s=longest_call_s,
+        budget=budget,
+        tracing=tracing,
+    )
+    is_fixed = config.resolve == "first"
+    members = [build(url) for url in config.all_urls] if is_fixed else []
     sequence_ids = SequenceIdTypes(allows_unknown=lambda: current_route() in text_routes)
     balanced = Endpoints(
         name,
-        endpoints,
-        picker=BalancingPolicy(config.balance),
+        [member.endpoint for member in members],
+        balancer=_balancer(config),
+        slow_start_s=config.slow_start or 0.0,
         outliers=_outlier_detection(config.outlier_detection),
         on_ejected=partial(metrics.endpoint_ejected, name),
         sequence_idle_s=sequence_idle_s,
         sequence_ids=sequence_ids,
+        is_fixed=is_fixed,
     )
+    discovery = None if is_fixed else _discovery(build, balanced)
+    adaptive = UpstreamParts(_adaptive(name, config, metrics))
     return BuiltUpstream(
         name,
+        build_chain("upstream", balanced, adaptive),
         balanced,
-        balanced,
-        tuple(probers),
-        tuple(closes),
-        clients[0] if clients else None,
-        tuple(withheld_calls),
-        sequence_ids,
+        sequence_ids=sequence_ids,
+        members=members,
+        discovery=discovery,
+        by_name=None if is_fixed else build.connect(config.all_urls[0]),
     )
+
+
+def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery:
+    config, name = build.config, build.name
+    for url in config.all_urls:
+        if is_service(url.host) and not HAS_DNS:
+            raise ValueError(
+                f"{url.host!r} is the name of a service, whose records only dnspython reads: "
+                "install tensor-gateway[dns]"
+            )
+    limits = _client_limits(config.limits)
+    return EndpointDiscovery(
+        name,
+        config.all_urls,
+        endpoints,
+        build=build,
+        floor_s=limits.resolve_floor_s,
+        cap_s=limits.resolve_cap_s,
+        leave_s=build.longest_call_s,
+        on_removed=partial(build.metrics.forget_endpoint, name),
+        look_up=look_up_all,
+    )
+
+
+def _adaptive(
+    name: str, config: UpstreamConfig, metrics: Metrics
+) -> Callable[[Service], AdaptiveConcurrency] | None:
+    found = config.adaptive_concurrency
+    if found is None:
+        return None
+    rules = AdaptiveRules(
+        algorithm=found.algorithm,
+        least=found.min,
+        most=found.max,
+        percentile=found.latency_percentile,
+        sample_s=found.sample,
+        min_rtt_interval_s=found.min_rtt_interval,
+        jitter=found.jitter,
+        queue=config.limits.pending if config.limits.pending is not None else AdaptiveRules().queue,
+    )
+
+    def build(inner: Service) -> AdaptiveConcurrency:
+        layer = AdaptiveConcurrency(inner, rules, name=name)
+        metrics.concurrency_limit(name, lambda: layer.limit)
+        return layer
+
+    return build
+
+
+def _balancer(config: UpstreamConfig) -> LoadBalancer:
+    name = "least_request" if config.balance == "least_pending" else config.balance
+    policy = BalancingPolicy(name)
+    return LoadBalancer(policy, key_of(config.hash_by) if policy is BalancingPolicy.HASH else None)
 
 
 def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> OutlierDetection:
@@ -302,49 +498,11 @@ def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> Outli
         base_ejection_s=config.base_ejection_time,
         max_ejection_s=config.max_ejection_time,
         max_ejection_percent=config.max_ejection_percent,
+        failure_codes=frozenset(map(ErrorCode, config.failure_codes)),
+        slow_factor=config.slow_factor or 0.0,
+        min_requests=config.min_requests,
+        interval_s=config.interval,
     )
-
-
-class _Identity:
-    """Logs the identity and the weaknesses of an endpoint's server, and sets its cancellation.
-
-    Args:
-        upstream: The name of the upstream in the log.
-        url: The URL of the endpoint.
-        cancellation: The configuration key `cancellation`.
-        withheld: The cancelled calls of its client.
-    """
-
-    def __init__(self, upstream: str, url: Url, cancellation: str, withheld: WithheldCalls) -> None:
-        self._upstream = upstream
-        self._url = url
-        self._cancellation = cancellation
-        self._withheld = withheld
-        self._server: ServerMetadata | None = None
-
-    def __call__(self, server: ServerMetadata | None) -> None:
-        """Set the server's metadata; None if it is unknown."""
-        if self._cancellation == "auto" and self._url.protocol == "oip":
-            self._withheld.enabled = withholds_before(server)
-        if server is None or server == self._server:
-            return
-        self._server = server
-        names = {"upstream": self._upstream, "endpoint": self._url.authority}
-        log.info("server identified", server=server.name, version=server.version, **names)
-        for weakness in weaknesses_of(server):
-            if weakness is CANCELLED_CALLS:
-                if self._url.carrier == GRPC:
-                    self._log_cancellation(names)
-            elif weakness.notable:
-                log.info("known weakness", weakness=weakness.source, defence=weakness.defence)
-
-    def _log_cancellation(self, names: Mapping[str, str]) -> None:
-        row = CANCELLED_CALLS
-        facts = {"weakness": row.source, "repaired": "2.59.0", "effect": row.effect, **names}
-        if self._withheld.enabled:
-            log.info("known weakness", defence=row.defence, **facts)
-        else:
-            log.warning("cancelled calls can end the server", use="cancellation: auto", **facts)
 
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:
@@ -355,9 +513,9 @@ def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> Me
     return limits
 
 
-def _client_limits(url: Url, config: ClientLimitsConfig) -> ClientLimits:
+def _client_limits(config: ClientLimitsConfig, *, is_loopback: bool = False) -> ClientLimits:
     defaults = ClientLimits()
-    if url.is_loopback:
+    if is_loopback:
         defaults = overridden(defaults, ClientLimitsConfig(connect_timeout=_LOOPBACK_CONNECT_S))
     limits: ClientLimits = overridden(defaults, config)
     return limits

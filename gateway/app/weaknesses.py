@@ -16,6 +16,7 @@ from gateway.ir.metadata import ServerMetadata
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 TRITON, MLSERVER, KSERVE = "triton", "mlserver", "kserve"
+GRPC, HTTP = "grpc", "http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Weakness:
         effect: The effect on the server.
         defence: The defence of the gateway.
         option: Configuration key or option that changes the defence; "" for none.
-        notable: Whether the log names it for each affected upstream.
+        carrier: The carrier to the server over which it exists; "" for all.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Weakness:
     effect: str
     defence: str
     option: str = ""
-    notable: bool = False
+    carrier: str = ""
 
     def affects(self, server: ServerMetadata) -> bool:
         """Return whether a server has the weakness; an unreadable version counts as old."""
@@ -52,6 +53,21 @@ class Weakness:
         if self.repaired is None or found is None:
             return True
         return (int(found[1]), int(found[2])) < self.repaired
+
+    def line(self, server: ServerMetadata, defence: str = "") -> str:
+        """Return one line for a server: its version, the weakness and the defence.
+
+        Args:
+            server: It has the weakness.
+            defence: What the gateway does, if not that of the table.
+        """
+        repaired = ""
+        if self.repaired is not None:
+            repaired = f", repaired in {self.repaired[0]}.{self.repaired[1]}.0"
+        return (
+            f"{server.name} {server.version}: {self.request}: {self.effect} "
+            f"({self.source}{repaired}); {defence or self.defence}"
+        )
 
 
 CANCELLED_CALLS: Final = Weakness(
@@ -63,7 +79,7 @@ CANCELLED_CALLS: Final = Weakness(
     effect="the process ends after 60 to 30,000 of them",
     defence="cancellation is withheld: the call ends by itself, and its reply is dropped",
     option="`cancellation` of an upstream",
-    notable=True,
+    carrier=GRPC,
 )
 
 WEAKNESSES: Final[tuple[Weakness, ...]] = (
@@ -174,6 +190,16 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         effect="1.5 GiB of memory, and nobody else is answered for seconds",
         defence="count times longest times 4 is limited",
         option="`bytes_rectangle` of an upstream",
+        carrier=HTTP,
+    ),
+    Weakness(
+        name="unknown_names",
+        server=MLSERVER,
+        source="measured",
+        repaired=None,
+        request="inferences for models with a new name each",
+        effect="it keeps metrics for each name for ever",
+        defence="a model gets inferences when the server has shown its metadata",
     ),
     Weakness(
         name="numbers_as_json",
@@ -184,6 +210,37 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         effect="150 MB of JSON, and nobody else is answered for seconds",
         defence="the JSON that the gateway writes is limited too",
         option="`json_bytes` of an upstream",
+        carrier=HTTP,
+    ),
+    Weakness(
+        name="left_stream",
+        server=MLSERVER,
+        source="measured",
+        repaired=None,
+        request="an `infer_stream` over HTTP whose client leaves after the first response",
+        effect="nobody else is answered until all responses are made",
+        defence="streams over gRPC only are safe: use `oip+grpc://` where clients stream",
+        carrier=HTTP,
+    ),
+    Weakness(
+        name="many_inputs",
+        server=KSERVE,
+        source="measured",
+        repaired=None,
+        request="150,000 empty inputs in 0.45 MB of JSON",
+        effect="nobody else is answered for half a minute",
+        defence="a request has at most 256 tensors",
+        option="`tensors`",
+    ),
+    Weakness(
+        name="many_numbers",
+        server=KSERVE,
+        source="measured",
+        repaired=None,
+        request="2,000,000 numbers over HTTP",
+        effect="nobody else is answered for seconds",
+        defence="the elements of a request are limited over HTTP, its bytes over gRPC",
+        option="`json_numbers`, `json_strings`, `request_bytes` of an upstream",
     ),
 )
 """One row, one test."""
@@ -192,6 +249,25 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
 def weaknesses_of(server: ServerMetadata) -> Iterator[Weakness]:
     """Yield the weaknesses of a server."""
     return (weakness for weakness in WEAKNESSES if weakness.affects(server))
+
+
+def weakness_lines(server: ServerMetadata, carrier: str, *, withheld: bool) -> list[str]:
+    """Return a line for each weakness of a server, for the log and the status page.
+
+    Args:
+        server: Its metadata.
+        carrier: The carrier to it.
+        withheld: Whether cancellation is withheld.
+    """
+    lines = []
+    for weakness in weaknesses_of(server):
+        if weakness.carrier not in ("", carrier):
+            continue
+        defence = ""
+        if weakness is CANCELLED_CALLS and not withheld:
+            defence = "cancellation is forwarded: use `cancellation: auto`"
+        lines.append(weakness.line(server, defence))
+    return lines
 
 
 def withholds_before(server: ServerMetadata | None) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gateway.config.units import AUTO
 from gateway.wire.request_ids import RequestIds
@@ -20,12 +21,14 @@ class WorkerSlot:
     """One worker of several, or the only process.
 
     Attributes:
-        number: The worker's number, from 1.
+        number: The worker's number, from 1; 0 for the shadow process.
         count: The number of workers.
+        role: Whether the process serves clients, or writes captures (`shadow`).
     """
 
     number: int = 1
     count: int = 1
+    role: Literal["serving", "shadow"] = "serving"
 
     @property
     def is_single(self) -> bool:

@@ -39,6 +39,7 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import NotifyingStream, close_stream, only_reply
 from gateway.ir.work import LongWork
 from gateway.service import Dispatch
+from gateway.telemetry.call_path import record_model_time, record_queue_time
 
 log = structlog.get_logger(__name__)
 
@@ -133,6 +134,11 @@ class Backend(Dispatch, abc.ABC):
     @abc.abstractmethod
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
         """Return the model's outputs for validated *inputs*; may block."""
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether the model may have the state of a sequence."""
+        return self._pool.has_sequences
 
     @property
     def is_loaded(self) -> bool:
@@ -243,8 +249,11 @@ class Backend(Dispatch, abc.ABC):
         pool = self._pool
         instance = pool.try_acquire(job.sequence)
         if instance is None:
-            instance = await pool.acquire(job.sequence)
+            queued = self._clock()
+            instance = await pool.acquire(job.sequence, call.timeout_us)
+            record_queue_time(self._clock() - queued)
         self._begin(job, pool, instance)
+        started = self._clock()
         try:
             if self.decoupled:
                 items = self._responses(call, inputs, job, signature)
@@ -257,13 +266,15 @@ class Backend(Dispatch, abc.ABC):
         except _MODEL_ERRORS as error:
             self._raise(error)
         finally:
+            record_model_time(self._clock() - started)
             self._end(job, pool)
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         inputs, job, signature = await self._validate(call.request)
         job.streamed = True
         pool = self._pool
-        self._begin(job, pool, await pool.acquire(job.sequence))
+        instance = await pool.acquire(job.sequence, call.request.timeout_us)
+        self._begin(job, pool, instance)
         items = self._responses(call.request, inputs, job, signature)
         return NotifyingStream(items, lambda _error: self._end(job, pool))
 

@@ -6,7 +6,7 @@ import zlib
 
 from gateway.concurrency.limiter import Limiter, Waiter
 from gateway.ir.context import ModelRef, Sequence
-from gateway.ir.errors import Overloaded
+from gateway.ir.errors import Overloaded, QueueTimeout
 
 
 class InstancePool:
@@ -19,12 +19,16 @@ class InstancePool:
         model: Named in errors.
         instances: The number of instances, which are numbered from 0.
         queue: Inferences that may wait; more are rejected.
+
+    Attributes:
+        has_sequences: Whether an inference belonged to a sequence.
     """
 
     def __init__(self, model: ModelRef, instances: int, queue: int) -> None:
         self._model = model
         self._queue = queue
         self._instances = _Instances(instances)
+        self.has_sequences = False
 
     @property
     def waiting(self) -> int:
@@ -44,14 +48,21 @@ class InstancePool:
         """
         return self._instances.pop() if sequence is None else None
 
-    async def acquire(self, sequence: Sequence | None = None) -> int:
+    async def acquire(self, sequence: Sequence | None = None, timeout_us: int | None = None) -> int:
         """Return the number of an instance, which is the caller's until `release`.
 
+        Args:
+            sequence: Its requests wait for the instance of the sequence.
+            timeout_us: Longest wait, microseconds; None for no limit.
+
         Raises:
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, or the wait was too long.
         """
         instances = self._instances
-        required = None if sequence is None else instance_of(sequence, instances.limit)
+        required = None
+        if sequence is not None:
+            self.has_sequences = True
+            required = instance_of(sequence, instances.limit)
         instance = instances.pop(required)
         if instance is not None:
             return instance
@@ -62,7 +73,13 @@ class InstancePool:
                 model=self._model,
                 limit="queue",
             )
-        return await instances.wait(required)
+        if timeout_us is None:
+            return await instances.wait(required)
+        try:
+            return await instances.wait(required, timeout_us / 1e6)
+        except TimeoutError:
+            queue = f"an instance of model {str(self._model)!r}"
+            raise QueueTimeout.after(timeout_us, queue, self._model) from None
 
     def release(self, instance: int) -> None:
         """Pass *instance* to the first inference in the queue that can use it, or free it."""
@@ -103,9 +120,14 @@ class _Instances(Limiter):
         self._free.append(instance)
         self.release()
 
-    async def wait(self, required: int | None) -> int:
-        """Return an instance, *required* if given, once it is free."""
-        instance: int = await self.acquire(want=_ANY if required is None else required)
+    async def wait(self, required: int | None, timeout_s: float | None = None) -> int:
+        """Return an instance, *required* if given, once it is free.
+
+        Raises:
+            TimeoutError: None became free in time.
+        """
+        want = _ANY if required is None else required
+        instance: int = await self.acquire(want=want, timeout_s=timeout_s)
         return instance
 
     def _grant(self) -> None:

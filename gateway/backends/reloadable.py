@@ -67,6 +67,10 @@ class ReloadableModel:
         """Return whether the newest version accepts inferences."""
         return self._current.ready()
 
+    def has_sequences(self) -> bool:
+        """Return whether the model may have the state of a sequence."""
+        return self._current.has_sequences()
+
     def entries(self) -> tuple[RepositoryEntry, ...]:
         """Return the versions as entries of a repository index, oldest first."""
         entries = self._current.entries()

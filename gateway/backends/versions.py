@@ -78,6 +78,10 @@ class Versions:
         """Return whether the newest version accepts inferences."""
         return self._newest.is_loaded
 
+    def has_sequences(self) -> bool:
+        """Return whether a version may have the state of a sequence."""
+        return any(backend.has_sequences for backend in self._backends.values())
+
     def entries(self) -> tuple[RepositoryEntry, ...]:
         """Return the versions as entries of a repository index, oldest first."""
         states = {True: ModelState.READY, False: ModelState.UNAVAILABLE}

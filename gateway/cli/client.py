@@ -101,7 +101,7 @@ def infer(  # one for each flag
         call = InferRequest(model=model, context=context, inputs=tensors, outputs=requested)
         return await service(call)
 
-    _print_reply(_run_client(url, timeout, request), output)
+    _print_reply(run_client(url, timeout, request), output)
 
 
 def models(
@@ -114,7 +114,7 @@ def models(
     async def request(service: Service, context: Context) -> Any:
         return await service(RepositoryIndexRequest(context=context))
 
-    entries = _run_client(url, timeout, request)
+    entries = run_client(url, timeout, request)
     rows = [(entry.name, entry.version, entry.state.value, entry.reason) for entry in entries]
     if output is OutputFormat.JSON:
         keys = ("name", "version", "state", "reason")
@@ -142,7 +142,7 @@ def health(
         ref = ModelRef(model, version)
         return await service(ModelReadyRequest(model=ref, context=context))
 
-    ready = _run_client(url, timeout, request)
+    ready = run_client(url, timeout, request)
     if output is OutputFormat.JSON:
         print_json({"ready": ready})
     else:
@@ -156,7 +156,7 @@ def health(
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def _run_client(url: str, timeout: str, request: Callable[[Service, Context], Awaitable[R]]) -> R:
+def run_client(url: str, timeout: str, request: Callable[[Service, Context], Awaitable[R]]) -> R:
     """Connect, run *request*, and close; an error ends the command with one line."""
     try:
         address, timeout_s = parse_url(url), parse_duration(timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import Annotated
 
 import typer
@@ -14,12 +15,25 @@ from gateway import __version__
 COMMANDS = {
     "serve": "gateway.cli.serve",
     "demo": "gateway.cli.demo",
+    "init": "gateway.cli.init",
     "validate": "gateway.cli.configuration",
     "explain": "gateway.cli.configuration",
     "schema": "gateway.cli.schema",
     "infer": "gateway.cli.client",
     "models": "gateway.cli.client",
     "health": "gateway.cli.client",
+    "status": "gateway.cli.status",
+    "reload": "gateway.cli.admin",
+    "upstream": "gateway.cli.admin",
+    "route": "gateway.cli.admin",
+    "capture": "gateway.cli.capture",
+    "stock": "gateway.cli.stock",
+    "advise": "gateway.cli.advise",
+    "import": "gateway.cli.import_command",
+    "convert": "gateway.cli.convert",
+    "replay": "gateway.cli.replay",
+    "diff": "gateway.cli.replay",
+    "report": "gateway.cli.report",
 }
 
 
@@ -44,7 +58,13 @@ def command_line(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
     )
     app.callback()(_gateway)
     for name in names:
-        app.command(name)(getattr(importlib.import_module(COMMANDS[name]), name))
+        # The function of a command that is a keyword ends in an underscore.
+        attribute = f"{name}_" if iskeyword(name) else name
+        command = getattr(importlib.import_module(COMMANDS[name]), attribute)
+        if isinstance(command, typer.Typer):  # a command with commands of its own
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.app import check, describe_layers, explain_call
+from gateway.app.config_warnings import warnings
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -21,7 +22,7 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
-from gateway.config.load import ConfigError, LoadedConfig, load_file
+from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
 from gateway.config.sidecar import load_mapping
 from gateway.config.yaml_tree import Problem
 
@@ -75,27 +76,56 @@ def config_path(argument: Path | None, option: Path | None) -> Path | None:
 def validate(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail for warnings, too.")] = False,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Check a configuration file: print `ok`, or every error with its line and column.
+    """Check a configuration file: print `ok`, or every error and warning with its line and column.
 
-    Exit status: 0 no errors, 1 errors, 2 usage error.
+    Exit status: 0 no errors, 1 errors, or warnings with --strict, 2 usage error.
     """
     path = _require(config_path(config, config_option))
     problems: list[Problem] = []
+    advice: list[Problem] = []
     try:
-        load_checked(path)
+        advice = warnings(load_checked(path))
     except ConfigError as error:
         problems = error.problems
+    ok = not problems and not (strict and advice)
     if output is OutputFormat.JSON:
-        entries = [_entry(problem) for problem in problems]
-        print_json({"file": str(path), "ok": not problems, "problems": entries})
-    elif problems:
-        print_text("\n".join(f"{path}:{problem}" for problem in problems))
+        entries = [problem.entry() for problem in problems]
+        found = {"file": str(path), "ok": ok, "problems": entries}
+        print_json(found | {"warnings": [one.entry() for one in advice]})
     else:
-        print_text("ok")
-    if problems:
+        for problem in problems:
+            print_text(f"{path}:{problem}{_excerpt(path, problem)}")
+        for one in advice:
+            print_text(f"{path}:{one.position[0]}:{one.position[1]}: warning: {_of_key(one)}")
+        if ok:
+            print_text("ok")
+    if not ok:
         raise typer.Exit(FAILED)
+
+
+def _of_key(problem: Problem) -> str:
+    return f"{problem.path}: {problem.message}" if problem.path else problem.message
+
+
+def _excerpt(path: Path, problem: Problem) -> str:
+    """Return the line of a problem with a caret below it; "" if the file has no such line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    number, column = problem.position
+    if not 0 < number <= len(lines) or not lines[number - 1].isprintable():
+        return ""
+    line = lines[number - 1][:_EXCERPT]
+    if is_secret_text(line):
+        return ""
+    return f"\n    {line}\n    {' ' * (min(column, len(line) + 1) - 1)}^"
+
+
+_EXCERPT = 120
 
 
 def explain(  # noqa: PLR0913, PLR0917  # one for each flag
@@ -144,6 +174,8 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
         if explanation.route is not None:
             print_text(f"\n{model} uses route {explanation.route}, to:")
             print_text("\n".join(f"  {target}" for target in explanation.targets))
+            print_text("Failed calls are retried:")
+            print_text("\n".join(f"  {line}" for line in explanation.retries))
     if explanation.route is None:
         print_note(f"gateway: no route matches {model} over {protocol}")
         raise typer.Exit(FAILED)
@@ -160,13 +192,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         fail(f"--header is {text!r}; expected NAME=VALUE", WRONG_USAGE)
     return name.strip().lower(), value.strip()
-
-
-def _entry(problem: Problem) -> dict[str, str | int]:
-    line, column = problem.position
-    return {
-        "line": line,
-        "column": column,
-        "path": problem.path,
-        "message": problem.message,
-    }

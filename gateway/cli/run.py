@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from gateway.app.workers.supervisor import supervise
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, LoadedConfig
+from gateway.config.sidecar import OFF
 
 Started = Callable[[Gateway], Awaitable[None]]
 
@@ -32,10 +34,13 @@ def run_loaded(
     Raises:
         typer.Exit: The configuration is invalid (2), or the gateway cannot start (1).
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the gateway can reload
     try:
         loaded = load()
         workers = resolve_workers(loaded.config.workers)
-        return supervise(loaded, workers) if workers > 1 else run(loaded, started=started)
+        if workers > 1:
+            return supervise(loaded, workers, load=load)
+        return run(loaded, started=started, load=load)
     except ConfigError as error:
         fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
     except StartError as error:
@@ -62,7 +67,7 @@ def run_mapping(
     for stream in listener.get("streams", ()):
         if not stream["address"].startswith("unix:"):
             flags[f"--{stream['protocol']}-tcp"] = stream["address"]
-    flags["--admin"] = config.get("admin", {}).get("address") or ""
+    flags["--admin"] = config.get("admin", {}).get("address", "").removeprefix(OFF)
     return run_loaded(
         lambda: load_checked_mapping(config, workers=workers), started=started, flags=flags
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -108,9 +109,16 @@ def serve(  # noqa: PLR0913  # one for each flag
         list[str] | None,
         typer.Option(
             metavar="NAME[=VALUE]",
-            help="Switch on an extension: repository_index, model_control, "
-            "model_configuration, statistics=target, trace, logging=target, "
-            "shared_memory=map, shared_memory=forward:KEYS ...; repeatable.",
+            help="Switch on an extension that changes the server: model_control, model_config, "
+            "model_files, trace, logging=target, shared_memory=map, shared_memory=forward:KEYS; "
+            "repeatable. Extensions that only ask are on; NAME=off or NAME=false switches one off.",
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHOSE",
+            help="Name and version in server metadata: gateway or upstream. Default gateway.",
         ),
     ] = None,
     no_passthrough: Annotated[
@@ -121,6 +129,28 @@ def serve(  # noqa: PLR0913  # one for each flag
             "first HTTP upstream.",
         ),
     ] = False,
+    stock: Annotated[
+        str | None,
+        typer.Option(
+            "--stock", metavar="DIR", help="Count who calls what, in files of this directory."
+        ),
+    ] = None,
+    capture: Annotated[
+        str | None,
+        typer.Option("--capture", metavar="DIR", help="Record inferences in this directory."),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option("--sample", metavar="PERCENT", help="Record only this share, such as 5%."),
+    ] = None,
+    payload: Annotated[
+        str | None,
+        typer.Option(
+            "--payload",
+            metavar="none|hash|full",
+            help="What of the elements of tensors is recorded: nothing by default.",
+        ),
+    ] = None,
 ) -> None:
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
@@ -134,37 +164,77 @@ def serve(  # noqa: PLR0913  # one for each flag
     sidecar = {
         "--default-model": default_model,
         "--enable": enable or None,
+        "--identity": identity,
         "--no-passthrough": no_passthrough or None,
     }
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
+    recording = {"--stock": stock, "--capture": capture, "--sample": sample, "--payload": payload}
     if path is not None:
-        _reject({**addresses, **streams, "--brpc": brpc, **sidecar}, "CONFIG.yaml; set it there")
+        own = {**addresses, **streams, "--brpc": brpc, **sidecar, **recording}
+        _reject(own, "CONFIG.yaml; set it there")
         raise typer.Exit(run_loaded(lambda: load_checked(path, workers=_worker_count(workers))))
     if demo:
         _reject(sidecar, "--demo, which has no upstream")
         _reject(streams, "--demo, which has two models")
         raise typer.Exit(
             run_mapping(
-                lambda: demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin),
+                lambda: {
+                    **demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin),
+                    **_stock_config(stock),
+                    **_capture_config(capture, sample, payload),
+                },
                 workers=_worker_count(workers),
             )
         )
     status = run_mapping(
-        lambda: sidecar_config(
-            upstream or (),
-            http=http,
-            grpc=grpc,
-            graphpipe_tcp=graphpipe_tcp,
-            graphpipe_unix=graphpipe_unix,
-            brpc=brpc,
-            admin=admin,
-            default_model=default_model,
-            enable=enable or (),
-            passthrough=not no_passthrough,
-        ),
+        lambda: {
+            **sidecar_config(
+                upstream or (),
+                http=http,
+                grpc=grpc,
+                graphpipe_tcp=graphpipe_tcp,
+                graphpipe_unix=graphpipe_unix,
+                brpc=brpc,
+                admin=admin,
+                default_model=default_model,
+                enable=enable or (),
+                identity=identity,
+                passthrough=not no_passthrough,
+            ),
+            **_stock_config(stock),
+            **_capture_config(capture, sample, payload),
+        },
         workers=_worker_count(workers),
     )
     raise typer.Exit(status)
+
+
+def _stock_config(directory: str | None) -> dict[str, Any]:
+    """Return the keys `state` and `stock` of --stock, if there is one."""
+    if directory is None:
+        return {}
+    return {"state": {"directory": str(Path(directory).absolute())}, "stock": {}}
+
+
+def _capture_config(
+    directory: str | None, sample: str | None, payload: str | None
+) -> dict[str, Any]:
+    """Return the key `capture` of the flags, if there is one.
+
+    Raises:
+        ValueError: A flag needs --capture, or has no percentage.
+    """
+    if directory is None:
+        if sample is not None or payload is not None:
+            flag = "--payload" if sample is None else "--sample"
+            raise ValueError(f"{flag} needs --capture DIR")
+        return {}
+    config: dict[str, Any] = {"directory": str(Path(directory).absolute())}
+    if sample is not None:
+        config["percent"] = sample.removesuffix("%")
+    if payload is not None:
+        config["payload"] = payload
+    return {"capture": config}
 
 
 def _worker_count(workers: str | None) -> int | None:

@@ -1,5 +1,4 @@
 """Timers, timeouts and limits that know no protocol and no policy.
 
-Start with `timeouts.py`: what ends a block, a call or a wait.  `timer_wheel.py` holds many of them
-cheaply.
+Start with `timeouts.py`: timeouts of tasks, timers of connections, and many deadlines on one timer.
 """

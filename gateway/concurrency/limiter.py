@@ -1,7 +1,7 @@
-"""One bounded first-in, first-out limiter: so many units at a time, and a short queue for the rest.
+"""Limiter: a bounded first-in, first-out limiter of units in use, with a short queue.
 
-Requests in flight, bytes in memory, inferences of a route and instances of a model are all limited
-by it.  What a unit is, and what a refusal says, its users know.
+It limits requests in flight, bytes in memory, inferences of a route and instances of a model.  Its
+users define a unit, and the error for a full limiter.
 """
 
 from __future__ import annotations
@@ -9,25 +9,54 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Hashable
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+from itertools import chain
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 _IN_SHARE, _IN_QUEUE, _GRANTED, _GONE = range(4)
 _EXPIRED: Final = object()
+_LATE: Final = object()
+_DISPLACED: Final = object()
 
 
-class LimiterFull(Exception):  # a state, which every user words as its own error
-    """As many callers wait as may."""
+QUEUE_TIMEOUT_US: Final[ContextVar[int | None]] = ContextVar("queue_timeout_us", default=None)
+"""Longest wait in the queue of an upstream, as the request that this task handles wants it."""
+
+
+class LimiterFull(Exception):  # users turn it into their own errors
+    """The queue is full."""
+
+
+class QueueLate(TimeoutError):  # as `LimiterFull`
+    """The queue was late, and the caller waited longer than its target."""
+
+
+class ControlledDelay(NamedTuple):
+    """When a queue is late: it has not been empty for an interval.
+
+    A caller that has waited longer than the target is then dropped, the oldest first: its client
+    may have given up, and those behind it need not wait as long.
+
+    Attributes:
+        target_s: How long a caller may wait in a queue that is late.
+        interval_s: How long a queue may have callers before it is late.
+
+    Sources: Nichols and Jacobson, "Controlling Queue Delay"; Maurer, "Fail at Scale".
+    """
+
+    target_s: float
+    interval_s: float
 
 
 class Share:
-    """What one client holds of a limiter.
+    """The part of a limiter that one client uses.
 
     Attributes:
-        used: Units that it holds, or that its callers in the limiter's queue will hold.
-        waiting: Callers that the client's own share makes wait.
-        queued: All of its callers that wait.
+        used: Units in use, including those of callers that wait for the limit.
+        waiting: Callers that wait for the client's own share.
+        queued: All callers of the client that wait.
     """
 
     __slots__ = ("__weakref__", "queued", "used", "waiting")
@@ -42,13 +71,29 @@ class Waiter:
     """A caller that waits.
 
     Attributes:
-        size: Units that it asks for.
-        share: Of its client; None for a caller without one.
-        held: Units that it holds already, which count in its share.
-        want: What it wants, where units differ.
+        size: The units that it needs.
+        share: The share of its client; None for a caller without one.
+        held: Units that it has already, which count in its share.
+        want: A requirement for the unit, where units differ.
+        group: The group whose turn it uses, where groups take turns.
+        priority: Callers of a higher priority are served first.
+        since: When it began to wait, on the clock of the loop.
+        expired: The result when its time is over.
     """
 
-    __slots__ = ("future", "held", "share", "size", "state", "timer", "want")
+    __slots__ = (
+        "expired",
+        "future",
+        "group",
+        "held",
+        "priority",
+        "share",
+        "since",
+        "size",
+        "state",
+        "timer",
+        "want",
+    )
 
     def __init__(
         self, future: asyncio.Future[Any], size: int, share: Share | None, held: int, want: object
@@ -58,6 +103,10 @@ class Waiter:
         self.share = share
         self.held = held
         self.want = want
+        self.group: Hashable = None
+        self.priority = 0
+        self.since = 0.0
+        self.expired = _EXPIRED
         self.state = _GONE
         self.timer: asyncio.TimerHandle | None = None
 
@@ -67,34 +116,148 @@ class Waiter:
         return self.state == _IN_SHARE
 
 
+class TurnQueue:
+    """Callers that wait, in an order in which their groups take turns.
+
+    It has the methods of a deque that `Limiter` uses.
+    """
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[Hashable, deque[Waiter]] = {}  # the group whose turn it is comes first
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return chain.from_iterable(self._groups.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __getitem__(self, _first: int) -> Waiter:
+        """Return the caller that is served next."""
+        return next(iter(self._groups.values()))[0]
+
+    def append(self, waiter: Waiter) -> None:
+        """Add a caller after those of its group."""
+        self._groups.setdefault(waiter.group, deque()).append(waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Remove a caller; if it was the next, its group becomes the last."""
+        first = next(iter(self._groups))
+        group = self._groups[waiter.group]
+        was_next = waiter.group == first and group[0] is waiter
+        group.remove(waiter)
+        if was_next or not group:
+            del self._groups[waiter.group]
+            if group:
+                self._groups[waiter.group] = group
+
+    def displaceable(self, group: Hashable) -> Waiter | None:
+        """Return the newest caller of the largest group, which a caller of *group* may displace.
+
+        The result is None if that group would not stay larger.
+        """
+        longest = max(self._groups.values(), key=len)
+        if len(longest) <= len(self._groups.get(group, ())) + 1:
+            return None
+        return longest[-1]
+
+    def newest(self) -> Waiter:
+        """Return the newest caller of the largest group."""
+        return max(self._groups.values(), key=len)[-1]
+
+
+class PriorityQueue:
+    """Callers that wait: those of a higher priority first, among equals groups take turns.
+
+    It has the methods of a deque that `Limiter` uses.
+    """
+
+    __slots__ = ("_levels",)
+
+    def __init__(self) -> None:
+        self._levels: dict[int, TurnQueue] = {}  # none of them is empty
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return chain.from_iterable(self._levels.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._levels)
+
+    def __getitem__(self, _first: int) -> Waiter:
+        """Return the caller that is served next."""
+        return self._levels[max(self._levels)][0]
+
+    def append(self, waiter: Waiter) -> None:
+        """Add a caller after those of its priority and group."""
+        self._levels.setdefault(waiter.priority, TurnQueue()).append(waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Remove a caller."""
+        level = self._levels[waiter.priority]
+        level.remove(waiter)
+        if not level:
+            del self._levels[waiter.priority]
+
+    def displaceable(self, group: Hashable, priority: int) -> Waiter | None:
+        """Return the caller that one of *group* and *priority* may displace; None for none.
+
+        It is the newest of the largest group of the lowest priority, if that is lower. Otherwise it
+        is as in `TurnQueue`.
+        """
+        lowest = min(self._levels, default=priority)
+        if lowest < priority:
+            return self._levels[lowest].newest()
+        level = self._levels.get(priority)
+        return None if level is None else level.displaceable(group)
+
+
 class Limiter:
     """Limits units in use.
 
-    Callers that have to wait are served in the order they came.  A caller whose client has used its
-    share waits for that client alone: it holds up nobody else.
+    Waiting callers are served in the order of their arrival.  A caller whose client has used up its
+    share waits for that client only, and does not block others.
 
     Args:
         limit: Units in use at a time.
-        queue: Callers that may wait.
-        share: Units that one client may hold; None for as many as there are.  A caller whose client
-            holds nothing beside it may hold more.
+        queue: How many callers may wait.
+        share: Units of one client; None for no such limit.  A caller whose client uses nothing else
+            may exceed it.
+        group: Returns the group of the current caller.  Groups then take turns, and in a full queue
+            a caller of a small group displaces the newest one of the largest.  It is called only
+            for callers that wait.  None serves all callers in the order of their arrival.
+        priority: Returns the priority of the current caller, where there are groups.
+        delay: When callers are dropped because the queue is late; None for never.
 
     Attributes:
-        limit: As given.
-        share_limit: As given.
+        limit: As the argument.
+        share_limit: As the argument *share*.
         used: Units in use.
         queued: Callers that wait.
-        waiting: Those of them that wait for the limit, and not for their client's share.
+        waiting: Callers that wait for the limit, and not for their client's share.
     """
 
-    def __init__(self, limit: int, *, queue: int = sys.maxsize, share: int | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        *,
+        queue: int = sys.maxsize,
+        share: int | None = None,
+        group: Callable[[], Hashable] | None = None,
+        priority: Callable[[], int] | None = None,
+        delay: ControlledDelay | None = None,
+    ) -> None:
         self.limit = limit
         self.share_limit = limit if share is None else share
         self._queue = queue
         self._share_queue = queue if share is None else max(1, queue * share // max(1, limit))
         self.used = 0
         self.queued = 0
-        self.waiting: deque[Waiter] = deque()
+        self._group = group
+        self._priority = priority
+        self._delay = delay
+        self._busy_since = 0.0
+        self.waiting: deque[Waiter] | PriorityQueue = deque() if group is None else PriorityQueue()
         self._shares: WeakValueDictionary[Hashable, Share] = WeakValueDictionary()
 
     def share(self, client: Hashable) -> Share:
@@ -107,21 +270,24 @@ class Limiter:
     def try_acquire(
         self, size: int = 1, share: Share | None = None, *, held: int = 0, skip_queue: bool = False
     ) -> bool:
-        """Take *size* units if nobody waits for them; return whether they were taken.
+        """Acquire *size* units, unless others wait or too few are free; return success.
 
         Args:
             size: Units.
-            share: Of the client.
-            held: Units of the client's that the caller holds already.
-            skip_queue: Take them also when others wait.
+            share: The share of the client.
+            held: Units that the caller has already.
+            skip_queue: Whether to acquire them even if others wait.
         """
         used = self.used + size
-        if used > self.limit or (self.waiting and not skip_queue):
+        if used > self.limit or (self.queued and self.waiting and not skip_queue):
             return False
         if share is not None:
-            if (share.waiting and not skip_queue) or not self._fits(share, size, held):
+            of_client = share.used + size
+            if (of_client > self.share_limit and share.used > held) or (
+                share.waiting and not skip_queue
+            ):
                 return False
-            share.used += size
+            share.used = of_client
         self.used = used
         return True
 
@@ -134,25 +300,26 @@ class Limiter:
         timeout_s: float | None = None,
         want: object = None,
     ) -> Any:
-        """Take *size* units, and wait for them where need be; return what `_grant` gives.
+        """Acquire *size* units, waiting if necessary; return the result of `_grant`.
 
         Args:
             size: Units.
-            share: Of the client.
-            held: Units of the client's that the caller holds already.
-            timeout_s: Longest wait; None for no limit.
-            want: What the caller wants, where units differ.
+            share: The share of the client.
+            held: Units that the caller has already.
+            timeout_s: How long to wait; None for no limit.
+            want: A requirement for the unit, where units differ.
 
         Raises:
-            LimiterFull: As many wait as may.
+            LimiterFull: The queue is full.
+            QueueLate: The queue is late.
             TimeoutError: The units did not become free in time.
         """
         if want is None and self.try_acquire(size, share, held=held):
             return None
-        if self.queued >= self._queue or (share is not None and share.queued >= self._share_queue):
-            raise LimiterFull
         loop = asyncio.get_running_loop()
         waiter = Waiter(loop.create_future(), size, share, held, want)
+        waiter.since = loop.time()
+        timeout_s = self._admit(waiter, timeout_s)
         self._enqueue(waiter)
         if timeout_s is not None and not waiter.future.done():
             waiter.timer = loop.call_later(timeout_s, self._expire, waiter)
@@ -166,19 +333,59 @@ class Limiter:
                 waiter.timer.cancel()
         if found is _EXPIRED:
             raise TimeoutError
+        if found is _LATE:
+            raise QueueLate
+        if found is _DISPLACED:
+            raise LimiterFull
         return found
 
     def release(self, size: int = 1, share: Share | None = None) -> None:
-        """Give units back; who waits longest is served first."""
+        """Release units, which serves the next callers."""
         self.used -= size
         if share is not None:
             share.used -= size
             if share.waiting:
                 self._advance(share)
-        if self.waiting:
+        if self.queued and self.waiting:  # a TurnQueue is slow to check
             self._grant()
 
+    def resize(self, limit: int) -> None:
+        """Change the limit; what is in use above it stays in use."""
+        self.limit = self.share_limit = limit
+        self._grant()
+
     # -- the queue
+
+    def _admit(self, waiter: Waiter, timeout_s: float | None) -> float | None:
+        """Let a caller join the queue, or raise LimiterFull; return how long it may wait."""
+        if self._group is not None:
+            waiter.group = self._group()
+        if self._priority is not None:
+            waiter.priority = self._priority()
+        share, delay = waiter.share, self._delay
+        if share is not None and share.queued >= self._share_queue:
+            raise LimiterFull
+        if self.queued >= self._queue and not self._displace(waiter):
+            raise LimiterFull
+        if delay is None or not self._is_late(delay, waiter.since):
+            return timeout_s
+        if timeout_s is not None and timeout_s <= delay.target_s:
+            return timeout_s
+        waiter.expired = _LATE
+        return delay.target_s
+
+    def _displace(self, waiter: Waiter) -> bool:
+        """Make room in a full queue for a caller; return whether there is some."""
+        queue = self.waiting
+        if not isinstance(queue, PriorityQueue):
+            return False
+        found = queue.displaceable(waiter.group, waiter.priority)
+        if found is None:
+            return False
+        self._withdraw(found)
+        if not found.future.done():
+            found.future.set_result(_DISPLACED)
+        return True
 
     def _fits(self, share: Share, size: int, held: int) -> bool:
         """Return whether a client may hold *size* units more."""
@@ -186,6 +393,8 @@ class Limiter:
 
     def _enqueue(self, waiter: Waiter) -> None:
         share = waiter.share
+        if not self.queued:
+            self._busy_since = waiter.since
         self.queued += 1
         if share is None:
             waiter.state = _IN_QUEUE
@@ -198,7 +407,7 @@ class Limiter:
         self._grant()
 
     def _advance(self, share: Share) -> None:
-        """Let callers that waited for their client's share wait for the limit."""
+        """Move callers from the queue of their client's share to the queue of the limit."""
         while share.waiting:
             waiter = share.waiting[0]
             if not self._fits(share, waiter.size, waiter.held):
@@ -209,12 +418,28 @@ class Limiter:
             self.waiting.append(waiter)
 
     def _grant(self) -> None:
-        """Serve those who wait, as far as there are units."""
+        """Serve the callers that wait, as far as units are free."""
+        if self._delay is not None:
+            self._drop_late(self._delay)
         while self.waiting and self.used + self.waiting[0].size <= self.limit:
             self._serve(self.waiting[0])
 
+    def _is_late(self, delay: ControlledDelay, now: float) -> bool:
+        return self.queued > 0 and now - self._busy_since >= delay.interval_s
+
+    def _drop_late(self, delay: ControlledDelay) -> None:
+        """Drop the callers whose turn it is, and who have waited for too long; keep the last."""
+        now = asyncio.get_running_loop().time()
+        while self.queued > 1 and self.waiting and self._is_late(delay, now):
+            waiter = self.waiting[0]
+            if self.used + waiter.size > self.limit or now - waiter.since <= delay.target_s:
+                return
+            self._forget(waiter)
+            if not waiter.future.done():
+                waiter.future.set_result(_LATE)
+
     def _serve(self, waiter: Waiter, found: object = None) -> None:
-        """Give a caller its units, or pass over one that has left."""
+        """Give a caller its units, or remove one that has left."""
         if waiter.future.done():
             self._withdraw(waiter)
             return
@@ -236,20 +461,24 @@ class Limiter:
 
     def _withdraw(self, waiter: Waiter) -> None:
         """Forget a caller that waits no more; harmless the second time."""
-        state, share = waiter.state, waiter.share
-        if state == _GONE:
+        if waiter.state == _GONE:
             return
-        if state == _GRANTED:  # it was served, and left in the same moment
+        if waiter.state == _GRANTED:  # it was served, and left in the same moment
             waiter.state = _GONE
             self._return(waiter)
             return
+        self._forget(waiter)
+        self._grant()
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Take a caller that was not served out of its queue."""
+        state, share = waiter.state, waiter.share
         self._leave(waiter)
         waiter.state = _GONE
         if share is not None:
             if state == _IN_QUEUE:
                 share.used -= waiter.size
             self._advance(share)
-        self._grant()
 
     def _return(self, waiter: Waiter) -> None:
         """Take back what a caller was given that had left."""
@@ -259,4 +488,4 @@ class Limiter:
         """Let a caller know that its time is over, unless it was served."""
         if not waiter.future.done():
             self._withdraw(waiter)
-            waiter.future.set_result(_EXPIRED)
+            waiter.future.set_result(waiter.expired)

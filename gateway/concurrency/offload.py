@@ -1,7 +1,7 @@
-"""Work on messages: on the event loop where it is short, on a thread where it is long.
+"""Runs work on messages: short work on the event loop, long work on a thread.
 
-One thread does all long work, one piece after the other. A second one would not be faster, since
-both need the interpreter's lock, and the event loop would wait for that lock twice as long.
+One thread runs all long work, one piece after the other.  A second thread would not be faster,
+because both need the interpreter lock, and the event loop would wait for it twice as long.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gateway.ir.work import BOUND, LongWork
 T = TypeVar("T")
 
 _LOOP_ITEMS: Final = 40_000
-"""Items of work that the event loop does at a time: 20 ms."""
+"""Items of work for one step on the event loop: 20 ms."""
 
 
 def inline(function: Callable[..., T], /, *args: Any) -> T:
-    """Return what *function* returns, here.
+    """Return the result of *function*, called on the event loop.
 
     Raises:
-        LongWork: It would hold the event loop for too long; `off_loop` is to do it.
+        LongWork: It would block the event loop for too long; use `off_loop`.
     """
     BOUND.allowance = ON_LOOP
     try:
@@ -35,22 +35,22 @@ def inline(function: Callable[..., T], /, *args: Any) -> T:
 
 
 async def off_loop(function: Callable[..., T], /, *args: Any) -> T:
-    """Return what *function* returns, on the thread for long work."""
+    """Return the result of *function*, called on the thread for long work."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_thread(), partial(function, *args))
 
 
 async def wherever(function: Callable[..., T], /, *args: Any) -> T:
-    """Return what *function* returns, here or on the thread for long work."""
+    """Return the result of *function*, called on the event loop or on the thread for long work."""
     try:
         return inline(function, *args)
     except LongWork:
-        pass  # what it has begun is let go of before it begins anew
+        pass  # the partial result is freed before the work starts again
     return await off_loop(function, *args)
 
 
 class _LoopAllowance:
-    """What one step of a request may hold the event loop for."""
+    """The work that one step of a request may do on the event loop."""
 
     __slots__ = ("_left",)
 
@@ -58,7 +58,7 @@ class _LoopAllowance:
         self._left: float = _LOOP_ITEMS
 
     def charge(self, items: float) -> None:
-        """Take *items*; what other threads do meanwhile is not counted."""
+        """Subtract *items*. The work of other threads is not counted."""
         if get_ident() == _LOOP_THREAD:
             self._left -= items
             if self._left < 0:
@@ -66,10 +66,10 @@ class _LoopAllowance:
 
 
 class _FreshAllowance:
-    """Stands for an allowance of which nothing is taken: most steps never take anything."""
+    """An allowance that is created on first use: most steps never use one."""
 
     def charge(self, items: float) -> None:
-        """Begin an allowance."""
+        """Create an allowance, and charge it."""
         if get_ident() == _LOOP_THREAD:
             BOUND.allowance = allowance = _LoopAllowance()
             allowance.charge(items)
@@ -78,7 +78,7 @@ class _FreshAllowance:
 # The event loop of a gateway runs on the main thread; no other one is bound.
 _LOOP_THREAD: Final = main_thread().ident
 ON_LOOP: Final = _FreshAllowance()
-"""What bounds a step of the event loop, until `BOUND.allowance` is None again."""
+"""The limit of a step on the event loop, while it is `BOUND.allowance`."""
 
 
 @cache

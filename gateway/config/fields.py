@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import (
     BeforeValidator,
+    Field,
     GetJsonSchemaHandler,
     InstanceOf,
     StringConstraints,
@@ -24,11 +25,13 @@ from gateway.config.units import (
     check_mode,
     parse_address,
     parse_duration,
+    parse_share,
     parse_size,
     parse_stream_address,
     parse_url,
     parse_workers,
 )
+from gateway.telemetry.access_log import check_format
 
 DURATION: Final = "duration"
 SIZE: Final = "size"
@@ -56,6 +59,7 @@ _TEXT_OR_NUMBER = ["string", "integer"]
 Duration = Annotated[
     float, _parsed(parse_duration, float), _schema(DURATION, "string", "250ms", "30s")
 ]
+Share = Annotated[float, _parsed(parse_share, float), _schema("share", "string", "0.1%")]
 Size = Annotated[int, _parsed(parse_size, int), _schema(SIZE, _TEXT_OR_NUMBER, "16MiB")]
 ListenAddress = Annotated[
     InstanceOf[Address],
@@ -70,6 +74,9 @@ SocketAddress = Annotated[
 FileMode = Annotated[
     str, _parsed(check_mode, str), _schema("octal file mode", _TEXT_OR_NUMBER, "0660")
 ]
+LineFormat = Annotated[
+    str, _parsed(check_format, str), _schema("`json` or a format", "string", "{code} {model} {ms}")
+]
 WorkerCount = Annotated[
     int, _parsed(parse_workers, int), _schema("integer or `auto`", _TEXT_OR_NUMBER, 2, "auto")
 ]
@@ -80,6 +87,10 @@ Name = Annotated[
     str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
 Text = Annotated[str, StringConstraints(max_length=1024)]
+CallKey = Annotated[Text, Field(pattern=r"^(model|address|header:[!-9;-~]+)$")]
+"""What calls are grouped by: their model, the address of the client, or the value of a header."""
+HEADER_KEY: Final = r"^header:[!-9;-~]+$"
+"""A pattern: what calls are grouped by, if it can only be the value of a header."""
 
 
 class OrText:

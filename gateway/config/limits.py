@@ -6,6 +6,8 @@ descriptions repeat these defaults, and a test compares the two.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from gateway.config.fields import Duration, Size
@@ -45,8 +47,9 @@ class ServerLimitsConfig(Model):
     """Largest number of chunks in an HTTP/1 body with chunked transfer coding.
     Default: `65536`."""
     connections: int | None = Field(None, ge=0)
-    """Largest number of open connections. Further connections are answered with 503, or with GOAWAY
-    over gRPC, and closed. `0` means half of the file descriptors of the process. Default: `0`."""
+    """Largest number of open connections. Further connections are answered with 503, with GOAWAY
+    over gRPC, or with an error of the stream's protocol, and closed. `0` means half of the file
+    descriptors of the process. Default: `0`."""
     connections_per_address: int | None = Field(None, ge=0)
     """Largest number of open connections from one client address. In a sidecar and behind a load
     balancer all clients have one address. `0` means as many as `connections` if that is set, and
@@ -119,11 +122,18 @@ class MessageLimitsConfig(Model):
     outputs: int | None = Field(None, ge=1)
     """Largest number of outputs that a request may name. Default: `256`."""
     json_strings: int | None = Field(None, ge=1)
-    """Largest number of BYTES elements of an input for MLServer or KServe over HTTP. These servers
+    """Largest number of BYTES elements of a request for MLServer or KServe over HTTP. These servers
     answer nobody else while they read them. Only for upstreams. Default: `100000`."""
+    json_numbers: int | None = Field(None, ge=1)
+    """Largest number of other elements of a request for MLServer or KServe over HTTP. Only for
+    upstreams. Default: `2500000` for MLServer, `400000` for KServe."""
+    request_bytes: Size | None = None
+    """Largest request that the server of the upstream accepts over gRPC. Only for upstreams.
+    Default: `4MiB` for MLServer, `8MiB` for KServe, otherwise no limit."""
     bytes_rectangle: Size | None = None
-    """Largest memory of a BYTES input in MLServer over HTTP, which makes each element as wide as
-    the longest one: count times longest times 4. Only for upstreams. Default: `64MiB`."""
+    """Largest memory of the BYTES inputs of a request in MLServer over HTTP, which makes each
+    element as wide as the longest one: count times longest times 4. Only for upstreams.
+    Default: `64MiB`."""
     rank: int | None = Field(None, ge=1, le=64)
     """Largest number of dimensions of a tensor. Default: `32`."""
     dim: int | None = Field(None, ge=1)
@@ -163,6 +173,10 @@ class ClientLimitsConfig(Model):
     pending: int | None = Field(None, ge=0)
     """Largest number of requests that wait because `in_flight` or `connections` is reached.
     Further requests are refused as overloaded. Default: `64`."""
+    pending_by: Literal["route", "none"] | None = None
+    """Order of the requests that wait. With `route`, each route and model in turn sends one, and a
+    busy one cannot keep the others from waiting: when all of `pending` wait, the newest request of
+    the busiest is refused. With `none`, the order is that of arrival. Default: `route`."""
     connect_timeout: Duration | None = None
     """Longest time to open a connection, TLS handshake included. HTTP upstreams on a loopback
     address get at most `1s`. Default: `5s`, or `1s` for every upstream on a loopback address."""
@@ -172,6 +186,8 @@ class ClientLimitsConfig(Model):
     """Age at which a connection is not used for further requests. A new connection follows changes
     of DNS. Default: `5m`."""
     resolve_floor: Duration | None = None
-    """Time for which the addresses of a host name are cached. Default: `5s`."""
+    """Time for which the addresses of a host name are cached. With `resolve: all`, the shortest
+    time between two look-ups. Default: `5s`."""
     resolve_cap: Duration | None = None
-    """The same for HTTP upstreams on the `reference` transport. Default: `30s`."""
+    """With `resolve: all`, the longest time between two look-ups. For HTTP upstreams on the
+    `reference` transport, the same as `resolve_floor`. Default: `30s`."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.models import Config
+from gateway.config.signatures import Model
 from gateway.config.yaml_tree import KeyPath, Problem, YamlTree, path_text, read_tree
 
 
@@ -33,22 +37,30 @@ class LoadedConfig:
     Attributes:
         source: Name of the file, for errors.
         directory: Folder that paths in the configuration are relative to.
+        sha256: Hash of the text, as `sha256sum` prints it.
     """
 
-    def __init__(self, config: Config, tree: YamlTree, source: str, directory: Path) -> None:
+    def __init__(
+        self, config: Config, tree: YamlTree, source: str, directory: Path, sha256: str
+    ) -> None:
         self.config = config
         self.source = source
         self.directory = directory
+        self.sha256 = sha256
         self._tree = tree
 
     def changed(self, **fields: Any) -> LoadedConfig:
         """Return a copy with other values of top-level keys."""
         config = self.config.model_copy(update=fields)
-        return LoadedConfig(config, self._tree, self.source, self.directory)
+        return LoadedConfig(config, self._tree, self.source, self.directory, self.sha256)
 
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Return a problem at the position of *path*."""
         return Problem(self._tree.position(path), path_text(path), message)
+
+    def without_secrets(self) -> Any:
+        """Return the file as plain values: `${...}` as written, and no value of a secret key."""
+        return _without_secrets(self._tree, (), self._tree.value)
 
 
 def load_file(path: Path, environment: Mapping[str, str] = os.environ) -> LoadedConfig:
@@ -102,7 +114,30 @@ def load_text(
         problems += _reference_problems(tree)
     if problems or config is None:
         raise ConfigError(source, problems)
-    return LoadedConfig(config, tree, source, directory)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return LoadedConfig(config, tree, source, directory, sha256)
+
+
+_SECRET_KEY = re.compile("password|secret|token|api_?key|credential", re.IGNORECASE)
+_SECRET_TEXT = re.compile(f"{_SECRET_KEY.pattern}|authorization|headers", re.IGNORECASE)
+_HIDDEN = "..."
+
+
+def is_secret_text(line: str) -> bool:
+    """Return whether a line of a file may hold a secret, so that it must not be printed."""
+    return _SECRET_TEXT.search(line) is not None
+
+
+def _without_secrets(tree: YamlTree, path: KeyPath, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(tree, (*path, key), one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(tree, (*path, index), one) for index, one in enumerate(value)]
+    if path in tree.references:
+        return tree.references[path]
+    is_header = path[:1] == ("upstreams",) and path[2:3] == ("headers",)
+    is_secret = is_header or (path and _SECRET_KEY.search(str(path[-1])) is not None)
+    return _HIDDEN if is_secret and value is not None else value
 
 
 # Pydantic's error types, in the words of a YAML file.
@@ -121,6 +156,7 @@ _MESSAGES = {
     "float_parsing": "expected a number",
     "bool_parsing": "expected true or false",
 }
+_NEAR = 0.7
 _PYDANTIC_PREFIX = "Input should be "
 _MODEL_KEYS = {"backend", "signature", "batching", "cache"}
 _TYPES_WITHOUT_VALUE = {"missing", "too_short", "value_error"}
@@ -142,7 +178,8 @@ def _problem(tree: YamlTree, details: ErrorDetails) -> Problem:
     is_key = details["loc"][-1:] == ("[key]",)
     path = _source_path(tree, details["loc"][:-1] if is_key else details["loc"])
     if kind == "extra_forbidden":
-        return Problem(tree.position(path, of_key=True), path_text(path), "unknown key")
+        message = f"unknown key{_nearest_key(details['loc'])}"
+        return Problem(tree.position(path, of_key=True), path_text(path), message)
     message = _MESSAGES.get(kind, details["msg"].removeprefix("Value error, "))
     if message.startswith(_PYDANTIC_PREFIX):
         message = f"expected {message.removeprefix(_PYDANTIC_PREFIX)}"
@@ -151,6 +188,25 @@ def _problem(tree: YamlTree, details: ErrorDetails) -> Problem:
     position = tree.position(path, of_key=is_key)
     message = _with_references(tree, path, message, details["input"])
     return Problem(position, path_text(path), message)
+
+
+def _nearest_key(loc: tuple[str | int, ...]) -> str:
+    """Return a hint at the key that was probably meant; "" if none is near."""
+    section: type[Model] = Config
+    for part in loc[:-1]:
+        field = section.model_fields.get(str(part))
+        if field is not None:
+            section = next(_sections(field.annotation), section)
+    near = get_close_matches(str(loc[-1]), section.model_fields, 1, _NEAR)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _sections(annotation: Any) -> Iterator[type[Model]]:
+    """Yield the sections that a key of this type has as values."""
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections(inner)
 
 
 def _with_references(tree: YamlTree, path: KeyPath, message: str, value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, model_validator
 
 from gateway.config.fields import (
+    CallKey,
     Duration,
     FileMode,
     ListenAddress,
@@ -27,9 +28,12 @@ from gateway.config.fields import (
     WorkerCount,
 )
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.migration import CaptureConfig, MigrationConfig, StateConfig, StockConfig
 from gateway.config.pipelines import PipelineConfig
+from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import Model, SignatureConfig
-from gateway.config.units import Address, Url
+from gateway.config.telemetry import TelemetryConfig
+from gateway.config.units import UNIX, Address, Url
 from gateway.ir.context import TRITON_PREFIX
 
 
@@ -118,15 +122,19 @@ class PassthroughConfig(Model):
 class ListenerConfig(Model):
     """Addresses that clients connect to, and the protocols that they may use there.
 
-    A listener needs at least one of `http`, `grpc` and `streams`.
+    A listener needs at least one of `address`, `http`, `grpc` and `streams`.
     """
 
     name: Name = "main"
     """Name of the listener in logs and errors. Each listener needs a different one.
     Default: `main`."""
+    address: ListenAddress | None = None
+    """One address for all of HTTP/1, HTTP/2 and gRPC, `HOST:PORT`, instead of `http` and `grpc`.
+    HTTP/2 needs no upgrade: clients begin with it, or TLS negotiates it (ALPN). It requires
+    `transport: native`. Default: none."""
     http: ListenAddress | None = None
     """Address of the HTTP server, `HOST:PORT`. A port alone means 127.0.0.1, `*:PORT` means every
-    address. Default: no HTTP server."""
+    address. Clients may speak HTTP/1 or HTTP/2. Default: no HTTP server."""
     grpc: ListenAddress | None = None
     """Address of the gRPC server, `HOST:PORT`. Default: no gRPC server."""
     streams: tuple[StreamConfig, ...] = ()
@@ -143,6 +151,10 @@ class ListenerConfig(Model):
     default_model: Name | None = None
     """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
     none, and such requests are refused."""
+    identity: Literal["gateway", "upstream"] = "gateway"
+    """Whose name and version clients find in the metadata of the server. `upstream`: those of the
+    first upstream in the file that has told them, for clients that check them.
+    Default: `gateway`."""
     shared_memory: Annotated[SharedMemoryConfig, OrText("off", "forward", "map")] = (
         SharedMemoryConfig()
     )
@@ -159,17 +171,38 @@ class ListenerConfig(Model):
 
     @model_validator(mode="after")
     def _check_addresses(self) -> ListenerConfig:
-        if self.http is None and self.grpc is None and not self.streams:
-            raise ValueError("a listener needs at least one of 'http', 'grpc' and 'streams'")
+        if self.address is not None and (self.http is not None or self.grpc is not None):
+            raise ValueError(
+                "'address' serves HTTP and gRPC on one port; expected either 'address' alone, or "
+                "'http' and 'grpc' without it"
+            )
+        if self.address is None and self.http is None and self.grpc is None and not self.streams:
+            raise ValueError(
+                "a listener needs at least one of 'address', 'http', 'grpc' and 'streams'"
+            )
         return self
 
 
 class AdminConfig(Model):
     """Metrics and probes for operators, on ports of their own."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_off(cls, value: object) -> object:
+        """Read `off`: no port at all with `address`, unless `metrics` is set."""
+        if not isinstance(value, dict):
+            return value
+        found = {key: None if value[key] == "off" else value[key] for key in value}
+        return {"metrics": None, **found} if value.get("address") == "off" else found
+
     address: ListenAddress | None = Address("127.0.0.1", 9901)
-    """Address of `/metrics`, `/livez` and `/readyz`. `null` switches it off.
+    """Address of `/metrics`, `/status`, `/livez`, `/readyz`, `/config`, and of the requests that
+    change the gateway: `/reload`, `/upstream/drain`, `/upstream/enable` and `/route/weights`.
+    `null` switches it off. `off` switches off both addresses.
     Default: `127.0.0.1:9901`, if the port is free."""
+    remote_changes: bool = False
+    """Whether other machines may reload the configuration, drain endpoints and change weights.
+    Default: `false`, so that only requests from this machine may."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""
@@ -183,7 +216,13 @@ class ProbeConfig(Model):
     500 ms, or more often if `interval` is shorter. Default: `5s`."""
     timeout: Duration = 2.0
     """Longest time of one probe. A ready address that is slower three times in a row counts as not
-    ready. Default: `2s`."""
+    ready, and calls to it fail at once. One call per `interval` is sent as a trial. A server that
+    runs one request at a time needs a longer time than its slowest request. Default: `2s`."""
+    headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
+    """Headers or gRPC metadata of probes, and of all requests for readiness, metadata,
+    configuration and index, besides `headers` of the upstream; one of the same name replaces it.
+    For a server whose health is behind a key. Clients get such replies through the gateway without
+    the key. Default: no headers."""
 
 
 class OutlierDetectionConfig(Model):
@@ -194,8 +233,9 @@ class OutlierDetectionConfig(Model):
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
-    """Failures in a row that eject an address: failed connections, resets, and replies that it is
-    unavailable. `0` ejects no address for failures. Default: `5`."""
+    """Failures in a row that eject an address: failed connections, resets, responses that cannot
+    be decoded, and replies that it is unavailable. `0` ejects no address for failures.
+    Default: `5`."""
     consecutive_timeouts: Annotated[int, Field(ge=0)] = 5
     """Timeouts in a row that eject an address. A timeout counts if the call had five times the
     usual latency of the address, or 1 s. `0` ejects no address for timeouts. Default: `5`."""
@@ -207,6 +247,47 @@ class OutlierDetectionConfig(Model):
     max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
     """Largest share of the addresses that may be ejected at a time, rounded up. One address always
     stays. Default: `50`."""
+    failure_codes: tuple[Literal["internal", "upstream", "not_ready", "not_found"], ...] = ()
+    """Codes of further errors of the server that count as failures, as they stand in the log and in
+    the metrics. Default: `[]`."""
+    slow_factor: Annotated[float, Field(gt=1)] | None = None
+    """Multiple of the median latency of the other addresses above which an address is ejected.
+    Default: no such rule."""
+    min_requests: Annotated[int, Field(ge=1)] = 20
+    """Number of calls in an `interval` that an address needs for the comparison of latencies.
+    Default: `20`."""
+    interval: Duration = 10.0
+    """Time between two comparisons of latencies. Default: `10s`."""
+
+
+class AdaptiveConcurrencyConfig(Model):
+    """A limit on the inferences of an upstream that follows its latency. `{}` switches it on.
+
+    Inferences above the limit wait for a moment, and are then refused as overloaded.
+    """
+
+    algorithm: Literal["gradient", "aimd"] = "gradient"
+    """`gradient` changes the limit in proportion to the latency. `aimd` adds 1 while the latency is
+    low, and takes a tenth away when it has doubled. Default: `gradient`."""
+    min: int = Field(3, ge=1)
+    """Smallest limit. It holds while the latency without load is measured. Default: `3`."""
+    max: int = Field(256, ge=1)
+    """Largest limit. Default: `256`."""
+    latency_percentile: float = Field(90, gt=0, lt=100)
+    """Percentile of the latencies that are compared. Default: `90`."""
+    sample: Duration = 0.1
+    """Time between two changes of the limit. Default: `100ms`."""
+    min_rtt_interval: Duration = 60.0
+    """Time between two measurements of the latency without load. Default: `60s`."""
+    jitter: float = Field(0.15, ge=0, le=1)
+    """Random part of `min_rtt_interval`, so that workers do not measure at the same time.
+    Default: `0.15`."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> AdaptiveConcurrencyConfig:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}: expected at most max, which is {self.max}")
+        return self
 
 
 class UpstreamConfig(Model):
@@ -232,9 +313,30 @@ class UpstreamConfig(Model):
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
     `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
     Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
-    balance: Literal["round_robin", "least_pending"] = "round_robin"
-    """How one of several addresses is chosen for a call. `least_pending` prefers the address with
-    the fewest calls in flight. Default: `round_robin`."""
+    resolve: Literal["first", "all"] = "first"
+    """Which addresses of a host name are used. `first` connects to the first one that answers.
+    `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
+    itself. Names are looked up again while the gateway runs: with the extra `dns` when the time to
+    live has passed, within `limits.resolve_floor` and `limits.resolve_cap`, and without it every
+    `resolve_floor`. With the extra, a name that begins with `_` is that of a service (SRV) and its
+    port is ignored. `all` requires `transport: native`. Default: `first`."""
+    balance: Literal[
+        "least_request", "least_pending", "peak_ewma", "round_robin", "random", "hash"
+    ] = "least_request"
+    """How one of several addresses is chosen for a call. `least_request` draws two addresses, and
+    takes the one with fewer calls in flight, or else with the lower latency. `least_pending` is
+    another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to the
+    same address. Each worker counts for itself. Default: `least_request`."""
+    hash_by: CallKey = "model"
+    """Key for `balance: hash`: `model`, `address` for the IP address of the client, or
+    `header:NAME` for the value of a header. Calls without the header are balanced as with
+    `least_request`. Default: `model`."""
+    slow_start: Duration | None = None
+    """Time in which the share of an address that became available again grows from 10 % to its
+    whole share. Default: no slow start."""
+    errors: Literal["full", "brief"] = "full"
+    """What clients read of the errors of the server. `brief` keeps failures of models and names of
+    classes to the log, which show how the server is built. Default: `full`."""
     cancellation: Literal["auto", "forward", "withhold"] = "auto"
     """What happens to a gRPC call whose client has left, or whose deadline has passed. `forward`
     cancels it at the server. `withhold` lets it end, and drops the reply: cancelled calls end
@@ -246,6 +348,9 @@ class UpstreamConfig(Model):
     outlier_detection: OutlierDetectionConfig | Literal[False] = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""
+    adaptive_concurrency: AdaptiveConcurrencyConfig | None = None
+    """A limit on the inferences in flight that follows the latency of the upstream. It applies to
+    each worker. Default: no such limit."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
@@ -264,9 +369,13 @@ class UpstreamConfig(Model):
                     f"forward_headers must not contain {name!r}: a client could set what Triton "
                     "keeps for itself, and end it"
                 )
+        if self.resolve == "all" and self.transport != "native":
+            raise ValueError("'resolve: all' needs 'transport: native'")
         if (self.url is None) == (not self.urls):
             raise ValueError("an upstream needs exactly one of 'url' and 'urls'")
         carrier = self.all_urls[0].carrier
+        if self.resolve == "all" and carrier == UNIX:
+            raise ValueError("'resolve: all' is for host names, and the carrier is 'unix'")
         if self.cancellation == "withhold" and carrier != "grpc":
             raise ValueError(f"cancellation 'withhold' is for gRPC, and the carrier is {carrier!r}")
         kinds = {f"{url.protocol}+{url.carrier}" for url in self.urls}
@@ -340,121 +449,6 @@ class ModelConfig(Model):
     """Response cache. `{}` switches it on with its defaults. Default: no cache."""
 
 
-class MatchConfig(Model):
-    """Conditions on a call. All of them must hold. Patterns may contain `*`, `?` and `[...]`."""
-
-    model: Names | None = None
-    """Names or patterns of models. Default: every model."""
-    version: Names | None = None
-    """Requested versions. `""` stands for requests without a version. Default: every version."""
-    protocol: Names | None = None
-    """Names or patterns of protocol and carrier, such as `oip.http` or `oip.*`. Default: every
-    protocol."""
-    headers: Mapping[Name, Scalar] = Field(default_factory=dict)
-    """Names of headers or gRPC metadata, each with the pattern of its value. Default: no
-    condition."""
-
-
-class TensorNamesConfig(Model):
-    """Translation of tensor names between the client and the target."""
-
-    inputs: Mapping[Name, Name] = Field(default_factory=dict)
-    """Input names of the client, each with the name at the target. Default: the same names."""
-    outputs: Mapping[Name, Name] = Field(default_factory=dict)
-    """Output names of the client, each with the name at the target. Default: the same names."""
-
-
-class TargetConfig(Model):
-    """A destination of a route: a model of an upstream, or a model of the gateway."""
-
-    upstream: Name | None = None
-    """Upstream that serves the model. Default: the gateway itself, which runs `model`."""
-    model: Name | None = None
-    """Name of the model at the target. It is required without `upstream`. Default: the name that
-    the client requested."""
-    version: Scalar | None = None
-    """Version of the model at the target. Default: the version that the client requested."""
-    weight: int = Field(1, ge=0, le=1_000_000)
-    """Share of the calls, relative to the weights of the other targets. `0` sends no calls.
-    Default: `1`."""
-    tensors: TensorNamesConfig = TensorNamesConfig()
-    """Tensor names that differ between the client and the target."""
-
-    @model_validator(mode="after")
-    def _check_destination(self) -> TargetConfig:
-        if self.upstream is None and self.model is None:
-            raise ValueError("a target needs 'upstream', or 'model' for a model of the gateway")
-        return self
-
-
-class RetryConfig(Model):
-    """One retry for calls that cannot have reached the upstream."""
-
-    budget: float = Field(0.2, ge=0, le=1)
-    """Largest number of concurrent retries, as a share of the calls in flight. `0` switches
-    retries off. Default: `0.2`."""
-    min_retries: int = Field(3, ge=0)
-    """Number of concurrent retries that are always allowed, however few calls are in flight.
-    Default: `3`."""
-
-
-class PoliciesConfig(Model):
-    """Timeouts, retries and concurrency of every route. A route may override some of them."""
-
-    timeout: Duration = 60.0
-    """Longest time until the response, or until the first response of a stream. A client may ask
-    for less. Default: `60s`."""
-    stream_idle: Duration = 300.0
-    """Longest time between two responses of a stream. Default: `5m`."""
-    retry: RetryConfig | None = RetryConfig()
-    """Retries. `null` switches them off. Default: retries with the defaults of their keys."""
-    in_flight: int = Field(256, ge=1)
-    """Largest number of inferences of a route that are processed at the same time.
-    Default: `256`."""
-    queued: int = Field(256, ge=0)
-    """Largest number of inferences of a route that wait because `in_flight` is reached. Further
-    ones are refused as overloaded. Default: `256`."""
-    queue_wait: Duration = 0.1
-    """Longest time that an inference waits in the queue. It is then refused as overloaded.
-    Default: `100ms`."""
-    sequence_idle: Duration = 600.0
-    """Time without a request after which a sequence loses its target and its server.
-    Default: `10m`."""
-
-
-class RouteConfig(Model):
-    """A rule that sends matching calls to one of its targets. The first matching route applies."""
-
-    name: Name | None = None
-    """Name of the route in logs, metrics and errors. Each route needs a different one. Default:
-    `route-N`, with the position of the route in the list from 1."""
-    match: MatchConfig | None = None
-    """Conditions on the calls of this route. Default: every call."""
-    targets: tuple[TargetConfig, ...] = Field(min_length=1)
-    """Destinations. Each call goes to one of them, by weight. At least one weight must be above
-    0."""
-    timeout: Duration | None = None
-    """Longest time until the response. Default: `policies.timeout`."""
-    readiness: Literal["any", "all"] = "any"
-    """Number of targets that must be ready for the route to be ready: one or all.
-    Default: `any`."""
-    retry: RetryConfig | None = None
-    """Retries. `{budget: 0}` switches them off for this route. Default: `policies.retry`."""
-    in_flight: int | None = Field(None, ge=1)
-    """Largest number of inferences that are processed at the same time. Default:
-    `policies.in_flight`."""
-    sequence_ids: Literal["checked", "text"] = "checked"
-    """What happens to a sequence id that is a string, if the upstream does not show the
-    configuration of the model. `checked` refuses it. `text` forwards it: a client can then end a
-    Triton server whose model has its sequence ids as numbers. Default: `checked`."""
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> RouteConfig:
-        if not any(target.weight for target in self.targets):
-            raise ValueError("all targets have weight 0: at least one needs a weight above 0")
-        return self
-
-
 class SecurityConfig(Model):
     """Checks that the gateway applies to its own configuration."""
 
@@ -463,37 +457,21 @@ class SecurityConfig(Model):
     Default: `false`, which logs a warning."""
 
 
-class LogConfig(Model):
-    """Settings of the log."""
+class ReloadConfig(Model):
+    """What lets the gateway read its configuration file again.
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged. Default: `info`."""
-    format: Literal["auto", "console", "json"] = "auto"
-    """Form of a log line. Default: `auto`, which means `console` on a terminal and `json`
-    elsewhere."""
-    calls_per_second: int = Field(100, ge=0)
-    """Largest number of log lines about calls per second, over all workers. The line after a gap
-    counts the omitted calls. `0` logs no calls. Default: `100`."""
+    `POST /reload` on the admin port always does. Changes of addresses, `workers` and some other
+    keys need a restart: the gateway refuses them and goes on with the old configuration.
+    """
 
-
-class MetricsConfig(Model):
-    """Settings of the metrics."""
-
-    compat: tuple[Literal["triton"], ...] = ()
-    """Servers whose metric names are published too. `triton` adds the `nv_inference_*` metrics, for
-    existing dashboards. Default: `[]`."""
-    series: int = Field(500, ge=1)
-    """Largest number of model names in metric labels. Calls to further models have the label
-    `_unknown`. Default: `500`."""
-
-
-class TelemetryConfig(Model):
-    """Settings of logs and metrics."""
-
-    log: LogConfig = LogConfig()
-    """Log lines on standard error."""
-    metrics: MetricsConfig = MetricsConfig()
-    """Contents of the metrics page."""
+    signal: bool = True
+    """Whether SIGHUP reloads the file. `false` ignores the signal. Default: `true`."""
+    watch: bool = False
+    """Whether a change of the file reloads it. Files of `${file:PATH}` are not watched. Default:
+    `false`."""
+    debounce: Duration = 0.5
+    """With `watch`, the time without further changes after which the file is read. Default:
+    `500ms`."""
 
 
 class LifecycleConfig(Model):
@@ -502,12 +480,22 @@ class LifecycleConfig(Model):
     online: bool = True
     """Whether the gateway is ready from the start. `false` waits until a grps client calls
     `online`. Default: `true`."""
+    ready: Names | None = None
+    """Routes that must be ready for the gateway to be ready. `any`: one of them, so that a dead
+    upstream takes only its own routes out of service. `all`: every route. A list of names: each of
+    these routes. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
     """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
     remove it meanwhile. Default: `5s`."""
+    reload: ReloadConfig = ReloadConfig()
+    """When the gateway reads its configuration file again."""
     drain: Duration = 25.0
     """Longest time after `pre_stop` for requests in flight. The rest is cancelled.
     Default: `25s`."""
+    hand_over: bool = False
+    """Whether another gateway with this setting may listen on the same addresses, so that the next
+    release takes over before this one stops. Both need the same user. From SIGTERM on, the admin
+    pages belong to the other gateway. Default: `false`."""
 
 
 class Config(Model):
@@ -541,6 +529,14 @@ class Config(Model):
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()
     """How the gateway starts and stops."""
+    state: StateConfig | None = None
+    """Files that the gateway keeps across restarts. Default: none."""
+    stock: StockConfig | None = None
+    """Counts of who calls what. `{}` switches them on. Default: off."""
+    capture: CaptureConfig | None = None
+    """Recording of inferences. Default: nothing is recorded."""
+    migrations: Mapping[Name, MigrationConfig] = Field(default_factory=dict)
+    """Comparisons of an old and a new server, by a name of your choice. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
     arrived counts, not what was announced. Responses may exceed it by a quarter. Default: 512 MiB,

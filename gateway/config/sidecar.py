@@ -26,6 +26,15 @@ DEFAULT_DAG = "default"
 """Model name for the default DAG of a grps server, which serves requests without a model."""
 
 _GRPS = "grps"
+_OIP = "oip"
+_QUESTIONS = {
+    "model_configuration": "true",
+    "statistics": "target",
+    "repository_index": "true",
+}
+"""Extensions of Open Inference that are on by default: they change nothing at the server."""
+_SETTINGS = {"trace": "read", "logging": "read"}
+"""The same, of servers that speak Open Inference."""
 _DEFAULT_PORTS = frozenset({8000, 8001, 8002})
 
 
@@ -41,10 +50,12 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
     default_model: str | None = None,
     passthrough: bool = True,
     enable: Sequence[str] = (),
+    identity: str | None = None,
 ) -> dict[str, Any]:
     """Return the configuration of a sidecar for *upstreams*, as plain values of its YAML.
 
-    It has no routes, so the models of each upstream are served under their own names.
+    It has no routes, so the models of each upstream are served under their own names. Extensions of
+    Open Inference that only ask the server are on; those that change something are off.
 
     Args:
         upstreams: URLs, at least one.
@@ -58,8 +69,9 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
         default_model: Model of requests that name none. For a single grps upstream the default is
             the default DAG of that server.
         passthrough: Forward paths of no protocol to the first HTTP upstream.
-        enable: Options of Open Inference to switch on, as NAME or NAME=VALUE. `shared_memory=MODE`
-            or `shared_memory=MODE:KEYS` sets the key of the listener; commas separate the keys.
+        enable: Options of Open Inference to set, as NAME or NAME=VALUE. `shared_memory=MODE` or
+            `shared_memory=MODE:KEYS` sets the key of the listener; commas separate the keys.
+        identity: "upstream" for the name and version of the upstream in server metadata.
 
     Raises:
         ValueError: A URL is invalid, all listeners are off, or a GraphPipe stream has no model.
@@ -79,7 +91,9 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
     )
     if default_model is not None:
         listener["default_model"] = default_model
-    listener |= _enabled_options(enable)
+    if identity is not None:
+        listener["identity"] = identity
+    listener |= _enabled_options(enable, [url.protocol for url in urls])
     options: dict[str, dict[str, Any]] = {name: {} for name in names}
     if default_model is None and [url.protocol for url in urls] == [_GRPS]:
         # A request without a model becomes one for this name, which the upstream maps to its DAG.
@@ -123,12 +137,13 @@ def admin_config(admin: str | None) -> dict[str, Any]:
     """Return the key `admin` for the flag `--admin`; empty without the flag."""
     if admin is None:
         return {}
-    return {"admin": {"address": None if admin == OFF else admin}}
+    return {"admin": {"address": admin}}
 
 
-def _enabled_options(flags: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of a listener for the flags `--enable`."""
-    options = {
+def _enabled_options(flags: Sequence[str], protocols: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of a listener for the flags `--enable`, before upstreams of *protocols*."""
+    options = {**_QUESTIONS, **(_SETTINGS if _OIP in protocols else {})}
+    options |= {
         name: value if separator else "true"
         for name, separator, value in (flag.partition("=") for flag in flags)
     }
@@ -136,7 +151,7 @@ def _enabled_options(flags: Sequence[str]) -> dict[str, Any]:
     if "shared_memory" in options:
         mode, separator, keys = options.pop("shared_memory").partition(":")
         own["shared_memory"] = {"mode": mode, "keys": keys.split(",")} if separator else mode
-    return own | ({"options": {"oip": options}} if options else {})
+    return own | {"options": {_OIP: options}}
 
 
 def load_mapping(config: Mapping[str, Any], source: str) -> LoadedConfig:

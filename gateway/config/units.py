@@ -27,6 +27,7 @@ _URL = re.compile(
     r"([a-z]+)(?:\+([a-z]+))?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(/[^?#\s]*)?"
 )
 
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _UNIX_URL = re.compile(r"([a-z]+)\+unix://(/?[^?#\s]*)")
 
 _PORT_MAX = 65_535
@@ -44,6 +45,19 @@ def parse_duration(text: str) -> float:
             f"{text!r} is not a duration: expected a number and us, ms, s, m or h, as in 250ms"
         )
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_share(text: str) -> float:
+    """Return a share such as "0.1%" as a number from 0 to 1.
+
+    Raises:
+        ValueError: The text is not a number from 0 to 100 followed by %.
+    """
+    found = _SHARE.fullmatch(text)
+    share = float(found[1]) / 100 if found is not None else -1.0
+    if not 0 <= share <= 1:
+        raise ValueError(f"{text!r} is not a share: expected 0% to 100%, as in 0.1%")
+    return share
 
 
 def parse_size(text: str) -> int:

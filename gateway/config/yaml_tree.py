@@ -53,6 +53,11 @@ class Problem:
     path: str
     message: str
 
+    def entry(self) -> dict[str, str | int]:
+        """Return the problem as a JSON object."""
+        line, column = self.position
+        return {"line": line, "column": column, "path": self.path, "message": self.message}
+
     def __str__(self) -> str:
         key = f"{self.path}: " if self.path else ""
         return f"{self.position[0]}:{self.position[1]}: {key}{self.message}"

@@ -260,6 +260,8 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
         error: The error of this reply of a stream, which then has no outputs; more may follow.
         flat_members: Members of Triton's generate extension: outputs where the model has an output
             of the name, else parameters. `Complete` splits them.
+        nonfinite_words: The server that replied writes NaN and infinities into JSON as words, and
+            so may a frontend. Like `origin` it is no part of the value.
     """
 
     model: ModelRef
@@ -270,6 +272,7 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     batch_size: int | None = None
     error: GatewayError | None = None
     flat_members: Members = field(default_factory=dict)
+    nonfinite_words: bool = False
     origin: Origin | None = None
 
     def changed(self, **fields: Any) -> InferResponse:

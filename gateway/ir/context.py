@@ -53,8 +53,11 @@ HOP_BY_HOP_HEADERS = frozenset(
 )
 
 
+_OF_ORIGIN = frozenset({"origin", "nonfinite_words"})
+
+
 class IgnoresOrigin(Struct, frozen=True):
-    """A value whose equality, hash and repr exclude `origin`."""
+    """A value whose equality, hash and repr exclude what tells of its origin."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, IgnoresOrigin) or type(other) is not type(self):
@@ -70,7 +73,7 @@ class IgnoresOrigin(Struct, frozen=True):
 
     def _fields(self) -> list[tuple[str, Any]]:
         names = self.__struct_fields__
-        return [(name, getattr(self, name)) for name in names if name != "origin"]
+        return [(name, getattr(self, name)) for name in names if name not in _OF_ORIGIN]
 
 
 class ModelRef(Struct, frozen=True):
@@ -132,11 +135,29 @@ class Origin(Struct, frozen=True):
         codec: Name of the codec that decoded it; only that codec may read `wire` and `form`.
         wire: The wire value (HttpRequest, GrpcResponse ...).
         form: What the codec needs to encode the reply, such as which outputs are binary.
+        has_bytes: Every input certainly has its bytes: none is streamed or in shared memory. False
+            where the codec has not looked.
     """
 
     codec: str
     wire: Any
     form: Any = None
+    has_bytes: bool = False
+
+
+class Client(Struct, frozen=True):
+    """The program that sent a call.
+
+    Attributes:
+        address: Its IP address; "" for a unix socket, and inside the gateway.
+        agent: Its `user-agent`; "" for none.
+    """
+
+    address: str = ""
+    agent: str = ""
+
+
+NO_CLIENT = Client()
 
 
 class Context(IgnoresOrigin, frozen=True):
@@ -150,6 +171,7 @@ class Context(IgnoresOrigin, frozen=True):
         session: Number of the connection or stream that carries the call.
         needs: What the caller's codec needs in the reply.
         origin: The wire request; `Call.changed` removes it, and equality ignores it.
+        client: The caller.
     """
 
     protocol: str = ""
@@ -159,6 +181,7 @@ class Context(IgnoresOrigin, frozen=True):
     session: int | None = None
     needs: frozenset[Need] = frozenset()
     origin: Origin | None = None
+    client: Client = NO_CLIENT
 
     def changed(self, **fields: Any) -> Context:
         """Return a copy with *fields* changed."""

@@ -10,7 +10,7 @@ import enum
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
-    from gateway.ir.context import ModelRef, Origin
+    from gateway.ir.context import Client, ModelRef, Origin
 
 
 class ErrorCode(enum.Enum):
@@ -40,10 +40,17 @@ class GatewayError(Exception):
         model: The model of the call.
         origin: The upstream's response, kept for callers of the same codec.
         limit: YAML name of the exceeded limit, for its counter.
+
+    Attributes:
+        attempted: The endpoint that failed, or the target if it has one endpoint; "" if there was
+            no choice.
+        client: The sender of a request that reached no service; None if it is unknown.
+        request_id: The id of such a request; "" for none.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
     retryable: ClassVar[bool] = False
+    attempted: str = ""
 
     def __init__(
         self,
@@ -58,6 +65,8 @@ class GatewayError(Exception):
         self.model = model
         self.origin = origin
         self.limit = limit
+        self.client: Client | None = None
+        self.request_id = ""
 
     def copy(self) -> Self:
         """Return a copy for another caller, with this error as its cause.
@@ -163,6 +172,19 @@ class Overloaded(GatewayError):
     retryable = True
 
 
+class QueueTimeout(Overloaded):
+    """The call waited in a queue of the gateway for longer than its own queue timeout."""
+
+    @classmethod
+    def after(cls, timeout_us: int, queue: str, model: ModelRef | None) -> Self:
+        """Return the error of a call that waited *timeout_us* for *queue*.
+
+        It begins with Triton's words, which clients search for.
+        """
+        text = f"the request waited for {queue} longer than {timeout_us} us (its parameter timeout)"
+        return cls(f"Request timeout expired: {text}", model=model)
+
+
 class Unavailable(GatewayError):
     """The upstream cannot be reached, or disconnected before it responded."""
 
@@ -172,6 +194,10 @@ class Unavailable(GatewayError):
 
 class NotSent(Unavailable):
     """The upstream did not receive the call, so a retry is always safe."""
+
+
+class ConnectFailure(NotSent):
+    """No connection to the upstream could be opened."""
 
 
 class DeadlineExceeded(GatewayError):

@@ -34,6 +34,8 @@ class MessageLimits:
     bytes_element_size: int = 16 * _MIB
     classes: int = 1000
     json_strings: int = 100_000
+    json_numbers: int | None = None
+    request_bytes: int | None = None
     bytes_rectangle: int = 64 * _MIB
     model_name_bytes: int = 255
     name_bytes: int = 1024

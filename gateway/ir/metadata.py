@@ -103,6 +103,12 @@ class ModelConfiguration:
         """Whether the model expects sequences."""
         return "sequence_batching" in self.document
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may have any number of replies, in any order with those of others."""
+        policy = self.document.get("model_transaction_policy")
+        return isinstance(policy, dict) and policy.get("decoupled") is True
+
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:

@@ -76,11 +76,64 @@ class StreamingBody(Protocol):
         ...
 
 
+class ForwardingBody:
+    """Base of a `StreamingBody` that is the sink of another one, and changes or watches its bytes.
+
+    Subclasses have `write`, which writes to `_sink` unless that is None.
+
+    Args:
+        source: Must not be started.
+    """
+
+    def __init__(self, source: StreamingBody) -> None:
+        self._source = source
+        self._sink: BodySink | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether piping has begun."""
+        return self._source.is_started
+
+    @property
+    def last_progress(self) -> float:
+        """When bytes of the source were last piped or received."""
+        return self._source.last_progress
+
+    def write(self, piece: memoryview, /) -> None:
+        """Write the next bytes of the source."""
+        raise NotImplementedError
+
+    def pipe_to(self, sink: BodySink, /) -> None:
+        """Write to *sink* all bytes that have arrived, and the rest as it arrives."""
+        self._sink = sink
+        self._source.pipe_to(self)
+
+    def pause(self) -> None:
+        """Pause the source."""
+        self._source.pause()
+
+    def resume(self) -> None:
+        """Resume the source."""
+        self._source.resume()
+
+    def detach(self) -> None:
+        """Stop writing to the sink."""
+        self._sink = None
+        self._source.detach()
+
+    async def read_all(self) -> memoryview:
+        """Return the body of the source; raises what its `read_all` raises."""
+        return await self._source.read_all()
+
+
 R = TypeVar("R")
 
 
 def streaming_body_of(call: Call[Any], /) -> StreamingBody | None:
     """Return the body that the inputs of *call* are part of; None if all inputs are received."""
+    origin = call.context.origin
+    if origin is not None and origin.has_bytes:
+        return None
     # On the path of every inference: a plain loop, and no function call for the usual kind.
     request = call if type(call) is InferRequest else inference_of(call)
     if request is None:

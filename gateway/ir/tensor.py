@@ -23,7 +23,7 @@ from gateway.ir.data import (
     SlicedData,
     StreamedData,
     TensorData,
-    check_bools,
+    as_bools,
     check_items,
     join_items,
     split_items,
@@ -37,6 +37,7 @@ Shape = tuple[int, ...]
 
 # On the path of every model: an Enum member lookup costs as much as a function call.
 _BYTES: Final = Datatype.BYTES
+_BOOL: Final = Datatype.BOOL
 
 
 class Tensor(Struct, frozen=True, eq=False):
@@ -137,8 +138,6 @@ def raw_tensor(
     expected = datatype.size_bytes * count
     if view.nbytes != expected:
         raise _size_mismatch(name, datatype, shape, view.nbytes)
-    if datatype is Datatype.BOOL:
-        check_bools(name, view)
     return Tensor(name, datatype, shape, RawData(view), parameters)
 
 
@@ -151,7 +150,7 @@ def streamed_tensor(
 ) -> Tensor:
     """Describe bytes that are still being received as a tensor.
 
-    *datatype* is neither BYTES nor BOOL.
+    *datatype* is not BYTES.
 
     Raises:
         InvalidTensor: The size does not match shape and datatype.
@@ -232,7 +231,8 @@ def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
     """Return the tensor as an array of its shape.
 
     Raw data gives a read-only view, which may be unaligned; array data gives a view. BYTES copies
-    into an array of dtype object that holds `bytes`. BF16 gives uint16 bit patterns.
+    into an array of dtype object that holds `bytes`. BF16 gives uint16 bit patterns. Every BOOL
+    byte other than 0 is true, and copied if it is not 1.
 
     Raises:
         InvalidTensor: Datatype or shape is None, or the data does not match them.
@@ -255,7 +255,7 @@ def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
             raise _size_mismatch(tensor.name, datatype, shape, size) from error
         if array.nbytes != size:
             raise _size_mismatch(tensor.name, datatype, shape, size)
-        return array
+        return as_bools(array) if datatype is _BOOL else array
     if isinstance(data, ArrayData):
         return data.array.reshape(shape)
     if isinstance(data, ItemsData):

@@ -53,10 +53,7 @@ class RequestValidator:
             found[tensor.name] = tensor
             declared = self._inputs.get(tensor.name)
             if declared is None:
-                raise self._invalid(
-                    f"model {str(self.model)!r} has no input {tensor.name!r}; "
-                    f"its inputs are {quote_names(self._inputs)}"
-                )
+                raise unknown_input(self.model, tensor.name, self._inputs)
             self._check_input(tensor, declared)
         if len(found) < len(self._inputs):
             name = next(name for name in self._inputs if name not in found)
@@ -108,6 +105,14 @@ class RequestValidator:
 
     def _invalid(self, text: str) -> InvalidRequest:
         return InvalidRequest(text, model=self.model)
+
+
+def unknown_input(model: ModelRef, name: str, declared: Iterable[str]) -> InvalidRequest:
+    """Return the error of an input that *model*, with the inputs *declared*, does not have."""
+    return InvalidRequest(
+        f"model {str(model)!r} has no input {name!r}; its inputs are {quote_names(declared)}",
+        model=model,
+    )
 
 
 def shape_matches(shape: Shape, declared: Shape | None) -> bool:

@@ -1,4 +1,4 @@
-"""ForwardHeaders: selects the caller's headers to forward to a target, and adds others.
+"""Headers for a target: forwards those of the caller that are listed, and adds others.
 
 Only tracing headers are forwarded by default; credentials are not.
 """
@@ -6,9 +6,18 @@ Only tracing headers are forwarded by default; credentials are not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from gateway.ir.calls import Call
+from gateway.ir.calls import (
+    Call,
+    ModelConfigRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
 from gateway.service import ReplyCoroutine, Service
 
@@ -17,6 +26,18 @@ R = TypeVar("R")
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
+
+_QUESTIONS: frozenset[type[Call[Any]]] = frozenset(
+    {
+        ServerLiveRequest,
+        ServerReadyRequest,
+        ServerMetadataRequest,
+        ModelReadyRequest,
+        ModelMetadataRequest,
+        ModelConfigRequest,
+        RepositoryIndexRequest,
+    }
+)
 
 
 class ForwardHeaders:
@@ -57,3 +78,27 @@ class ForwardHeaders:
             and (pair[0] in exact or (prefixes and pair[0].startswith(prefixes)))
         ]
         return (*forwarded, *self._added)
+
+
+class QuestionHeaders:
+    """Adds headers to calls about readiness, metadata, configuration and index; others pass.
+
+    It is next to the server, because the gateway asks such questions in several layers.
+
+    Args:
+        inner: The service to call.
+        added: The headers; they replace those of the same name.
+    """
+
+    def __init__(self, inner: Service, added: Mapping[str, str]) -> None:
+        self._inner = inner
+        by_name = {name.lower(): value for name, value in added.items()}
+        self._added = tuple(by_name.items())
+        self._names = frozenset(by_name)
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call *inner*, with the headers if *call* is such a question."""
+        if type(call) in _QUESTIONS:
+            kept = [pair for pair in call.context.metadata if pair[0] not in self._names]
+            call = call.with_metadata((*kept, *self._added))
+        return self._inner(call)

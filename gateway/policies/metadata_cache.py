@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar, cast
 
 import structlog
@@ -122,8 +123,13 @@ class MetadataCache:
         if task is None:
             task = asyncio.create_task(self._fetch(key), name=f"metadata of {key[0]}")
             self._pending[key] = task
-            task.add_done_callback(lambda _task: self._pending.pop(key))
+            task.add_done_callback(partial(self._fetched, key))
         return await asyncio.shield(task)
+
+    def _fetched(self, key: _Key, task: asyncio.Task[ModelMetadata]) -> None:
+        del self._pending[key]
+        if not task.cancelled():
+            task.exception()  # all callers may have left, so that nobody else looks at it
 
     async def _fetch(self, key: _Key) -> ModelMetadata:
         model, batching = key

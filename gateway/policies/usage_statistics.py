@@ -24,7 +24,7 @@ from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelState
 from gateway.ir.statistics import ModelStatistics
 from gateway.ir.streams import on_stream_end
-from gateway.service import Service
+from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.telemetry.model_usage import Usage
 
@@ -39,17 +39,25 @@ class UsageStatistics:
     Args:
         inner: The service to call.
         usage: The counts, which all listeners share.
+        is_counting: Whether anybody reads the counts of an inference that begins now. Counting
+            costs 9 us for each, the check less than 1 us.
         clock: High-resolution seconds.
     """
 
     def __init__(
-        self, inner: Service, usage: Usage, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        inner: Service,
+        usage: Usage,
+        *,
+        is_counting: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._inner = inner
         self._usage = usage
+        self._is_counting = is_counting
         self._clock = clock
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Handle *call*.
 
         Raises:
@@ -57,9 +65,12 @@ class UsageStatistics:
         """
         if isinstance(call, ModelStatisticsRequest):
             # A ModelStatisticsRequest's R is a tuple of statistics.
-            return cast("R", await self._statistics(call))
-        if type(call) not in _INFERENCES:
-            return await self._inner(call)
+            return cast("ReplyCoroutine[R]", self._statistics(call))
+        if type(call) in _INFERENCES and self._is_counting():
+            return self._count(call)
+        return self._inner(call)
+
+    async def _count(self, call: Call[R]) -> R:
         path = CALL_PATH.get() or CallPath()
         start = self._clock()
         model = call.model or ModelRef("")

@@ -6,16 +6,24 @@ import asyncio
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
+import structlog
+
+from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
-from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
+from gateway.routing.load_balancing import Key
+from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
 from gateway.service import ReplyCoroutine, Service
-from gateway.telemetry.call_path import record_target
+from gateway.telemetry.call_path import CALL_PATH, record_target
+
+log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
+
+_NO_WEIGHT: Final = 1e-9
 
 
 class Readiness(enum.Enum):
@@ -40,6 +48,7 @@ class Target:
 
     Attributes:
         weight: Share of the calls, relative to the other weights; 0 excludes it.
+        priority: It gets calls only while no target with a lower number is ready.
         ready: Returns whether it accepts calls, without I/O.
     """
 
@@ -47,6 +56,7 @@ class Target:
     service: Service
     weight: int = 1
     ready: Callable[[], bool] = always_ready
+    priority: int = 0
 
 
 class Chooser(Protocol):
@@ -104,7 +114,8 @@ class Balance:
         targets: At least one with a weight above zero; names are unique.
         readiness: Whether all targets or any target must be ready.
         choose: Chooses by weight; `SmoothRoundRobin` by default.
-        sequence_idle_s: Time without a request after which a sequence may change its target.
+        key: Calls with the same key go to the same target; None for no such rule.
+        affinity: The targets of sequences; none yet by default.
     """
 
     def __init__(
@@ -114,7 +125,8 @@ class Balance:
         *,
         readiness: Readiness = Readiness.ANY,
         choose: Chooser | None = None,
-        sequence_idle_s: float = IDLE_S,
+        key: Key | None = None,
+        affinity: SequenceAffinity | None = None,
     ) -> None:
         self._weighted = tuple(target for target in targets if target.weight > 0)
         if not self._weighted:
@@ -126,12 +138,17 @@ class Balance:
         self.targets = tuple(targets)
         self._readiness = readiness
         self._choose = SmoothRoundRobin() if choose is None else choose
-        self._affinity = SequenceAffinity("target", idle_s=sequence_idle_s)
+        self._key = key
+        self._priority = min(target.priority for target in self._weighted)
+        self._has_priorities = len({target.priority for target in self._weighted}) > 1
+        self._affinity = SequenceAffinity("target") if affinity is None else affinity
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call one target; send model readiness and broadcast calls to all targets."""
         if self._only is not None:
-            record_target(self._only.name)
+            path = CALL_PATH.get()
+            if path is not None:
+                path.target = self._only.name
             return self._only.service(call)
         if isinstance(call, ModelReadyRequest):
             # The R of a ModelReadyRequest is bool.
@@ -143,7 +160,11 @@ class Balance:
     async def _call_one(self, call: Call[R]) -> R:
         target = self._pick(call)
         record_target(target.name)
-        return await target.service(call)
+        try:
+            return await target.service(call)
+        except GatewayError as error:
+            error.attempted = error.attempted or target.name
+            raise
 
     def ready(self) -> bool:
         """Return whether the route is ready by its rule, without I/O."""
@@ -154,10 +175,36 @@ class Balance:
         targets = [target for target in self._weighted if target.ready()] or list(self._weighted)
         sequence = sequence_of(call)
         if sequence is None:
-            return self._choose(targets)
+            attempt = ATTEMPT.get()
+            if attempt is None:
+                return self._choose_first(self._first(targets), call)
+            target = self._choose_first(self._first(attempt.preferred(targets)), call)
+            attempt.tried = target.name
+            return target
         by_name = {target.name: target for target in targets}
-        weights = {target.name: float(target.weight) for target in targets}
+        # Sequences that a target of another priority holds stay there; new ones do not go there.
+        first = self._first(targets)
+        weights = {
+            target.name: target.weight if target in first else _NO_WEIGHT for target in targets
+        }
         return by_name[self._affinity.assign(call.model, sequence, weights)]
+
+    def _first(self, targets: Sequence[Target]) -> Sequence[Target]:
+        """Return the targets of the first priority among *targets*."""
+        if not self._has_priorities:
+            return targets
+        priority = min(target.priority for target in targets)
+        if priority != self._priority and ATTEMPT.get() is None:
+            self._priority = priority
+            log.warning("target priority changed", route=self.name, priority=priority)
+        return [target for target in targets if target.priority == priority]
+
+    def _choose_first(self, targets: Sequence[Target], call: Call[Any]) -> Target:
+        key = None if self._key is None else self._key(call)
+        if key is None:
+            return self._choose(targets)
+        name = rendezvous(key, {target.name: target.weight for target in targets})
+        return next(target for target in targets if target.name == name)
 
     async def _model_ready(self, call: ModelReadyRequest) -> bool:
         """Call every target; a target that fails is not ready. If all fail, raise the first."""

@@ -8,14 +8,18 @@ health must not become a total outage.
 from __future__ import annotations
 
 import asyncio
-import enum
+import math
+import random
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
+from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -26,9 +30,11 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.context import Sequence as InferSequence
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Unavailable
+from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import on_stream_end
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
+from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.routing.sequence_ids import SequenceIdTypes
@@ -41,8 +47,17 @@ R = TypeVar("R")
 # Errors that are independent of the endpoint's health: a cancellation, or a limit of the gateway.
 _NEUTRAL = frozenset({ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
 
+# Errors of the endpoint: it is unavailable, or its response cannot be decoded.
+_FAILURES = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.BAD_UPSTREAM})
+
+# The share of the calls with which a slow start begins.
+_FIRST_SHARE = 0.1
+
 # How long other endpoints are preferred to one that could not be reached.
 _UNREACHABLE_S = 1.0
+
+ALL = "*"
+"""Stands for all endpoints, where names are expected."""
 
 OnEjected = Callable[[str, str], None]
 """Called with the name of an endpoint and the cause of its ejection."""
@@ -56,13 +71,6 @@ def _is_disconnect(error: BaseException | None) -> bool:
     return isinstance(error, Unavailable) and error.origin is None
 
 
-class BalancingPolicy(enum.Enum):
-    """How one of the available endpoints is chosen."""
-
-    LEAST_PENDING = "least_pending"
-    ROUND_ROBIN = "round_robin"
-
-
 class Endpoint:
     """One address of an upstream.
 
@@ -72,23 +80,44 @@ class Endpoint:
         ready: Result of its last probe; True while nothing probes it.
         pending: Calls in flight; counted where there is more than one endpoint.
         health: What its calls tell.
+        latency: Of its calls, where the load balancing policy measures it.
+        last_turn: Number of the call that was sent to it last.
+        clock: That of the calls.
+        available_since: Time since which it is available; its share of the calls grows from then.
         probe: Probes it once; None while nothing probes it.
+        server: Metadata of its server; None while they are unknown.
+        reason: Why its last probe failed; "" if it succeeded.
+        changed_at: When the result of its probes changed, on the clock of the calls.
+        is_drained: Whether it gets no new calls, because an operator says so or it is leaving.
+        is_leaving: Whether its address is no longer one of the upstream.
     """
 
     def __init__(self, name: str, service: Service) -> None:
         self.name = name
         self.service = service
         self.ready = True
-        self.pending = 0
+        self.pending = self.last_turn = 0
         self.health = EndpointHealth()
+        self.latency = PeakEwma()
+        self.clock: Callable[[], float] = time.monotonic
+        self.available_since = -math.inf
         self.probe: Callable[[], Awaitable[bool]] | None = None
+        self.server: ServerMetadata | None = None
+        self.reason = ""
+        self.changed_at = self.clock()
+        self.is_drained = self.is_leaving = False
 
     def available(self, now: float) -> bool:
         """Return whether the endpoint is ready and may get a call."""
-        return self.ready and self.health.is_available(now)
+        return self.ready and not self.is_drained and self.health.is_available(now)
 
-    def probed(self, ready: bool) -> None:
-        """Note the result of a probe."""
+    def probed(self, ready: bool, reason: str = "") -> None:
+        """Note the result of a probe, and why it failed."""
+        if ready != self.ready:
+            self.changed_at = self.clock()
+        self.reason = reason
+        if ready and not self.ready:
+            self.available_since = self.clock()
         self.ready = ready
         if ready:
             self.health.allow_trial()
@@ -102,13 +131,16 @@ class Endpoints:
 
     Args:
         name: Name of the upstream.
-        endpoints: At least one.
-        picker: The load balancing policy.
+        endpoints: At least one, unless they change.
+        balancer: Chooses one of the available endpoints; by `least_request` without one.
+        slow_start_s: Time in which the share of an endpoint that became available grows from 10%.
         outliers: The conditions for ejecting an endpoint.
         on_ejected: Called at each ejection.
         sequence_idle_s: Time without a request after which a sequence may change its endpoint.
         sequence_ids: The allowed sequence ids of each model; None for any.
+        is_fixed: Whether the endpoints stay as they are; `replace` changes others.
         clock: Monotonic seconds; that of `Context.deadline`.
+        draw: Random numbers in [0, 1), for the slow start.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first two
@@ -116,25 +148,61 @@ class Endpoints:
         name: str,
         endpoints: Sequence[Endpoint],
         *,
-        picker: BalancingPolicy = BalancingPolicy.LEAST_PENDING,
+        balancer: LoadBalancer | None = None,
+        slow_start_s: float = 0.0,
         outliers: OutlierDetection = DEFAULT,
         on_ejected: OnEjected = _ignore,
         sequence_idle_s: float = IDLE_S,
         sequence_ids: SequenceIdTypes | None = None,
+        is_fixed: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
     ) -> None:
-        if not endpoints:
+        if not endpoints and is_fixed:
             raise ValueError(f"upstream {name!r} has no endpoints")
         self.name = name
-        self.endpoints = tuple(endpoints)
-        self._only = endpoints[0] if len(endpoints) == 1 else None
-        self._picker = picker
+        self._is_fixed = is_fixed
+        self._drained: AbstractSet[str] = frozenset()
+        self._balancer = balancer or LoadBalancer(BalancingPolicy.LEAST_REQUEST)
+        self._slow_start_s = slow_start_s
+        self._draw = draw
         self._outliers = outliers
         self._on_ejected = on_ejected
         self._clock = clock
-        self._affinity = SequenceAffinity("endpoint", idle_s=sequence_idle_s, clock=clock)
+        self.affinity = SequenceAffinity("endpoint", idle_s=sequence_idle_s, clock=clock)
         self._sequence_ids = sequence_ids
-        self._turn = 0
+        self._next_sweep = clock() + outliers.interval_s
+        self._only: Endpoint | None = None
+        self.replace(endpoints)
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        """Choose among *endpoints* from now on; those that are leaving get no new calls."""
+        for endpoint in endpoints:
+            endpoint.clock = self._clock
+        self.endpoints = tuple(endpoints)
+        self._update_drained()
+
+    def drain(self, names: AbstractSet[str]) -> None:
+        """Let the endpoints *names* finish what they have, and all others get calls.
+
+        Args:
+            names: Endpoints, present or future; "*" means all.
+        """
+        self._drained = names
+        self._update_drained()
+
+    def _update_drained(self) -> None:
+        names = self._drained
+        for endpoint in self.endpoints:
+            is_named = endpoint.name in names or ALL in names
+            endpoint.is_drained = is_named or endpoint.is_leaving
+        # Calls of endpoints that change are counted, also those of the only one.
+        only = self.endpoints[0] if self._is_fixed and len(self.endpoints) == 1 else None
+        self._only = None if only is None or only.is_drained else only
+
+    def is_used(self, endpoint: Endpoint) -> bool:
+        """Return whether *endpoint* has calls or open sequences; only if endpoints may change."""
+        return endpoint.pending > 0 or self.affinity.is_assigned(endpoint.name)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call* by one endpoint, or by all of them where each must have the call."""
@@ -147,7 +215,7 @@ class Endpoints:
             # Nothing to choose, and nothing to eject: the last endpoint always stays.
             return self._only.service(call)
         if type(call) in BROADCAST_CALLS:
-            return broadcast(call, [partial(self._call, endpoint) for endpoint in self.endpoints])
+            return self._call_all(call)
         return self._call_available(call)
 
     async def _control(self, call: Call[R]) -> R:
@@ -157,16 +225,19 @@ class Endpoints:
         reply must not read the result of an older probe.
         """
         try:
-            return await broadcast(
-                call, [partial(self._call, endpoint) for endpoint in self.endpoints]
-            )
+            return await self._call_all(call)
         finally:
             probes = [endpoint.probe for endpoint in self.endpoints if endpoint.probe is not None]
             await asyncio.gather(*(probe() for probe in probes))
 
+    async def _call_all(self, call: Call[R]) -> R:
+        if not self.endpoints:
+            raise self._all_drained()
+        return await broadcast(call, [partial(self._call, each) for each in self.endpoints])
+
     async def _call_available(self, call: Call[R]) -> R:
         """Send *call* to the chosen endpoint, and to others while none of them is reached."""
-        endpoint = self._choose(self._candidates())
+        endpoint = self._choose(self._candidates(), call)
         try:
             return await self._call(endpoint, call)
         except NotSent as error:
@@ -178,7 +249,7 @@ class Endpoints:
     async def _call_others(self, call: Call[R], tried: Endpoint, error: NotSent) -> R:
         others = [endpoint for endpoint in self._candidates() if endpoint is not tried]
         while others and self._has_time(call):
-            endpoint = self._choose(others)
+            endpoint = self._choose(others, call)
             others.remove(endpoint)
             try:
                 return await self._call(endpoint, call)
@@ -195,14 +266,20 @@ class Endpoints:
         if self._sequence_ids is not None:
             await self._sequence_ids.check(call.model or ModelRef(""), sequence, self)
         by_name = {endpoint.name: endpoint for endpoint in self._candidates()}
+        if not sequence.start:
+            current = self.affinity.name_of(call.model, sequence)
+            drained = (each for each in self.endpoints if each.is_drained and each.ready)
+            by_name |= {endpoint.name: endpoint for endpoint in drained if endpoint.name == current}
+        if not by_name:
+            raise self._all_drained()
         weights = dict.fromkeys(by_name, 1.0)
-        endpoint = by_name[self._affinity.assign(call.model, sequence, weights)]
+        endpoint = by_name[self.affinity.assign(call.model, sequence, weights)]
         try:
             reply = await self._call(endpoint, call)
         except GatewayError as error:
             if not _is_disconnect(error):
                 raise
-            self._affinity.mark_lost(call.model, sequence, endpoint.name)
+            self.affinity.mark_lost(call.model, sequence, endpoint.name)
             raise Unavailable(
                 f"sequence {sequence.id!r} is lost; restart it: {error.message}",
                 model=call.model,
@@ -217,7 +294,7 @@ class Endpoints:
         error: BaseException | None,
     ) -> None:
         if _is_disconnect(error):
-            self._affinity.mark_lost(model, sequence, endpoint.name)
+            self.affinity.mark_lost(model, sequence, endpoint.name)
 
     async def _call(self, endpoint: Endpoint, call: Call[R], /) -> R:
         is_stream = type(call) is StreamInferRequest
@@ -242,20 +319,43 @@ class Endpoints:
     def _candidates(self) -> list[Endpoint]:
         now = self._clock()
         available = [endpoint for endpoint in self.endpoints if endpoint.available(now)]
-        return available or list(self.endpoints)
+        return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
 
-    def _choose(self, candidates: Sequence[Endpoint]) -> Endpoint:
-        self._turn += 1
-        turn = self._turn % len(candidates)
-        if self._picker is BalancingPolicy.ROUND_ROBIN:
-            return candidates[turn]
-        # The turn breaks ties, so that idle endpoints share the calls.
-        return min((*candidates[turn:], *candidates[:turn]), key=lambda endpoint: endpoint.pending)
+    def _all_drained(self) -> Unavailable:
+        if not self.endpoints:
+            return Unavailable(f"upstream {self.name!r} has no address: its name is unknown")
+        return Unavailable(
+            f"all endpoints of upstream {self.name!r} are drained; an operator enables them with "
+            f"'gateway upstream enable {self.name}'"
+        )
+
+    def _choose(self, candidates: Sequence[Endpoint], call: Call[Any]) -> Endpoint:
+        if not candidates:
+            raise self._all_drained()
+        attempt = ATTEMPT.get()
+        if attempt is None:
+            return self._balance(candidates, call)
+        endpoint = self._balance(attempt.preferred(candidates), call)
+        attempt.tried = endpoint.name
+        return endpoint
+
+    def _balance(self, candidates: Sequence[Endpoint], call: Call[Any]) -> Endpoint:
+        now = self._clock()
+        endpoint = self._balancer.choose(candidates, call, now)
+        slow_start_s = self._slow_start_s
+        if slow_start_s and now < endpoint.available_since + slow_start_s:
+            share = max(_FIRST_SHARE, (now - endpoint.available_since) / slow_start_s)
+            warm = [each for each in candidates if each is not endpoint]
+            if warm and self._draw() >= share:
+                return self._balancer.choose(warm, call, now)
+        return endpoint
 
     def _ended(
         self, endpoint: Endpoint, call: Call[Any], started: float, error: BaseException | None
     ) -> None:
         endpoint.pending -= 1
+        if isinstance(error, GatewayError):
+            error.attempted = endpoint.name
         health, now = endpoint.health, self._clock()
         if error is None:
             is_stream = type(call) is StreamInferRequest
@@ -268,7 +368,7 @@ class Endpoints:
                 health.has_trial_call = False
         elif not isinstance(error, GatewayError) or error.code in _NEUTRAL:
             health.has_trial_call = False  # the next call is the trial
-        elif error.code is ErrorCode.UNAVAILABLE:
+        elif error.code in _FAILURES or error.code in self._outliers.failure_codes:
             health.failures += 1
             if isinstance(error, NotSent):
                 health.note_unreachable(now + _UNREACHABLE_S)
@@ -277,11 +377,34 @@ class Endpoints:
             self._succeeded(endpoint, now, None)
 
     def _succeeded(self, endpoint: Endpoint, now: float, latency_s: float | None) -> None:
+        if latency_s is not None:
+            if self._balancer.measures_latency:
+                endpoint.latency.observe(latency_s, now)
+            if self._outliers.slow_factor:
+                endpoint.health.count(latency_s)
+                if now >= self._next_sweep:
+                    self._sweep(now)
         if endpoint.health.note_success(now, latency_s, self._outliers):
+            endpoint.available_since = now
             log.info("endpoint reinstated", upstream=self.name, endpoint=endpoint.name)
 
+    def _sweep(self, now: float) -> None:
+        """Eject endpoints that are much slower than the others."""
+        rules = self._outliers
+        self._next_sweep = now + rules.interval_s
+        means_s = {
+            endpoint: mean_s
+            for endpoint in self.endpoints
+            if (mean_s := endpoint.health.mean_latency_s(rules.min_requests)) is not None
+        }
+        for endpoint, mean_s in means_s.items():
+            others_s = [each for other, each in means_s.items() if other is not endpoint]
+            if others_s and mean_s > rules.slow_factor * statistics.median(others_s):
+                endpoint.health.is_too_slow = True
+                self._eject_outlier(endpoint, "slow", now, f"mean latency {mean_s:.3g} s")
+
     def _eject_outlier(
-        self, endpoint: Endpoint, cause: str, now: float, error: BaseException
+        self, endpoint: Endpoint, cause: str, now: float, error: BaseException | str
     ) -> None:
         health, rules = endpoint.health, self._outliers
         if not health.should_eject(rules):

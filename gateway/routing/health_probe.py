@@ -11,9 +11,11 @@ import structlog
 
 from gateway.ir.calls import ServerMetadataRequest, ServerReadyRequest
 from gateway.ir.context import Context
-from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.errors import DeadlineExceeded, GatewayError, Unsupported
 from gateway.ir.metadata import ServerMetadata
 from gateway.routing.endpoints import Endpoint
+from gateway.routing.unresponsive import UnresponsiveServer
+from gateway.service import Service
 
 log = structlog.get_logger(__name__)
 
@@ -22,6 +24,7 @@ Identify = Callable[[ServerMetadata | None], None]
 
 _NOT_READY_INTERVAL_S = 0.5
 _MAX_SILENT = 3
+_HUNG_SILENT = 2
 
 
 def _ignore(_ready: bool) -> None: ...
@@ -38,6 +41,9 @@ class Prober:
     answers late. A server whose protocol has no readiness call is ready. When a server becomes
     ready, its metadata are requested, because it may be a different server.
 
+    While an endpoint is not ready and two or more probes in a row have no response, its server
+    counts as hung, and `UnresponsiveServer` replies in its place.
+
     Args:
         upstream: Name for the log.
         endpoint: The endpoint to probe.
@@ -45,6 +51,7 @@ class Prober:
         timeout_s: Timeout of a probe.
         report: Called with the result of every probe.
         identify: Called with the server's metadata, and with None when they become unknown.
+        service: Sends the probes; None for the service of the endpoint.
         sleep: Waits between probes.
         clock: Monotonic seconds, for deadlines.
     """
@@ -58,6 +65,7 @@ class Prober:
         timeout_s: float = 2.0,
         report: Report = _ignore,
         identify: Identify = _ignore_identity,
+        service: Service | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,6 +84,8 @@ class Prober:
         self._newest = 0
         self._silent = 0
         self._no_response = f"no response within {timeout_s} s"
+        self._server = endpoint.service
+        self._service = self._server if service is None else service
         endpoint.ready = False
         endpoint.probe = self.probe
 
@@ -110,14 +120,33 @@ class Prober:
         if not self._has_result or ready != self._endpoint.ready:
             self._has_result = True
             self._log(ready, reason)
-        self._endpoint.probed(ready)
+        self._endpoint.probed(ready, reason)
+        self._replace_hung_server()
         self._report(ready)
         if ready and not self._identified:
             await self._ask_identity()
         elif not ready and self._identified:
             self._identified = False
+            self._endpoint.server = None
             self._identify(None)
         return ready
+
+    def _replace_hung_server(self) -> None:
+        """Let an `UnresponsiveServer` reply while the server is hung."""
+        if self._silent < _HUNG_SILENT:
+            self._endpoint.service = self._server
+        elif self._endpoint.service is self._server:
+            self._endpoint.service = UnresponsiveServer(
+                self._endpoint.name,
+                self._server,
+                self._on_trial_response,
+                interval_s=self._interval_s,
+                clock=self._clock,
+            )
+
+    def _on_trial_response(self) -> None:
+        self._silent = 0
+        self._endpoint.service = self._server
 
     async def _run(self) -> None:
         while True:
@@ -131,13 +160,15 @@ class Prober:
         call = ServerReadyRequest(context=Context(deadline=deadline))
         try:
             async with asyncio.timeout(self._timeout_s):
-                ready = await self._endpoint.service(call)
+                ready = await self._service(call)
         except TimeoutError:
             return False, self._no_response
         except Unsupported:
             return True, ""
         except GatewayError as error:
-            return False, error.message
+            # A client of the server gives up just before the deadline.
+            is_silent = isinstance(error, DeadlineExceeded) and error.origin is None
+            return False, self._no_response if is_silent else error.message
         except Exception as error:  # a defect must not stop the probes silently
             log.exception("probe failed", upstream=self._upstream, endpoint=self._endpoint.name)
             return False, repr(error)
@@ -147,13 +178,14 @@ class Prober:
         call = ServerMetadataRequest(context=Context(deadline=self._clock() + self._timeout_s))
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._endpoint.service(call)
+                found = await self._service(call)
         except Unsupported:
             self._identified = True  # it has no such question
         except (TimeoutError, GatewayError) as error:
             log.debug("server not identified", upstream=self._upstream, reason=repr(error))
         else:
             self._identified = True
+            self._endpoint.server = found
             self._identify(found)
 
     def _log(self, ready: bool, reason: str) -> None:

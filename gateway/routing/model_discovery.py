@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
 from gateway.service import ReplyCoroutine, Service
-from gateway.telemetry.call_path import record_target
+from gateway.telemetry.call_path import CALL_PATH, record_target
 
 R = TypeVar("R")
 
@@ -51,7 +52,9 @@ class Discover:
         if self._only is None or call.model is None:
             return self._discover(call)
         # With one upstream there is nothing to discover.
-        record_target(self._only[0])
+        path = CALL_PATH.get()
+        if path is not None:
+            path.target = self._only[0]
         return self._only[1](call)
 
     async def _discover(self, call: Call[R]) -> R:
@@ -81,9 +84,14 @@ class Discover:
         if lookup is None:
             lookup = asyncio.ensure_future(self._look_up(model))
             self._lookups[model] = lookup
-            lookup.add_done_callback(lambda _done: self._lookups.pop(model, None))
+            lookup.add_done_callback(partial(self._looked_up, model))
         # Shielded: the first caller may be cancelled while others wait for the same lookup.
         return await asyncio.shield(lookup)
+
+    def _looked_up(self, model: str, lookup: asyncio.Future[str | None]) -> None:
+        del self._lookups[model]
+        if not lookup.cancelled():
+            lookup.exception()  # all callers may have left, so that nobody else looks at it
 
     async def _look_up(self, model: str) -> str | None:
         results = await asyncio.gather(

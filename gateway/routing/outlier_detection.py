@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gateway.ir.errors import ErrorCode
+
 # A timeout counts if the call took this multiple of the endpoint's usual latency, because the
 # short deadline of one caller does not depend on the endpoint.
 _SLOW_FACTOR = 5.0
@@ -27,6 +29,11 @@ class OutlierDetection:
         base_ejection_s: Duration of the first ejection; each further ejection is longer by it.
         max_ejection_s: Maximum duration.
         max_ejection_percent: Maximum percentage of ejected endpoints, rounded up.
+        failure_codes: Further codes of errors that count as failures.
+        slow_factor: An endpoint is ejected if its mean latency is above this multiple of the median
+            of the others; 0 to disable.
+        min_requests: Calls in an interval without which an endpoint has no mean latency.
+        interval_s: Time between two comparisons of the latencies.
     """
 
     consecutive_failures: int = 5
@@ -34,6 +41,10 @@ class OutlierDetection:
     base_ejection_s: float = 5.0
     max_ejection_s: float = 60.0
     max_ejection_percent: float = 50.0
+    failure_codes: frozenset[ErrorCode] = frozenset()
+    slow_factor: float = 0.0
+    min_requests: int = 20
+    interval_s: float = 10.0
 
     def max_ejected(self, endpoints: int) -> int:
         """Return the maximum number of ejected endpoints of *endpoints*; one always remains."""
@@ -56,6 +67,7 @@ class EndpointHealth:
         timeouts: Consecutive timeouts.
         ejections: Consecutive ejections.
         ejected_until: On the clock of calls; None if the endpoint is not ejected.
+        is_too_slow: Its latency requires an ejection.
     """
 
     __slots__ = (
@@ -63,18 +75,22 @@ class EndpointHealth:
         "_has_early_trial",
         "_latency_s",
         "_reinstated_at",
+        "_requests",
+        "_total_s",
         "_unreachable_until",
         "ejected_until",
         "ejections",
         "failures",
         "has_trial_call",
+        "is_too_slow",
         "timeouts",
     )
 
     def __init__(self) -> None:
         self.failures = self.timeouts = self.ejections = 0
         self.ejected_until: float | None = None
-        self.has_trial_call = False
+        self.has_trial_call = self.is_too_slow = False
+        self._requests, self._total_s = 0, 0.0
         self._can_try_early = self._has_early_trial = False
         self._latency_s = 0.0
         self._reinstated_at = -math.inf
@@ -124,6 +140,17 @@ class EndpointHealth:
             self._latency_s = average_s + _LATENCY_WEIGHT * (latency_s - average_s)
         return was_ejected
 
+    def count(self, latency_s: float) -> None:
+        """Count a call for `mean_latency_s`."""
+        self._requests += 1
+        self._total_s += latency_s
+
+    def mean_latency_s(self, min_requests: int) -> float | None:
+        """Return the mean latency since the last such question; None if it has too few calls."""
+        requests, total_s = self._requests, self._total_s
+        self._requests, self._total_s = 0, 0.0
+        return total_s / requests if requests and requests >= min_requests else None
+
     def is_slow(self, latency_s: float) -> bool:
         """Return whether a call that timed out after *latency_s* took unusually long."""
         return latency_s >= min(_SLOW_S, _SLOW_FACTOR * self._latency_s or _SLOW_S)
@@ -132,6 +159,7 @@ class EndpointHealth:
         """Return whether consecutive failures, or a failed trial, require an ejection."""
         return (
             self.has_trial_call
+            or self.is_too_slow
             or 0 < rules.consecutive_failures <= self.failures
             or 0 < rules.consecutive_timeouts <= self.timeouts
         )
@@ -140,6 +168,7 @@ class EndpointHealth:
         """Eject the endpoint; return the duration in seconds."""
         self.ejections += 1
         self.failures = self.timeouts = 0
+        self.is_too_slow = False
         self._can_try_early = not self.has_trial_call
         self.has_trial_call = self._has_early_trial = False
         duration_s = min(rules.base_ejection_s * self.ejections, rules.max_ejection_s)

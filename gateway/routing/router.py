@@ -18,7 +18,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import Matcher, Rule, Verdict
 from gateway.service import ReplyCoroutine, Service
-from gateway.telemetry.call_path import record_route
+from gateway.telemetry.call_path import CALL_PATH
 
 R = TypeVar("R")
 
@@ -77,7 +77,9 @@ class Router:
         if index is None:
             return _failing(self._no_match(call))
         route = self._routes[index]
-        record_route(route.name)
+        path = CALL_PATH.get()
+        if path is not None:
+            path.route = route.name
         return route.service(call)
 
     def matches_model(self, name: str, /) -> bool:

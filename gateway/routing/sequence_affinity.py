@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.ir.context import ModelRef, Sequence
@@ -19,6 +19,9 @@ IDLE_S = 600.0
 """Default time without a request after which a sequence is forgotten."""
 
 _MAX_SEQUENCES = 65_536
+
+SequenceKey = tuple[str, int | str]
+"""Name of the model and id of the sequence."""
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ class SequenceAffinity:
         self._capacity = capacity
         self._clock = clock
         # In order of last use, the longest idle first.
-        self._assignments: dict[tuple[str, int | str], _Assignment] = {}
+        self._assignments: dict[SequenceKey, _Assignment] = {}
 
     def assign(
         self, model: ModelRef | None, sequence: Sequence, candidates: Mapping[str, float]
@@ -99,6 +102,27 @@ class SequenceAffinity:
                 del self._assignments[next(iter(self._assignments))]
         return name
 
+    def open_sequences(self) -> frozenset[SequenceKey]:
+        """Return the sequences that have neither ended nor been idle for long."""
+        self._forget_idle(self._clock())
+        return frozenset(self._assignments)
+
+    def is_any_open(self, sequences: Iterable[SequenceKey]) -> bool:
+        """Return whether one of *sequences* has neither ended nor been idle for long."""
+        self._forget_idle(self._clock())
+        return any(key in self._assignments for key in sequences)
+
+    def is_assigned(self, name: str) -> bool:
+        """Return whether a sequence is open at the target or endpoint *name*."""
+        self._forget_idle(self._clock())
+        assignments = self._assignments.values()
+        return any(each.name == name and not each.is_lost for each in assignments)
+
+    def name_of(self, model: ModelRef | None, sequence: Sequence) -> str | None:
+        """Return the target or endpoint of *sequence*; None if it has none."""
+        found = self._assignments.get(_key(model, sequence))
+        return None if found is None else found.name
+
     def mark_lost(self, model: ModelRef | None, sequence: Sequence, name: str) -> None:
         """Record that target or endpoint *name* disconnected, so that *sequence* must restart."""
         current = self._assignments.get(_key(model, sequence))
@@ -113,7 +137,7 @@ class SequenceAffinity:
             del self._assignments[key]
 
 
-def _key(model: ModelRef | None, sequence: Sequence) -> tuple[str, int | str]:
+def _key(model: ModelRef | None, sequence: Sequence) -> SequenceKey:
     return "" if model is None else model.name, sequence.id
 
 

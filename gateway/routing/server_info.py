@@ -24,6 +24,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context
 from gateway.ir.errors import Forbidden, GatewayError, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata, Trend
+from gateway.ir.redaction import without_addresses
 from gateway.routing.balance import Readiness
 from gateway.service import Dispatch, Service
 
@@ -105,6 +106,11 @@ class ServerInfo:
         """Report not ready from now on; calls still succeed."""
         self._draining = True
 
+    @property
+    def is_online(self) -> bool:
+        """Whether no client has set the gateway offline."""
+        return self._online
+
     def served(self, name: str) -> bool:
         """Return whether clients can reach a model of an upstream under its name."""
         return self._options.served(name)
@@ -120,6 +126,15 @@ class ServerInfo:
         if self._draining or not self._online:
             return False
         return not options.routes or options.readiness.of([ready() for ready in options.routes])
+
+    def not_ready_reason(self) -> str:
+        """Return why the gateway accepts no inference requests."""
+        if self._draining:
+            return "the gateway is stopping"
+        if not self._online:
+            return "a client has set the gateway offline, or not yet online"
+        rule = "none" if self._options.readiness is Readiness.ANY else "not every one"
+        return f"{rule} of the required routes is ready (lifecycle.ready)"
 
     async def _live(self, _call: ServerLiveRequest) -> bool:
         return True
@@ -222,11 +237,11 @@ class Index:
         except Unsupported:
             return ()
         except TimeoutError:
-            reason = f"no response within {self._timeout_s} s"
+            reason = shown = f"no response within {self._timeout_s} s"
         except GatewayError as error:
-            reason = error.message
+            reason, shown = error.message, without_addresses(error).message
         log.warning("models cannot be listed", target=self._name, reason=reason)
         return tuple(
-            RepositoryEntry(entry.name, entry.version, ModelState.UNAVAILABLE, reason)
+            RepositoryEntry(entry.name, entry.version, ModelState.UNAVAILABLE, shown)
             for entry in self._entries
         )

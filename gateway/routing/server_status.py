@@ -16,6 +16,7 @@ import structlog
 from gateway.ir.calls import (
     Call,
     ModelMetadataRequest,
+    ModelReadyRequest,
     ModelStatisticsRequest,
     RepositoryIndexRequest,
     ServerReadyRequest,
@@ -23,7 +24,8 @@ from gateway.ir.calls import (
     ServerTrendsRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.errors import GatewayError, InvalidRequest, NotFound, TooLarge, Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS, check_name
 from gateway.ir.metadata import (
     ModelMetadata,
     ModelState,
@@ -41,6 +43,37 @@ R = TypeVar("R")
 
 _MAX_CONCURRENT = 16
 _MAX_MODELS = 1024
+
+
+async def model_status(
+    service: Service, name: str, *, timeout_s: float = 2.0, protocol: str = ""
+) -> bool | None:
+    """Return whether a model is ready; None if no server has a model of this name.
+
+    Servers reply "not ready" for unknown names too, so the index and the metadata decide. A model
+    whose server does not tell may exist, and is not ready.
+
+    Args:
+        service: The entry of a listener.
+        name: From a client.
+        timeout_s: For all calls together.
+        protocol: Of the caller, for the log.
+    """
+    limits = DEFAULT_LIMITS
+    model = ModelRef(name)
+    context = Context(protocol=protocol, deadline=time.monotonic() + timeout_s)
+    try:
+        check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+        if await service(ModelReadyRequest(model=model, context=context)):
+            return True
+        index = await service(RepositoryIndexRequest(context=context))
+        if not _of_model(name, index):
+            await service(ModelMetadataRequest(model=model, context=context))
+    except (NotFound, InvalidRequest, TooLarge):
+        return None
+    except GatewayError:
+        return False
+    return False
 
 
 class ServerStatusLayer:

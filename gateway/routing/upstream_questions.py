@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -20,10 +21,12 @@ from gateway.ir.calls import (
     LogSettingsRequest,
     ModelStatisticsRequest,
     OpaqueCall,
+    ServerMetadataRequest,
     TraceSettingRequest,
 )
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.metadata import ServerMetadata
 from gateway.ir.statistics import ModelStatistics, merge_statistics
 from gateway.service import ReplyCoroutine, Service
 
@@ -39,14 +42,21 @@ class UpstreamQuestions:
         inner: Handles calls to the gateway itself.
         upstreams: By name, in the order of the configuration.
         served: Whether clients can reach a model under its name; statistics omit others.
+        identity: Returns the metadata of the server whose name and version clients find, or None
+            for the gateway's own.
     """
 
     def __init__(
-        self, inner: Service, upstreams: Mapping[str, Service], served: Callable[[str], bool]
+        self,
+        inner: Service,
+        upstreams: Mapping[str, Service],
+        served: Callable[[str], bool],
+        identity: Callable[[], ServerMetadata | None] = lambda: None,
     ) -> None:
         self._inner = inner
         self._upstreams = dict(upstreams)
         self._served = served
+        self._identity = identity
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Handle *call*.
@@ -62,9 +72,16 @@ class UpstreamQuestions:
             return cast("ReplyCoroutine[R]", self._settings(call, "log settings", call.changes))
         if isinstance(call, ModelStatisticsRequest) and not call.own:
             return cast("ReplyCoroutine[R]", self._statistics(call))
+        if isinstance(call, ServerMetadataRequest):
+            return cast("ReplyCoroutine[R]", self._metadata(call))
         if isinstance(call, OpaqueCall):
             return cast("ReplyCoroutine[R]", self._first(call))
         return self._inner(call)
+
+    async def _metadata(self, call: ServerMetadataRequest) -> ServerMetadata:
+        """Return the gateway's extensions, with the name and version of the chosen server."""
+        found, server = await self._inner(call), self._identity()
+        return found if server is None else replace(server, extensions=found.extensions)
 
     async def _statistics(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
         replies = await self._call_all(call, "statistics", strict=False)

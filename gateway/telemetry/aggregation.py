@@ -17,15 +17,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar, Sample
 
 Labels = tuple[tuple[str, str], ...]
 Snapshot = Sequence[Sequence[Any]]
-"""Metrics as plain values: name, help text, type, and samples of name, labels and value."""
+"""Metrics as plain values: name, help text, type, and samples.
+
+A sample has its name, labels and value, and its exemplar if there is one.
+"""
 
 # Gauges whose aggregate is the minimum.
 _MINIMUM: Final = frozenset({"gateway_upstream_ready"})
 # Gauges with the same value in every process.
-_MAXIMUM: Final = frozenset({"gateway_build_info"})
+_MAXIMUM: Final = frozenset({"gateway_build_info", "gateway_config_info"})
 # Prefixes of counters that are published as gauges, because of their names.
 _COUNTERS: Final = ("nv_inference_",)
 
@@ -37,10 +41,15 @@ def snapshot(registry: CollectorRegistry) -> Snapshot:
             metric.name,
             metric.documentation,
             metric.type,
-            [[sample.name, sample.labels, sample.value] for sample in metric.samples],
+            [_plain(sample) for sample in metric.samples],
         ]
         for metric in registry.collect()
     ]
+
+
+def _plain(sample: Sample) -> Sequence[Any]:
+    values = [sample.name, sample.labels, sample.value]
+    return values if sample.exemplar is None else [*values, list(sample.exemplar)]
 
 
 class _Family:
@@ -49,6 +58,7 @@ class _Family:
     def __init__(self, name: str, text: str, kind: str) -> None:
         self.name, self.text, self.kind = name, text, kind
         self.values: dict[tuple[str, Labels], float] = {}
+        self.exemplars: dict[tuple[str, Labels], Exemplar] = {}
 
     @property
     def is_counted(self) -> bool:
@@ -57,8 +67,10 @@ class _Family:
 
     def add(self, samples: Iterable[Sequence[Any]]) -> None:
         """Combine the values of a process with those of the other processes."""
-        for name, labels, value in samples:
+        for name, labels, value, *exemplars in samples:
             key = (name, tuple(labels.items()))
+            if exemplars:  # of several processes, that of the last one
+                self.exemplars[key] = Exemplar(*exemplars[0])
             number = nan if value is None else float(value)  # JSON has no NaN
             found = self.values.get(key)
             self.values[key] = number if found is None else self._combine(found, number)
@@ -110,7 +122,7 @@ def _values(family: _Family) -> Sequence[Any]:
 def _metric(family: _Family) -> Metric:
     metric = Metric(family.name, family.text, family.kind)
     for (name, labels), value in family.values.items():
-        metric.add_sample(name, dict(labels), value)
+        metric.add_sample(name, dict(labels), value, exemplar=family.exemplars.get((name, labels)))
     return metric
 
 
@@ -119,7 +131,7 @@ def total_of(metrics: Snapshot, sample: str) -> float:
     return sum(
         float(value or 0)
         for _, _, _, samples in metrics
-        for name, _, value in samples
+        for name, _, value, *_ in samples
         if name == sample
     )
 

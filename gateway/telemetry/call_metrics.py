@@ -1,7 +1,8 @@
-"""Metrics of calls: their number and duration.
+"""Metrics of calls: their number, their duration, and where the time of an inference went.
 
 The metrics of prometheus_client acquire a lock for each increment and search a histogram's bucket
-linearly. This collector is only used on the event loop's thread and needs no lock.
+linearly. This collector is only used on the event loop's thread and needs no lock. Each call finds
+the cells of all its metrics by one key.
 """
 
 from __future__ import annotations
@@ -15,83 +16,178 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-Labels = tuple[str, str, str, str, str]
-"""Route, model, protocol, kind and code of a call."""
+from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.exemplars import Exemplars
+from gateway.telemetry.upstream_metrics import BOUNDS_S
 
-_LABELS: Final = ("route", "model", "protocol", "kind", "code")
+UNKNOWN: Final = "_unknown"
+
+Labels = tuple[str, str, str, str, str, str]
+"""Route, model, protocol, kind, code and target of a call."""
+
+_LABELS: Final = ("route", "model", "protocol", "kind", "code", "target")
 _DURATION_LABELS: Final = ("route", "protocol", "kind")
+INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
+_TIMES: Final = (
+    (
+        "gateway_upstream_duration_seconds",
+        "Time of an inference in upstreams or in-process models.",
+    ),
+    ("gateway_queue_duration_seconds", "Time of an inference in the queues of the gateway."),
+    ("gateway_overhead_duration_seconds", "Time of an inference in the gateway itself."),
+)
 
 
-class _DurationHistogram:
+class _Histogram:
     """The histogram of one combination of labels."""
 
     __slots__ = ("buckets", "seconds")
 
-    def __init__(self, buckets: int) -> None:
+    def __init__(self, bounds: int) -> None:
         self.seconds = 0.0
-        self.buckets = [0] * buckets
+        self.buckets = [0] * (bounds + 1)
 
 
-class _Count:
-    """The number of calls of one combination of labels."""
+class _ModelTimes:
+    """Where the time of a model's inferences went; those that never waited count at each scrape."""
 
-    __slots__ = ("calls", "durations")
+    __slots__ = ("own", "queue", "upstream")
 
-    def __init__(self, durations: _DurationHistogram) -> None:
+    def __init__(self) -> None:
+        self.upstream = _Histogram(len(BOUNDS_S))
+        self.queue = _Histogram(len(BOUNDS_S))
+        self.own = _Histogram(len(BOUNDS_S))
+
+    def read(self) -> Iterable[tuple[Sequence[int], float]]:
+        """Yield buckets and sum of each histogram, in the order of `_TIMES`."""
+        first, *others = self.queue.buckets
+        at_once = sum(self.upstream.buckets) - sum(self.queue.buckets)
+        yield self.upstream.buckets, self.upstream.seconds
+        yield (first + at_once, *others), self.queue.seconds
+        yield self.own.buckets, self.own.seconds
+
+
+class _Cells:
+    """What one combination of labels counts; *times* is None for a call that is no inference."""
+
+    __slots__ = ("calls", "durations", "times")
+
+    def __init__(self, durations: _Histogram, times: _ModelTimes | None) -> None:
         self.calls = 0
         self.durations = durations
+        self.times = times
 
 
 class CallMetrics(Collector):
-    """Counts calls by route, model, protocol, kind and code; durations by route, protocol, kind.
+    """Counts calls by all labels, durations by route, protocol and kind, and times by model.
+
+    A model name of a client becomes a label only after a target has served it.
 
     Args:
         registry: Publishes the metrics.
-        bounds_s: Upper bounds of the histogram's buckets, in ascending order.
+        bounds_s: Upper bounds of the buckets of durations, in ascending order.
+        series: Maximum number of model labels that requests may create.
+
+    Attributes:
+        exemplars: Traces of the durations, by route, protocol and kind.
     """
 
-    def __init__(self, registry: CollectorRegistry, bounds_s: Sequence[float]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, bounds_s: Sequence[float], series: int = 500
+    ) -> None:
         self._bounds = tuple(bounds_s)
-        texts = [floatToGoString(bound) for bound in bounds_s]  # type: ignore[no-untyped-call]  # the library is half typed
-        self._names = (*texts, "+Inf")
-        self._counts: dict[tuple[str, ...], _Count] = {}
-        self._durations: dict[tuple[str, ...], _DurationHistogram] = {}
+        self.exemplars = Exemplars(bounds_s)
+        self._series = series
+        self._models: set[str] = set()
+        self._cells: dict[Labels, _Cells] = {}
+        self._durations: dict[tuple[str, ...], _Histogram] = {}
+        self._times: dict[str, _ModelTimes] = {}
         registry.register(self)
 
-    def count(self, labels: Labels, seconds: float) -> None:
-        """Count one call."""
-        found = self._counts.get(labels)
-        if found is None:
-            found = self._counts[labels] = _Count(self._durations_of(labels))
-        found.calls += 1
-        durations = found.durations
-        durations.seconds += seconds
-        durations.buckets[bisect_left(self._bounds, seconds)] += 1
+    def allow_models(self, models: Iterable[str]) -> None:
+        """Admit configured model names as labels."""
+        self._models.update(models)
+
+    def label_of(self, model: str) -> str:
+        """Return the label of *model*, which is a placeholder if no target has served it yet."""
+        return model if not model or model in self._models else UNKNOWN
+
+    def count(self, labels: Labels, seconds: float, path: CallPath) -> None:
+        """Count one call of *seconds*, whose parts *path* has."""
+        cells = self._cells.get(labels)
+        if cells is None:
+            cells = self._cells_of(labels)
+        cells.calls += 1
+        histogram = cells.durations
+        histogram.seconds += seconds
+        histogram.buckets[bisect_left(self._bounds, seconds)] += 1
+        times = cells.times
+        if times is None:
+            return
+        upstream_s = path.upstream_s
+        queued_s = path.queued_s + path.batched_s
+        own_s = seconds - upstream_s - queued_s
+        histogram = times.upstream
+        histogram.seconds += upstream_s
+        histogram.buckets[bisect_left(BOUNDS_S, upstream_s)] += 1
+        if queued_s:
+            histogram = times.queue
+            histogram.seconds += queued_s
+            histogram.buckets[bisect_left(BOUNDS_S, queued_s)] += 1
+        histogram = times.own
+        if own_s < 0:  # attempts and steps at the same time may take longer than the call
+            own_s = 0.0
+        histogram.seconds += own_s
+        histogram.buckets[bisect_left(BOUNDS_S, own_s)] += 1
 
     def collect(self) -> Iterable[Metric]:
-        """Yield both metrics."""
+        """Yield the metrics."""
         requests = CounterMetricFamily("gateway_requests", "Completed calls.", labels=_LABELS)
-        for labels, count in self._counts.copy().items():
-            requests.add_metric(labels, count.calls)
+        for labels, cells in self._cells.copy().items():
+            requests.add_metric(labels, cells.calls)
         yield requests
         duration = HistogramMetricFamily(
             "gateway_request_duration_seconds",
             "Time from the decoded call to the complete reply.",
             labels=_DURATION_LABELS,
         )
-        for labels, durations in self._durations.copy().items():
-            total = 0
-            buckets = []
-            for name, calls in zip(self._names, durations.buckets, strict=True):
-                total += calls
-                buckets.append((name, float(total)))
-            duration.add_metric(labels, buckets, durations.seconds)
+        for names, durations in self._durations.copy().items():
+            buckets = _cumulative(self._bounds, durations.buckets)
+            duration.add_metric(names, self.exemplars.attach(names, buckets), durations.seconds)
         yield duration
+        times = [HistogramMetricFamily(*text, labels=("model",)) for text in _TIMES]
+        for model, found in self._times.copy().items():
+            for metric, (counts, seconds) in zip(times, found.read(), strict=True):
+                metric.add_metric((model,), _cumulative(BOUNDS_S, counts), seconds)
+        yield from times
 
-    def _durations_of(self, labels: Labels) -> _DurationHistogram:
-        route, _, protocol, kind, _ = labels
-        key = (route, protocol, kind)
-        found = self._durations.get(key)
+    def _cells_of(self, labels: Labels) -> _Cells:
+        """Return the cells of a call that has none, or not under the name of its model."""
+        labels = self._admit(labels)
+        found = self._cells.get(labels)
         if found is None:
-            found = self._durations[key] = _DurationHistogram(len(self._names))
+            route, model, protocol, kind, *_ = labels
+            durations = self._durations.setdefault(
+                (route, protocol, kind), _Histogram(len(self._bounds))
+            )
+            times = self._times.setdefault(model, _ModelTimes()) if kind in INFERENCES else None
+            found = self._cells[labels] = _Cells(durations, times)
         return found
+
+    def _admit(self, labels: Labels) -> Labels:
+        """Return *labels*, with a placeholder for a model that no target has served yet."""
+        route, model, protocol, kind, code, target = labels
+        if model and code == "ok" and len(self._models) < self._series:
+            self._models.add(model)
+        return route, self.label_of(model), protocol, kind, code, target
+
+
+def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return the buckets of a histogram: upper bounds and the counts up to them."""
+    names = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]  # the library is half typed
+    total = 0
+    buckets = []
+    for name, count in zip((*names, "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((name, float(total)))
+    return buckets

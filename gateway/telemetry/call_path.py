@@ -1,4 +1,4 @@
-"""The path of a call: its route and target, for the layer that logs and counts the call.
+"""The path of a call: its route, target and times, for the layer that logs and counts the call.
 
 That layer is outside of the router and the balancer, which record the names. The record belongs to
 the task that handles the call.
@@ -6,7 +6,7 @@ the task that handles the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -14,25 +14,51 @@ import msgspec
 
 
 class CallPath(msgspec.Struct):
-    """Names of the route and target of a call; "" before they are chosen.
+    """Names of the route, target and endpoint of a call; "" before they are chosen.
 
     Attributes:
-        queued_s: Time in the queue of a concurrency limit.
+        endpoint: The last endpoint that the call was sent to.
+        attempts: How often it was sent to an upstream.
+        queued_s: Time in the queue of a concurrency limit or of a model's instances.
+        batched_s: Time until the batch of the call was sent.
+        upstream_s: Time between each request to an upstream and its response, or in the model of
+            this process.
+        model: The model that the client named.
+        priority: Those with a higher one leave queues first.
+        trace_id: The trace of the call, as hexadecimal digits; "" without traces.
     """
 
     route: str = ""
     target: str = ""
     queued_s: float = 0.0
+    batched_s: float = 0.0
+    endpoint: str = ""
+    attempts: int = 0
+    upstream_s: float = 0.0
+    model: str = ""
+    trace_id: str = ""
+    priority: int = 0
+
+    def add_queue_time(self, seconds: float) -> None:
+        """Add time in a queue, which ends now."""
+        self.queued_s += seconds
+
+    def add_batch_time(self, waited_s: float, seconds: float) -> None:
+        """Add the time until a batch was sent, and until its reply, which ends now."""
+        self.batched_s += waited_s
+        self.upstream_s += seconds
 
 
 CALL_PATH: ContextVar[CallPath | None] = ContextVar("gateway_call_path", default=None)
 
 
-def record_route(name: str) -> None:
-    """Record the route of the current call, if it has a record."""
+def inherited_path(model: str = "", new_path: Callable[..., CallPath] = CallPath) -> CallPath:
+    """Return the record of the task, which its caller reads; a new one if there is none."""
     path = CALL_PATH.get()
-    if path is not None:
-        path.route = name
+    if path is None:
+        return new_path(model=model)
+    path.model = model
+    return path
 
 
 def current_route() -> str:
@@ -46,6 +72,39 @@ def record_target(name: str) -> None:
     path = CALL_PATH.get()
     if path is not None:
         path.target = name
+
+
+def queue_group() -> tuple[str, str]:
+    """Return the route and model of the current call: such groups take turns in queues."""
+    path = CALL_PATH.get()
+    return ("", "") if path is None else (path.route, path.model)
+
+
+def queue_priority() -> int:
+    """Return the priority of the current call in queues."""
+    path = CALL_PATH.get()
+    return 0 if path is None else path.priority
+
+
+def record_priority(priority: int) -> None:
+    """Set the priority of the current call in queues, if it has a record."""
+    path = CALL_PATH.get()
+    if path is not None:
+        path.priority = priority
+
+
+def record_batch(waited_s: float, seconds: float) -> None:
+    """Add the time until a batch was sent, and until its reply, if the call has a record."""
+    path = CALL_PATH.get()
+    if path is not None:
+        path.add_batch_time(waited_s, seconds)
+
+
+def record_model_time(seconds: float) -> None:
+    """Add time that the current call spent in a model, if it has a record."""
+    path = CALL_PATH.get()
+    if path is not None:
+        path.upstream_s += seconds
 
 
 @contextmanager
@@ -62,4 +121,4 @@ def record_queue_time(seconds: float) -> None:
     """Add time that the current call spent in a queue, if it has a record."""
     path = CALL_PATH.get()
     if path is not None:
-        path.queued_s += seconds
+        path.add_queue_time(seconds)

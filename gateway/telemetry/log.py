@@ -6,9 +6,11 @@ cannot break a line or fill a disk. All lines go to standard error; standard out
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, ClassVar, TextIO
 
 import orjson
@@ -22,6 +24,8 @@ _LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+_RECENT = 20
+_KEPT_LEVELS = frozenset({"warning", "error", "critical"})
 # Never truncated: these values come from the gateway, not from clients.
 _UNLIMITED = frozenset({"exception", "timestamp"})
 
@@ -31,7 +35,7 @@ def configure(
     style: str = "auto",
     stream: TextIO | None = None,
     *,
-    worker: int | None = None,
+    worker: int | str | None = None,
 ) -> None:
     """Set up logging for the process.
 
@@ -39,7 +43,7 @@ def configure(
         level: debug, info, warning or error.
         style: console, json, or auto (console if *stream* is a terminal).
         stream: Standard error by default.
-        worker: Number of this worker process, added to every line; None with a single process.
+        worker: Number or role of this process, added to every line; None with a single process.
     """
     out = sys.stderr if stream is None else stream
     console = style == "console" or (style == "auto" and out.isatty())
@@ -49,7 +53,9 @@ def configure(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         cut_values,
+        _keep_warning,
     ]
+    _Logger.recent.clear()
     if worker is not None:
         shared.insert(1, _AddWorker(worker))
     render: Any = _console_renderer(out) if console else _json
@@ -70,6 +76,28 @@ def current() -> tuple[str, str]:
     return _Logger.level, _Logger.form
 
 
+def recent_warnings() -> list[dict[str, Any]]:
+    """Return the latest lines of warnings and errors, the oldest first."""
+    return list(_Logger.recent)
+
+
+def add_sink(sink: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
+    """Pass the keys of every line of the gateway to *sink*, too; return what ends that."""
+    processors = structlog.get_config()["processors"]
+
+    def pass_on(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Any:
+        sink(event)
+        return event
+
+    processors.insert(len(processors) - 1, pass_on)  # before the one that writes
+
+    def remove() -> None:
+        with contextlib.suppress(ValueError):  # logging was configured again
+            processors.remove(pass_on)
+
+    return remove
+
+
 def set_level(level: str) -> None:
     """Set the level of all loggers: debug, info, warning or error."""
     # Modules cache their loggers, so the methods of the shared class change.
@@ -85,7 +113,17 @@ class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ign
     """The class of all loggers; its methods below the level do nothing."""
 
     level: ClassVar[str] = "info"
+    recent: ClassVar[deque[dict[str, Any]]] = deque(maxlen=_RECENT)
     form: ClassVar[str] = "console"
+
+
+def _keep_warning(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Remember a line of a warning or an error; a structlog processor."""
+    if event["level"] in _KEPT_LEVELS:
+        _Logger.recent.append({key: event[key] for key in event if key != "exception"})
+    return event
 
 
 def cut_values(
@@ -105,7 +143,7 @@ def cut_values(
 class _AddWorker:
     """Adds the number of the worker process to each line; a structlog processor."""
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int | str) -> None:
         self._worker = worker
 
     def __call__(
@@ -137,12 +175,16 @@ class WarningBudget:
             self._dropped += 1
             return None
         self._used += 1
+        return self.drain()
+
+    def drain(self) -> int:
+        """Return the number of warnings dropped since the last one, and forget it."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
 
 def _console_renderer(out: TextIO) -> Any:
-    return structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0)
+    return structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, sort_keys=False)
 
 
 def _json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:

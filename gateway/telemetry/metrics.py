@@ -6,46 +6,35 @@ has served it, up to a maximum number of labels; all others become `_unknown`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    Histogram,
     disable_created_metrics,
 )
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
 from gateway.telemetry.batching_metrics import SharingMetrics
-from gateway.telemetry.call_metrics import CallMetrics, Labels
+from gateway.telemetry.call_log import OK, CallRecord
+from gateway.telemetry.call_metrics import INFERENCES, CallMetrics
+from gateway.telemetry.gauges import InfoMetric, LabelledGauges
 from gateway.telemetry.model_usage import Usage
 from gateway.telemetry.pipeline_metrics import StepMetrics
-
-UNKNOWN = "_unknown"
-
-_BUCKETS = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
+from gateway.telemetry.rolling_stats import RollingStats
+from gateway.telemetry.upstream_metrics import (
+    BOUNDS_S,
+    AttemptMetrics,
+    ByteMetrics,
 )
+
+_BUCKETS = (0.0001, 0.00025, *BOUNDS_S)
 
 
 class Metrics:
@@ -60,15 +49,19 @@ class Metrics:
         usage: Usage statistics of models.
         sharing: Metrics of batches and of cached replies.
         steps: Metrics of pipeline steps.
+        attempts: Metrics of requests to endpoints.
+        bytes: Metrics of the sizes of messages.
+        trends: Rolling statistics of inferences.
+        gauges: Values that are read at each scrape.
+        loop_lag: Metric of the event loop's delays.
     """
 
     def __init__(self, version: str, *, series: int = 500, triton: bool = False) -> None:
         # Omit the `_created` series of each counter.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
         self.registry = CollectorRegistry()
-        self._series = series
-        self._models: set[str] = set()
-        self._calls = CallMetrics(self.registry, _BUCKETS)
+        self.trends = RollingStats()
+        self._calls = CallMetrics(self.registry, _BUCKETS, series)
         self._rejected = Counter(
             "gateway_refused_requests",
             "Requests rejected before routing.",
@@ -99,10 +92,44 @@ class Metrics:
             ("upstream", "endpoint", "cause"),
             registry=self.registry,
         )
+        self._retries = Counter(
+            "gateway_retries",
+            "Retries, by reason and outcome: ok or failed.",
+            ("route", "reason", "outcome"),
+            registry=self.registry,
+        )
+        self._retry_budget_exhausted = Counter(
+            "gateway_retry_budget_exhausted",
+            "Retries that were not made because the budget of the route was used up.",
+            ("route",),
+            registry=self.registry,
+        )
+        self._hedges = Counter(
+            "gateway_hedges",
+            "Second attempts of slow calls, by the attempt whose reply was returned: first, second "
+            "or none.",
+            ("route", "won"),
+            registry=self.registry,
+        )
+        self._concurrency_limits = Gauge(
+            "gateway_concurrency_limit",
+            "Current limit of `adaptive_concurrency`.",
+            ("upstream",),
+            registry=self.registry,
+        )
         self._withheld = Counter(
             "gateway_upstream_withheld_cancellations",
             "Abandoned gRPC calls that were not cancelled at the upstream.",
             ("upstream",),
+            registry=self.registry,
+        )
+        self.attempts = AttemptMetrics(self.registry)
+        self.bytes = ByteMetrics(self.registry)
+        self.gauges = LabelledGauges(self.registry)
+        self.loop_lag = Histogram(
+            "gateway_event_loop_lag_seconds",
+            "How late the event loop runs a timer, measured twice a second.",
+            buckets=BOUNDS_S,
             registry=self.registry,
         )
         self.usage = Usage()
@@ -117,21 +144,40 @@ class Metrics:
         """Publish a gauge whose value is read at each scrape."""
         Gauge(name, help_text, registry=self.registry).set_function(read)
 
-    def call(self, labels: Labels, version: str, seconds: float) -> None:
-        """Count one completed call.
+    def watch_counter(
+        self,
+        name: str,
+        help_text: str,
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+        labels: tuple[str, ...] = (),
+    ) -> None:
+        """Publish a counter whose values, by their labels, are read at each scrape."""
+        self.registry.register(_WatchedCounter(name, help_text, read, labels))
 
-        Args:
-            labels: The code is "ok" or the value of the error's code.
-            version: The requested version of the model.
-            seconds: Duration.
-        """
-        if labels[1] not in self._models:
-            labels = self._admit(labels)
-        self._calls.count(labels, seconds)
-        if self._triton is not None:
-            _, model, _, kind, code = labels
-            if kind == "InferRequest":
-                self._triton.count(model, version, ok=code == "ok", seconds=seconds)
+    def watch_config(self, read: Callable[[], dict[str, str]]) -> None:
+        """Publish the labels of the configuration in force, which *read* returns."""
+        text = "The configuration in force, by its hash."
+        InfoMetric(self.registry, "gateway_config_info", text, read)
+
+    def call(self, record: CallRecord) -> None:
+        """Count one completed call."""
+        path, protocol, kind = record.path, record.context.protocol, record.kind
+        code, seconds = record.code, record.seconds
+        self._calls.count(
+            (path.route, record.model, protocol, kind, code, path.target), seconds, path
+        )
+        if kind in INFERENCES:
+            self.trends.add(seconds, record.ended, failed=code != OK)
+        if record.limit is not None:
+            self.limit_exceeded(protocol, record.limit)
+        if self._triton is not None and kind == "InferRequest":
+            model = self._calls.label_of(record.model)
+            self._triton.count(model, record.version, ok=code == OK, seconds=seconds)
+
+    def exemplify(self, record: CallRecord) -> None:
+        """Keep the trace of a call as an exemplar of its duration."""
+        labels = record.path.route, record.context.protocol, record.kind
+        self._calls.exemplars.note(labels, record.seconds, record.path.trace_id)
 
     def rejected(self, protocol: str, error: GatewayError) -> None:
         """Count a request that was rejected before routing."""
@@ -140,8 +186,7 @@ class Metrics:
 
     def loop_blocked(self, protocol: str, model: str, _seconds: float) -> None:
         """Count a request that blocked the event loop for long."""
-        label = model if not model or model in self._models else UNKNOWN
-        self._blocked.labels(protocol, label).inc()
+        self._blocked.labels(protocol, self._calls.label_of(model)).inc()
 
     def limit_exceeded(self, protocol: str, limit: str | None) -> None:
         """Count an exceeded limit; None counts nothing."""
@@ -152,9 +197,30 @@ class Metrics:
         """Set the readiness of an endpoint."""
         self._upstream_ready.labels(upstream, endpoint).set(1 if ready else 0)
 
+    def forget_endpoint(self, upstream: str, endpoint: str) -> None:
+        """Remove what was measured of an endpoint that the configuration no longer has."""
+        self.attempts.forget(upstream, endpoint)
+        with contextlib.suppress(KeyError):  # it was never probed
+            self._upstream_ready.remove(upstream, endpoint)
+
     def endpoint_ejected(self, upstream: str, endpoint: str, cause: str) -> None:
         """Count an ejection: *cause* is "failures" or "timeouts"."""
         self._ejections.labels(upstream, endpoint, cause).inc()
+
+    def retry(self, route: str, reason: str, outcome: str) -> None:
+        """Count a retry: *outcome* is "ok", "failed", or "no_budget" if it was not made."""
+        if outcome == "no_budget":
+            self._retry_budget_exhausted.labels(route).inc()
+        else:
+            self._retries.labels(route, reason, outcome).inc()
+
+    def hedge(self, route: str, won: str) -> None:
+        """Count a second attempt: *won* is "first", "second" or "none"."""
+        self._hedges.labels(route, won).inc()
+
+    def concurrency_limit(self, upstream: str, read: Callable[[], float]) -> None:
+        """Publish the adaptive limit of an upstream, which is read at each scrape."""
+        self._concurrency_limits.labels(upstream).set_function(read)
 
     def withheld_cancellation(self, upstream: str) -> None:
         """Count a call to an upstream that is left to end by itself."""
@@ -162,20 +228,34 @@ class Metrics:
 
     def allow_models(self, models: Iterable[str]) -> None:
         """Admit configured model names as labels."""
-        self._models.update(models)
+        self._calls.allow_models(models)
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page and its content type, in a format that *accept* allows."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _admit(self, labels: Labels) -> Labels:
-        """Return *labels*, with a placeholder for a model that no target has served yet."""
-        route, model, protocol, kind, code = labels
-        if model and code == "ok" and len(self._models) < self._series:
-            self._models.add(model)
-            return labels
-        return route, UNKNOWN if model else "", protocol, kind, code
+
+class _WatchedCounter(Collector):
+    """A counter that is kept elsewhere."""
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+        labels: tuple[str, ...],
+    ) -> None:
+        self._name = name
+        self._help = help_text
+        self._read = read
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        metric = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for values, count in self._read().items():
+            metric.add_metric(values, count)
+        yield metric
 
 
 class _TritonNames(Collector):

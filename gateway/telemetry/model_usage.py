@@ -4,8 +4,9 @@ The gateway can only measure these times:
 
 - success and fail: requests, and their total time in the gateway. Requests for unknown models do
   not count. A batch that a caller sends as one request counts as one.
-- queue: time in the queue of a route's concurrency limit and of a batch.
-- compute_infer: the remaining time of successful requests.
+- queue: time in the queue of a route's concurrency limit, of a model's instances and of a batch.
+- compute_infer: the remaining time of successful requests. compute_input and compute_output have
+  the same count and no time, because clients such as Performance Analyzer divide by each count.
 - batch_stats and execution_count: batches of the gateway, by rows.
 - cache_hit, cache_miss: lookups in the gateway's cache; counts without times.
 """
@@ -121,12 +122,18 @@ class Usage:
                 success=Duration(counts.succeeded, counts.succeeded_ns),
                 fail=Duration(counts.failed, counts.failed_ns),
                 queue=Duration(counts.succeeded, queued_ns),
+                compute_input=Duration(executions),
                 compute_infer=Duration(executions, max(counts.succeeded_ns - queued_ns, 0)),
+                compute_output=Duration(executions),
                 cache_hit=Duration(sharing.hits),
                 cache_miss=Duration(sharing.misses),
             ),
             batches={
-                size: BatchStatistics(compute_infer=Duration(count))
+                size: BatchStatistics(
+                    compute_input=Duration(count),
+                    compute_infer=Duration(count),
+                    compute_output=Duration(count),
+                )
                 for size, count in sorted(sharing.rows.items())
             },
         )

@@ -81,26 +81,36 @@ class RollingStats:
         # End of the current second.
         self._until_s = 0
         self._second = _PeriodStats()
-        self._latencies: deque[float] = deque(maxlen=_LATENCIES)
+        # Of the current second: they are added up when it ends, not for each inference.
+        self._latencies: list[float] = []
+        self._failed = 0
+        self._past_latencies: deque[float] = deque(maxlen=_LATENCIES)
 
-    def add(self, seconds: float, *, failed: bool, at: float) -> None:
+    def add(self, seconds: float, at: float, *, failed: bool) -> None:
         """Count one inference that ended *at* this time on the clock."""
         if at >= self._until_s:
-            now_s = int(at)
-            self._until_s = now_s + 1
-            self._second = self._rings[0].at(now_s)
-        sums = self._second
-        sums.calls += 1
-        if failed:
-            sums.failed += 1
-        sums.seconds += seconds
-        if seconds > sums.longest_s:  # noqa: PLR1730  # a call of `max` takes longer
-            sums.longest_s = seconds
+            self._end_second(int(at))
         self._latencies.append(seconds)
+        if failed:
+            self._failed += 1
+
+    def _end_second(self, now_s: int) -> None:
+        """Add the inferences of the current second to its statistics, and begin another one."""
+        latencies = self._latencies
+        if latencies:
+            self._second.merge(
+                _PeriodStats(len(latencies), self._failed, sum(latencies), max(latencies))
+            )
+            self._past_latencies.extend(latencies)
+            latencies.clear()
+            self._failed = 0
+        self._until_s = now_s + 1
+        self._second = self._rings[0].at(now_s)
 
     def read(self) -> dict[str, Trend]:
         """Return every trend by its name: the oldest day first, the latest second last."""
         now_s = int(self._clock())
+        self._end_second(now_s)
         for ring in self._rings:
             ring.at(now_s)
         periods = [(ring.length_s, sums) for ring in reversed(self._rings) for sums in ring.past]
@@ -114,7 +124,7 @@ class RollingStats:
         return {**trends, LATENCY_CDF: Trend(self._percentiles(), distribution=True)}
 
     def _percentiles(self) -> tuple[tuple[int, float], ...]:
-        ordered = sorted(self._latencies)
+        ordered = sorted(self._past_latencies)
         if not ordered:
             return tuple([(percent, 0.0) for percent in _PERCENTILES])
         ranks = [(points * len(ordered) - 1) // 10_000 for points in _BASIS_POINTS]

@@ -1,7 +1,7 @@
-"""Admission: how much may be in flight at once, in bytes, requests and connections.
+"""Admission: limits of the bytes, requests and connections in flight, for all carriers.
 
-A wait is short and queues are bounded: over them the caller is told to come back, which is cheaper
-for both sides than an answer that comes too late. Nothing here knows a wire.
+Waits are short and queues are bounded.  Above the limit the client gets an error at once, which is
+cheaper for both sides than a late response.
 """
 
 from __future__ import annotations
@@ -9,36 +9,39 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gateway.concurrency.limiter import Limiter, LimiterFull, Share, Waiter
-from gateway.ir.errors import Overloaded
+from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, Limiter, LimiterFull, Share, Waiter
+from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.telemetry.call_path import queue_group, queue_priority
+from gateway.transports.callers import Caller
 from gateway.transports.net.sockets import descriptors_short, max_descriptors
 
 if TYPE_CHECKING:
-    from gateway.transports.contract import ServerLimits
+    from gateway.transports.contract import ClientLimits, ServerLimits
 
 
 _SHARES: Final = 4
-"""One client has at most one part in so many of what all share."""
+"""The divisor of the share of one client."""
 
 FIRST_STEP_BYTES: Final = 256 * 1024
-"""What is reserved for a body of which little has come."""
+"""The first reservation for a body."""
 
 RESPONSE_UNCOUNTED_BYTES: Final = 16 * 1024
-"""Responses up to here are not counted while the kernel takes them at once."""
+"""Smaller responses are not counted unless the socket's send buffer is full."""
 
 
 class MemoryBudget(Limiter):
-    """Bytes in memory for requests and responses, counted over every listener of the process.
+    """Limits the bytes of requests and responses in memory, over all listeners of the process.
 
-    What is counted has come, or may come without another look: see `Reservation`.  When others have
-    to wait, bodies and responses that do not move give way to them.
+    Bytes count when they have arrived, or may arrive without a further check; see `Reservation`.
+    While others wait, bodies and responses without progress are ended.
 
     Args:
-        limit_bytes: For requests; responses, which end what was begun, may exceed it by a quarter.
+        limit_bytes: For requests; responses may exceed it by a quarter, because they release
+            requests.
         share_bytes: For the requests of one client; None for a quarter.
     """
 
@@ -48,20 +51,20 @@ class MemoryBudget(Limiter):
         )
         self._moving: dict[Reservation, None] = {}
         self._settling = False
-        self._looking: asyncio.TimerHandle | None = None
+        self._progress_timer: asyncio.TimerHandle | None = None
 
     @property
     def limit_bytes(self) -> int:
-        """What requests may use."""
+        """The limit for requests."""
         return self.limit
 
     @property
     def used_bytes(self) -> int:
-        """What is in use."""
+        """The bytes in use."""
         return self.used
 
     def try_acquire_response(self, size: int, share: Share | None) -> bool:
-        """Take *size* bytes for a response, and return whether they were taken."""
+        """Acquire *size* bytes for a response; return False if they are not available."""
         margin = self.limit // _SHARES
         if self.used + size > self.limit + margin:
             return False
@@ -73,24 +76,26 @@ class MemoryBudget(Limiter):
         return True
 
     def watch(self, reservation: Reservation) -> None:
-        """Let *reservation* give way if it does not move."""
+        """Check the progress of *reservation*, and end it if it has none while others wait."""
         self._moving[reservation] = None
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        if self._progress_timer is None:
+            self._progress_timer = asyncio.get_running_loop().call_later(
+                _LOOK_S, self._update_progress
+            )
 
     def unwatch(self, reservation: Reservation) -> None:
-        """Let it be; harmless if it was not watched."""
+        """Stop checking *reservation*, if it is checked."""
         self._moving.pop(reservation, None)
 
-    def _look(self) -> None:
-        """Note what has moved since the last time."""
-        self._looking = None
+    def _update_progress(self) -> None:
+        """Update the progress of all reservations."""
+        self._progress_timer = None
         if self._moving:
             loop = asyncio.get_running_loop()
             now = loop.time()
             for reservation in self._moving:
                 reservation.still_s(now)
-            self._looking = loop.call_later(_LOOK_S, self._look)
+            self._progress_timer = loop.call_later(_LOOK_S, self._update_progress)
 
     def _enqueue(self, waiter: Waiter) -> None:
         super()._enqueue(waiter)
@@ -103,7 +108,7 @@ class MemoryBudget(Limiter):
             return
         loop = waiter.future.get_loop()
         if waiter.held:
-            # What it holds goes to the next. Were all told at once, none of them would be served.
+            # The released bytes serve the next waiter: if all expired at once, none would be.
             if self._settling:
                 waiter.timer = loop.call_later(_SETTLE_S, self._expire, waiter)
                 return
@@ -115,7 +120,7 @@ class MemoryBudget(Limiter):
         self._settling = False
 
     def _relieve(self, waiter: Waiter) -> None:
-        """End what has not moved for a while, stalest first, until *waiter* is served."""
+        """End reservations without progress, the longest first, until *waiter* is served."""
         now = waiter.future.get_loop().time()
         own = waiter.share if waiter.blocked_by_share else None
         stalled = [
@@ -135,24 +140,24 @@ class MemoryBudget(Limiter):
 _SETTLE_S: Final = 0.002
 _LOOK_S: Final = 0.1
 BODY_PATIENCE_S: Final = 0.25
-"""A body that has not moved for so long gives way to requests that wait for memory."""
+"""A body without progress for so long is ended while requests wait for memory."""
 
 RESPONSE_PATIENCE_S: Final = 1.0
-"""So does a response, after a second: its client may be at work with what it has read."""
+"""A response without progress for so long is ended: its client may work on what it has read."""
 
 
 class Reservation:
     """The bytes of the budget that one request or response holds.
 
     Args:
-        budget: Of the process.
-        wait_s: Longest wait for room.
-        share: Of the client.
+        budget: The memory budget.
+        wait_s: How long to wait for memory.
+        share: The share of the client.
 
     Attributes:
-        size_bytes: What it holds.
-        share: Of the client.
-        patience_s: How long it may stand still while others wait.
+        size_bytes: How many bytes it holds.
+        share: The share of the client.
+        patience_s: How long it may be without progress while others wait.
     """
 
     __slots__ = (
@@ -181,22 +186,22 @@ class Reservation:
         self.patience_s = BODY_PATIENCE_S
 
     def try_grow(self, size: int) -> bool:
-        """Hold *size* bytes more if there is room and nobody waits; return whether it was so."""
+        """Reserve *size* bytes more, unless others wait or too few are free; return success."""
         found = self._budget.try_acquire(size, self.share, held=self.size_bytes)
         self.size_bytes += size * found
         return found
 
     def try_grow_response(self, size: int) -> bool:
-        """Hold *size* bytes more for a response if there is room; return whether there was."""
+        """Reserve *size* bytes more for a response, unless too few are free; return success."""
         found = self._budget.try_acquire_response(size, self.share)
         self.size_bytes += size * found
         return found
 
     async def grow(self, size: int) -> None:
-        """Hold *size* bytes more.
+        """Reserve *size* bytes more.
 
         Raises:
-            Overloaded: The budget has no room for them, and got none in time.
+            Overloaded: The bytes are not available, and did not become so in time.
         """
         budget = self._budget
         self._waits = True
@@ -214,13 +219,13 @@ class Reservation:
         self.size_bytes += size
 
     def step(self, arrived: int, total: int | None) -> int:
-        """Return how much more to hold when *arrived* bytes have come; 0 while there is enough.
+        """Return how many more bytes to reserve when *arrived* bytes have arrived; 0 for none.
 
-        What is held doubles when three quarters of it are used.
+        A reservation doubles when three quarters of it are used.
 
         Args:
-            arrived: Bytes that have come.
-            total: Bytes that come in all, as announced; None where nothing was.
+            arrived: The bytes that have arrived.
+            total: The announced length; None if there is none.
         """
         size = self.size_bytes
         if 4 * arrived < 3 * size:
@@ -234,11 +239,11 @@ class Reservation:
         give_way: Callable[[Overloaded], None],
         patience_s: float = BODY_PATIENCE_S,
     ) -> None:
-        """Give way to others when they wait and *position* stays the same for a while.
+        """End this reservation if others wait and *position* stays the same for a while.
 
         Args:
-            position: Bytes that have come, or gone.
-            give_way: Ends whatever holds the bytes.
+            position: Returns how many bytes have been received or sent.
+            give_way: Ends the request or response.
             patience_s: How long *position* may stay the same.
         """
         self.patience_s = patience_s
@@ -248,13 +253,13 @@ class Reservation:
         self._budget.watch(self)
 
     def settle(self) -> None:
-        """Give way no more: all of it has come."""
+        """Stop checking the progress: the message is complete."""
         if self._position is not None:
             self._position = self._give_way = None
             self._budget.unwatch(self)
 
     def still_s(self, now: float) -> float:
-        """Return for how long nothing has moved, as far as was looked."""
+        """Return for how many seconds there was no progress, as of the last check."""
         if self._position is None or self._waits:
             return 0.0
         moved = self._position()
@@ -263,11 +268,11 @@ class Reservation:
         return now - self._since
 
     def give_way(self) -> None:
-        """Give everything back, because it does not move and others wait."""
-        told = self._give_way
+        """Release everything and end the request or response, which has no progress."""
+        give_way = self._give_way
         self.close()
-        if told is not None:
-            told(
+        if give_way is not None:
+            give_way(
                 Overloaded(
                     "the client stopped sending or receiving while others waited for memory "
                     "(in_flight_bytes)",
@@ -276,23 +281,23 @@ class Reservation:
             )
 
     def another(self) -> Reservation:
-        """Return an empty one of the same client."""
+        """Return an empty reservation of the same client."""
         return Reservation(self._budget, self._wait_s, self.share)
 
     def detach(self) -> int:
-        """Return what it holds, which is the caller's to give back from now on."""
+        """Return the number of bytes, which the caller must release from now on."""
         self.settle()
         size, self.size_bytes = self.size_bytes, 0
         return size
 
     def release(self, size: int) -> None:
-        """Give *size* bytes back."""
+        """Release *size* bytes."""
         if size:
             self.size_bytes -= size
             self._budget.release(size, self.share)
 
     def close(self) -> None:
-        """Give everything back; harmless the second time."""
+        """Release everything. A second call does nothing."""
         self.settle()
         size, self.size_bytes = self.size_bytes, 0
         if size:
@@ -300,33 +305,35 @@ class Reservation:
 
 
 def no_memory(size: int) -> Overloaded:
-    """Return why a response of *size* bytes is not sent."""
+    """Return the error for a response of *size* bytes that is not sent."""
     return Overloaded(
         f"no memory for a response of {size} bytes (in_flight_bytes)", limit="in_flight_bytes"
     )
 
 
 class ClientShares(NamedTuple):
-    """What one client, an address or else a connection, has of what all share.
+    """The shares of one client, which is an address, or a connection without an address.
 
     Attributes:
         slots: Of the requests in flight of a listener.
-        memory: Of the byte budget.
+        memory: Of the memory budget.
+        caller: The address and the agent of the client.
     """
 
     slots: Share | None
     memory: Share | None
+    caller: Caller
 
 
-NOBODY: Final = ClientShares(None, None)
-"""No client: only the limits of all hold."""
+NOBODY: Final = ClientShares(None, None, Caller(""))
+"""The shares of no client: only the limits of all clients apply."""
 
 
 def client_shares(address: str, slots: Limiter, budget: MemoryBudget) -> ClientShares:
-    """Return the shares of the clients at *address*; "" is a connection that has none."""
+    """Return the shares of the clients at *address*; "" means a connection without an address."""
     if not address:
-        return ClientShares(Share(), Share())
-    return ClientShares(slots.share(address), budget.share(address))
+        return ClientShares(Share(), Share(), Caller(""))
+    return ClientShares(slots.share(address), budget.share(address), Caller(address))
 
 
 def requests_per_client(limits: ServerLimits) -> int:
@@ -337,7 +344,7 @@ def requests_per_client(limits: ServerLimits) -> int:
 
 
 def request_slots(limits: ServerLimits) -> ConcurrencyLimiter:
-    """Return what limits the requests in flight of a listener."""
+    """Return the limiter of the requests in flight of a listener."""
     return ConcurrencyLimiter(
         "requests_in_flight",
         limits.requests_in_flight,
@@ -347,37 +354,54 @@ def request_slots(limits: ServerLimits) -> ConcurrencyLimiter:
 
 
 UNLIMITED: Final = MemoryBudget(sys.maxsize)
-"""For what counts in no budget."""
+"""A budget without a limit."""
 
 CLIENT_MEMORY: ContextVar[Share | None] = ContextVar("client_memory", default=None)
-"""The share of the client whose request this task answers: responses of upstreams count there."""
+"""The memory share of the client whose request this task handles; includes upstream responses."""
 
 
 class ConcurrencyLimiter(Limiter):
     """Limits requests in flight, with a bounded queue for more.
 
     Args:
-        name: Of the limit, as in YAML; also named in errors.
-        limit: Requests at a time.
+        name: The YAML name of the limit, for errors.
+        limit: How many requests may be in flight.
         queue: How many may wait.
-        share: Requests of one client; None for as many as there are.
+        share: How many requests of one client may be in flight; None for no such limit.
+        group: As in `Limiter`.
+        priority: As in `Limiter`.
     """
 
-    def __init__(self, name: str, limit: int, queue: int, share: int | None = None) -> None:
-        super().__init__(limit, queue=queue, share=share)
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        queue: int,
+        share: int | None = None,
+        group: Callable[[], Hashable] | None = None,
+        priority: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__(limit, queue=queue, share=share, group=group, priority=priority)
         self._name = name
 
     async def wait(self, timeout_s: float | None, share: Share | None = None) -> None:
-        """Take a slot, waiting at most *timeout_s* for one; None waits for good.
+        """Acquire a slot, waiting at most *timeout_s* for one; None waits without a limit.
 
         Raises:
-            Overloaded: There is none, and none came free in time.
+            QueueTimeout: The queue timeout of the request passed first.
+            Overloaded: The queue is full, or no slot became free in time.
         """
+        timeout_us = QUEUE_TIMEOUT_US.get()
+        own = timeout_us is not None and (timeout_s is None or timeout_us / 1e6 < timeout_s)
+        wait_s = timeout_us / 1e6 if timeout_us is not None and own else timeout_s
         try:
-            await self.acquire(1, share, timeout_s=timeout_s)
+            await self.acquire(1, share, timeout_s=wait_s)
         except LimiterFull:
             raise self._overloaded(f"{self.queued} are queued") from None
         except TimeoutError:
+            if timeout_us is not None and own:
+                queue = f"a request in flight ({self._name})"
+                raise QueueTimeout.after(timeout_us, queue, None) from None
             raise self._overloaded(f"none ended within {timeout_s} s") from None
 
     def _overloaded(self, why: str) -> Overloaded:
@@ -389,16 +413,22 @@ class ConcurrencyLimiter(Limiter):
         )
 
 
+def upstream_slots(name: str, limit: int, limits: ClientLimits) -> ConcurrencyLimiter:
+    """Return the limiter of the requests in flight to one address of an upstream."""
+    group = queue_group if limits.pending_by == "route" else None
+    return ConcurrencyLimiter(name, limit, limits.pending, group=group, priority=queue_priority)
+
+
 DESCRIPTORS: Final = "descriptors"
-"""Name of the limit on descriptors of the process."""
+"""The name of the limit of file descriptors of the process."""
 
 
 class ConnectionCount:
-    """Counts the connections of one listener, in all and by client address.
+    """Counts the connections of one listener, in total and by client address.
 
     Args:
-        limit: Connections at once; 0 for half of the descriptors of the process.
-        limit_per_address: Of them from one address; 0 for all of them, or for half of them where
+        limit: The limit in total; 0 for half of the descriptors of the process.
+        limit_per_address: The limit for one address; 0 for *limit*, or for half of the total where
             *limit* is 0 too.
     """
 
@@ -409,7 +439,7 @@ class ConnectionCount:
         self.total = 0
 
     def exceeded(self, address: str) -> str | None:
-        """Return the YAML name of the limit one more from *address* would exceed, or None."""
+        """Return the YAML name of the limit that one more from *address* would exceed, or None."""
         if self.total >= self._limit:
             return "connections"
         if self._of[address] >= self._limit_per_address:
@@ -422,7 +452,7 @@ class ConnectionCount:
         self._of[address] += 1
 
     def leave(self, address: str) -> None:
-        """Count it no more."""
+        """Remove a connection from the count."""
         self.total -= 1
         self._of[address] -= 1
         if not self._of[address]:
@@ -430,7 +460,7 @@ class ConnectionCount:
 
 
 def client_address(transport: Any, unnamed: str = "") -> str:
-    """Return the address a connection counts for; *unnamed* where its client has none."""
+    """Return the address that a connection counts for; *unnamed* if its client has none."""
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) else unnamed
 
@@ -438,13 +468,13 @@ def client_address(transport: Any, unnamed: str = "") -> str:
 def connection_refusal(
     count: ConnectionCount, transport: Any, address: str, *, reserve: bool = False
 ) -> Overloaded | None:
-    """Return why the connection of *transport* is one too many; None where there is room.
+    """Return the error for a connection above a limit; None if there is room.
 
     Args:
-        count: Of the listener.
-        transport: Of the connection.
-        address: That it counts for.
-        reserve: It may use the descriptors that are kept in reserve.
+        count: The connections of the listener.
+        transport: The transport of the connection.
+        address: The address that it counts for.
+        reserve: Whether it may use the descriptors in reserve.
     """
     limit = count.exceeded(address)
     if limit is None and not reserve and descriptors_short(transport.get_extra_info("socket")):
@@ -457,12 +487,12 @@ def connection_refusal(
 
 
 class TooManyConnections(Overloaded):
-    """A connection is one too many.
+    """A connection exceeds a limit.
 
     Args:
         message: As for every `GatewayError`.
-        address: Of the client.
-        limit: Name of the limit.
+        address: The address of the client.
+        limit: The name of the limit.
     """
 
     def __init__(self, message: str, address: str, limit: str) -> None:

@@ -1,9 +1,9 @@
 """The contract of every transport: servers, clients, limits, deadlines, cancellation.
 
-Deadlines are absolute, on the clock of `time.monotonic`. Cancellation: when the client leaves, the
-server cancels the task that answers it, which closes the iterator it reads from; a client whose
-`send` is cancelled resets the exchange on the wire, so that the server at the far end learns of
-it, and does not reuse the connection.
+Deadlines are absolute, on the clock of `time.monotonic`.  When a client leaves, the server cancels
+the task of its request, which closes the iterator that the task reads.  A client whose `send` is
+cancelled resets the exchange on the wire, so that the server learns of it, and does not reuse the
+connection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from gateway.transports.admission import MemoryBudget as MemoryBudget  # noqa: PLC0414  # part of the contract
 from gateway.wire.frontend import ServerFrontend as ServerFrontend  # noqa: PLC0414  # part of the contract
@@ -32,15 +32,15 @@ _PROBE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Limits of one listener; times in seconds, sizes in bytes. Keys are those of YAML.
+    """Limits of one listener; times in seconds, sizes in bytes. The names are those of YAML.
 
     Attributes:
         connections: 0 for half of the descriptors of the process.
         connections_per_address: 0 for `connections`, or for half of them where that is 0 too.
         requests_per_address: Requests in flight of one client address, or of one connection where
             clients have no addresses; None for a quarter of `requests_in_flight`.
-        cut_through_bytes: So much must be missing of a body to be passed on as it comes; 0: never.
-            Passing on holds about half a MiB itself, so that less saves nothing.
+        cut_through_bytes: A body is passed on while it arrives if so many bytes are missing; 0 for
+            never.  Passing on holds about half a MiB itself, so a smaller value saves nothing.
     """
 
     message_bytes: int = 64 * _MIB
@@ -84,6 +84,7 @@ class ClientLimits:
     connections: int = 100
     in_flight: int = 256
     pending: int = 64
+    pending_by: Literal["route", "none"] = "route"
     connect_timeout_s: float = 5.0
     keepalive_s: float = 60.0
     connection_age_s: float = 300.0
@@ -93,14 +94,14 @@ class ClientLimits:
 
 
 def is_probe(frontend: ServerFrontend[Q, A], wire: Q, size: int) -> bool:
-    """Return whether *wire* asks about health alone, and so needs neither slot nor memory.
+    """Return whether *wire* is a health check, which needs neither slot nor memory.
 
-    Called only where there is none, because the request has to be decoded for it.
+    It decodes the request, so it is called only if there is no slot or memory.
 
     Args:
         frontend: Decodes it.
         wire: The request.
-        size: Its bytes.
+        size: Its size in bytes.
     """
     return size <= _PROBE_BYTES and frontend.is_probe(wire)
 
@@ -114,15 +115,19 @@ class Server(Protocol):
         ...
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the address cannot be had."""
+        """Listen. Raises OSError if the address is in use or invalid."""
+        ...
+
+    def announce_close(self) -> None:
+        """Ask clients to close, and continue to serve them. It may be called again."""
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new connections, finish what is in flight, then cancel the rest and close."""
+        """Accept no new connections, finish the requests in progress, then cancel and close."""
         ...
 
     async def stop(self) -> None:
-        """Close at once; harmless the second time."""
+        """Close at once. A second call does nothing."""
         ...
 
 
@@ -131,7 +136,7 @@ Decode = Callable[[A], Any]
 
 
 async def accepted(answer: A, decode: Decode[A]) -> Any:
-    """Return what *decode* makes of *answer*."""
+    """Return the result of *decode* for *answer*."""
     found = decode(answer)
     return await found if type(found) is CoroutineType else found
 
@@ -139,27 +144,26 @@ async def accepted(answer: A, decode: Decode[A]) -> Any:
 class Client(Protocol[Q_contra, A_co]):
     """A pool of connections to one upstream.
 
-    `send` and `stream` raise NotSent when the upstream cannot have seen the message, Unavailable
-    when the connection broke, DeadlineExceeded at the deadline, TooLarge for an answer over the
-    limit, UpstreamProtocolError for broken framing, Overloaded when the pool's own limits are
-    reached.
+    `send` and `stream` raise NotSent if the upstream cannot have seen the message, Unavailable if
+    the connection broke, DeadlineExceeded at the deadline, TooLarge for a response above the limit,
+    UpstreamProtocolError for broken framing, and Overloaded at the limits of the pool.
     """
 
     async def send(
         self, wire: Q_contra, /, *, deadline: float | None, decode: Decode[Any] | None = None
     ) -> Any:
-        """Send one message and return its one answer, or what *decode* makes of that.
+        """Send one message and return its only response, or what *decode* returns for it.
 
-        Where *decode* raises UpstreamProtocolError, the connection is not used again.
+        If *decode* raises UpstreamProtocolError, the connection is not used again.
         """
         ...
 
     def stream(self, wire: Q_contra, /, *, deadline: float | None) -> AsyncIterator[A_co]:
-        """Send one message and iterate over its answers."""
+        """Send one message and yield its responses."""
         ...
 
     async def close(self) -> None:
-        """Close every connection; harmless the second time."""
+        """Close every connection. A second call does nothing."""
         ...
 
 

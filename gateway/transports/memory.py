@@ -1,7 +1,7 @@
-"""A client and a server frontend joined in memory, for tests and benchmarks.
+"""MemoryClient: a client and a server frontend connected in memory, for tests and benchmarks.
 
-Messages are rewritten as a real wire would deliver them: bodies joined into one fresh read-only
-view, the deadline carried over, so that nothing is shared that sockets would not share.
+Each message is copied as sockets would deliver it: its body is one new read-only view, and it has
+the deadline.  Nothing is shared that sockets would not share.
 """
 
 from __future__ import annotations
@@ -28,78 +28,78 @@ class MemoryClient(Generic[Q, A]):
     """A client whose upstream is a frontend in the same process.
 
     Args:
-        frontend: Answers.
-        request: Rewrites a request, with its deadline, as the server would see it.
-        answer: Rewrites an answer as the client would see it.
+        frontend: Handles the requests.
+        request: Returns a request with its deadline, as the server would receive it.
+        response: Returns a response, as the client would receive it.
     """
 
     def __init__(
         self,
         frontend: ServerFrontend[Q, A],
         request: Callable[[Q, float | None], Q],
-        answer: Callable[[A], A],
+        response: Callable[[A], A],
     ) -> None:
         self._frontend = frontend
         self._request = request
-        self._answer = answer
+        self._response = response
         self._closed = False
 
     async def send(
         self, wire: Q, /, *, deadline: float | None, decode: Decode[A] | None = None
     ) -> Any:
-        """Send one message and return its first answer; see `contract.Client`."""
-        async with aclosing(self.stream(wire, deadline=deadline)) as answers:
-            async for answer in answers:
-                return answer if decode is None else await accepted(answer, decode)
-        raise UpstreamProtocolError("the frontend gave no answer")
+        """Send one message and return its first response; see `contract.Client`."""
+        async with aclosing(self.stream(wire, deadline=deadline)) as responses:
+            async for response in responses:
+                return response if decode is None else await accepted(response, decode)
+        raise UpstreamProtocolError("the frontend gave no response")
 
     async def stream(self, wire: Q, /, *, deadline: float | None) -> AsyncGenerator[A, None]:
-        """Send one message and iterate over its answers."""
+        """Send one message and yield its responses."""
         if self._closed:
             raise NotSent("the client is closed")
-        async with aclosing(self._frontend(self._request(wire, deadline))) as answers:
+        async with aclosing(self._frontend(self._request(wire, deadline))) as responses:
             while True:
-                answer = await _before(deadline, answers)
-                if answer is None:
+                response = await _next(responses, deadline)
+                if response is None:
                     return
-                yield self._answer(answer)
+                yield self._response(response)
 
     async def close(self) -> None:
-        """Refuse further messages; harmless the second time."""
+        """Reject further messages. A second call does nothing."""
         self._closed = True
 
 
-async def _before(deadline: float | None, answers: AsyncGenerator[A, None]) -> A | None:
-    """Return the next answer, None at the end; raises DeadlineExceeded at *deadline*."""
+async def _next(responses: AsyncGenerator[A, None], deadline: float | None) -> A | None:
+    """Return the next response, None at the end. Raises DeadlineExceeded at *deadline*."""
     if deadline is None:
-        return await anext(answers, None)
+        return await anext(responses, None)
     left = deadline - time.monotonic()
     try:
         if left > 0:
             async with asyncio.timeout(left):
-                return await anext(answers, None)
+                return await anext(responses, None)
     except TimeoutError:
-        pass  # answered below, as is a deadline that was past from the start
-    raise DeadlineExceeded("the deadline passed while the frontend was asked")
+        pass
+    raise DeadlineExceeded("the deadline passed before the frontend replied")
 
 
 def http_memory(
     frontend: ServerFrontend[HttpRequest, HttpResponse],
 ) -> MemoryClient[HttpRequest, HttpResponse]:
-    """Return a client of *frontend* over an HTTP that needs no socket."""
-    return MemoryClient(frontend, _http_request, _http_answer)
+    """Return an HTTP client of *frontend* without sockets."""
+    return MemoryClient(frontend, _http_request, _http_response)
 
 
 def grpc_memory(
     frontend: ServerFrontend[GrpcRequest, GrpcResponse],
 ) -> MemoryClient[GrpcRequest, GrpcResponse]:
-    """Return a client of *frontend* over a gRPC that needs no socket."""
-    return MemoryClient(frontend, _grpc_request, _grpc_answer)
+    """Return a gRPC client of *frontend* without sockets."""
+    return MemoryClient(frontend, _grpc_request, _grpc_response)
 
 
 def stream_memory(frontend: ServerFrontend[Frame, Frame]) -> MemoryClient[Frame, Frame]:
-    """Return a client of *frontend* over a byte stream that needs no socket."""
-    return MemoryClient(frontend, _frame_request, _frame_answer)
+    """Return a client of *frontend* for framed messages, without sockets."""
+    return MemoryClient(frontend, _frame_request, _frame_response)
 
 
 def _http_request(wire: HttpRequest, deadline: float | None) -> HttpRequest:
@@ -111,7 +111,7 @@ def _http_request(wire: HttpRequest, deadline: float | None) -> HttpRequest:
     return HttpRequest(wire.method, wire.path, wire.query, Headers(pairs), body, deadline)
 
 
-def _http_answer(wire: HttpResponse) -> HttpResponse:
+def _http_response(wire: HttpResponse) -> HttpResponse:
     pairs = [pair for pair in wire.headers if pair[0].lower() not in FRAMING]
     if wire.request_id:
         pairs.append((REQUEST_ID, wire.request_id))
@@ -122,7 +122,7 @@ def _grpc_request(wire: GrpcRequest, deadline: float | None) -> GrpcRequest:
     return GrpcRequest(wire.method, (_fresh(wire.message),), wire.metadata, deadline)
 
 
-def _grpc_answer(wire: GrpcResponse) -> GrpcResponse:
+def _grpc_response(wire: GrpcResponse) -> GrpcResponse:
     return GrpcResponse((_fresh(wire.message),), wire.status, wire.details, wire.metadata)
 
 
@@ -130,7 +130,7 @@ def _frame_request(wire: Frame, deadline: float | None) -> Frame:
     return Frame((_fresh(wire.payload),), wire.correlation, deadline)
 
 
-def _frame_answer(wire: Frame) -> Frame:
+def _frame_response(wire: Frame) -> Frame:
     return Frame((_fresh(wire.payload),), wire.correlation)
 
 

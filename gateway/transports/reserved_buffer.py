@@ -1,7 +1,7 @@
-"""Memory of a message of known length, which is reserved as the message comes.
+"""ReservedBuffer: the memory of a message of known length, reserved as the message arrives.
 
-The whole length is mapped at once, so that nothing is copied twice; the system gives pages only to
-what has been written.  What counts against the budget is what has come and one step more.
+The whole length is mapped at once, so that nothing is copied twice; the kernel provides pages only
+for the bytes that are written.  The budget counts the bytes that have arrived, one step ahead.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gateway.wire.http import Buffer
 
 
 class CountedMemory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Memory whose bytes are counted for as long as it lives."""
+    """Memory that the budget counts until it is freed."""
 
 
 def uncounted_bytes(buffers: Sequence[Buffer]) -> int:
-    """Return how many bytes of *buffers* are not counted yet."""
+    """Return how many bytes of *buffers* the budget does not count yet."""
     return sum([len(each) for each in buffers if not _is_counted(each)])
 
 
@@ -30,8 +30,8 @@ def _is_counted(buffer: Any) -> bool:
 
 
 def message_memory(size: int, held: Reservation | None = None) -> memoryview:
-    """Return memory of *size* bytes, which *held* holds until nobody uses it any more."""
-    # Not a bytearray: that would be written twice, with zeros first.
+    """Return memory of *size* bytes, whose reservation *held* is released when it is freed."""
+    # A bytearray would be filled with zeros first.
     memory = np.empty(size, np.uint8)
     if held is not None:
         memory = memory.view(CountedMemory)
@@ -43,12 +43,12 @@ class ReservedBuffer:
     """A buffer that is filled from its beginning.
 
     Args:
-        size: Of the message.
-        held: Holds its bytes, and nothing else.
-        lasts: Keep them until nobody uses the message any more, and then give them back.
+        size: The size of the message.
+        held: The reservation of the message, which holds nothing else.
+        lasts: Whether the reservation lasts until the message is freed.
 
     Attributes:
-        filled: Bytes that have come.
+        filled: How many bytes have arrived.
     """
 
     __slots__ = ("_held", "_size", "_view", "filled")
@@ -61,13 +61,18 @@ class ReservedBuffer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it has come."""
+        """Whether the message is complete."""
         return self.filled == self._size
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing may come before `wait` has returned."""
+        """Whether no more data may be written before `wait` has returned."""
         return self.filled == self._held.size_bytes and self.filled < self._size
+
+    @property
+    def reserved_ahead(self) -> int:
+        """How many more bytes may come."""
+        return self._held.size_bytes - self.filled
 
     @property
     def view(self) -> memoryview:
@@ -75,21 +80,21 @@ class ReservedBuffer:
         return self._view.toreadonly()
 
     def room(self) -> memoryview | None:
-        """Return where the next bytes go; None where nothing may come."""
+        """Return the buffer for the next bytes; None if no data may be written."""
         filled = self.filled
         return (
             self._view[filled : self._held.size_bytes] if filled < self._held.size_bytes else None
         )
 
     def advance(self, size: int) -> None:
-        """Note that *size* bytes have been put into `room`, and reserve the next step."""
+        """Note that *size* bytes were written into `room`, and reserve the next step."""
         filled = self.filled = self.filled + size
         held = self._held
         if held.size_bytes < self._size and (more := held.step(filled, self._size)):
             held.try_grow(more)
 
     def put(self, data: bytes | memoryview, at: int = 0) -> int:
-        """Copy what there is room for of *data* from *at*; return the place after it."""
+        """Copy *data* from *at*, as far as memory is reserved; return the position after it."""
         end = len(data)
         with memoryview(data) as view:
             while at < end and (room := self.room()) is not None:

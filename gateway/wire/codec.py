@@ -32,11 +32,13 @@ class Codec(abc.ABC, Generic[Q, A]):
         needs: What it cannot write a call without; a policy adds that before `encode_call`.
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
             because its streams carry less; a decoupled model is then asked for a stream.
+        only_known_models: An upstream gets inferences of models only that it knows.
     """
 
     name: str
     needs: frozenset[Need]
     prefers_single_reply: bool = False
+    only_known_models: bool = False
 
     @abc.abstractmethod
     def decode_call(self, wire: Q, request_id: str = "", /) -> Call[Any]:
@@ -75,12 +77,11 @@ class StreamCodec(Codec[Q, A]):
     """A codec whose streams end in a form of their own.
 
     Its `encode_item` also writes items that are errors, see `InferResponse`.
-
-    Attributes:
-        first_error_ends: No item can follow an error that is the first.
     """
 
-    first_error_ends: bool
+    @abc.abstractmethod
+    def is_terminal(self, call: StreamInferRequest, error: GatewayError, /) -> bool:
+        """Return whether no item can follow *error*, which is the first item of a stream."""
 
     @abc.abstractmethod
     def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> A | None:
@@ -226,6 +227,8 @@ class ProtocolSpec:
         default_model: The option that a listener's default model sets, where requests cannot name
             a model; "" for none.
         numbers_requests: Its servers number requests: codecs get the process's `RequestIds`.
+        extension_status: Returns the extensions that a listener's options enable, and the others.
+            None for a protocol without extensions.
     """
 
     name: str
@@ -238,6 +241,7 @@ class ProtocolSpec:
     model_keys: bool = False
     default_model: str = ""
     numbers_requests: bool = False
+    extension_status: Callable[[Options], tuple[Sequence[str], Sequence[str]]] | None = None
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

@@ -30,6 +30,9 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.INTERNAL: 500,
 }
 
+RETRY_AFTER_CODES: Final = frozenset({ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE})
+"""The errors that HTTP sends with `Retry-After`: a later request may succeed."""
+
 GRPC_STATUS: Final[dict[ErrorCode, GrpcStatus]] = {
     ErrorCode.INVALID_ARGUMENT: GrpcStatus.INVALID_ARGUMENT,
     ErrorCode.NOT_FOUND: GrpcStatus.NOT_FOUND,

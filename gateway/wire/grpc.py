@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from gateway.ir.context import NO_CLIENT, Client
 from gateway.ir.streaming_body import StreamingBody
-from gateway.wire.http import Buffer, view_of
+from gateway.wire.http import Buffer, size_of, view_of
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -46,6 +47,7 @@ class GrpcRequest(Struct, frozen=True):
         rest: The part of the message that has not arrived; None where the message is complete.
         elements: Maximum number of elements, because the message was compressed; None for no limit
             beyond the usual ones. See `gateway.ir.work.inflated`.
+        client: The sender, on a server.
     """
 
     method: str
@@ -54,11 +56,23 @@ class GrpcRequest(Struct, frozen=True):
     deadline: float | None = None
     rest: StreamingBody | None = None
     elements: int | None = None
+    client: Client = NO_CLIENT
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the message, the part that has not arrived included."""
+        parts = self.message
+        if self.rest is not None:
+            return self.rest.end
+        return len(parts[0]) if len(parts) == 1 else size_of(parts)
 
     @property
     def view(self) -> memoryview:
         """The message as one view; copies only when it has several buffers."""
-        return view_of(self.message)
+        parts = self.message
+        if len(parts) == 1 and type(parts[0]) is memoryview:
+            return parts[0]
+        return view_of(parts)
 
 
 class GrpcResponse(Struct, frozen=True):
@@ -77,9 +91,18 @@ class GrpcResponse(Struct, frozen=True):
     metadata: Metadata = ()
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of the message."""
+        parts = self.message
+        return len(parts[0]) if len(parts) == 1 else size_of(parts)
+
+    @property
     def view(self) -> memoryview:
         """The message as one view; copies only when it has several buffers."""
-        return view_of(self.message)
+        parts = self.message
+        if len(parts) == 1 and type(parts[0]) is memoryview:
+            return parts[0]
+        return view_of(parts)
 
 
 class MethodKind(enum.Enum):

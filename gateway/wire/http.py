@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from gateway.ir.context import NO_CLIENT, Client
 from gateway.ir.streaming_body import StreamingBody
 
 Buffer = bytes | bytearray | memoryview
@@ -97,6 +98,7 @@ class HttpRequest(Struct, frozen=True):
             `x-request-id`. "" for none, or where *headers* contain it.
         elements: Maximum number of elements, because the message was compressed; None for no limit
             beyond the usual ones. See `gateway.ir.work.inflated`.
+        client: The sender, on a server.
     """
 
     method: str
@@ -108,6 +110,15 @@ class HttpRequest(Struct, frozen=True):
     body_stream: StreamingBody | None = None
     request_id: str = ""
     elements: int | None = None
+    client: Client = NO_CLIENT
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the body, the part that has not arrived included."""
+        parts = self.body
+        if self.body_stream is not None:
+            return self.body_stream.end
+        return len(parts[0]) if len(parts) == 1 else size_of(parts)
 
     @property
     def view(self) -> memoryview:
@@ -117,7 +128,7 @@ class HttpRequest(Struct, frozen=True):
     def with_body_stream(self, rest: StreamingBody | None) -> HttpRequest:
         """Return the same request with *rest* after its body."""
         parts = (self.method, self.path, self.query, self.headers, self.body, self.deadline)
-        return HttpRequest(*parts, rest, self.request_id)
+        return HttpRequest(*parts, rest, self.request_id, client=self.client)
 
 
 class HttpResponse(Struct, frozen=True):
@@ -137,6 +148,12 @@ class HttpResponse(Struct, frozen=True):
     body: Sequence[Buffer] = ()
     compressible: bool = False
     request_id: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the body."""
+        parts = self.body
+        return len(parts[0]) if len(parts) == 1 else size_of(parts)
 
     @property
     def view(self) -> memoryview:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gateway.ir.streaming_body import BodySink, StreamingBody
+from gateway.ir.streaming_body import ForwardingBody, StreamingBody
 
 
-class InterleavedBody:
+class InterleavedBody(ForwardingBody):
     """A `StreamingBody` that pipes another one, with bytes inserted at some offsets.
 
     Args:
@@ -20,30 +20,14 @@ class InterleavedBody:
     """
 
     def __init__(self, source: StreamingBody, inserts: Iterable[tuple[int, bytes]]) -> None:
-        self._source = source
+        super().__init__(source)
         self._inserts = deque(inserts)
         self._at = source.start
-        self._sink: BodySink | None = None
         self.start = source.start
         self.remaining_bytes = source.remaining_bytes + sum(
             [len(insert) for _, insert in self._inserts]
         )
         self.end = self.start + self.remaining_bytes
-
-    @property
-    def is_started(self) -> bool:
-        """Whether piping has begun."""
-        return self._source.is_started
-
-    @property
-    def last_progress(self) -> float:
-        """When bytes of the source were last piped."""
-        return self._source.last_progress
-
-    def pipe_to(self, sink: BodySink, /) -> None:
-        """Write to *sink* all bytes that have arrived, and the rest as it arrives."""
-        self._sink = sink
-        self._source.pipe_to(self)
 
     def write(self, piece: memoryview, /) -> None:
         """Write the next bytes of the source, with the inserts before and between them."""
@@ -65,20 +49,3 @@ class InterleavedBody:
         self.remaining_bytes -= piece.nbytes
         if self._sink is not None:
             self._sink.write(piece)
-
-    def pause(self) -> None:
-        """Pause the source."""
-        self._source.pause()
-
-    def resume(self) -> None:
-        """Resume the source."""
-        self._source.resume()
-
-    def detach(self) -> None:
-        """Stop writing to the sink."""
-        self._sink = None
-        self._source.detach()
-
-    async def read_all(self) -> memoryview:
-        """Return the source's body, without the inserts."""
-        return await self._source.read_all()

@@ -27,7 +27,7 @@ def http_context(
     """Return the context of a client's HTTP request; *form* is kept for the response."""
     metadata, request_id = sender_metadata(wire.headers)
     origin = Origin(codec, wire, form)
-    return Context(codec, metadata, request_id, wire.deadline, None, needs, origin)
+    return Context(codec, metadata, request_id, wire.deadline, None, needs, origin, wire.client)
 
 
 def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
@@ -41,6 +41,8 @@ def grpc_context(
     needs: frozenset[Need],
     form: object = None,
     request_id: str = "",
+    *,
+    has_bytes: bool = False,
 ) -> Context:
     """Return the context of a client's gRPC message.
 
@@ -50,17 +52,26 @@ def grpc_context(
         needs: What the reply must have.
         form: Kept for the response.
         request_id: For a message without a valid request id.
+        has_bytes: As in `Origin`.
     """
-    origin = Origin(codec, wire, form)
+    origin = Origin(codec, wire, form, has_bytes)
     metadata = wire.metadata
     if not metadata:  # most clients send no fields of their own
-        return Context(codec, (), request_id, wire.deadline, None, needs, origin)
+        return Context(codec, (), request_id, wire.deadline, None, needs, origin, wire.client)
     texts = tuple([(key, value) for key, value in metadata if isinstance(value, str)])
+    found = metadata_request_id(texts)
+    return Context(
+        codec, texts, found or request_id, wire.deadline, None, needs, origin, wire.client
+    )
+
+
+def metadata_request_id(metadata: Metadata) -> str:
+    """Return the last valid request id in gRPC metadata; "" for none."""
     found = ""
-    for key, value in texts:
-        if key == REQUEST_ID:
+    for key, value in metadata:
+        if key == REQUEST_ID and isinstance(value, str):
             found = valid_request_id(value)
-    return Context(codec, texts, found or request_id, wire.deadline, None, needs, origin)
+    return found
 
 
 def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:

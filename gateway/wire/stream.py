@@ -7,8 +7,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from gateway.ir.context import NO_CLIENT, Client
 from gateway.ir.errors import GatewayError
-from gateway.wire.http import Buffer
+from gateway.wire.http import Buffer, size_of
 
 
 class Frame(Struct, frozen=True):
@@ -19,12 +20,20 @@ class Frame(Struct, frozen=True):
         correlation: The number that matches a response to its request, where the protocol has one.
         deadline: On the clock of `time.monotonic`; None for none.
         extra_bytes: Memory to read it besides its payload, such as for decompression.
+        client: The sender, on a server.
     """
 
     payload: Sequence[Buffer]
     correlation: int | None = None
     deadline: float | None = None
     extra_bytes: int = 0
+    client: Client = NO_CLIENT
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the payload."""
+        parts = self.payload
+        return len(parts[0]) if len(parts) == 1 else size_of(parts)
 
 
 class Framer(Protocol):

@@ -62,8 +62,3 @@ ONLY_THERE = frozenset({"118-mlserver-infer-fp16-binary"})
 
 # Calls that go to another path than the client took: KServe lists its models at GET /v2/models.
 ELSEWHERE = frozenset({"132-kserve-repository-index"})
-
-# Answers that Triton wrote in a JSON of its own, and strict JSON has no form for.
-NOT_ANSWERED: dict[str, str] = {
-    "019-triton-nan-binary-in-json-out": "'OUTPUT0' has inf at index 1.*binary_data",
-}

@@ -47,7 +47,6 @@ from tests.golden import open_inference_oracle as oracle
 from tests.golden.open_inference import Exchange, exchanges
 from tests.golden.open_inference_tables import (
     ELSEWHERE,
-    NOT_ANSWERED,
     NOT_ASKED,
     ONLY_THERE,
     SHARED,
@@ -186,7 +185,7 @@ def in_order(tensors: tuple[Tensor, ...]) -> list[Any]:
 def test_the_tables_name_recorded_exchanges() -> None:
     """No entry of a table is left over, and every file of the index is there."""
     assert 272 == len(ALL)
-    for table in ({SHARED}, STREAMS, WRONG, NOT_ASKED, ONLY_THERE, ELSEWHERE, NOT_ANSWERED):
+    for table in ({SHARED}, STREAMS, WRONG, NOT_ASKED, ONLY_THERE, ELSEWHERE):
         assert [] == [name for name in table if name not in ALL]
 
 
@@ -316,10 +315,6 @@ def test_answers_are_written_as_recorded(exchange: Exchange) -> None:
     call = asked(exchange)
     codec = listener(exchange)
     reply = upstream(exchange).decode_reply(call, exchange.response)
-    if exchange.name in NOT_ANSWERED:
-        with pytest.raises(Unsupported, match=NOT_ANSWERED[exchange.name]):
-            codec.encode_reply(call, reply)
-        return
     if isinstance(call, ServerMetadataRequest):
         codec = _codec(exchange, {})  # one that serves more says so
     wire = codec.encode_reply(call, reply)

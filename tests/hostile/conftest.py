@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hostile.judge import CANARY, Patient, bugs_of, warmed
+from tests.hostile.judge import CANARY, Patient, bugs_of, check_rejections, warmed
 from tests.hostile.process import CONFIG, eventually, running
 
 _MIB = 1 << 20
@@ -28,6 +28,7 @@ def patient() -> Iterator[Patient]:
         yield patient
         patient.close()
         assert gateway.alive
+        check_rejections(gateway)
         assert eventually(lambda: gateway.descriptors() <= descriptors + _DESCRIPTORS)
         grown = gateway.status("VmRSS") - memory
         peak = gateway.status("VmHWM") - memory

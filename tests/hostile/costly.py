@@ -395,3 +395,40 @@ ROWS: dict[str, Callable[[], Message]] = {
     )
 }
 """The table of S1, and what was found since, by name."""
+
+
+# -- inputs that a model does not have
+
+
+def other_json() -> Http:
+    """Return 10^6 numbers in JSON of which one does not fit, for an input that is not there."""
+    data = ",".join(["1"] * 1_000_000)
+    text = (
+        '{"inputs":[{"name":"OTHER","datatype":"INT64","shape":[1000001],'
+        f'"data":[1.5,{data}]}}]}}'
+    )
+    return Http(post(text.encode(), path="/v2/models/identity_int64/infer"))
+
+
+def other_typed() -> Grpc:
+    """Return 500,001 BYTES elements where 500,000 are declared."""
+    contents = field(5, b"\x42\x00" * 500_001)
+    return Grpc(oip_grpc(tensor("OTHER", "BYTES", (500_000,), contents), model="identity_bytes"))
+
+
+def other_grps() -> Http:
+    """Return 10^6 integers and a text in JSON of grps."""
+    data = ",".join(["1"] * 1_000_000)
+    text = (
+        '{"model":"identity_int64","gtensors":{"tensors":[{"name":"OTHER","dtype":"DT_INT64",'
+        f'"shape":[1000001],"flat_int64":["x",{data}]}}]}}}}'
+    )
+    return Http(
+        post(text.encode(), "Content-Type: application/json", path="/grps/v1/infer/predict")
+    )
+
+
+OTHER_INPUTS: dict[str, Callable[[], Message]] = {
+    make.__name__: make for make in (other_json, other_typed, other_grps)
+}
+"""Long messages whose elements are wrong as well, by name."""

@@ -39,7 +39,7 @@ def _texts() -> Iterator[tuple[str, bytes]]:
         "trailing_text": good + b"x",
         "trailing_nul": good + b"\0",
         "leading_nul": b"\0" + good,
-        "bom": b"\xef\xbb\xbf" + good,
+        "bom_twice": b"\xef\xbb\xbf" * 2 + good,
         "utf16": good.decode().encode("utf-16"),
         "utf32": good.decode().encode("utf-32"),
         "latin1": b'{"inputs": [], "id": "\xe9"}',
@@ -299,7 +299,10 @@ def _counts() -> Iterator[tuple[str, bytes]]:
     yield "inputs_30000_nulls", b'{"inputs": [' + b"null," * 30_000 + b"null]}"
     yield "inputs_same_name", request(ROW, ROW)
     yield "outputs_257", request(ROW, outputs=[{"name": f"O{n}"} for n in range(257)])
-    yield "outputs_same_name", request(ROW, outputs=[{"name": "OUTPUT0"}] * 2)
+    yield (
+        "outputs_same_name",
+        request(ROW, outputs=[{"name": "OUTPUT0"}, {"name": "OUTPUT0", "parameters": {"a": 1}}]),
+    )
     yield "parameters_65", request(ROW, parameters={f"p{n}": n for n in range(65)})
     yield "parameters_20000", request(ROW, parameters={f"p{n}": n for n in range(20_000)})
     yield "keys_20000", request(ROW, **{f"k{n}": n for n in range(20_000)})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import Any
 
 import grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.schema import open_inference_pb2 as pb
-from tests.hostile.process import Gateway
+from tests.hostile.process import Gateway, eventually
 from tests.hostile.wire import GOOD, LAST_GOOD, Answer, Piece, Raw, ask, is_good
 
 CANARY = "canary-5ecret-9f27"
@@ -79,6 +83,36 @@ def bugs_of(gateway: Gateway, start: int = 0) -> str:
     """Return the log from line *start* on, without what the model "fail" says as it should."""
     lines = [line for _, line in gateway.log[start:] if "fails on purpose" not in line]
     return "".join(lines)
+
+
+def check_rejections(gateway: Gateway) -> None:
+    """Assert that each request that was rejected has a line, with an id and the limit or the rule.
+
+    Refused connections have no request: a line counts them.
+    """
+    with closing(HTTPConnection(gateway.address("admin"), timeout=_SECONDS)) as connection:
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+    counted = 0
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == "gateway_refused_requests_total":
+                counted += int(sample.value)
+            elif sample.labels.get("limit", "").startswith("connections"):
+                counted -= int(sample.value)
+    # The line is written before the count is read, but by another process.
+    assert eventually(lambda: counted == len(_rejections(gateway))), (
+        counted,
+        len(_rejections(gateway)),
+    )
+    for line in _rejections(gateway):
+        assert line["request_id"], line
+        assert line["code"], line
+        assert line.get("limit") or line["rule"], line
+
+
+def _rejections(gateway: Gateway) -> list[dict[str, Any]]:
+    return [event for _, event in gateway.events() if event["event"] == "rejected"]
 
 
 def good_call() -> bytes:

@@ -7,11 +7,11 @@ loop beside what its bytes take to receive, and others wait for 0.25 s at most.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.hostile.costly import ROWS, Cost, Grpc, Message, cost_of, oip_grpc, tensor
+from tests.hostile.costly import OTHER_INPUTS, ROWS, Cost, Grpc, Message, cost_of, oip_grpc, tensor
 from tests.hostile.process import Gateway, running
 
 pytestmark = pytest.mark.hostile
@@ -73,3 +73,13 @@ def test_a_compressed_message_has_no_more_elements_than_bytes(gateway: Gateway) 
         said = cost_of(gateway, ROWS["compressed_items_over_grpc"]()).said
         assert said.startswith("RESOURCE_EXHAUSTED ")
         assert "decompressed_elements" in said
+
+
+@pytest.mark.parametrize("make", OTHER_INPUTS.values(), ids=OTHER_INPUTS)
+def test_other_inputs_are_refused_before_their_elements_are_read(
+    gateway: Gateway, make: Callable[[], Message]
+) -> None:
+    """The elements are wrong too, and are not what the refusal is about."""
+    said = cost_of(gateway, make()).said
+    assert said.split()[0] in ("400", "INVALID_ARGUMENT")
+    assert "has no input 'OTHER" in said.replace("\\", "")

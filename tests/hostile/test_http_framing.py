@@ -168,7 +168,7 @@ CHUNKS: dict[str, bytes] = {
     "end_letters": BODY + b"0x\r\n\r\n",
 }
 FOREIGN: dict[str, bytes] = {
-    "http2_preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+    "http3_preface": b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n" + bytes(9),
     "tls_hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
     "sslv2_hello": b"\x80\x2e\x01\x00\x02" + bytes(40),
     "nul_bytes": bytes(4096) + b"\r\n\r\n",

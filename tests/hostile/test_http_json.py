@@ -34,6 +34,7 @@ LEGAL = {
     "unknown_members": request(ROW, x=[1, {"a": None}], id="a"),
     "unknown_tensor_members": request({**ROW, "x": {"y": [1]}}),
     "depth_64": b'{"inputs":[%b],"x":%b1%b}' % (json.dumps(ROW).encode(), b"[" * 60, b"]" * 60),
+    "bom": b"\xef\xbb\xbf" + request(ROW),
     "escaped_keys": request(ROW).replace(b"name", b"n\\u0061me"),
     "rank_32": request(tensor(shape=[1] * 32)),
     "zero_times_most": request(tensor(shape=[0, 2**40], data=[])),

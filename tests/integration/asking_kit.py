@@ -14,10 +14,11 @@ from gateway.app import Gateway, connect
 from gateway.config.load import load_text
 from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Context, Metadata, ModelRef, Need
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.registry import PROTOCOLS, protocol
+from tests.integration.cli_kit import Running
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +35,7 @@ async def running(text: str, directory: Path | None = None) -> AsyncIterator[Gat
         await gateway.stop()
 
 
-def urls(gateway: Gateway, model: str) -> dict[str, str]:
+def urls(gateway: Gateway | Running, model: str) -> dict[str, str]:
     """Return a URL of each protocol and carrier that *gateway* listens on."""
     found = {}
     for name in PROTOCOLS:
@@ -47,10 +48,16 @@ def urls(gateway: Gateway, model: str) -> dict[str, str]:
     return found
 
 
-async def ask(url: str, model: str, inputs: Mapping[str, Array], within_s: float = 10) -> Any:
+async def ask(
+    url: str,
+    model: str,
+    inputs: Mapping[str, Array],
+    within_s: float = 10,
+    metadata: Metadata = (),
+) -> Any:
     """Ask a server as an upstream of its protocol is asked; return its outputs by name."""
     connected = connect(parse_url(url))
-    context = Context(needs=WHOLE, deadline=time.monotonic() + within_s)
+    context = Context(needs=WHOLE, deadline=time.monotonic() + within_s, metadata=metadata)
     tensors = tuple(array_tensor(name, array) for name, array in inputs.items())
     call = InferRequest(model=ModelRef(model), inputs=tensors, context=context)
     try:

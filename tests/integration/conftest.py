@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
+from gateway.telemetry import log as logs
 from tests.integration.grpc_echo import MAKES
 from tests.integration.http_kit import HTTP_MAKES
 
@@ -15,6 +18,23 @@ _PAIRS = [
     ("native", "reference"),
     ("reference", "native"),
 ]
+
+
+@pytest.fixture
+def json_logs() -> Iterator[None]:
+    """Log as a gateway does.
+
+    Loggers of modules do not cache this configuration, which would hide their lines from the tests
+    that follow.
+    """
+    root, before = logging.getLogger(), structlog.get_config()
+    handlers, level = root.handlers[:], root.level
+    logs.configure("info", "json")
+    structlog.configure(cache_logger_on_first_use=False)
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(params=["reference", "native"])

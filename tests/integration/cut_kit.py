@@ -159,7 +159,7 @@ async def near(
     """Serve Open Inference over HTTP in front of an upstream."""
     client = upstream()
     refused: list[Any] = []
-    service = layer(Upstream("far", codec or HttpCodec(LIMITS, {"dialect": "triton"}), client))
+    service = layer(Upstream("far", codec or HttpCodec(LIMITS, {"dialect": "unknown"}), client))
     frontend: Any = Frontend(HttpCodec(LIMITS, {}), service)
     budget = MemoryBudget(1 << 30)
     server = HttpServer(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.demo.samples import load_scans
 from tests.cases import brpc_oracle as brpc
@@ -68,6 +72,45 @@ def test_serves_operators_apart_from_clients(demo: Running) -> None:
     assert get(demo.url("/livez"))[0] == 404
 
 
+def test_a_sidecar_answers_questions_that_change_nothing(demo: Running) -> None:
+    """Configuration, statistics and index are on; the log and errors name the flag of the others."""
+    upstream = f"grpc://{demo.addresses['main.grpc']}"
+    with serving("--upstream", upstream, *FREE) as sidecar:
+        status, config = get(sidecar.url("/v2/models/digits/config"))
+        assert (200, "digits") == (status, config["name"])
+        assert get(sidecar.url("/v2/models/digits/stats"))[0] == 200
+        assert get(sidecar.url("/v2/repository/index"), {})[0] == 200
+        status, refused = get(sidecar.url("/v2/repository/models/digits/unload"), {})
+        assert status == 501
+        assert (
+            "--enable model_control, or options: {oip: {model_control: true}} of the listener"
+            in refused["error"]
+        )
+        status, refused = get(sidecar.url("/v2/trace/setting"), {"trace_rate": "1"})
+        assert (status, "--enable trace," in refused["error"]) == (501, True)
+        (line,) = [json.loads(text) for text in sidecar.log if '"extensions"' in text]
+    on = "model_configuration, statistics=target, repository_index, trace=read, logging=read"
+    assert on == line["on"]
+    assert "model_control, model_config, model_files, opaque, shared_memory" == line["off"]
+    assert line["enable"].startswith("--enable NAME")
+
+
+def test_health_over_grpc_knows_models(demo: Running) -> None:
+    """The name of a model is a service: SERVING, and NOT_FOUND where no server has it."""
+    for upstream in (None, f"grpc://{demo.addresses['main.grpc']}"):
+        with ExitStack() as stack:
+            server = demo
+            if upstream is not None:
+                server = stack.enter_context(serving("--upstream", upstream, *FREE))
+            channel = stack.enter_context(grpc.insecure_channel(server.addresses["main.grpc"]))
+            check = health_pb2_grpc.HealthStub(channel).Check
+            reply = check(health_pb2.HealthCheckRequest(service="digits"))
+            assert health_pb2.HealthCheckResponse.SERVING == reply.status
+            with pytest.raises(grpc.RpcError) as unknown:
+                check(health_pb2.HealthCheckRequest(service="nobody"))
+            assert grpc.StatusCode.NOT_FOUND is unknown.value.code()
+
+
 def test_a_sidecar_serves_its_upstreams_models(demo: Running) -> None:
     """One flag is enough: the upstream's models are there under their own names."""
     upstream = f"grpc://{demo.addresses['main.grpc']}"
@@ -79,6 +122,20 @@ def test_a_sidecar_serves_its_upstreams_models(demo: Running) -> None:
         _, answer = get(sidecar.url("/v2/models/language/infer"), {"inputs": [text]})
         labels = [output["data"] for output in answer["outputs"] if output["name"] == "label"]
         assert labels == [["de"]]
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_a_sidecar_lists_the_models_of_its_upstream(carrier: str, tmp_path: Path) -> None:
+    """`gateway models` needs no option at the sidecar, only a server that has an index."""
+    text = (CONFIG / "testing.yaml").read_text().replace(":8000", ":0").replace(":8001", ":0")
+    path = tmp_path / "server.yaml"
+    path.write_text(text)  # it has the index
+    with serving(str(path)) as server:
+        upstream = f"grpc://{server.addresses['main.grpc']}"
+        with serving("--upstream", upstream, *FREE) as sidecar:
+            listed = gateway("models", f"oip+{carrier}://{sidecar.addresses[f'main.{carrier}']}")
+    assert 0 == listed.returncode, listed.stderr
+    assert "simple" in [line.split()[0] for line in listed.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

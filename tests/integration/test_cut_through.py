@@ -235,17 +235,16 @@ async def test_a_deadline_ends_both_sides() -> None:
     assert far.seen[0].on_reset
 
 
-@pytest.mark.parametrize("datatype", ["BYTES", "BOOL"])
-async def test_inputs_that_are_looked_at_are_waited_for(datatype: str) -> None:
-    """BYTES and BOOL are checked before anything is sent, in whichever place they stand."""
+async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
+    """A BYTES input is checked before anything is sent, whatever its position."""
     size = 100_000
-    good = struct.pack("<I", size) + bytes(size) if datatype == "BYTES" else bytes(size)
-    bad = struct.pack("<I", size + 1) + bytes(size) if datatype == "BYTES" else b"\2" * size
+    good = struct.pack("<I", size) + bytes(size)
+    bad = struct.pack("<I", size + 1) + bytes(size)
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         statuses = []
         for data in (good, bad):
-            head, body = request(("x", "FP32", bytes(MIB)), ("a", datatype, data))
+            head, body = request(("x", "FP32", bytes(MIB)), ("a", "BYTES", data))
             await raw.send(head + body)
             statuses.append((await answer_of(raw)).status)
         await raw.close()

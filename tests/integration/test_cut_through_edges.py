@@ -11,8 +11,9 @@ import pytest
 import trustme
 
 from benchmarks import resident
-from gateway.policies.observe import CallRecord, Observe
+from gateway.policies.observe import Observe
 from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.telemetry.call_log import CallRecord
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from gateway.app import Gateway
+from tests.integration.asking_kit import running
 from tests.integration.cli_kit import Running, serving
 
 pytestmark = pytest.mark.timeout(60)
@@ -59,8 +62,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Run a gateway with models of its own."""
     file = tmp_path_factory.mktemp("models") / "gateway.yaml"
     file.write_text(MODELS)
-    with serving(str(file)) as running:
-        yield running
+    with serving(str(file)) as gateway:
+        yield gateway
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +71,11 @@ def in_front(models: Running, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Run a gateway in front of that one."""
     file: Path = tmp_path_factory.mktemp("front") / "gateway.yaml"
     file.write_text(IN_FRONT.replace("{address}", models.addresses["main.http"]))
-    with serving(str(file)) as running:
-        yield running
+    with serving(str(file)) as gateway:
+        yield gateway
 
 
-def ask(gateway: Running, path: str, body: Any = None) -> tuple[int, Any]:
+def ask(gateway: Running | Gateway, path: str, body: Any = None) -> tuple[int, Any]:
     """Return status and JSON of a GET, or of a POST with *body*."""
     data = None if body is None else json.dumps(body).encode()
     url = f"http://{gateway.addresses['main.http']}{path}"
@@ -83,7 +86,7 @@ def ask(gateway: Running, path: str, body: Any = None) -> tuple[int, Any]:
         return error.code, json.loads(error.read())
 
 
-def infer(gateway: Running, model: str, value: int = 1) -> int:
+def infer(gateway: Running | Gateway, model: str, value: int = 1) -> int:
     """Return the status of an inference of one row."""
     inputs = [
         {"name": f"INPUT{n}", "shape": [1, 16], "datatype": "INT32", "data": [value] * 16}
@@ -92,7 +95,7 @@ def infer(gateway: Running, model: str, value: int = 1) -> int:
     return ask(gateway, f"/v2/models/{model}/infer", {"inputs": inputs})[0]
 
 
-def counted(gateway: Running, model: str) -> Any:
+def counted(gateway: Running | Gateway, model: str) -> Any:
     """Return the statistics of a model of one version."""
     (found,) = ask(gateway, f"/v2/models/{model}/stats")[1]["model_stats"]
     return found
@@ -136,6 +139,30 @@ def test_everything_passes_through_another_gateway(models: Running, in_front: Ru
     assert 200 == ask(in_front, "/v2/repository/models/other/load", {})[0]
     index = ask(in_front, "/v2/repository/index", {})[1]
     assert {"name": "plain", "version": "1", "state": "READY"} in index
+
+
+SIDECAR = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    options: {{oip: {{statistics: {statistics}}}}}
+admin: {{address: null, metrics: null}}
+upstreams: {{models: {{url: "oip+http://{address}"}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+
+
+@pytest.mark.parametrize(("statistics", "counted_here"), [("target", 0), ("gateway", 1)])
+async def test_a_sidecar_counts_only_what_its_server_does_not(
+    models: Running, statistics: str, counted_here: int
+) -> None:
+    """The server lists the extension, so that its own counts are read: none are kept twice."""
+    text = SIDECAR.format(statistics=statistics, address=models.addresses["main.http"])
+    async with running(text) as gateway:
+        assert 200 == await asyncio.to_thread(infer, gateway, "shared")
+        assert counted_here == len(gateway.metrics.usage.of(None))
+        found = await asyncio.to_thread(counted, gateway, "shared")
+    assert found["inference_count"] >= 1
 
 
 def test_the_log_of_the_gateway_behind(models: Running, in_front: Running) -> None:

@@ -66,6 +66,7 @@ async def test_unix_socket(tmp_path: Path) -> None:
         assert b"x" == (await client.send(ask(), deadline=None)).view.tobytes()
         with pytest.raises(OSError, match="already in use"):
             await another(address).start()
+        assert b"x" == (await client.send(ask(), deadline=None)).view.tobytes()
     with pytest.raises(OSError, match="no directory"):
         await another(f"unix:{tmp_path}/no/gateway.sock").start()
 

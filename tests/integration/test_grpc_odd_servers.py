@@ -72,15 +72,15 @@ HEAD = head(RESPONSE_HEAD)
 ANSWER = data(b"\0\0\0\0\2hi")
 
 BROKEN = {
-    "two_answers": (HEAD + ANSWER + ANSWER + head(OK, end=True), "two answers"),
-    "no_answer": (HEAD + head(OK, end=True), "status OK without an answer"),
+    "two_answers": (HEAD + ANSWER + ANSWER + head(OK, end=True), "two responses"),
+    "no_answer": (HEAD + head(OK, end=True), "status OK without a message"),
     "no_status": (HEAD + ANSWER + head(b"", end=True), "ends without a status"),
     "ends_with_data": (HEAD + data(b"\0\0\0\0\2hi", end=True), "ends without a status"),
     "half_a_message": (HEAD + data(b"\0\0\0\0\5hi") + head(OK, end=True), "middle of a message"),
     "data_first": (ANSWER, "data before header fields"),
     "html": (
         head(literal(b":status", b"200") + literal(b"content-type", b"text/html")),
-        "an answer that is no gRPC",
+        "a response that is not gRPC",
     ),
     "reset_cancel": (frames.reset(1, frames.CANCEL), "reset of the stream with CANCEL"),
     "odd_flag": (HEAD + data(b"\7\0\0\0\2hi"), "begins with 7"),
@@ -95,8 +95,8 @@ BROKEN = {
         "cannot be decoded",
     ),
     "broken_framing": (frames.frame(frames.PING, 0, 0, b"short"), "PING of 5 bytes"),
-    "push": (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), "nobody may push"),
-    "window_exceeded": (HEAD + data(bytes(70_000)), "more was sent than"),
+    "push": (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), "server push is not allowed"),
+    "window_exceeded": (HEAD + data(bytes(70_000)), "sent more than"),
 }
 
 
@@ -143,7 +143,7 @@ async def test_status_without_a_message(name: str) -> None:
 async def test_call_that_was_not_looked_at_was_not_sent(sent: bytes) -> None:
     """A refused stream, and one above GOAWAY's last, may be sent again."""
     async with answering(sent) as address, calling(address) as client:
-        with pytest.raises(NotSent, match="before it looked at it"):
+        with pytest.raises(NotSent, match="without processing it"):
             await client.send(ask(b"message"), deadline=monotonic() + 5)
 
 

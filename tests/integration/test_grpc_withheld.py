@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from gateway.app.upstreams import build_upstream
+from gateway.config.models import UpstreamConfig
 from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable
-from gateway.transports.contract import ClientLimits
+from gateway.telemetry.metrics import Metrics
+from gateway.transports.contract import ClientLimits, GrpcMount, MemoryBudget, ServerLimits
+from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.grpc.withheld import WithheldCalls
-from gateway.wire.grpc import GrpcResponse
+from gateway.wire.grpc import GrpcResponse, MethodKind
 from tests.integration.grpc_echo import (
     MAKES,
     STREAM,
@@ -167,3 +172,26 @@ async def test_calls_are_cancelled_where_nothing_is_withheld() -> None:
         await slow.started.wait()
         await leave(task)
         await slow.cancelled.wait()
+
+
+async def test_a_probe_without_response_ends_by_itself() -> None:
+    """The endpoint is not ready in time; the server sees no cancellation of the probe either."""
+    slow, metrics = Slow(), Metrics("1")
+    method = {"/inference.GRPCInferenceService/ServerReady": MethodKind.UNARY}
+    budget = MemoryBudget(1 << 20)
+    server = GrpcServer("127.0.0.1:0", [GrpcMount(method, slow)], ServerLimits(), budget)
+    await server.start()
+    document = {"url": f"oip+grpc://{server.address}", "transport": MAKES.client}
+    config = UpstreamConfig.model_validate({**document, "probe": {"timeout": "100ms"}})
+    built = build_upstream("u", config, {}, metrics, Path())
+    calls = f'gateway_upstream_withheld_calls{{endpoint="{server.address}",upstream="u"}} '
+    try:
+        assert not await built.members[0].prober.probe()
+        assert calls + "1.0" in metrics.page("")[0].decode()
+        slow.go.set()
+        await built.drain(5.0)
+        assert calls + "0.0" in metrics.page("")[0].decode()
+        assert not slow.cancelled.is_set()
+    finally:
+        await built.close()
+        await server.stop()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import aiohttp
@@ -24,7 +25,8 @@ from gateway.ir.errors import (
 )
 from gateway.ir.streams import close_stream
 from gateway.transports.contract import ClientLimits, HttpClient
-from gateway.wire.http import Headers, HttpRequest
+from gateway.transports.net.sockets import UNSEEN_S, reset_when_closed
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.integration.http_kit import HTTP_MAKES, Echo, Parts, Running, Slow, eventually, serving
 
 pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
@@ -286,20 +288,62 @@ async def test_surplus_bytes_end_the_connection() -> None:
         assert (bytes(first.view), bytes(second.view), server.connections) == (b"ok", b"ok", 2)
 
 
-async def test_dead_idle_connection_is_replayed() -> None:
-    """A kept connection that the upstream reset before the call arrived costs nothing."""
+@pytest.mark.parametrize("size", [0, 8 << 20])
+async def test_a_reset_does_not_say_that_a_request_was_not_read(size: int) -> None:
+    """A server that reads a request and then fails may reset: only the operator may repeat it."""
 
     async def answer_then_reset(peer: Peer) -> None:
         await peer.request()
         peer.writer.write(OK)
-        await peer.reader.readexactly(1)  # the next request has begun: refuse it unread
+        await peer.reader.readexactly(1)
+        reset_when_closed(peer.writer.transport.get_extra_info("socket"))
         peer.writer.transport.abort()
 
     async with upstream(answer_then_reset, says(OK)) as server, client_of(server.port) as client:
         await client.send(POST, deadline=None)
-        large = HttpRequest("POST", "/v2/x", body=(bytes(8 << 20),))
-        answer = await client.send(large, deadline=time.monotonic() + 5)
-        assert (bytes(answer.view), server.connections) == (b"ok", 2)
+        wire = HttpRequest("POST", "/v2/x", body=(bytes(size),))
+        with pytest.raises(Unavailable) as caught:
+            await client.send(wire, deadline=time.monotonic() + 5)
+        assert (Unavailable, 1) == (type(caught.value), server.connections)
+
+
+async def test_a_connection_is_not_used_after_an_internal_error() -> None:
+    """ASGI servers close the connection after status 500 and do not say so."""
+    failed = OK.replace(b"200 OK", b"500 Internal Server Error")
+    async with (
+        upstream(says(failed, close=False), says(OK)) as server,
+        client_of(server.port) as client,
+    ):
+        statuses = [(await client.send(POST, deadline=None)).status for _ in range(2)]
+        assert ([500, 200], 2) == (statuses, server.connections)
+
+
+async def test_a_connection_closed_while_it_idled_costs_no_call() -> None:
+    """What the kernel knows of an idle connection is asked before it is used, and nothing is lost.
+
+    The loop does not run between the close and the next request, so it has not read of it.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    with closing(listener):
+        async with client_of(listener.getsockname()[1]) as client:
+            sending = asyncio.create_task(client.send(POST, deadline=None))
+            first = await asyncio.to_thread(_answer, listener)
+            await sending
+            time.sleep(UNSEEN_S)  # noqa: ASYNC251  # the loop must not run
+            first.close()
+            sending = asyncio.create_task(client.send(POST, deadline=None))
+            second = await asyncio.to_thread(_answer, listener)
+            assert b"ok" == bytes((await sending).view)
+            second.close()
+
+
+def _answer(listener: socket.socket) -> socket.socket:
+    connection, _ = listener.accept()
+    data = b""
+    while not data.endswith(b"hello"):
+        data += connection.recv(65536)
+    connection.sendall(OK)
+    return connection
 
 
 @pytest.mark.parametrize(("method", "connections"), [("POST", 1), ("GET", 2)])
@@ -497,3 +541,37 @@ async def test_connection_that_dies_before_the_last_byte_is_replayed(
         await client.send(wire, deadline=None)
         answer = await client.send(wire, deadline=None)
         assert (bytes(answer.view), server.connections) == (b"ok", 2)
+
+
+async def test_a_response_that_the_codec_refuses_ends_its_connection() -> None:
+    """It may be that to another request, and all that follow would be shifted by one."""
+
+    def refuse(_response: HttpResponse) -> None:
+        raise UpstreamProtocolError("response has the id 'other'")
+
+    async with upstream(says(OK, close=False)) as server, client_of(server.port) as client:
+        with pytest.raises(UpstreamProtocolError, match="other"):
+            await client.send(POST, deadline=None, decode=refuse)
+        await eventually(server.gone.is_set)
+        assert b"ok" == bytes((await client.send(POST, deadline=None)).view)
+        assert 2 == server.connections
+
+
+async def test_a_response_in_endless_chunks_ends() -> None:
+    """Each chunk costs more than its byte: so many are allowed, and then one for each KiB."""
+    sent = 0
+
+    async def endless(peer: Peer) -> None:
+        nonlocal sent
+        await peer.request()
+        peer.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:  # until the connection is reset
+            peer.writer.write(b"1\r\nx\r\n" * 1000)
+            sent += 1000
+            await peer.writer.drain()
+
+    async with upstream(endless) as server, client_of(server.port) as client:
+        with pytest.raises(UpstreamProtocolError, match="chunks"):
+            await client.send(POST, deadline=time.monotonic() + 20)
+        await asyncio.wait_for(server.gone.wait(), 5)
+        assert sent < 1_000_000

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpMount, MemoryBudget, ServerLimits
+from gateway.transports.http1 import server_connection
 from gateway.wire.http import Headers, HttpResponse
 from tests.integration.http_kit import (
     HTTP_MAKES,
@@ -53,6 +54,22 @@ async def test_body_by_content_length(extra: int, status: int) -> None:
     async with serving(Echo(), message_bytes=1000) as running:
         got = await answer(running, post(b"x" * (1000 + extra)))
     assert got.status == status
+
+
+async def test_a_client_that_still_sends_can_read_the_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection is closed after a pause of the client, so that no reset hides the response."""
+    monkeypatch.setattr(server_connection, "_LINGER_S", 0.2)
+    async with serving(Echo(), message_bytes=1000) as running:
+        raw = await running.connect()
+        await raw.send(post(b"", length=6000))
+        for _ in range(6):
+            await raw.send(bytes(1000))
+            await asyncio.sleep(0.1)
+        data = await raw.rest()
+        await raw.close()
+    assert [413] == parse(data)
 
 
 async def test_declared_length_is_refused_before_the_body() -> None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.transports.contract import ClientLimits
-from gateway.transports.http.passthrough import Passthrough, PassthroughRules
+from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
 from tests.integration.http_kit import HTTP_MAKES, Echo, Running, parse, post, serving
 from tests.integration.test_http_client import Script, hang, says, upstream
 
@@ -30,7 +30,7 @@ async def passing(
 ) -> AsyncIterator[Running]:
     async with upstream(script) as server:
         client = HTTP_MAKES.http_client(f"http://127.0.0.1:{server.port}", limits or ClientLimits())
-        fallback = Passthrough(client, rules or ALL, forwarded=forwarded)
+        fallback = Passthrough(PassthroughClient(client), rules or ALL, forwarded=forwarded)
         try:
             async with serving(Echo(), fallback=fallback) as running:
                 yield running
@@ -157,6 +157,7 @@ async def test_failures_of_the_upstream(script: Script, status: int) -> None:
         await raw.close()
     assert answer.status == status
     assert list(answer.json) == ["error"]
+    assert "127.0.0.1" not in answer.json["error"]
 
 
 async def test_request_over_the_limit_is_refused_here() -> None:

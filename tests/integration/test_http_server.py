@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import time
 import zlib
 from collections.abc import AsyncGenerator
@@ -292,6 +293,32 @@ async def test_drain_finishes_what_is_in_flight() -> None:
         await idle.close()
         await busy.close()
     assert (answer.status, answer.headers.get("connection")) == (200, "close")
+
+
+async def test_drain_answers_what_was_on_its_way() -> None:
+    """A request that meets a server that leaves is answered, and told that it was the last."""
+    async with serving(Echo()) as running:
+        kept = await running.connect()
+        await kept.send(post(b"x"))
+        assert 200 == (await kept.answer()).status
+        drain = asyncio.create_task(running.server.drain(5))
+        await asyncio.sleep(0)
+        await kept.send(post(b"y"))
+        answer = await kept.answer()
+        assert (200, "close") == (answer.status, answer.headers.get("connection"))
+        assert b"" == await kept.rest()
+        await drain
+        await kept.close()
+
+
+async def test_drain_accepts_who_waits_in_the_queue() -> None:
+    """A connection that the kernel has made and nobody has accepted is answered, not reset."""
+    async with serving(Echo()) as running:
+        with socket.socket() as waiting:
+            waiting.connect((running.host, running.port))  # the loop has no turn to accept it
+            waiting.sendall(post(b"x"))
+            await running.server.drain(5)
+            assert b"HTTP/1.1 200" in waiting.recv(4096)
 
 
 async def test_drain_cancels_what_does_not_finish() -> None:

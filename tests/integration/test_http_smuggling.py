@@ -54,7 +54,7 @@ REFUSED = {
     "http_0_9": b"GET /v2\r\n\r\n",
     "http_1_2": b"GET /v2 HTTP/1.2\r\n" + HOST + b"\r\n",
     "http_2": b"GET /v2 HTTP/2.0\r\n" + HOST + b"\r\n",
-    "http_2_preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "nearly_http_2_preface": b"PRI * HTTP/2.0\r\n\r\nSN\r\n\r\n",
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40),
     "garbage": b"\x00\xff\x00" * 40 + b"\r\n\r\n",
     "odd_method": b"FOO /v2 HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -90,6 +90,15 @@ async def test_ambiguous_request_is_refused_and_the_connection_closed(
     assert b'{"error": "' in answer
     assert b"Traceback" not in answer
     assert "/v2/hidden" not in [wire.path for wire in echo.seen]
+
+
+async def test_nothing_behind_a_preface_is_read_as_http_1() -> None:
+    """A connection that begins as HTTP/2 does is HTTP/2, or it is refused."""
+    echo = Echo()
+    async with serving(echo) as running:
+        answer = await running.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HIDDEN)
+    assert b"HTTP/1.1 2" not in answer
+    assert [] == echo.seen
 
 
 async def test_upgrade_is_declined_and_the_connection_closed() -> None:

@@ -9,8 +9,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running, serving
 
 SERVER = """
@@ -109,3 +111,43 @@ def test_sequences_stay_and_are_lost_with_their_server(
         assert [15] * len(kept) == [
             add(gateway, model, each, 5, sequence_end=True) for each in kept
         ]
+
+
+def generate(address: str, source: str, sequence: int, **flags: bool) -> int:
+    """Send a request from the address *source*; return the status."""
+    body = {"INPUT": 1, "sequence_id": sequence, **flags}
+    with closing(HTTPConnection(address, timeout=10, source_address=(source, 0))) as connection:
+        connection.request("POST", "/v2/models/total/generate", json.dumps(body))
+        return connection.getresponse().status
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+def test_each_client_has_so_many_sequences(transport: str, tmp_path: Path) -> None:
+    """A client is an address, whatever its connections and carriers."""
+    config = tmp_path / "limited.yaml"
+    limited = SERVER + "policies: {sequences_per_client: 3}\n"
+    config.write_text(limited.replace("listeners: [{", f"listeners: [{{transport: {transport}, "))
+    with serving(str(config)) as running:
+        address = running.addresses["main.http"]
+        request = pb.ModelInferRequest(model_name="total")
+        request.inputs.add(
+            name="INPUT", datatype="INT32", shape=[1, 1]
+        ).contents.int_contents.append(1)
+        request.parameters["sequence_id"].int64_param = 1
+        request.parameters["sequence_start"].bool_param = True
+        with grpc.insecure_channel(running.addresses["main.grpc"]) as channel:
+            method = channel.unary_unary(
+                "/inference.GRPCInferenceService/ModelInfer",
+                request_serializer=pb.ModelInferRequest.SerializeToString,
+            )
+            method(request, timeout=10)
+            for number in (2, 3):
+                assert 200 == generate(address, "127.0.0.1", number, sequence_start=True)
+            assert 503 == generate(address, "127.0.0.1", 4, sequence_start=True)
+            request.parameters["sequence_id"].int64_param = 5
+            with pytest.raises(grpc.RpcError, match="sequences_per_client"):
+                method(request, timeout=10)
+        assert 200 == generate(address, "127.0.0.1", 1)
+        assert 200 == generate(address, "127.0.0.2", 6, sequence_start=True)
+        assert 200 == generate(address, "127.0.0.1", 2, sequence_end=True)
+        assert 200 == generate(address, "127.0.0.1", 4, sequence_start=True)

@@ -26,12 +26,11 @@ from gateway.transports.contract import (
     ServerLimits,
 )
 from gateway.transports.grpc.client import GrpcClient
-from gateway.transports.grpc.server import GrpcServer
+from gateway.transports.http2.frames import PREFACE, may_be_http2, settings
 from gateway.transports.reference.http_server import HttpServer
 from gateway.transports.stream.protocol_sniffing import (
     SharedPortProtocols,
     may_be_http,
-    may_be_http2,
 )
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
@@ -126,16 +125,9 @@ async def both(
         refused=refused.append,
         listens=False,
         count=count,
+        grpc=[GrpcMount({UNARY: MethodKind.UNARY}, Answers(echo) if calls is None else calls)],
     )
-    grpc = GrpcServer(
-        "",
-        [GrpcMount({UNARY: MethodKind.UNARY}, Answers(echo) if calls is None else calls)],
-        limits,
-        budget,
-        refused=refused.append,
-        listens=False,
-        count=count,
-    )
+    connections = ((may_be_http, beside.connection), (may_be_http2, beside.http2_connection))
     server = StreamServer(
         address,
         lambda: server_framer(MessageLimits(message_bytes=MOST)),
@@ -145,9 +137,7 @@ async def both(
         ordered=False,
         ssl_context=ssl_context,
         refused=refused.append,
-        beside=SharedPortProtocols(
-            looks_like, ((may_be_http, beside), (may_be_http2, grpc)), count
-        ),
+        beside=SharedPortProtocols(looks_like, connections, (beside,), count),
     )
     await server.start()
     try:
@@ -267,7 +257,7 @@ async def test_who_leaves_undecided_is_forgotten(address: str) -> None:
 
 
 async def test_connections_are_counted_together() -> None:
-    """The limit is on the port: whatever they speak, or have not said yet."""
+    """The limit is on the port, whatever they speak; each is refused in the form of its protocol."""
     frames = SlowFrames()
     async with both(frames, SlowHttp(), connections=3) as port:
         framed, http, silent = [await port.connect() for _ in range(3)]
@@ -275,12 +265,22 @@ async def test_connections_are_counted_together() -> None:
         await http.send(post(b"{}", path="/v2/x"))
         await silent.send(b"P")
         await eventually(lambda: port.count.total == 3 and bool(frames.waiting))
+        for sent, answer in (
+            (FRAME, b"PRPC"),
+            (post(b"{}", path="/v2/x"), b"HTTP/1.1 503 "),
+            (PREFACE, settings(()) + b"\0"),
+        ):
+            late = await port.connect()
+            await late.send(sent)
+            assert (await late.rest()).startswith(answer)
+            await late.close()
         late = await port.connect()
         assert b"" == await late.rest()
         for raw in (framed, http, silent, late):
             await raw.close()
         await eventually(lambda: port.count.total == 0)
-    assert ["connections"] == [error.limit for error in port.refused]
+    # The frontend of the frames counts what it refuses.
+    assert ["connections"] * 3 == [error.limit for error in port.refused]
 
 
 async def test_calls_of_grpc_are_answered_there(address: str) -> None:
@@ -389,8 +389,8 @@ class Noted:
     async def start(self) -> None:
         self.told.append("start")
 
-    def connection(self) -> asyncio.Protocol:
-        return asyncio.Protocol()
+    def announce_close(self) -> None:
+        self.told.append("announce_close")
 
     async def drain(self, _timeout_s: float) -> None:
         self.told.append("drain")
@@ -410,7 +410,7 @@ async def test_a_port_that_is_taken_leaves_nothing_started() -> None:
             Echo(),
             limits=limits,
             budget=MemoryBudget(1000),
-            beside=SharedPortProtocols(looks_like, ((may_be_http, noted),), count),
+            beside=SharedPortProtocols(looks_like, (), (noted,), count),
         )
         with pytest.raises(OSError, match="cannot listen on"):
             await server.start()

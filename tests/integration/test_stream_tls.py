@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from contextlib import nullcontext
 
 import pytest
 import trustme
@@ -35,6 +36,23 @@ async def test_frames_cross_under_tls() -> None:
         await asking.close()
         await eventually(lambda: not running.server._listener.connections)
     assert [payload] * 2 == found
+
+
+async def test_an_address_is_verified_by_the_name_of_its_host() -> None:
+    """The name is not looked up: the client connects to the address."""
+    authority = trustme.CA()
+    server, client = contexts(authority, authority)
+    authority.issue_cert("triton.test").configure_cert(server)
+    async with serving(Echo(), ssl_context=server) as running:
+        port = running.server.address.rpartition(":")[2]
+        for host, fails in (("triton.test", False), ("other.test", True)):
+            asking = StreamClient(
+                f"{host}:{port}", ordered, ClientLimits(), ssl_context=client, address="127.0.0.1"
+            )
+            refused = pytest.raises(NotSent, match="Hostname mismatch") if fails else nullcontext()
+            with refused:
+                await asking.send(Frame((b"question",)), deadline=None)
+            await asking.close()
 
 
 async def test_a_server_of_another_authority_is_not_asked() -> None:

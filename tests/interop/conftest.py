@@ -1,11 +1,15 @@
 """Fixtures that start the real servers, once a session (a worker of pytest-xdist each)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
+from tests.integration.cli_kit import Running
+from tests.interop.attacks import FREE_PORTS, INNOCENT
 from tests.interop.client import Client
 from tests.interop.environments import environment
+from tests.interop.gateways import serving
+from tests.interop.sacrifice import Sacrifice
 from tests.interop.servers.kserve import start as kserve
 from tests.interop.servers.mlserver import start as mlserver
 from tests.interop.servers.process import RunningServer, running
@@ -37,3 +41,23 @@ def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
 def client() -> Client:
     """Give the environment that holds the real clients."""
     return Client(environment("client"))
+
+
+@pytest.fixture(scope="module")
+def sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
+    """Run a Triton that may be killed."""
+    folder = tmp_path_factory.mktemp("sacrifice")
+    server = Sacrifice("triton", triton.prepare_sacrificial, folder, INNOCENT)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def gateways(sacrifice: Sacrifice) -> Iterator[Mapping[str, Running]]:
+    """Run a gateway with default settings for each carrier to the server."""
+    server = sacrifice.server
+    with (
+        serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as by_grpc,
+        serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as by_http,
+    ):
+        yield {"grpc": by_grpc, "http": by_http}

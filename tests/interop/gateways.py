@@ -31,7 +31,7 @@ def make() -> str:
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[Running]:
+def serving(*arguments: str, patience_s: float = cli_kit.START_S) -> Iterator[Running]:
     """Run `gateway serve` with *arguments*, as `cli_kit.serving`, on the make of this run."""
     file = len(arguments) == 1 and not arguments[0].startswith("-")
     config = yaml.safe_load(Path(arguments[0]).read_text()) if file else _of_flags(arguments)
@@ -42,7 +42,7 @@ def serving(*arguments: str) -> Iterator[Running]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=folder) as written:
         yaml.safe_dump(config, written, sort_keys=False)
         written.flush()
-        with cli_kit.serving(written.name) as running:
+        with cli_kit.serving(written.name, patience_s=patience_s) as running:
             yield running
 
 
@@ -55,5 +55,6 @@ def _of_flags(arguments: Sequence[str]) -> dict[str, Any]:
     for name in ("http", "grpc", "graphpipe-tcp", "graphpipe-unix", "brpc", "admin"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--default-model")
+    parser.add_argument("--identity")
     given = vars(parser.parse_args(arguments))
     return sidecar_config(given.pop("upstream"), **given)

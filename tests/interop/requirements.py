@@ -24,6 +24,8 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "psycopg2-binary==2.9.5",
         ),
         "grps": ("grpcio-tools==1.85.1", "requests==2.34.2"),
+        "tritony": ("tritony==0.0.23", "tritonclient[http,grpc]==2.73.0", "numpy==2.4.6"),
+        "model_analyzer": ("triton-model-analyzer==1.58.0",),
         "graphpipe": ("numpy==2.4.6", "requests==2.34.2", "flatbuffers==25.12.19"),
     }
 )
@@ -35,3 +37,6 @@ WITHOUT_DEPENDENCIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """What is installed after those, as it is."""
+
+PERF_ANALYZER = "perf-analyzer==2.60.0"
+"""NVIDIA's Performance Analyzer, which `perf_analyzer.py` unpacks beside the C library it needs."""

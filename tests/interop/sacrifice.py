@@ -50,7 +50,10 @@ class Innocent:
         """Send it to "host:port" and check the answer. Raises AssertionError, OSError."""
         tensor = {"name": "INPUT0", "datatype": self.datatype, "shape": self.shape}
         body = json.dumps({"inputs": [{**tensor, "data": [1, 2, 3, 4]}]})
-        status, text = post(address, f"/v2/models/{self.name}/infer", body.encode(), timeout_s)
+        path = f"/v2/models/{self.name}/infer"
+        # KServe reads a body of no type as binary.
+        headers = {"Content-Type": "application/json"}
+        status, text = post(address, path, body.encode(), timeout_s, headers)
         assert status == 200, text[:300]
         assert json.loads(text)["outputs"][0]["data"] == [1, 2, 3, 4]
 
@@ -87,6 +90,11 @@ class Sacrifice:
         self._numbers = itertools.count(1)
         self.innocent = innocent
         self.server: RunningServer = self._start()
+
+    @property
+    def metrics_address(self) -> str:
+        """Return "host:port" of its metrics, where it has a port for them."""
+        return f"127.0.0.1:{self._ports.metrics}"
 
     def is_hurt(self) -> bool:
         """Tell whether it has ended, or does not answer an innocent request right."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway import __version__
 from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.gateways import serving
@@ -57,6 +58,7 @@ version: 1
 listeners:
   - http: "127.0.0.1:0"
     grpc: "127.0.0.1:0"
+    identity: upstream
     shared_memory: {{mode: forward, keys: "*"}}
     options:
       oip:
@@ -98,18 +100,74 @@ def test_triton_through_the_gateway(
             assert expected == seen, kind
 
 
+PLAIN = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+admin: {{address: "127.0.0.1:0", metrics: null}}
+upstreams:
+  triton: {{url: "oip+http://{address}"}}
+lifecycle: {{pre_stop: 0s}}
+"""
+
+
 def test_nothing_is_served_that_is_not_enabled(
-    triton_server: RunningServer, client: Client
+    triton_server: RunningServer, client: Client, tmp_path: Path
 ) -> None:
-    """A sidecar without flags refuses each of them by name, and advertises none."""
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    with serving("--upstream", f"oip+http://{triton_server.http_address}", *free) as gateway:
+    """A file without options refuses each of them by name, and advertises none."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(PLAIN.format(address=triton_server.http_address))
+    with serving(str(file)) as gateway:
         for kind in KINDS:
             seen = seen_by(client, kind, gateway.addresses[port(kind)])
             assert ["binary_tensor_data", *ALWAYS] == seen.pop("extensions")["answer"]
+            assert "tensor-gateway" == seen.pop("identity")["answer"][0]
             assert [[2, 2], CLASSES] == seen.pop("classes")["answer"]
             for step, found in seen.items():
                 assert "not enabled" in found["error"], (kind, step)
+
+
+# What the steps of the client change, and what a sidecar refuses unless a flag enables it.
+CHANGES = {
+    "reload", "override", "load_unknown", "load_bad_file", "trace_change", "log_change", "log_back",
+    "log_unknown", "shared_memory", "shared_memory_unknown_key", "trace_clear", "cuda_shared_memory",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_sidecar_without_flags_answers_what_changes_nothing(
+    triton_server: RunningServer, client: Client, direct: dict[str, Seen], carrier: str
+) -> None:
+    """Each question is answered as by Triton; each change is refused with the flag that allows it."""
+    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:
+        for kind in KINDS:
+            seen = seen_by(client, kind, gateway.addresses[port(kind)])
+            assert {"model_configuration", "statistics"} < set(seen.pop("extensions")["answer"])
+            assert "tensor-gateway" == seen.pop("identity")["answer"][0]
+            for step in CHANGES & set(seen):
+                assert "--enable " in seen.pop(step)["error"], (kind, step)
+            assert {step: direct[kind][step] for step in seen} == seen, kind
+
+
+def test_a_sidecar_can_show_the_identity_of_triton(
+    triton_server: RunningServer, client: Client
+) -> None:
+    """Name and version are Triton's; without the flag they are the gateway's."""
+    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    upstream = ("--upstream", f"oip+grpc://{triton_server.grpc_address}", *free)
+    with serving(*upstream, "--identity", "upstream") as shown, serving(*upstream) as own:
+        for kind in KINDS:
+            names = [
+                seen_by(client, kind, gateway.addresses[port(kind)], "identity")["identity"]
+                for gateway in (shown, own)
+            ]
+            assert [
+                {"answer": ["triton", "2.51.0"]},
+                {"answer": ["tensor-gateway", __version__]},
+            ] == names
 
 
 ALWAYS = ["classification", "parameters", "schedule_policy", "sequence"]

@@ -36,8 +36,6 @@ OWN = frozenset(
         "forwarded_header",  # headers cross when they are listed: test_listed_headers_cross
     }
 )
-# The gateway answers just before the client gives up, with words of its own.
-OWN_WORDS = frozenset({"client_timeout"})
 
 ABSENT = frozenset(
     # Models and checks of models that the test servers other than Triton do not have.
@@ -111,7 +109,7 @@ def _own(script: str, carrier: str) -> frozenset[str]:
     own = OWN | SINGLE
     if script.endswith("_http"):
         return own
-    return own | OWN_WORDS | (STREAMS if carrier == "http" else frozenset())
+    return own | (STREAMS if carrier == "http" else frozenset())
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)

@@ -1,4 +1,4 @@
-"""Clients that everybody has: curl with JSON, and grpcio with nothing but server reflection."""
+"""Clients that everybody has: curl, nghttp, h2load and Node.js, and grpcio with reflection."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
 
 TESTING = Path(__file__).parents[2] / "config" / "testing.yaml"
 FREE = "127.0.0.1:0"
+ONE_PORT = "main.http+grpc"
 
 ADD = {
     "id": "curl-1",
@@ -47,18 +49,101 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def curl(gateway: Running, path: str, *options: str) -> tuple[int, Any]:
+@pytest.fixture(scope="module")
+def one_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Serve config/testing.yaml with one port for HTTP/1, HTTP/2 and gRPC, and one for brpc."""
+    config = yaml.safe_load(TESTING.read_text())
+    listener = config["listeners"][0]
+    del listener["http"], listener["grpc"]
+    listener |= {"address": FREE, "streams": [{"protocol": "grps", "address": FREE}]}
+    listener["transport"] = "native"  # the only one with HTTP/2
+    config["admin"] = {"address": None, "metrics": None}
+    file = tmp_path_factory.mktemp("one-port") / "testing.yaml"
+    file.write_text(yaml.safe_dump(config))
+    with serving(str(file)) as running:
+        yield running
+
+
+def run(program: str, package: str, *arguments: str) -> bytes:
+    """Return what a program prints; *package* has it."""
+    found = shutil.which(program)
+    assert found is not None, f"{program} is needed: apt-get install {package}"
+    done = subprocess.run([found, *arguments], check=True, capture_output=True, timeout=60)
+    return done.stdout
+
+
+def curl(gateway: Running, path: str, *options: str, name: str = "main.http") -> tuple[int, Any]:
     """Return the status and the document that curl got."""
-    program = shutil.which("curl")
-    assert program is not None, "curl is needed: apt-get install curl"
-    done = subprocess.run(
-        [program, "--silent", "--write-out", "\n%{http_code}", *options, gateway.url(path)],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    body, _, status = done.stdout.rpartition(b"\n")
+    written = "\n%{http_code}"
+    url = gateway.url(path, name)
+    printed = run("curl", "curl", "--silent", "--write-out", written, *options, url)
+    body, _, status = printed.rpartition(b"\n")
     return int(status), json.loads(body)
+
+
+VERSIONS = [["--http1.1"], ["--http2-prior-knowledge"], ["--http2"]]
+
+
+@pytest.mark.parametrize("options", VERSIONS, ids=lambda options: options[0])
+def test_curl_speaks_both_versions_on_one_port(one_port: Running, options: list[str]) -> None:
+    """With prior knowledge; an offer to upgrade is answered in HTTP/1."""
+    path = "/v2/models/simple/infer"
+    status, answer = curl(one_port, path, *options, "--data", json.dumps(ADD), name=ONE_PORT)
+    assert (200, "curl-1") == (status, answer["id"])
+    version = run("curl", "curl", "-so", "/dev/null", "-w", "%{http_version}", *options,
+                  one_port.url("/v2/health/live", ONE_PORT))  # fmt: skip
+    assert version == (b"2" if "prior" in options[0] else b"1.1")
+
+
+def test_curl_uploads_over_http_2(one_port: Running, tmp_path: Path) -> None:
+    """A large body with a length, and one whose end nobody announces."""
+    size = 4_000_000
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, size // 4]}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": size}}]}).encode()
+    (tmp_path / "body").write_bytes(head + bytes(size))
+    header = f"Inference-Header-Content-Length: {len(head)}"
+    for options in (("--data-binary", f"@{tmp_path / 'body'}"), ("-X", "POST", "-T", "-")):
+        command = ["curl", "-s", "--http2-prior-knowledge", "-H", header, *options]
+        command += ["-o", str(tmp_path / "out"), "-w", "%{http_code}"]
+        url = one_port.url("/v2/models/identity_fp32/infer", ONE_PORT)
+        with (tmp_path / "body").open("rb") as body:
+            done = subprocess.run([*command, url], stdin=body, capture_output=True, check=True)
+        assert b"200" == done.stdout
+        assert (tmp_path / "out").read_bytes().count(b"0.0") >= size // 4
+
+
+@pytest.mark.parametrize("name", [ONE_PORT, "main.grps.brpc"])
+def test_nghttp_reads_the_status_page(one_port: Running, name: str) -> None:
+    """The page of grps is at / of the port, and on that of brpc."""
+    assert b"<h1>grps</h1>" in run("nghttp", "nghttp2-client", one_port.url("/", name))
+
+
+def test_h2load_loses_nothing(one_port: Running) -> None:
+    """Many streams on many connections, each answered."""
+    url = one_port.url("/v2/health/ready", ONE_PORT)
+    printed = run("h2load", "nghttp2-client", "-n", "5000", "-c", "20", "-m", "20", url)
+    assert b"5000 succeeded, 0 failed, 0 errored, 0 timeout" in printed
+
+
+def test_node_speaks_http_2(one_port: Running) -> None:
+    """The module http2 of Node.js sends JSON and reads it."""
+    script = (
+        "const c = require('http2').connect(process.argv[1]);"
+        "const r = c.request({':method': 'POST', ':path': '/v2/models/simple/infer'});"
+        "let t = ''; r.on('response', h => { t += h[':status'] + ' '; });"
+        "r.on('data', d => { t += d; }); r.on('end', () => { console.log(t); c.close(); });"
+        "r.end(process.argv[2]);"
+    )
+    printed = run("node", "nodejs", "-e", script, one_port.url("", ONE_PORT), json.dumps(ADD))
+    status, _, body = printed.decode().partition(" ")
+    assert ("200", "curl-1") == (status, json.loads(body)["id"])
+
+
+def test_grpc_on_one_port(one_port: Running) -> None:
+    """Grpcio is answered on the same port."""
+    with grpc.insecure_channel(one_port.addresses[ONE_PORT]) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert "inference.GRPCInferenceService" in database.get_services()
 
 
 def test_curl_infers_with_json(gateway: Running) -> None:

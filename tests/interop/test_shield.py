@@ -1,41 +1,42 @@
-"""Requests that hurt real servers, sent to them directly and then through the gateway.
-
-Directly, each request ends its server, hangs it, or takes what it should not have. Through the
-gateway, over either carrier to the server, the request is answered with an error. The server then
-answers as before, and a bystander who asks all the time sees nothing of it.
-"""
+"""Requests that hurt Triton, sent to it directly and then through the gateway."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import http.client
 import json
-import random
-import re
+import signal
 import socket
 import struct
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 import pytest
 
-from gateway.app.weaknesses import WEAKNESSES
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
+from tests.interop.attacks import (
+    BROKEN,
+    CARRIERS,
+    FP32,
+    INNOCENT,
+    Attack,
+    addresses,
+    await_ready,
+    by_grpc,
+    by_http,
+    by_stream,
+    each,
+    infer_request,
+    json_body,
+    row,
+    unharmed,
+)
 from tests.interop.gateways import serving
 from tests.interop.sacrifice import (
-    INFER,
-    INTERVAL_S,
-    Bystander,
-    Innocent,
     Sacrifice,
     bystander,
     channel,
@@ -43,143 +44,9 @@ from tests.interop.sacrifice import (
     post,
     stream_method,
 )
-from tests.interop.servers.mlserver import start as mlserver
 from tests.interop.servers.process import RunningServer
-from tests.interop.servers.triton import start as triton
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
-
-CARRIERS = ("grpc", "http")
-FREE_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-MOST_WAIT_S = 1.0
-"""A bystander never waits longer than this for an answer."""
-
-Test = TypeVar("Test", bound=Callable[..., object])
-
-Send = Callable[[str, str], str]
-"""Sends a request, given "host:port" for HTTP and gRPC; returns the status or the code."""
-
-INNOCENT = Innocent("identity_fp32", "FP32", (1, 4))
-FP32 = "/v2/models/identity_fp32/infer"
-BROKEN = "broken off"
-
-
-@pytest.fixture(scope="module")
-def sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
-    """Run a Triton that may be killed."""
-    folder = tmp_path_factory.mktemp("sacrifice")
-    server = Sacrifice("triton", triton.prepare_sacrificial, folder, INNOCENT)
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def gateways(sacrifice: Sacrifice) -> Iterator[Mapping[str, Running]]:
-    """Run a gateway with default settings for each carrier to the server."""
-    server = sacrifice.server
-    with (
-        serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as by_grpc,
-        serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as by_http,
-    ):
-        yield {"grpc": by_grpc, "http": by_http}
-
-
-def row(name: str) -> Callable[[Test], Test]:
-    """Say which row of the table of weaknesses a test is for."""
-    assert name in {weakness.name for weakness in WEAKNESSES}
-    return lambda test: test
-
-
-@dataclass(frozen=True)
-class Attack:
-    """A request that hurts a server.
-
-    Attributes:
-        name: Of the test.
-        sends: Ways to send it. Directly the first one is tried, through the gateway all.
-        answers: What the gateway may answer.
-    """
-
-    name: str
-    sends: tuple[Send, ...]
-    answers: frozenset[str]
-
-
-def json_body(datatype: str, shape: list[int], data: list[Any], **members: Any) -> bytes:
-    """Return an inference request with one input, INPUT0."""
-    tensor = {"name": "INPUT0", "datatype": datatype, "shape": shape, "data": data}
-    return json.dumps({"inputs": [tensor], **members}).encode()
-
-
-def by_http(path: str, body: bytes, *headers: tuple[str, str]) -> Send:
-    """Return what POSTs *body*."""
-
-    def send(http_address: str, _grpc_address: str) -> str:
-        try:
-            return str(post(http_address, path, body, headers=dict(headers))[0])
-        except (OSError, http.client.HTTPException):
-            return BROKEN
-
-    return send
-
-
-def _each(path: str, bodies: Sequence[bytes], timeout_s: float = 3.0) -> Send:
-    """Return what POSTs *bodies* one after the other, until one has no response."""
-
-    def send(http_address: str, _grpc_address: str) -> str:
-        found = BROKEN
-        for body in bodies:
-            try:
-                found = str(post(http_address, path, body, timeout_s)[0])
-            except (OSError, http.client.HTTPException):
-                return BROKEN
-        return found
-
-    return send
-
-
-def by_grpc(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
-    """Return what sends *request* as a unary call."""
-
-    def send(_http_address: str, grpc_address: str) -> str:
-        with channel(grpc_address) as opened:
-            try:
-                infer_method(opened)(request, timeout=20, metadata=metadata)
-            except grpc.RpcError as error:
-                return _code(error)
-        return "OK"
-
-    return send
-
-
-def by_stream(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
-    """Return what sends *request* on a stream, and returns its status or what its error says."""
-
-    def send(_http_address: str, grpc_address: str) -> str:
-        with channel(grpc_address) as opened:
-            call = stream_method(opened)(iter([request]), timeout=20, metadata=metadata)
-            try:
-                errors = [answer.error_message for answer in call]
-            except grpc.RpcError as error:
-                return _code(error)
-        return "OK" if not any(errors) else "error in the stream"
-
-    return send
-
-
-def _code(error: grpc.RpcError) -> str:
-    assert isinstance(error, grpc.Call)
-    return str(error.code().name)
-
-
-def infer_request(
-    model: str, datatype: str, shape: tuple[int, ...], raw: bytes, name: str = "INPUT0"
-) -> pb.ModelInferRequest:
-    """Return a request with one input."""
-    request = pb.ModelInferRequest(model_name=model)
-    request.inputs.add(name=name, datatype=datatype, shape=shape)
-    request.raw_input_contents.append(raw)
-    return request
 
 
 def _chunks(http_address: str, _grpc_address: str) -> str:
@@ -249,7 +116,7 @@ KNOWN: tuple[Attack, ...] = (
     Attack(
         "text_sequence_id",
         (
-            _each(
+            each(
                 "/v2/models/sequence_number/infer",
                 [_sequence_body("x" * 20 + str(number)) for number in range(40)],
             ),
@@ -261,7 +128,7 @@ KNOWN: tuple[Attack, ...] = (
     Attack(
         "number_as_text_sequence_id",
         (
-            _each(
+            each(
                 "/v2/models/sequence_text/infer",
                 [_sequence_body(number) for number in range(1, 41)],
             ),
@@ -310,39 +177,12 @@ def test_triton(attack: Attack, sacrifice: Sacrifice, gateways: Mapping[str, Run
     assert found == BROKEN or sacrifice.is_hurt_soon(), "this Triton is not hurt: check its version"
     sacrifice.restart()
     for gateway in gateways.values():
-        _await_ready(gateway)
+        await_ready(gateway)
         http_address, grpc_address = addresses(gateway)
         with bystander(INNOCENT.by_http, http_address) as seen:
             for send in attack.sends:
                 assert send(http_address, grpc_address) in attack.answers
         unharmed(sacrifice, gateway, seen)
-
-
-def addresses(gateway: Running) -> tuple[str, str]:
-    """Return where a gateway listens for HTTP and gRPC."""
-    return gateway.addresses["main.http"], gateway.addresses["main.grpc"]
-
-
-def unharmed(sacrifice: Sacrifice, gateway: Running, seen: Bystander) -> None:
-    """Check that nobody noticed, and that innocent requests are answered right."""
-    assert not seen.failures
-    assert seen.worst_s < MOST_WAIT_S
-    http_address, grpc_address = addresses(gateway)
-    INNOCENT.by_http(http_address)
-    INNOCENT.by_grpc(grpc_address)
-    assert not sacrifice.is_hurt()
-
-
-def _await_ready(gateway: Running) -> None:
-    """Wait until the gateway reaches the server again."""
-    address = gateway.addresses["main.http"]
-    for _ in range(100):
-        try:
-            INNOCENT.by_http(address)
-        except (AssertionError, OSError, http.client.HTTPException):
-            continue
-        return
-    raise AssertionError("the gateway does not reach the server again")
 
 
 OPEN = """
@@ -414,7 +254,7 @@ def test_names_of_segments_stay_secret(
     for text in errors(server.http_address, server.grpc_address):
         assert any(name in text for name in _own_segments(server))
     for gateway in gateways.values():
-        _await_ready(gateway)
+        await_ready(gateway)
         for text in errors(*addresses(gateway)):
             assert "for key '...' to" in text
             assert not any(name in text for name in _own_segments(server))
@@ -496,140 +336,45 @@ def test_regions_of_shared_memory(sacrifice: Sacrifice, carrier: str, tmp_path: 
     assert not sacrifice.is_hurt()
 
 
-def _storm(address: str, count: int, at_once: int, *, deadlines: bool) -> float:
-    """Cancel calls, or let their deadlines pass; return the longest wait for an end, in seconds."""
-    request = infer_request("identity_fp32", "FP32", (1, 4), bytes(16))
-    randomly = random.Random(1)  # noqa: S311  # delays of a test
-
-    async def run() -> float:
-        left, worst = count, 0.0
-        async with grpc.aio.insecure_channel(address) as connected:
-            method = connected.unary_unary(
-                INFER, request_serializer=pb.ModelInferRequest.SerializeToString
-            )
-
-            async def one() -> None:
-                nonlocal left, worst
-                while left > 0:
-                    left -= 1
-                    delay = randomly.random() * 0.004
-                    end = time.monotonic() + delay
-                    with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
-                        if deadlines:
-                            await method(request, timeout=delay)
-                        else:
-                            call = method(request, timeout=20)
-                            await asyncio.sleep(delay)
-                            call.cancel()
-                            await call
-                    worst = max(worst, time.monotonic() - end)
-
-            await asyncio.gather(*(one() for _ in range(at_once)))
-        return worst
-
-    return asyncio.run(run())
-
-
-@row("cancelled_calls")
-@pytest.mark.parametrize("at_once", [4, 32])
-def test_cancelled_calls(
-    sacrifice: Sacrifice, gateways: Mapping[str, Running], at_once: int
-) -> None:
-    """Directly, calls that are cancelled end Triton; through the gateway they end by themselves."""
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_hung_server(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
+    """Directly, a call to a stopped Triton waits; through the gateway it fails at once."""
     sacrifice.revive()
-    for _ in range(20):
-        _storm(sacrifice.server.grpc_address, 2000, 4, deadlines=False)
-        if sacrifice.is_hurt():
-            break
-    assert sacrifice.is_hurt_soon(), "this Triton is not hurt: check its version"
-    sacrifice.restart()
-    gateway = gateways["grpc"]
-    _await_ready(gateway)
-    assert any("server 7368, 8034" in line for line in gateway.log)
-    http_address, grpc_address = addresses(gateway)
-    with bystander(INNOCENT.by_http, http_address) as seen:
-        for deadlines in (False, True):
-            assert _storm(grpc_address, 5000, at_once, deadlines=deadlines) < MOST_WAIT_S
-    unharmed(sacrifice, gateway, seen)
-    page = urllib.request.urlopen(f"http://{gateway.addresses['admin']}/metrics").read().decode()
-    assert re.search(r"^gateway_upstream_withheld_cancellations_total\S* [1-9]", page, re.MULTILINE)
+    server = sacrifice.server
+    body = json_body("FP32", [1, 4], [1, 2, 3, 4])
+    config = tmp_path / "hung.yaml"
+    address = server.grpc_address if carrier == "grpc" else server.http_address
+    text = OPEN.format(carrier=carrier, address=address, options="")
+    probe = f'{address}", probe: {{interval: 1s, timeout: 300ms}}'
+    config.write_text(text.replace(f'{address}"', probe))
+    with serving(str(config)) as gateway:
+        await_ready(gateway)
+        http_address = gateway.addresses["main.http"]
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(OSError, match="timed out"):
+                post(server.http_address, FP32, body, timeout_s=1)
+            end = time.monotonic() + 20
+            while "does not respond" not in _error_of(http_address, body):
+                assert time.monotonic() < end
+            waits = []
+            for _ in range(5):
+                begun = time.monotonic()
+                status, _text = post(http_address, FP32, body)
+                waits.append(time.monotonic() - begun)
+                assert status == 503
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        # One of them may be the trial call, which waits.
+        assert sorted(waits)[3] < 0.1
+        await_ready(gateway)
+        assert post(http_address, FP32, body)[0] == 200
+    assert not sacrifice.is_hurt()
 
 
-@pytest.fixture(scope="module")
-def mlserver_sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
-    """Run an MLServer that may be hurt."""
-    folder = tmp_path_factory.mktemp("mlserver-sacrifice")
-    server = Sacrifice("mlserver", mlserver.prepare_sacrificial, folder, INNOCENT)
-    yield server
-    server.close()
-
-
-def _worst_wait(sacrifice: Sacrifice, address: str, send: Callable[[], object]) -> float:
-    """Return the longest wait of a bystander, in seconds, while something is sent."""
-    with bystander(sacrifice.innocent.by_http, address) as seen:
-        time.sleep(3 * INTERVAL_S)  # he has asked before
-        send()
-    return seen.worst_s
-
-
-@row("wide_text")
-def test_wide_text(mlserver_sacrifice: Sacrifice) -> None:
-    """Directly one long text among many takes a GiB; through the gateway it is refused."""
-    server = mlserver_sacrifice.server
-    texts = ["a"] * 999 + ["b" * 400_000]
-    tensor = {"name": "X", "datatype": "BYTES", "shape": [1000], "data": texts}
-    body = json.dumps({"inputs": [tensor]}).encode()
-    path = "/v2/models/count_text/infer"
-    before = mlserver_sacrifice.peak_bytes()
-    post(server.http_address, path, body, timeout_s=60)
-    assert mlserver_sacrifice.peak_bytes() - before > 500 << 20
-    mlserver_sacrifice.restart()
-    server = mlserver_sacrifice.server
-    before = mlserver_sacrifice.peak_bytes()
-    upstream = f"oip+http://{server.http_address}"
-    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
-        address = gateway.addresses["main.http"]
-        statuses: list[int] = []
-        worst_s = _worst_wait(
-            mlserver_sacrifice, address, lambda: statuses.append(post(address, path, body)[0])
-        )
-        assert [413] == statuses
-        assert worst_s < MOST_WAIT_S
-    assert mlserver_sacrifice.peak_bytes() - before < 50 << 20
-    assert not mlserver_sacrifice.is_hurt()
-
-
-@row("numbers_as_json")
-def test_numbers_as_json(mlserver_sacrifice: Sacrifice) -> None:
-    """Directly 15,000,000 numbers occupy MLServer; through the gateway they are refused."""
-    mlserver_sacrifice.revive()
-    server = mlserver_sacrifice.server
-    path = "/v2/models/sum_and_empty/infer"
-    count = 15_000_000
-    tensor = {"name": "X", "datatype": "FP32", "shape": [count]}
-    numbers = b",".join([b"0.12345678"] * count)
-    direct = json.dumps({"inputs": [tensor]}).encode()[:-3] + b',"data":[' + numbers + b"]}]}"
-    worst_s = _worst_wait(
-        mlserver_sacrifice,
-        server.http_address,
-        lambda: post(server.http_address, path, direct, timeout_s=60),
-    )
-    assert worst_s > MOST_WAIT_S
-    mlserver_sacrifice.restart()
-    size = {"binary_data_size": 4 * count}
-    head = json.dumps({"inputs": [{**tensor, "parameters": size}]}).encode()
-    length = {"Inference-Header-Content-Length": str(len(head))}
-    upstream = f"oip+http://{mlserver_sacrifice.server.http_address}"
-    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
-        address = gateway.addresses["main.http"]
-        statuses: list[int] = []
-        worst_s = _worst_wait(
-            mlserver_sacrifice,
-            address,
-            lambda: statuses.append(
-                post(address, path, head + bytes(4 * count), headers=length)[0]
-            ),
-        )
-        assert [413] == statuses
-        assert worst_s < MOST_WAIT_S
-    assert not mlserver_sacrifice.is_hurt()
+def _error_of(address: str, body: bytes) -> str:
+    """Return the text of an error, or "" without a response in time."""
+    try:
+        return post(address, FP32, body, timeout_s=0.5)[1].decode()
+    except OSError:
+        return ""

@@ -6,6 +6,8 @@ known this protocol, and before a second gateway that is asked as the old server
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,9 @@ from uuid import uuid4
 
 import pytest
 
+from gateway.schema import tensorrt_v1_pb2 as pb
 from tests.integration.cli_kit import Running
+from tests.integration.workers_kit import PATIENCE_S
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
 from tests.interop.gateways import serving
@@ -235,3 +239,71 @@ def test_second_gateway_with_everything_allowed(
             assert allowed == seen_by(tensorrt_client, first, protocol, *allowed)
             found = seen_by(tensorrt_client, first, protocol, "sequence")
             assert {"sequence": SEQUENCE} == found
+
+
+WORKERS_BEFORE = """
+version: 1
+workers: WORKERS
+listeners: [{http: "127.0.0.1:0"}]
+admin: {address: "127.0.0.1:0", metrics: null}
+upstreams: {server: {url: URL}}
+lifecycle: {pre_stop: 0s}
+"""
+COUNTERS = ("success", "failed", "compute", "queue")
+
+
+def infer_batch(base: str, size: int, inputs: int = 2) -> int:
+    """Send one inference of *size* rows, as perf_client does; return the status."""
+    names = "".join(f' input {{ name: "INPUT{number}" }}' for number in range(inputs))
+    head = f'batch_size: {size}{names} output {{ name: "OUTPUT0" }}'
+    body = bytes(4 * 16 * size * inputs)
+    request = urllib.request.Request(  # noqa: S310  # loopback
+        f"{base}/api/infer/simple", body, {"NV-InferRequest": head}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def infer_stats(base: str) -> dict[tuple[int, str], tuple[int, int]]:
+    """Return count and time of each counter of the model, by batch size."""
+    with urllib.request.urlopen(f"{base}/api/status/simple?format=binary", timeout=30) as response:  # noqa: S310
+        status = pb.ServerStatus.FromString(response.read())
+    version = status.model_status["simple"].version_status[1]
+    return {
+        (size, name): (getattr(stats, name).count, getattr(stats, name).total_time_ns)
+        for size, stats in version.infer_stats.items()
+        for name in COUNTERS
+    }
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "http"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_counters_between_two_readings(
+    triton_server: RunningServer, tmp_path: Path, carrier: str, workers: int
+) -> None:
+    """perf_client subtracts two readings as unsigned numbers: whoever answers, none falls."""
+    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    file = tmp_path / "workers.yaml"
+    text = WORKERS_BEFORE.replace("WORKERS", str(workers))
+    file.write_text(text.replace("URL", f"oip+{carrier}://{address}"))
+    with serving(str(file), patience_s=PATIENCE_S) as gateway:
+        base = gateway.url("")
+        before = first = now = infer_stats(base)
+        sent = failed = 0
+        for size in (1, 1, 4, 2, 1, 8, 4, 1, 1, 2, 8, 1):
+            is_whole = size != 2
+            status = infer_batch(base, size, 2 if is_whole else 1)
+            sent += status == 200
+            failed += status != 200
+            now = infer_stats(base)
+            for key, counter in before.items():
+                assert counter[0] <= now[key][0], key
+                assert counter[1] <= now[key][1], key
+            before = now
+    assert (10, 2) == (sent, failed)
+    for name in ("success", "queue"):
+        total = sum(now[key][0] - first.get(key, (0, 0))[0] for key in now if key[1] == name)
+        assert sent == total, name

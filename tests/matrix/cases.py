@@ -55,6 +55,9 @@ def cases(datatype: Datatype) -> list[Case]:
     if datatype is Datatype.BYTES:
         odd = _objects([b"\xff\xfe", b"\x80", b"ok"])
         found.append(Case("not-utf8", datatype, odd.reshape(1, 3), NOT_TEXT))
+    if datatype is Datatype.BOOL:
+        odd_bytes = np.array([[0, 2, 255, 1]], "u1")
+        found.append(Case("odd-bytes", datatype, odd_bytes.view("?")))
     if datatype.is_float:
         found.append(_special("nan", datatype, [1.0, np.nan], NAN))
         found.append(_special("infinities", datatype, [np.inf, 0.5, -np.inf], INFINITE))

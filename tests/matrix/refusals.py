@@ -25,6 +25,7 @@ class Refusal:
     Attributes:
         clients: Beginnings of the names of clients it holds for.
         upstreams: Beginnings of the names of upstreams' ways.
+        other_than: Beginnings of the names of ways it does not hold for.
         datatypes: None for all.
         traits: Of which the values have one; None for any values.
         code: What the client gets.
@@ -33,6 +34,7 @@ class Refusal:
 
     clients: tuple[str, ...] = ("",)
     upstreams: tuple[str, ...] = ("",)
+    other_than: tuple[str, ...] = ()
     datatypes: frozenset[Datatype] | None = None
     traits: frozenset[str] | None = None
     code: ErrorCode
@@ -43,6 +45,7 @@ class Refusal:
         return (
             client.startswith(self.clients)
             and upstream.startswith(self.upstreams)
+            and not upstream.startswith(self.other_than)
             and (self.datatypes is None or case.datatype in self.datatypes)
             and (self.traits is None or bool(self.traits & case.traits))
         )
@@ -164,8 +167,10 @@ REFUSALS: tuple[Refusal, ...] = (
         code=UNSUPPORTED,
         text="'OUTPUT0' is .*16, which JSON cannot represent: request it as binary",
     ),
+    # Triton writes infinities as words, and so does the gateway then.
     Refusal(
         clients=_JSON_OUT,
+        other_than=("oip.http-triton", "oip.grpc-triton"),
         traits=frozenset({INFINITE}),
         code=UNSUPPORTED,
         text="'OUTPUT0' has inf at index 0.*'binary_data'",

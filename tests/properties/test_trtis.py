@@ -58,8 +58,6 @@ def tensors(draw: DrawFn, name: str, batch: tuple[int, ...]) -> Tensor:
     if datatype is Datatype.BYTES:
         items = draw(st.lists(st.binary(max_size=4), min_size=count, max_size=count))
         data = b"".join(len(item).to_bytes(4, "little") + item for item in items)
-    elif datatype is Datatype.BOOL:
-        data = bytes(draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)))
     else:
         size = count * datatype.size_bytes
         data = draw(st.binary(min_size=size, max_size=size))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -7,21 +8,39 @@ from typing import Any
 
 import pytest
 
-from gateway.frontend import Frontend, stamp_grpc, stamp_http
+from gateway.frontend import (
+    Frontend,
+    attach_grpc_request_id,
+    attach_http_request_id,
+)
 from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ModelConfigRequest,
+    ModelMetadataRequest,
     ServerLiveRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import GatewayError, MalformedMessage, NotFound, Overloaded, TooLarge
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    MalformedMessage,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    TooLarge,
+)
+from gateway.ir.expected_inputs import compare_inputs
+from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.work import charge
+from gateway.tapped_frontend import TappedCall, TappedFrontend
 from gateway.wire.codec import StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
-from tests.fakes import FakeCodec, FakeStream, ScriptedService
+from tests.fakes import FakeCodec, FakeStream, ScriptedService, settle
 
 
 class TextCodec(FakeCodec):
@@ -77,7 +96,9 @@ async def test_a_codec_may_give_a_call_its_id_at_once() -> None:
             return super().decode_call(wire)
 
     service = ScriptedService(True, True, True)
-    frontend: Frontend[str, str] = Frontend(Naming(), service, stamp=lambda text, one: one)
+    frontend: Frontend[str, str] = Frontend(
+        Naming(), service, attach_request_id=lambda text, one: one
+    )
     found = [await frontend.handle(wire) for wire in ("named", "live", "known")]
     assert found == [call.context.request_id for call in service.calls]
     assert found[0] == f"{found[1]}".replace("-2", "-1") + "!"
@@ -95,7 +116,9 @@ async def test_answers_bad_bytes_in_the_protocols_form_and_counts_them() -> None
     """Bytes that are no call never reach the service; the refusal is told."""
     refused: list[tuple[str, GatewayError]] = []
     service = ScriptedService()
-    found = await answers(service, "?", refused=lambda name, error: refused.append((name, error)))
+    found = await answers(
+        service, "?", on_rejected=lambda name, error: refused.append((name, error))
+    )
     assert ["invalid_argument: '?' is no call"] == found
     assert [("text", "'?' is no call")] == [(name, error.message) for name, error in refused]
     assert [] == service.calls
@@ -155,30 +178,43 @@ async def test_a_stream_without_aclose_is_fine() -> None:
     assert ["item 1"] == await answers(ScriptedService(Plain()), "stream")
 
 
-async def test_stamps_answers_with_the_request_id() -> None:
-    """Replies, errors and the first item of a stream carry the id; refusals have none."""
+async def test_responses_have_the_request_id() -> None:
+    """Replies, errors, refusals and the first item of a stream carry the id."""
 
-    def stamp(answer: str, request_id: str) -> str:
+    def attach_id(answer: str, request_id: str) -> str:
         return f"{answer} [{request_id}]"
 
-    assert ["reply True [mine]"] == await answers(ScriptedService(True), "known", stamp=stamp)
-    failed = await answers(ScriptedService(NotFound("gone")), "known", stamp=stamp)
+    assert ["reply True [mine]"] == await answers(
+        ScriptedService(True), "known", attach_request_id=attach_id
+    )
+    failed = await answers(ScriptedService(NotFound("gone")), "known", attach_request_id=attach_id)
     assert ["not_found: gone [mine]"] == failed
     stream = FakeStream([response("1"), response("2")])
-    first, second = await answers(ScriptedService(stream), "stream", stamp=stamp)
+    first, second = await answers(ScriptedService(stream), "stream", attach_request_id=attach_id)
     assert first.startswith("item 1 [")
     assert "item 2" == second
-    assert ["invalid_argument: '?' is no call"] == await answers(
-        ScriptedService(), "?", stamp=stamp
+    refused: list[GatewayError] = []
+    (text,) = await answers(
+        ScriptedService(),
+        "?",
+        attach_request_id=attach_id,
+        on_rejected=lambda _name, error: refused.append(error),
     )
+    assert f"invalid_argument: '?' is no call [{refused[0].request_id}]" == text
+    (text,) = await answers(
+        ScriptedService(), "?", attach_request_id=attach_id, read_request_id=lambda _wire: "own"
+    )
+    assert "invalid_argument: '?' is no call [own]" == text
 
 
-def test_http_and_grpc_answers_are_stamped_in_their_own_form() -> None:
+def test_http_and_grpc_responses_have_the_request_id_in_their_own_form() -> None:
     """What becomes a header over HTTP, trailing metadata over gRPC; everything else stays."""
-    http = stamp_http(HttpResponse(200, Headers([("A", "b")]), (b"x",), compressible=True), "id")
+    http = attach_http_request_id(
+        HttpResponse(200, Headers([("A", "b")]), (b"x",), compressible=True), "id"
+    )
     expected = HttpResponse(200, Headers([("A", "b")]), (b"x",), True, "id")
     assert expected == http
-    grpc = stamp_grpc(GrpcResponse((b"x",), metadata=(("a", "b"),)), "id")
+    grpc = attach_grpc_request_id(GrpcResponse((b"x",), metadata=(("a", "b"),)), "id")
     assert GrpcResponse((b"x",), metadata=(("a", "b"), ("x-request-id", "id"))) == grpc
 
 
@@ -242,6 +278,62 @@ async def test_numbers_sessions() -> None:
     assert other not in (None, first)
 
 
+class Model:
+    """A model whose first stream ends last, and its configuration."""
+
+    def __init__(self, configuration: ModelConfiguration | GatewayError) -> None:
+        self.questions = 0
+        self._configuration = configuration
+        self._started = 0
+        self._second_ended = asyncio.Event()
+
+    async def __call__(self, call: Call[Any]) -> Any:
+        if isinstance(call, ModelConfigRequest):
+            self.questions += 1
+            if isinstance(self._configuration, GatewayError):
+                raise self._configuration
+            return self._configuration
+        self._started += 1
+        return self._replies(self._started % 2)
+
+    async def _replies(self, is_first: int) -> AsyncIterator[InferResponse]:
+        if is_first:
+            await self._second_ended.wait()
+            self._second_ended.clear()
+            await settle()
+            yield response("first")
+        else:
+            self._second_ended.set()
+            yield response("second")
+
+
+DECOUPLED = ModelConfiguration({"model_transaction_policy": {"decoupled": True}})
+
+
+@pytest.mark.parametrize(
+    ("configuration", "expected"),
+    [
+        (DECOUPLED, ["item second", "item first"]),
+        (ModelConfiguration({}), ["item first", "item second"]),
+        (ModelNotFound("m"), ["item first", "item second"]),
+    ],
+)
+async def test_only_decoupled_models_reply_to_a_session_in_any_order(
+    configuration: ModelConfiguration | GatewayError, expected: list[str]
+) -> None:
+    """The model's transaction policy is asked for once, and a failure keeps the order."""
+    model = Model(configuration)
+    frontend: Frontend[str, str] = Frontend(TextCodec(), model)
+
+    async def coming() -> AsyncIterator[str]:
+        yield "stream"
+        yield "stream"
+
+    for _ in range(2):
+        assert expected == [each async for each in frontend.session(coming(), Gate())]
+    assert 1 == model.questions
+
+
 async def test_a_message_without_a_place_is_refused_in_the_session() -> None:
     """What the transport refuses is answered, and the stream goes on."""
     gate = Gate(full=frozenset({"known"}))
@@ -264,7 +356,8 @@ async def test_an_answer_that_is_too_large_is_refused_in_the_session() -> None:
 class WordyCodec(TextCodec, StreamCodec[str, str]):
     """Has words of its own for how streams end."""
 
-    first_error_ends = True
+    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+        return True
 
     def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> str | None:
         return None if last is not None and last.final else f"end after {last and last.id}"
@@ -314,7 +407,9 @@ async def test_refuses_a_message_with_its_call() -> None:
     """A transport that refuses what it has read is answered by the codec that knows the call."""
     refused: list[str] = []
     frontend: Frontend[str, str] = Frontend(
-        TextCodec(), ScriptedService(), refused=lambda _name, error: refused.append(error.message)
+        TextCodec(),
+        ScriptedService(),
+        on_rejected=lambda _name, error: refused.append(error.message),
     )
     for wire in ("live", "?", "bug"):
         assert "overloaded: full" == frontend.reject_message(wire, Overloaded("full"))
@@ -355,7 +450,7 @@ async def test_what_is_wrong_with_a_long_message_is_a_refusal() -> None:
             raise MalformedMessage("broken")
 
     frontend: Frontend[str, str] = Frontend(
-        Broken(), ScriptedService(), refused=lambda codec, error: refused.append(error.message)
+        Broken(), ScriptedService(), on_rejected=lambda codec, error: refused.append(error.message)
     )
     assert "invalid_argument: broken" == await frontend.handle("x")
     assert ["broken"] == refused
@@ -372,7 +467,119 @@ async def test_a_request_that_blocks_the_loop_is_reported(monkeypatch: pytest.Mo
             return InferRequest(model=ModelRef("m"))
 
     frontend: Frontend[str, str] = Frontend(
-        Modelled(), ScriptedService("x"), blocked=lambda *found: blocked.append(found)
+        Modelled(), ScriptedService("x"), on_blocked=lambda *found: blocked.append(found)
     )
     assert "reply x" == await frontend.handle("live")
     assert [("text", "m", 0.2)] == [(codec, model, round(s, 6)) for codec, model, s in blocked]
+
+
+class ListTap:
+    """A tap that keeps everything, or nothing."""
+
+    def __init__(self, *, chooses: bool = True) -> None:
+        self.chooses = chooses
+        self.ended: list[TappedCall] = []
+        self.refusals: list[tuple[str, Any, str, Any]] = []
+
+    def begin(self, call: Call[Any], /) -> TappedCall | None:
+        return TappedCall(call, 0.0) if self.chooses else None
+
+    def end(self, exchange: TappedCall, /) -> None:
+        self.ended.append(exchange)
+
+    def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
+        self.refusals.append((codec, wire, error.message, response))
+
+
+async def tapped(tap: ListTap, service: Any, wire: str) -> list[str]:
+    frontend: Frontend[str, str] = TappedFrontend(TextCodec(), service, tap)
+    return [answer async for answer in frontend(wire)]
+
+
+async def test_a_tap_receives_call_reply_and_response() -> None:
+    """A unary call ends with its reply and the message to the client."""
+    tap = ListTap()
+    assert ["reply True"] == await tapped(tap, ScriptedService(True), "live")
+    (ended,) = tap.ended
+    assert type(ended.call) is ServerLiveRequest
+    replies: list[Any] = [reply for _, reply in ended.items]
+    assert (replies, ended.responses) == ([True], ["reply True"])
+    assert ended.error is None
+
+
+async def test_a_tap_receives_the_items_of_a_stream() -> None:
+    """Each reply of a stream has its time, and an error ends it."""
+    tap = ListTap()
+    stream = FakeStream([response("1"), response("2"), NotFound("gone")])
+    said = await tapped(tap, ScriptedService(stream), "stream")
+    (ended,) = tap.ended
+    assert [item.id for _, item in ended.items] == ["1", "2"]
+    assert ended.error == (ErrorCode.NOT_FOUND, "gone")
+    assert ended.responses == said
+    assert stream.closed
+
+
+async def test_a_tap_receives_errors_and_refusals() -> None:
+    """An error of the service ends the call, and a message that is no call is refused."""
+    tap = ListTap()
+    await tapped(tap, ScriptedService(NotFound("gone")), "live")
+    assert tap.ended[0].error == (ErrorCode.NOT_FOUND, "gone")
+    said = await tapped(tap, ScriptedService(), "rubbish")
+    assert tap.refusals == [("text", "rubbish", "'rubbish' is no call", said[0])]
+
+
+async def test_a_tap_that_chooses_nothing_changes_nothing() -> None:
+    """The responses are those of a frontend without a tap."""
+    tap = ListTap(chooses=False)
+    assert ["reply True"] == await tapped(tap, ScriptedService(True), "live")
+    items = [response("1")]
+    assert ["item 1"] == await tapped(tap, ScriptedService(FakeStream(items)), "stream")
+    assert tap.ended == []
+
+
+async def test_a_broken_tap_costs_no_response() -> None:
+    """A defect of a tap is logged, and the client gets its response."""
+
+    class Broken(ListTap):
+        def end(self, exchange: TappedCall, /) -> None:
+            raise ZeroDivisionError
+
+    assert ["reply True"] == await tapped(Broken(), ScriptedService(True), "live")
+
+
+async def test_a_client_that_leaves_ends_a_tapped_call() -> None:
+    """A cancelled call is recorded as cancelled."""
+    tap = ListTap()
+    task = asyncio.ensure_future(tapped(tap, ScriptedService(), "live"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tap.ended[0].error == (ErrorCode.CANCELLED, "the client disconnected")
+
+
+class LongInference(TextCodec):
+    """Requests are names of inputs, and take long to read."""
+
+    def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
+        compare_inputs(ModelRef("m"), wire.split(","))
+        charge(1e9)
+        return InferRequest(model=ModelRef("m"))
+
+
+async def test_a_long_message_with_other_inputs_is_refused() -> None:
+    """The model is asked once for its inputs; the elements of other ones are not read."""
+    known = ModelMetadata(
+        name="m", platform="python", inputs=(TensorMetadata("a", Datatype.FP32, (-1,)),)
+    )
+
+    def answer(call: Call[Any]) -> Any:
+        return known if type(call) is ModelMetadataRequest else "x"
+
+    service = ScriptedService(always=answer)
+    frontend: Frontend[str, str] = Frontend(LongInference(), service)
+    expected = "invalid_argument: model 'm' has no input 'b'; its inputs are 'a'"
+    assert expected == await frontend.handle("a,b")
+    assert "reply x" == await frontend.handle("a")
+    assert [ModelMetadataRequest, InferRequest] == [type(call) for call in service.calls]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,7 @@ def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if "schema" not in path.parts]
 
 
+@cache
 def classes() -> dict[str, list[str]]:
     """Return the modules that define each class at their top level."""
     found: dict[str, list[str]] = defaultdict(list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -84,6 +85,71 @@ async def test_only_answers_are_heard_in_the_order_of_their_calls() -> None:
         await settle()
     await session.close_half()
     assert ["A", "B", "C"] == session.heard
+
+
+def decoupled(call: SessionCall[str]) -> SessionCall[str]:
+    """Return *call* as one of a decoupled model."""
+    return replace(call, is_decoupled=lambda: True)
+
+
+async def test_calls_of_decoupled_models_neither_wait_nor_hold_others_back() -> None:
+    """A slow request held back later ones: Triton promises no order for such models."""
+    calls, session = Calls(), Open()
+    names = ("slow", "plain", "quick", "last")
+    slow, plain, quick, last = map(calls.asked, names)
+    await session.come(decoupled(slow), plain, decoupled(quick), last)
+    assert [*names] == calls.begun
+    for name, heard in (
+        ("quick", ["quick"]),
+        ("last", ["quick"]),
+        ("plain", ["quick", "plain", "last"]),
+        ("slow", ["quick", "plain", "last", "slow"]),
+    ):
+        calls.only(name, name)
+        await settle()
+        assert heard == session.heard
+    await session.close_half()
+
+
+async def test_a_reply_that_waits_is_sent_once_its_model_proves_decoupled() -> None:
+    """The order is kept while the question is open; a call that is alone causes no question."""
+    calls, session = Calls(), Open()
+    told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    asked: list[str] = []
+
+    async def is_decoupled(name: str) -> bool:
+        asked.append(name)
+        return await asyncio.shield(told)
+
+    slow, quick = (
+        replace(calls.asked(name), is_decoupled=partial(is_decoupled, name))
+        for name in ("slow", "quick")
+    )
+    await session.come(slow)
+    assert [] == asked
+    await session.come(quick)
+    assert ["slow", "quick"] == asked
+    calls.only("quick", "quick")
+    await settle()
+    assert [] == session.heard
+    told.set_result(True)
+    await settle()
+    assert ["quick"] == session.heard
+    calls.only("slow", "slow")
+    await session.close_half()
+    assert ["quick", "slow"] == session.heard
+
+
+async def test_a_session_ends_while_a_question_is_open() -> None:
+    """Nobody waits for the order of replies that have been sent."""
+    calls, session = Calls(), Open()
+    never = asyncio.Event().wait
+    first, second = (replace(calls.asked(name), is_decoupled=never) for name in ("first", "second"))
+    await session.come(first, second)
+    for name in ("second", "first"):
+        calls.only(name, name)
+    await session.close_half()
+    assert ["first", "second"] == session.heard
 
 
 async def test_many_answers_are_heard_as_they_come() -> None:

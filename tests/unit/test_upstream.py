@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -321,3 +322,39 @@ async def test_a_stream_that_ends_within_a_message_is_broken() -> None:
     assert "a" == (await anext(items)).id
     with pytest.raises(UpstreamProtocolError, match="'b' is left"):
         await anext(items)
+
+
+class QueueTimeouts(TextClient):
+    """Notes the queue timeout that holds when a request is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("yes", "no")
+        self.found: list[int | None] = []
+
+    async def send(
+        self, wire: str, /, *, deadline: float | None, decode: Callable[[str], Any]
+    ) -> Any:
+        self.found.append(QUEUE_TIMEOUT_US.get())
+        return await super().send(wire, deadline=deadline, decode=decode)
+
+    async def stream(self, wire: str, /, *, deadline: float | None) -> AsyncIterator[str]:
+        self.found.append(QUEUE_TIMEOUT_US.get())
+        async for answer in super().stream(wire, deadline=deadline):
+            yield answer
+
+
+async def test_the_queue_timeout_of_a_request_bounds_its_wait_for_a_connection() -> None:
+    """Each request has its own, also behind one that had another."""
+    client = QueueTimeouts()
+    service = upstream(client)
+    for timeout_us in (30, 60, None, 30):
+        await service(InferRequest(timeout_us=timeout_us))
+    assert [30, 60, None, 30] == client.found
+    client.found.clear()
+    for timeout_us in (30, None):
+        request = InferRequest(timeout_us=timeout_us)
+        items = await service(StreamInferRequest(request=request))
+        assert ["yes", "no"] == [item.id async for item in items]
+    assert [30, None] == client.found
+    assert QUEUE_TIMEOUT_US.get() is None
+    assert 2 == client.closed_streams

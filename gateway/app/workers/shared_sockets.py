@@ -32,6 +32,7 @@ class SharedSockets:
         self._reservations: list[PortReservation] = []
         self._files: list[UnixSocket] = []
         self._sockets: dict[str, socket.socket] = {}
+        self._hands_over = loaded.config.lifecycle.hand_over
         try:
             listeners = [_with_ports(each, self._reserve) for each in loaded.config.listeners]
             for listener in loaded.config.listeners:
@@ -66,12 +67,12 @@ class SharedSockets:
         if stream.address.tcp is not None:
             return
         file = UnixSocket(stream.address.path, int(stream.mode, 8))
-        sock = self._sockets[str(stream.address)] = file.bind()
+        sock = self._sockets[str(stream.address)] = file.bind(replaces=self._hands_over)
         self._files.append(file)
         sock.listen(_BACKLOG)
 
     def _reserve(self, address: Address) -> Address:
-        reservation = PortReservation(address.host, address.port)
+        reservation = PortReservation(address.host, address.port, is_shared=self._hands_over)
         self._reservations.append(reservation)
         return Address(address.host, reservation.port)
 
@@ -79,6 +80,8 @@ class SharedSockets:
 def _with_ports(listener: ListenerConfig, reserve: Callable[[Address], Address]) -> ListenerConfig:
     """Return *listener* with reserved addresses."""
     changes: dict[str, Any] = {}
+    if listener.address is not None:
+        changes["address"] = reserve(listener.address)
     if listener.http is not None:
         changes["http"] = reserve(listener.http)
     if listener.grpc is not None:

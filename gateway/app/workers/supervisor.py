@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,16 +14,24 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.app.admin import start_pages
+from gateway.app.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.announce import log_addresses
 from gateway.app.check import check
+from gateway.app.control import control_of
 from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.app.export import open_export
+from gateway.app.listeners import log_extensions
+from gateway.app.processes.channel import WorkerSetup
+from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
+from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
+from gateway.app.reload import Changes, Load, Reloader
 from gateway.app.run import stop_event
+from gateway.app.shadow.keeper import ShadowKeeper
+from gateway.app.status import Document
 from gateway.app.worker_slot import WorkerSlot
-from gateway.app.workers.channel import WorkerSetup
-from gateway.app.workers.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.workers.shared_sockets import SharedSockets
-from gateway.app.workers.worker_process import WorkerProcess, describe_exit, launch
 from gateway.config.load import ConfigError, LoadedConfig
+from gateway.config.models import LifecycleConfig
 from gateway.telemetry import log as logs
 from gateway.telemetry.aggregation import MetricsAggregator, counter, gauge, total_of, write_page
 from gateway.transports.contract import Server
@@ -48,6 +57,7 @@ class Supervisor:
         sockets: Descriptors of the unix sockets that the workers share, by address.
         restart_policy: The backoff between restarts.
         clock: Monotonic seconds; the event loop's clock by default.
+        shadow: Keeps the shadow process running; None if the configuration needs none.
     """
 
     def __init__(
@@ -59,10 +69,13 @@ class Supervisor:
         sockets: Mapping[str, int] = MappingProxyType({}),
         restart_policy: RestartPolicy | None = None,
         clock: Callable[[], float] | None = None,
+        shadow: ShadowKeeper | None = None,
     ) -> None:
+        self._shadow = shadow
         self._loaded = loaded
         self._launch = launch
         self._sockets = dict(sockets)
+        self._drained: frozenset[str] = frozenset()
         self._restart_policy = restart_policy or RestartPolicy()
         self._clock = clock or asyncio.get_running_loop().time
         self._slots = [WorkerSlot(number, count) for number in range(1, count + 1)]
@@ -72,6 +85,7 @@ class Supervisor:
         # Requests of the earlier processes of each worker.
         self._past_requests: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
         self._totals = MetricsAggregator()
+        self._collect: list[Callable[[], Iterable[Metric]]] = [self._own_metrics]
         self._is_started = False
         self._stopping = asyncio.Event()
         self._failed = asyncio.Event()
@@ -91,6 +105,8 @@ class Supervisor:
         Raises:
             StartError: A worker cannot start; the others are killed.
         """
+        if self._shadow is not None:
+            await self._shadow.start()
         tasks = [
             asyncio.ensure_future(self._start_worker(slot, is_first=True)) for slot in self._slots
         ]
@@ -105,6 +121,8 @@ class Supervisor:
                 self._supervise(*(self._run_worker(slot) for slot in self._slots))
             else:
                 await self._kill_all()
+                if self._shadow is not None:
+                    await self._shadow.stop()
             raise
         self._is_started = True
         self._supervise(*(self._run_worker(slot) for slot in self._slots), self._poll_metrics())
@@ -115,6 +133,56 @@ class Supervisor:
             task = asyncio.create_task(coroutine)
             task.add_done_callback(self._on_task_done)
             self._tasks.append(task)
+
+    async def reload(
+        self, loaded: LoadedConfig, drained: AbstractSet[str] = frozenset()
+    ) -> Changes:
+        """Put another configuration in force in one worker after the other.
+
+        If one of them cannot, those before it get the old configuration again.
+
+        Args:
+            loaded: A configuration without errors. Its listeners are the same, port 0 included.
+            drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
+
+        Raises:
+            StartError: A worker cannot use the configuration.
+        """
+        old, old_drained = self._loaded, self._drained
+        # A worker that restarts meanwhile begins with the new configuration.
+        self._loaded = new = loaded.changed(listeners=old.config.listeners)
+        self._drained = frozenset(drained)
+        changes: Changes = {}
+        reloaded: list[WorkerProcess] = []
+        for number in sorted(self._serving):
+            worker = self._workers.get(number)
+            if worker is None:  # it exited meanwhile
+                continue
+            try:
+                changes = await worker.reload(new, drained)
+            except StartError as error:
+                self._loaded, self._drained = old, old_drained
+                await asyncio.gather(*(self._restore(each) for each in reloaded))
+                raise StartError(f"worker {number}: {error}") from error
+            reloaded.append(worker)
+        return changes
+
+    async def _restore(self, worker: WorkerProcess) -> None:
+        """Give a worker the configuration in force again, or restart the worker."""
+        try:
+            await worker.reload(self._loaded, self._drained)
+        except StartError as error:
+            log.warning("worker restarts after a failed reload", pid=worker.pid, reason=str(error))
+            worker.stop()
+
+    def publish(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Add metrics of this process to the metrics page."""
+        self._collect.append(collect)
+
+    @property
+    def lifecycle(self) -> LifecycleConfig:
+        """The times of a stop in the configuration in force."""
+        return self._loaded.config.lifecycle
 
     async def wait_failed(self) -> None:
         """Wait until a worker fails for good; `stop` then stops the others."""
@@ -128,8 +196,10 @@ class Supervisor:
         self._stopping.set()
         for worker in self._workers.values():
             worker.stop()
-        lifecycle = self._loaded.config.lifecycle
+        lifecycle = self.lifecycle
         await self._wait_all(lifecycle.pre_stop + lifecycle.drain + _GRACE_S)
+        if self._shadow is not None:
+            await self._shadow.stop()
         return self._status
 
     def kill(self) -> None:
@@ -145,10 +215,47 @@ class Supervisor:
         replies = [self._workers[number].ready() for number in self._serving]
         return any(await asyncio.gather(*replies))
 
+    async def status(self) -> Document:
+        """Return the status of the first worker that serves, and a line for each worker.
+
+        The workers share the configuration. Each has its own connections to upstreams.
+        """
+        serving = sorted(self._serving)
+        found = await self._workers[serving[0]].status() if serving else {}
+        ready = await self.ready()
+        return {
+            "version": __version__,
+            "started": "",
+            "listeners": {},
+            "config": {"file": self._loaded.source, "sha256": self._loaded.sha256},
+            "routes": [],
+            "upstreams": [],
+            "models": [],
+            "limits": {},
+            **found,
+            "ready": ready,
+            "reason": "" if ready else found.get("reason") or "no worker is ready",
+            "shown_worker": serving[0] if serving else None,
+            "workers": [
+                {
+                    "worker": slot.number,
+                    "serving": slot.number in self._serving,
+                    "restarts": self._restarts[slot.number],
+                }
+                for slot in self._slots
+            ],
+            "warnings": [*found.get("warnings", ()), *logs.recent_warnings()],
+        }
+
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page of all workers, and its content type."""
+        return write_page(await self.metrics(), accept)
+
+    async def metrics(self) -> list[Metric]:
+        """Return the metrics of all workers and of this process."""
         await self._update_metrics()
-        return write_page([*self._totals.collect(), *self._own_metrics()], accept)
+        own = [metric for collect in self._collect for metric in collect()]
+        return [*self._totals.collect(), *own]
 
     def _own_metrics(self) -> Iterable[Metric]:
         up = {str(slot.number): float(slot.number in self._serving) for slot in self._slots}
@@ -174,7 +281,11 @@ class Supervisor:
             StartError: The worker cannot start.
         """
         # Every worker would log the same warnings about the configuration: one of them does.
-        setup = WorkerSetup(self._loaded, slot, is_first and slot.number == 1, self._sockets)
+        shadow = None if self._shadow is None else self._shadow.serving_end(slot.number).fileno()
+        is_first = is_first and slot.number == 1
+        setup = WorkerSetup(
+            self._loaded, slot, is_first, self._sockets, self._drained, shadow=shadow
+        )
         try:
             worker = await self._launch(setup)
         except OSError as error:  # no memory, no descriptors, no more processes
@@ -183,6 +294,8 @@ class Supervisor:
         if self._stopping.is_set():
             worker.stop()
         addresses = await worker.wait_started()
+        if setup.loaded is not self._loaded:  # a reload happened meanwhile
+            await worker.reload(self._loaded, self._drained)
         self._serving.add(slot.number)
         log.info("worker started", worker=slot.number, pid=worker.pid)
         return addresses
@@ -279,7 +392,11 @@ class Supervisor:
 
 
 def supervise(
-    loaded: LoadedConfig, count: int, *, restart_policy: RestartPolicy | None = None
+    loaded: LoadedConfig,
+    count: int,
+    *,
+    restart_policy: RestartPolicy | None = None,
+    load: Load | None = None,
 ) -> int:
     """Run *count* workers until SIGTERM or SIGINT; return the exit status.
 
@@ -290,6 +407,7 @@ def supervise(
         loaded: The configuration.
         count: The number of workers, at least 2.
         restart_policy: The backoff between restarts.
+        load: Reads the configuration again, for a reload; None for *loaded*.
 
     Raises:
         ConfigError: The configuration is invalid.
@@ -305,22 +423,51 @@ def supervise(
     except OSError as error:
         raise StartError(reason_of(error)) from error
     with contextlib.closing(sockets), asyncio.Runner() as runner:
-        return runner.run(_run(sockets, count, restart_policy))
+        return runner.run(_run(loaded, sockets, count, restart_policy, load or (lambda: loaded)))
 
 
-async def _run(sockets: SharedSockets, count: int, restart_policy: RestartPolicy | None) -> int:
-    loaded = sockets.loaded
+async def _run(
+    loaded: LoadedConfig,
+    sockets: SharedSockets,
+    count: int,
+    restart_policy: RestartPolicy | None,
+    load: Load,
+) -> int:
+    shadow = ShadowKeeper(loaded, count) if loaded.config.capture is not None else None
     supervisor = Supervisor(
-        loaded, count, launch, sockets=sockets.sockets, restart_policy=restart_policy
+        sockets.loaded,
+        count,
+        launch,
+        sockets=sockets.sockets,
+        restart_policy=restart_policy,
+        shadow=shadow,
     )
+    if shadow is not None:
+        supervisor.publish(shadow.collect)
     stop = stop_event(supervisor.kill)
+    reloader = Reloader(load, loaded, supervisor.reload)
+    reloader.handle_signal()
+    supervisor.publish(reloader.metrics.collect)
     try:
-        pages = await start_pages(loaded.config.admin, supervisor.page, supervisor.ready)
+        export = open_export(loaded.config.telemetry.otlp, traces=False)
+        if export is not None:
+            export.start_metrics(supervisor.metrics)
+        pages = await start_pages(
+            loaded.config.admin,
+            supervisor.page,
+            supervisor.ready,
+            control_of(loaded.config, reloader),
+            supervisor.status,
+            reuse_port=loaded.config.lifecycle.hand_over,
+        )
     except REASONS as error:
         raise StartError(reason_of(error)) from error
     try:
-        return await _serve(supervisor, sockets, stop, pages)
+        async with reloader:
+            return await _serve(supervisor, sockets, stop, pages)
     finally:
+        if export is not None:
+            await export.close()
         for page in pages.values():
             await page.stop()
 
@@ -336,13 +483,19 @@ async def _serve(
         await asyncio.wait({start})
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
+    log_extensions(sockets.loaded.config.listeners)
+    log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
     # Workers stop accepting after `pre_stop`; an open reservation would still queue connections.
-    pre_stop_s = sockets.loaded.config.lifecycle.pre_stop
+    pre_stop_s = supervisor.lifecycle.pre_stop
     asyncio.get_running_loop().call_later(pre_stop_s, sockets.close)
-    status = await supervisor.stop()
+    leaving = pages.values() if sockets.loaded.config.lifecycle.hand_over else ()
+    async with asyncio.TaskGroup() as draining:
+        for page in leaving:
+            draining.create_task(page.drain(PAGE_DRAIN_S))
+        status = await supervisor.stop()
     log.info("stopped")
     return status
 

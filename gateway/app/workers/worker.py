@@ -17,8 +17,15 @@ import structlog
 from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_startup_objects
+from gateway.app.processes.channel import (
+    Message,
+    WorkerChannel,
+    WorkerSetup,
+    decode_loaded,
+    open_channel,
+    read_setup,
+)
 from gateway.app.run import loop_factory, prepare
-from gateway.app.workers.channel import WorkerChannel, WorkerSetup, open_channel, read_setup
 from gateway.config.load import ConfigError
 from gateway.telemetry import log as logs
 from gateway.telemetry.aggregation import snapshot
@@ -30,6 +37,7 @@ _FAILED = 1
 
 def main() -> int:
     """Serve until a signal or the exit of the supervisor; return the exit status."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor reloads the configuration
     sock = socket.socket(fileno=int(sys.argv[2]))
     try:
         setup = read_setup(sock)
@@ -63,7 +71,10 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         sockets = {
             address: socket.socket(fileno=number) for address, number in setup.sockets.items()
         }
-        gateway = Gateway(setup.loaded, setup.slot, sockets)
+        shadow = None if setup.shadow is None else socket.socket(fileno=setup.shadow)
+        if shadow is not None:
+            shadow.setblocking(False)
+        gateway = Gateway(setup.loaded, setup.slot, sockets, setup.drained, shadow)
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
     requests = asyncio.create_task(_handle_requests(channel, gateway))
@@ -99,12 +110,35 @@ async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
 
 async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
     """Reply to the supervisor's requests until it exits."""
+    reloads: set[asyncio.Task[None]] = set()
     while (message := await channel.receive()) is not None:
+        if message["request"] == "reload":
+            # It may take long, and the supervisor asks for readiness meanwhile.
+            reload = asyncio.create_task(_reload(channel, gateway, message))
+            reloads.add(reload)
+            reload.add_done_callback(reloads.discard)
+            continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}
+        elif message["request"] == "status":
+            reply = {"status": await gateway.status()}
         else:
             reply = _metrics(gateway)
         channel.send({**reply, "number": message["number"]})
+
+
+async def _reload(channel: WorkerChannel, gateway: Gateway, message: Message) -> None:
+    """Put the configuration in *message* in force, and reply what changed or what is wrong."""
+    reply: dict[str, object]
+    try:
+        loaded, drained = decode_loaded(message["loaded"]), frozenset(message["drained"])
+        reply = {"changes": await gateway.reload(loaded, drained)}
+    except StartError as error:
+        reply = {"error": str(error)}
+    except Exception as error:  # a bug, or a backend of the user: the old configuration serves
+        log.exception("internal error")
+        reply = {"error": f"internal error: {type(error).__name__}"}
+    channel.send({**reply, "number": message["number"]})
 
 
 def _metrics(gateway: Gateway) -> dict[str, object]:

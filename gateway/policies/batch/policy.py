@@ -24,6 +24,7 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     NotOneReply,
+    QueueTimeout,
 )
 from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply
 from gateway.policies.batch.queue import (
@@ -35,6 +36,7 @@ from gateway.policies.batch.queue import (
 )
 from gateway.policies.metadata_cache import METADATA_TTL_S, MetadataCache
 from gateway.service import Service
+from gateway.telemetry.call_path import record_batch
 
 log = structlog.get_logger(__name__)
 
@@ -131,6 +133,7 @@ class Batch:
 
         Raises:
             DeadlineExceeded: The deadline passed before the call was sent.
+            QueueTimeout: The call's queue timeout passed before it was sent.
             UpstreamProtocolError: The reply of a batch cannot be split.
             GatewayError: The error of the target.
         """
@@ -163,6 +166,8 @@ class Batch:
     ) -> InferResponse:
         now = self._clock()
         deadline = math.inf if call.context.deadline is None else call.context.deadline
+        if call.timeout_us is not None:
+            deadline = min(deadline, now + call.timeout_us / 1e6)
         delay_s = min(self._rules.max_delay_s, (deadline - now) * _MAX_WAIT_FRACTION)
         reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         member = PendingRequest(call, rows, size_bytes, now, now + delay_s, deadline, reply)
@@ -177,6 +182,10 @@ class Batch:
         except asyncio.CancelledError:
             self._on_cancel(member, queue)
             raise
+        finally:
+            ended = self._clock()
+            sent = ended if member.sent is None else member.sent
+            record_batch(sent - member.arrived, ended - sent)
 
     def _on_cancel(self, member: PendingRequest, queue: BatchQueue) -> None:
         if member.batch is None:
@@ -195,7 +204,7 @@ class Batch:
         now = self._clock()
         for queue in list(self._queues.values()):
             for member in queue.pop_expired(now):
-                member.reject(_deadline_error(member.call))
+                member.reject(_expiry_error(member.call, now))
             self._remove_if_empty(queue)
         while self._free_slots:
             ready = [
@@ -227,6 +236,8 @@ class Batch:
 
     def _send(self, members: Sequence[PendingRequest], now: float) -> None:
         self._free_slots -= 1
+        for member in members:
+            member.sent = now
         self._meter.sent(
             rows=sum([member.rows for member in members]),
             waits_s=[now - member.arrived for member in members],
@@ -273,7 +284,7 @@ class Batch:
 
     async def _call_merged(self, members: Sequence[PendingRequest], slot: DispatchSlot) -> None:
         try:
-            reply = await self._inner(merge_requests([member.call for member in members]))
+            reply = await self._infer([member.call for member in members])
             # Send the next batch before splitting this reply.
             slot.release()
             outputs = split_reply(reply, [member.rows for member in members])
@@ -289,6 +300,10 @@ class Batch:
         else:
             for member, own in zip(members, outputs, strict=True):
                 member.resolve(reply.changed(id=member.call.id, outputs=own))
+
+    async def _infer(self, calls: Sequence[InferRequest]) -> InferResponse:
+        """Send *calls* as one."""
+        return await self._inner(merge_requests(calls))
 
     async def _bisect(self, members: Sequence[PendingRequest], error: GatewayError) -> None:
         """Send the halves of *members*, one after the other."""
@@ -309,7 +324,12 @@ def _is_rejection(error: GatewayError) -> bool:
     return error.code in _REJECTED
 
 
-def _deadline_error(call: InferRequest) -> DeadlineExceeded:
+def _expiry_error(call: InferRequest, now: float) -> GatewayError:
+    """Return the error of a call that is no longer in the queue at *now*."""
+    deadline, timeout_us = call.context.deadline, call.timeout_us
+    if timeout_us is not None and (deadline is None or deadline > now):
+        queue = f"a batch of model {str(call.model)!r}"
+        return QueueTimeout.after(timeout_us, queue, call.model)
     return DeadlineExceeded(
         f"deadline exceeded while the request waited in the batch queue of model "
         f"{str(call.model)!r}",

@@ -42,9 +42,11 @@ class PendingRequest:
 
     Attributes:
         due: Time to send it, even without other requests.
-        deadline: Infinite for none.
+        deadline: When it leaves the queue with an error: the caller's deadline, or the end of its
+            queue timeout. Infinite for none.
         reply: The future that the caller awaits.
         batch: The batch it is part of; None while it is in the queue.
+        sent: Time when its batch was sent.
     """
 
     call: InferRequest
@@ -55,6 +57,7 @@ class PendingRequest:
     deadline: float
     reply: asyncio.Future[InferResponse]
     batch: DispatchedBatch | None = None
+    sent: float | None = None
 
     def resolve(self, reply: InferResponse) -> None:
         """Return *reply* to the caller, unless it is cancelled."""

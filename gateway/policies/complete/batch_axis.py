@@ -17,9 +17,10 @@ from typing import TypeVar
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, SlicedData, TensorData, check_bools, check_items
+from gateway.ir.data import RawData, SlicedData, TensorData, check_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
+from gateway.ir.expected_inputs import find_mismatch
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Shape, Tensor
 
@@ -46,18 +47,16 @@ def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool
     _check_batch(model, metadata, batch_size)
     has_batch = metadata.supports_batching
     by_name = {declared.name: declared for declared in metadata.inputs}
+    # Before elements are read.
+    mismatch = find_mismatch(model, [tensor.name for tensor in call.inputs], by_name)
+    if mismatch is not None:
+        raise mismatch
     body: memoryview | None = None
     offset = 0
     inputs = []
     for tensor in call.inputs:
         name, data = tensor.name, tensor.data
-        declared = by_name.get(name)
-        if declared is None:
-            names = ", ".join(map(repr, by_name)) or "none"
-            raise InvalidRequest(
-                f"model {str(model)!r} has no input {name!r}; its inputs are {names}",
-                model=model,
-            )
+        declared = by_name[name]
         datatype, shape = _item_type(tensor, declared, metadata.name, has_batch=has_batch)
         item = _Item(name, datatype, shape, batch_size)
         if isinstance(data, SlicedData):
@@ -163,8 +162,6 @@ class _Item:
         found = data.view.nbytes if isinstance(data, RawData) else tensor.nbytes
         if found != expected:
             raise self._size_mismatch(found, expected)
-        if self.datatype is Datatype.BOOL and isinstance(data, RawData):
-            check_bools(self.name, data.view)
 
     def _size_mismatch(self, found: int, expected: int) -> InvalidTensor:
         return InvalidTensor(

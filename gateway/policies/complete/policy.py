@@ -229,7 +229,12 @@ class Complete:
         """Return whether *reply* certainly has everything its caller needs."""
         if self._substitutes is not None or reply.batch_size is not None or reply.flat_members:
             return False
-        return not needs or (needs <= ALL_NEEDS and not is_incomplete(reply.outputs, needs))
+        if needs and not needs <= ALL_NEEDS:
+            return False
+        for tensor in reply.outputs:
+            if not tensor.name or tensor.datatype is None or tensor.shape is None:
+                return not is_incomplete(reply.outputs, needs)
+        return True
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return the completed request, and the metadata if the completion used them."""
@@ -362,6 +367,8 @@ class Complete:
             return await self._metadata(ModelMetadataRequest(model=model, context=context))
         except GatewayError as error:
             if error.code is ErrorCode.NOT_FOUND:
+                if error.origin is not None and repr(model.name) in error.message:
+                    raise
                 text = f"unknown model {str(model)!r}"
                 raise type(error)(f"{text}: {error.message}", model=model) from error
             raise type(error)(

@@ -70,15 +70,20 @@ class TensorCompleter:
         """
         is_raw = is_raw_binary_request(tensors)
         names = {tensor.name for tensor in tensors if tensor.name}
-        completed = []
-        for position, tensor in enumerate(tensors):
-            if tensor.name:
-                declared = self._by_name(tensor.name)
-            else:
-                declared = self._by_position(position, len(tensors), names)
-            needed = ALL_NEEDS if is_raw else needs
-            completed.append(self._complete(tensor, declared, needed, is_raw=is_raw))
-        return tuple(completed)
+        needed = ALL_NEEDS if is_raw else needs
+        # All names come before the first elements.
+        declared = [
+            self._by_name(tensor.name)
+            if tensor.name
+            else self._by_position(position, len(tensors), names)
+            for position, tensor in enumerate(tensors)
+        ]
+        return tuple(
+            [
+                self._complete(tensor, found, needed, is_raw=is_raw)
+                for tensor, found in zip(tensors, declared, strict=True)
+            ]
+        )
 
     def _by_name(self, name: str) -> TensorMetadata:
         for declared in self.declared:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.concurrency.limiter import Limiter, LimiterFull
-from gateway.ir.calls import Call
-from gateway.ir.errors import Overloaded
-from gateway.telemetry.call_path import record_queue_time
+from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull, QueueLate
+from gateway.ir.calls import Call, InferRequest
+from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.telemetry.call_path import queue_group, queue_priority, record_queue_time
 
 
 class ConcurrencyLimit(Limiter):
-    """The inferences that a route may have in flight and queued: first come, first served.
+    """The inferences that a route may have in flight and queued.
+
+    They are served in the order of their arrival, unless they have priorities.
 
     On the path of every call, so `Guard` counts in `used` itself where nobody waits.
 
@@ -21,25 +23,50 @@ class ConcurrencyLimit(Limiter):
         in_flight: Inferences at a time.
         queue: Inferences that may wait; 0 refuses at once.
         wait_s: How long one may wait.
+        target_s: How long one may wait while the queue has not been empty for *wait_s*; None for no
+            such rule.
+        has_priorities: Whether inferences of a higher priority are served first.
     """
 
-    def __init__(self, name: str, *, in_flight: int, queue: int = 256, wait_s: float = 0.1) -> None:
+    def __init__(  # all by name but the first
+        self,
+        name: str,
+        *,
+        in_flight: int,
+        queue: int = 256,
+        wait_s: float = 0.1,
+        target_s: float | None = None,
+        has_priorities: bool = False,
+    ) -> None:
         if in_flight < 1:
             raise ValueError(f"route {name!r}: in_flight is {in_flight}, at least 1 is needed")
-        super().__init__(in_flight, queue=queue)
+        super().__init__(
+            in_flight,
+            queue=queue,
+            group=queue_group if has_priorities else None,
+            priority=queue_priority if has_priorities else None,
+            delay=None if target_s is None else ControlledDelay(target_s, wait_s),
+        )
         self._name = name
         self._wait_s = wait_s
 
-    async def wait_for_slot(self, call: Call[Any]) -> None:
+    async def wait_for_slot(self, call: Call[Any], request: InferRequest | None = None) -> None:
         """Wait for a slot among those in flight, and take it.
+
+        Args:
+            call: For errors.
+            request: The inference of *call*; its queue timeout bounds the wait.
 
         Raises:
             Overloaded: The queue is full, or no slot came free in time.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
+        wait_s, timeout_us = self._wait_s, None if request is None else request.timeout_us
+        if timeout_us is not None:
+            wait_s = min(wait_s, timeout_us / 1e6)
         try:
-            await self.acquire(timeout_s=self._wait_s)
+            await self.acquire(timeout_s=wait_s)
         except LimiterFull:
             raise Overloaded(
                 f"route {self._name!r} has {self.limit} inferences in flight and "
@@ -47,7 +74,16 @@ class ConcurrencyLimit(Limiter):
                 model=call.model,
                 limit="queue",
             ) from None
+        except QueueLate:
+            raise Overloaded(
+                f"the queue of route {self._name!r} is late: it has no place for another one",
+                model=call.model,
+                limit="queue_target",
+            ) from None
         except TimeoutError:
+            if timeout_us is not None and wait_s < self._wait_s:
+                queue = f"a slot of route {self._name!r}"
+                raise QueueTimeout.after(timeout_us, queue, call.model) from None
             raise Overloaded(
                 f"route {self._name!r} had no place for another inference within {self._wait_s} s",
                 model=call.model,

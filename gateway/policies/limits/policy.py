@@ -13,10 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from gateway.concurrency.timeouts import Timeout, WheelTimeout
-from gateway.concurrency.timer_wheel import TimerWheel
+from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
-from gateway.ir.errors import DeadlineExceeded, NotSent
+from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.streaming_body import StreamingBody, streaming_body_of
 from gateway.ir.streams import map_stream, on_stream_end
 from gateway.policies.limits.concurrency import ConcurrencyLimit
@@ -25,7 +24,7 @@ from gateway.policies.limits.deadline import (
     StreamWithTimeouts,
     deadline_error,
 )
-from gateway.policies.limits.retry import RetryBudget, RetryUnsentStream
+from gateway.policies.limits.retry import RetryBudget, RetryRules, RetryStream
 from gateway.service import Service
 
 R = TypeVar("R")
@@ -38,14 +37,16 @@ class CallLimits:
     Calls about health and metadata need none: they are cheap, and a busy route must answer them
     correctly.
 
-    The deadline is the earliest of the caller's deadline, the route's timeout, and the queue
-    timeout of the request. Upstreams receive it, and the call is cancelled when it expires. For a
+    The deadline is the earlier of the caller's deadline and the route's timeout. Upstreams receive
+    it, and the call is cancelled when it expires. The queue timeout of a request only bounds its
+    wait for a slot: upstreams receive it as a parameter, for queues of their own. For a
     stream, the route's timeout ends with the first reply, and an idle timeout applies to each
     further reply, because their number is unknown. The caller's deadline applies to the complete
     stream. While the body of a call is being received, the route's timeout restarts with each
     received byte, because the target does not control the speed of the client.
 
-    Before the deadline, a call whose first attempt was never sent is retried (`RetryBudget`).
+    Before the deadline, a failed call is retried if the rules of the route allow it
+    (`RetryBudget`).
 
     Args:
         inner: The service to call; it may choose another endpoint for the retry.
@@ -72,7 +73,7 @@ class CallLimits:
         # An unlimited counter costs no more than a check whether there is a limit.
         self._without = ConcurrencyLimit("", in_flight=sys.maxsize)
         self._places = self._without if places is None else places
-        self._retries = RetryBudget(ratio=0.0, least=0) if retries is None else retries
+        self._retries = RetryBudget(RetryRules(attempts=1)) if retries is None else retries
         self._clock = clock
         self._wheel = TimerWheel(clock)
 
@@ -80,7 +81,7 @@ class CallLimits:
         """Call *inner* within the limits.
 
         Raises:
-            Overloaded: The queue is full, or the queue timeout expired.
+            Overloaded: The queue is full, or the wait was too long.
             DeadlineExceeded: The deadline expired, possibly before the call was sent.
         """
         request = call if type(call) is InferRequest else inference_of(call)
@@ -89,17 +90,21 @@ class CallLimits:
         if places.used < places.limit:
             places.used += 1
         else:
-            await places.wait_for_slot(call)
+            await places.wait_for_slot(call, request)
         retries.active += 1
+        retries.calls += 1
         timeout: Timeout | None = None
         is_first = True
         try:
-            call, timeout, requested, deadline = self._start_timeout(call, request)
+            call, timeout, requested, deadline = self._start_timeout(call)
             try:
                 reply = await self._inner(call)
-            except NotSent as error:
+            except GatewayError as error:
+                pause_s = retries.pause_s(call, error)
+                if pause_s is None:
+                    raise
                 is_first = False
-                reply = await retries.retry(self._inner, call, error)
+                reply = await retries.retry(self._inner, call, error, pause_s)
         except BaseException as error:
             retries.active -= 1
             places.release()
@@ -119,14 +124,11 @@ class CallLimits:
         return reply
 
     def _start_timeout(
-        self, call: Call[R], request: InferRequest | None
+        self, call: Call[R]
     ) -> tuple[Call[R], Timeout | None, float | None, float | None]:
         """Return the call to send, its started timeout, the caller's deadline and the earliest."""
         now = self._clock()
         deadline = requested = call.context.deadline
-        if request is not None and request.timeout_us is not None:
-            queued = now + request.timeout_us / 1e6
-            deadline = requested = queued if requested is None or queued < requested else requested
         if self._timeout_s is not None:
             own = now + self._timeout_s
             deadline = own if requested is None or own < requested else requested
@@ -134,11 +136,13 @@ class CallLimits:
             return call, None, None, None
         if deadline <= now:
             raise DeadlineExceeded("the deadline expired before the call arrived", model=call.model)
-        body = streaming_body_of(call)
+        origin = call.context.origin
+        has_bytes = origin is not None and origin.has_bytes
+        body = None if has_bytes else streaming_body_of(call)
         # An upstream would apply the route's timeout to all of a stream or of a streaming body.
         is_open_ended = body is not None or type(call) is StreamInferRequest
         upstream_deadline = requested if is_open_ended else deadline
-        if upstream_deadline != call.context.deadline:
+        if upstream_deadline != requested:
             call = call.with_deadline(upstream_deadline)
         if body is None:
             return call, WheelTimeout(self._wheel, deadline), requested, deadline
@@ -164,8 +168,8 @@ class CallLimits:
         """Return *reply*, a stream, with its limits; *is_first* if the call was not retried."""
         if is_first:
             # Only the first reply shows whether an open stream was sent.
-            reopen = partial(self._retries.retry, self._inner, call)
-            reply = map_stream(call, reply, lambda items: RetryUnsentStream(items, reopen))
+            again = partial(RetryStream, self._retries, self._inner, call)
+            reply = map_stream(call, reply, again)
         reply = on_stream_end(call, reply, self._retries.on_stream_end)
         if times.first is not None or times.idle_s is not None:
             reply = map_stream(call, reply, lambda items: StreamWithTimeouts(call, items, times))

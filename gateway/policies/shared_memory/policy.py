@@ -37,6 +37,11 @@ R = TypeVar("R")
 
 _ABOUT_REGIONS = frozenset({SharedRegisterRequest, SharedUnregisterRequest, SharedStatusRequest})
 
+_NOT_ENABLED = (
+    "shared memory is not enabled here (--enable shared_memory=map or shared_memory=forward:KEYS, "
+    "or shared_memory of the listener)"
+)
+
 Release = Callable[[], None]
 
 
@@ -86,7 +91,9 @@ class SharedMemory:
         # Each branch has its R; the type system cannot follow an isinstance that far.
         request = call if type(call) is InferRequest else inference_of(call)
         if request is not None:
-            if not request.shares_memory:
+            origin = request.context.origin
+            has_bytes = origin is not None and origin.has_bytes and not request.outputs
+            if has_bytes or not request.shares_memory:
                 return self._inner(call)
             if isinstance(call, StreamInferRequest):
                 return cast("ReplyCoroutine[R]", self._stream(call))
@@ -134,7 +141,7 @@ class SharedMemoryOff:
         Raises:
             Unsupported: Always.
         """
-        raise Unsupported("shared memory is not enabled here (shared_memory: forward or map)")
+        raise Unsupported(_NOT_ENABLED)
 
     async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
         """Reject *call*, because no region can be registered.
@@ -145,7 +152,7 @@ class SharedMemoryOff:
         what, shared = next(iter(references(call)))
         raise RegionNotFound(
             f"{what} refers to the unregistered shared memory region {shared.region!r}: "
-            "shared memory is not enabled here (shared_memory: forward or map)"
+            f"{_NOT_ENABLED}"
         )
 
     async def store_outputs(self, _call: InferRequest, reply: InferResponse, /) -> InferResponse:

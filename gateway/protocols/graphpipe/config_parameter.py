@@ -41,13 +41,13 @@ class ConfigParameter:
 
     Attributes:
         priority: 0 for the model's default.
-        timeout_us: None for none.
+        timeout_s: Of the whole call; None for none.
         parameters: The config itself, and the entries of its `parameters`.
     """
 
     id: str = ""
     priority: int = 0
-    timeout_us: int | None = None
+    timeout_s: float | None = None
     parameters: Parameters = field(default_factory=dict)
 
 
@@ -69,7 +69,7 @@ def read_config(config: memoryview, limits: MessageLimits) -> ConfigParameter:
     return ConfigParameter(
         id=_id(found.get("request_id"), limits),
         priority=_whole(found.get("priority")),
-        timeout_us=timeout_ms * 1000 or None,
+        timeout_s=timeout_ms / 1000 or None,
         parameters=parameters,
     )
 

@@ -205,8 +205,8 @@ def _meant(description: memoryview, datatype: Datatype | None) -> Datatype | Non
     """Return the datatype that a description names; only another gateway writes it."""
     if len(description) > max(map(len, _MEANT)):
         return datatype
-    meant = _MEANT.get(str(description, "utf-8", "replace"))
-    return datatype if meant is None or STAND_INS[meant] is not datatype else meant
+    described = _MEANT.get(str(description, "utf-8", "replace"))
+    return datatype if described is None or STAND_INS[described] is not datatype else described
 
 
 def _add_tensors(head: bytearray, field: int, tensors: Sequence[TensorMetadata]) -> None:

@@ -26,7 +26,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import (
-    ErrorCode,
     GatewayError,
     UpstreamProtocolError,
 )
@@ -49,7 +48,7 @@ from gateway.protocols.graphpipe.paths import (
 )
 from gateway.protocols.graphpipe.translate import UpstreamFault
 from gateway.wire.codec import Codec, unsupported
-from gateway.wire.errors import MethodNotAllowed, is_error_status
+from gateway.wire.errors import RETRY_AFTER_CODES, MethodNotAllowed, is_error_status
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
 
@@ -162,7 +161,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         headers = _TEXT
         if isinstance(error, MethodNotAllowed):
             headers = Headers((*headers.pairs, ("Allow", error.allow)))
-        elif error.code is ErrorCode.OVERLOADED:
+        elif error.code in RETRY_AFTER_CODES:
             headers = Headers((*headers.pairs, _RETRY_AFTER))
         return HttpResponse(number, headers, (f"{text}\n".encode(),))
 

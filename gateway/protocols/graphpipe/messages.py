@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from gateway.ir.context import NO_PARAMETERS
+from gateway.ir.context import NO_PARAMETERS, ModelRef
 from gateway.ir.data import ItemsData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import check_shape
 from gateway.ir.tensor import Shape, Tensor
 from gateway.protocols.graphpipe.datatypes import DATATYPES, STRING, TYPE_NAMES
@@ -55,13 +56,14 @@ def open_request(message: FlatbufferMessage) -> int | None:
 
 
 def read_infer_request(
-    message: FlatbufferMessage, at: int, *, lenient: bool
+    message: FlatbufferMessage, at: int, model: ModelRef, *, lenient: bool
 ) -> tuple[memoryview, tuple[Tensor, ...], list[str]]:
     """Return the inference request whose table is at *at*.
 
     Args:
         message: As for `open_request`.
         at: From `open_request`.
+        model: From the URL or the listener.
         lenient: Read missing names as "" and drop surplus ones, as the Go server does.
 
     Returns:
@@ -86,6 +88,8 @@ def read_infer_request(
             names = _fitting(names, count, lenient=lenient)
         if count > 1:
             _check_twins(names)
+    if is_comparing():
+        compare_inputs(model, names or ("",) * count)
     return config, _tensors(message, start, count, names), output_names
 
 

@@ -287,7 +287,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
 
 def _context(wire: Frame, names: tuple[str, ...]) -> Context:
     origin = Origin(NAME, wire, names)
-    return Context(NAME, (), "", wire.deadline, None, calls.REPLY_NEEDS, origin)
+    return Context(NAME, (), "", wire.deadline, None, calls.REPLY_NEEDS, origin, wire.client)
 
 
 def _requested_names(call: InferRequest) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ Source: docs/protocols/graphpipe.md, "4. Inference requests", "10. Upstreams".
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -107,20 +108,25 @@ def decode_infer(
     Raises:
         GatewayError: A part of it is wrong.
     """
-    config, tensors, names = read_infer_request(message, at, lenient=settings.lenient_names)
+    config, tensors, names = read_infer_request(message, at, model, lenient=settings.lenient_names)
     found = read_config(config, message.limits)
     # "" is the output at this index, counted among the outputs of the model.
-    asked = () if "" in names else tuple([RequestedOutput(name) for name in dict.fromkeys(names)])
-    return InferRequest(
+    requested = (
+        () if "" in names else tuple([RequestedOutput(name) for name in dict.fromkeys(names)])
+    )
+    call = InferRequest(
         model=model,
         context=context(tuple(names)),
         inputs=tensors,
-        outputs=asked,
+        outputs=requested,
         id=found.id,
         priority=found.priority,
-        timeout_us=found.timeout_us,
         parameters=found.parameters,
     )
+    if found.timeout_s is None:
+        return call
+    deadline, end = call.context.deadline, time.monotonic() + found.timeout_s
+    return call.with_deadline(end if deadline is None else min(deadline, end))
 
 
 def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffer]:
@@ -295,10 +301,10 @@ def _picked(reply: InferResponse, names: Sequence[str]) -> Sequence[Tensor]:
         if len(distinct) > len(outputs):
             raise _missing(reply, distinct[len(outputs)])
         return [outputs[distinct.index(name) if name else at] for at, name in enumerate(names)]
-    known = {tensor.name: tensor for tensor in outputs}
+    by_name = {tensor.name: tensor for tensor in outputs}
     picked = []
     for place, name in enumerate(names):
-        found = known.get(name) if name else outputs[place] if place < len(outputs) else None
+        found = by_name.get(name) if name else outputs[place] if place < len(outputs) else None
         if found is None:
             raise _missing(reply, name or f"number {place}")
         picked.append(found)
@@ -324,15 +330,15 @@ def _ordered(
         kind: For errors.
         pick: Drop those not in *names*, and refuse *names* that *found* lacks.
     """
-    known: dict[str, Any] = {item.name: item for item in found}
-    have, wanted = (known, names) if pick else (names, known)
+    by_name: dict[str, Any] = {item.name: item for item in found}
+    have, wanted = (by_name, names) if pick else (names, by_name)
     for name in wanted:
         if name and name not in have:
             there = ", ".join(map(repr, have))
             raise InvalidRequest(f"the upstream has no {kind} {name!r}, it has {there}")
-    if "" in known:
+    if "" in by_name:
         return tuple(found)
-    return tuple([known[name] for name in names if name in known])
+    return tuple([by_name[name] for name in names if name in by_name])
 
 
 def _check_plain(call: InferRequest) -> None:

@@ -89,20 +89,20 @@ def request_content(
     return (tensor,), {FORM_PARAMETER: form.value}
 
 
-def reply_message(asked: ReplyFormat, reply: InferResponse) -> GrpsMessage:
+def reply_message(reply_format: ReplyFormat, reply: InferResponse) -> GrpsMessage:
     """Return the reply to a client, in the form that its request implies.
 
     Raises:
         Unconvertible: No allowed form can carry the outputs.
     """
     outputs = reply.outputs
-    if asked.ndarray:
+    if reply_format.ndarray:
         return _ndarray(outputs)
-    if asked.form in _ONE and len(outputs) == 1:
+    if reply_format.form in _ONE and len(outputs) == 1:
         item = _only_item(outputs[0])
         if item is not None:
-            return _mirrored(asked.form, item)
-    if asked.form is ContentFormat.GMAP and _is_map(outputs, reply.parameters):
+            return _mirrored(reply_format.form, item)
+    if reply_format.form is ContentFormat.GMAP and _is_map(outputs, reply.parameters):
         entries = _map_of(outputs, reply.parameters)
         return GrpsMessage(status=SUCCESS, form=ContentFormat.GMAP, entries=entries)
     if len(outputs) == 1:
@@ -126,8 +126,8 @@ def request_message(call: InferRequest, form: ContentFormat | None, *, widen: bo
     """
     _check_plain(call)
     if form is None:
-        said = call.parameters.get(FORM_PARAMETER)
-        form = _FORMS.get(said) if isinstance(said, str) else None
+        value = call.parameters.get(FORM_PARAMETER)
+        form = _FORMS.get(value) if isinstance(value, str) else None
     if form in _ONE:
         return _as_one(form, call.inputs)
     if form is ContentFormat.GMAP:

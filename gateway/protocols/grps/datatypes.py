@@ -56,12 +56,12 @@ WIRE_TYPES: Final = (
     WireType(8, "DT_FLOAT64", 11, "flat_float64", Datatype.FP64, "<f8"),
     WireType(9, "DT_STRING", 12, "flat_string", Datatype.BYTES, "O"),
 )
-BY_NUMBER: Final = {known.number: known for known in WIRE_TYPES}
-BY_NAME: Final = {known.name: known for known in WIRE_TYPES}
-BY_FIELD: Final = {known.field: known for known in WIRE_TYPES}
-BY_DATATYPE: Final = {known.datatype: known for known in WIRE_TYPES}
+BY_NUMBER: Final = {kind.number: kind for kind in WIRE_TYPES}
+BY_NAME: Final = {kind.name: kind for kind in WIRE_TYPES}
+BY_FIELD: Final = {kind.field: kind for kind in WIRE_TYPES}
+BY_DATATYPE: Final = {kind.datatype: kind for kind in WIRE_TYPES}
 
-_NAMES: Final = ", ".join(f"{known.name} ({known.number})" for known in WIRE_TYPES)
+_NAMES: Final = ", ".join(f"{kind.name} ({kind.number})" for kind in WIRE_TYPES)
 
 
 def wire_type(tensor: str, dtype: int | str) -> WireType:
@@ -70,27 +70,27 @@ def wire_type(tensor: str, dtype: int | str) -> WireType:
     Raises:
         InvalidTensor: The datatype does not exist, or is DT_INVALID.
     """
-    known = BY_NAME.get(dtype) if isinstance(dtype, str) else BY_NUMBER.get(dtype)
-    if known is None:
+    kind = BY_NAME.get(dtype) if isinstance(dtype, str) else BY_NUMBER.get(dtype)
+    if kind is None:
         raise InvalidTensor(f"tensor {tensor!r} has dtype {str(dtype)[:32]}: expected {_NAMES}")
-    return known
+    return kind
 
 
-def narrowed(tensor: str, known: WireType, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def narrowed(tensor: str, kind: WireType, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values of a wide field in the dtype of their datatype; a copy unless equal.
 
     Args:
         tensor: For errors.
-        known: The datatype; not text.
+        kind: The datatype; not text.
         values: Of the field's own dtype, or wider.
 
     Raises:
         InvalidTensor: A value is out of range; the error has the first index.
     """
-    dtype = known.datatype.numpy_dtype
+    dtype = kind.datatype.numpy_dtype
     if values.dtype == dtype or not values.size:
         return values.astype(dtype, copy=False)
-    if known.datatype.is_float:
+    if kind.datatype.is_float:
         with np.errstate(over="ignore"):
             small = values.astype(dtype)
         lost = np.isinf(small) & np.isfinite(values)
@@ -102,7 +102,7 @@ def narrowed(tensor: str, known: WireType, values: npt.NDArray[Any]) -> npt.NDAr
         index = int(np.argmax(lost))
         raise InvalidTensor(
             f"tensor {tensor!r} has {values[index]} at index {index}, "
-            f"out of the range of {known.name}"
+            f"out of the range of {kind.name}"
         )
     return small
 

@@ -200,11 +200,11 @@ def _tensor(entry: Any, kind: str, limits: MessageLimits) -> TensorMetadata:
 
 
 def _datatype(entry: dict[str, Any]) -> Datatype | None:
-    said, dtype = entry.get("datatype"), entry.get("dtype")
-    if isinstance(said, str) and said in _DATATYPES:
-        return _DATATYPES[said]
-    known = BY_NAME.get(dtype) if isinstance(dtype, str) else None
-    return None if known is None else known.datatype
+    datatype, dtype = entry.get("datatype"), entry.get("dtype")
+    if isinstance(datatype, str) and datatype in _DATATYPES:
+        return _DATATYPES[datatype]
+    kind = BY_NAME.get(dtype) if isinstance(dtype, str) else None
+    return None if kind is None else kind.datatype
 
 
 def _integer(text: Any, least: int) -> int:

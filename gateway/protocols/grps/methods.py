@@ -166,14 +166,14 @@ def model_of(key: str, settings: GrpsOptions, limits: MessageLimits) -> ModelRef
     return settings.models.get(key) or ModelRef(key)
 
 
-def encode_method_reply(call: Call[Any], reply: Any, asked: ReplyFormat) -> GrpsMessage:
+def encode_method_reply(call: Call[Any], reply: Any, reply_format: ReplyFormat) -> GrpsMessage:
     """Return the response to *call* as a message.
 
     Raises:
         Unsupported: grps has no such response, or no form for it.
     """
     if isinstance(reply, InferResponse):
-        return reply_message(asked, reply)
+        return reply_message(reply_format, reply)
     if isinstance(call, _HEALTH):
         if reply:
             return GrpsMessage(status=SUCCESS)
@@ -358,8 +358,8 @@ def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) ->
     reason = strip_traceback(status.msg)
     text = reason or f"upstream responded with the code {status.code} and no text"
     kind = error_class_of_status(status.code, text)
-    said = GrpsStatus(status.code, reason, status.flag)
-    raise kind(text, model=call.model, origin=Origin(origin.codec, origin.wire, said))
+    reduced = GrpsStatus(status.code, reason, status.flag)
+    raise kind(text, model=call.model, origin=Origin(origin.codec, origin.wire, reduced))
 
 
 def _asked_model(message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:

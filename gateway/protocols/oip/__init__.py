@@ -10,18 +10,18 @@ from __future__ import annotations
 from gateway.protocols.oip.dialects import dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http.codec import HttpCodec
-from gateway.protocols.oip.options import check_options
+from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec
 
 
 def settle_dialect(options: Options, server_name: str) -> Options:
     """Return *options* with a dialect: the configured one, or the one of the server's name.
 
-    For an unknown name this is Triton's dialect, which has the most features.
+    For an unknown name this is like Triton's dialect, which has the most features.
     """
     if options.get("dialect", "auto") != "auto":
         return options
-    return {**options, "dialect": dialect_of(server_name) or "triton"}
+    return {**options, "dialect": dialect_of(server_name) or UNKNOWN}
 
 
 SPEC = ProtocolSpec(
@@ -31,4 +31,5 @@ SPEC = ProtocolSpec(
     options=check_options,
     resolve_dialect=settle_dialect,
     classifies=None,
+    extension_status=extension_status,
 )

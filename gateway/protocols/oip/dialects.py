@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest
@@ -29,9 +29,16 @@ class Dialect:
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         extended: It has Triton's extensions: configuration, statistics and the like.
         control: Its models can be loaded and unloaded.
-    single_process: One request keeps all others waiting, so texts are limited.
-    signed_parameters: Integer parameters above 2**63 - 1 lose precision.
-    whole_versions: It reads a version as the whole number that it begins with.
+        numbers: Number of elements, BYTES excepted, that a server of one process reads within a
+            second: 0.4 us each in MLServer, 2.6 us in KServe. One request keeps all others waiting
+            there. None for other servers.
+        keeps_names: It keeps metrics for each name of a model, also for unknown ones.
+        nonfinite_words: It writes NaN and infinities into JSON as words.
+        echoes_id: A response has the id of its request, so another id, or none, means that it
+            belongs to another request. None: where there is an id, it is that of the request.
+            False: models choose the ids of responses.
+        signed_parameters: Integer parameters above 2**63 - 1 lose precision.
+        whole_versions: It reads a version as the whole number that it begins with.
     """
 
     name: str
@@ -45,13 +52,17 @@ class Dialect:
     index: bool = False
     extended: bool = False
     control: bool = False
-    single_process: bool = False
+    numbers: int | None = None
+    keeps_names: bool = False
+    echoes_id: bool | None = None
     signed_parameters: bool = False
     whole_versions: bool = False
+    nonfinite_words: bool = False
 
 
 _TRITON = Dialect(
     name="triton",
+    echoes_id=True,
     binary=True,
     index=True,
     extended=True,
@@ -59,36 +70,47 @@ _TRITON = Dialect(
     signed_parameters=True,
     whole_versions=True,
     generate_stream=True,
+    nonfinite_words=True,
 )
 
 # Triton has the most features: an unknown server is assumed to be one.
-DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
+_UNKNOWN = replace(_TRITON, echoes_id=None)
+DIALECTS: Mapping[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
     dialect.name: dialect
     for dialect in (
         _TRITON,
         Dialect(
             name="mlserver",
+            echoes_id=True,
             binary=False,
             half_in_json=True,
             text_only=True,
             infer_stream=True,
             index=True,
             control=True,
-            single_process=True,
+            numbers=2_500_000,
+            keeps_names=True,
         ),
         Dialect(
             name="kserve",
-            single_process=True,
+            echoes_id=False,
+            numbers=400_000,
             binary=True,
             text_only=True,
             versions=False,
             needs_id=True,
             control=True,
         ),
-        Dialect(name="ovms", binary=True),
+        Dialect(name="ovms", binary=True, echoes_id=True),
         # The gateway itself: all of Triton's features, as far as the listener enables them.
         Dialect(
-            name="gateway", binary=True, infer_stream=True, index=True, extended=True, control=True
+            name="gateway",
+            echoes_id=True,
+            binary=True,
+            infer_stream=True,
+            index=True,
+            extended=True,
+            control=True,
         ),
     )
 }

@@ -7,6 +7,7 @@ from gateway.wire.errors import (
     HTTP_METHOD_NOT_ALLOWED,
     HTTP_STATUS,
     MethodNotAllowed,
+    clip,
     error_class_of_grpc,
     error_class_of_http,
 )
@@ -21,8 +22,27 @@ _DECOUPLED_GRPC = (GrpcStatus.UNIMPLEMENTED, GrpcStatus.INTERNAL)
 
 
 HTTP_OK = 200
+# Triton's status of `generate`, and of a stream that begins with the error of a model.
+GENERATE_FAILED = 400
 # KServe's page lists 409 for "not ready" (docs/protocols/open-inference.md, "16. Errors").
 INFERENCE_NOT_READY = 409
+
+
+# Triton's text of a deadline, which clients search for.
+_DEADLINE = "Deadline Exceeded"
+
+
+def text_of(error: GatewayError, limit_bytes: int) -> str:
+    """Return the text of *error* for clients, cut to *limit_bytes*.
+
+    The text of a server of this protocol is unchanged.
+    """
+    text, origin = error.message, error.origin
+    if error.code is ErrorCode.DEADLINE_EXCEEDED and not text.startswith(_DEADLINE):
+        is_server_text = origin is not None and origin.codec.startswith("oip.")
+        if not is_server_text:
+            text = f"{_DEADLINE}: {text}"
+    return clip(text, limit_bytes)
 
 
 def http_status_of(error: GatewayError, not_ready_status: int) -> int:
@@ -34,9 +54,9 @@ def http_status_of(error: GatewayError, not_ready_status: int) -> int:
     return HTTP_STATUS[error.code]
 
 
-def http_error_class(status: int, said: str = "") -> type[GatewayError]:
+def http_error_class(status: int, text: str = "") -> type[GatewayError]:
     """Return the class of error that an HTTP status other than 2xx means."""
-    if status in _DECOUPLED_HTTP and said.endswith(_DECOUPLED):
+    if status in _DECOUPLED_HTTP and text.endswith(_DECOUPLED):
         return Decoupled
     return NotReady if status == INFERENCE_NOT_READY else error_class_of_http(status)
 

@@ -31,7 +31,14 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.ir.tensor import RequestedOutput
 from gateway.protocols.oip.control import CONFIG, FILE
 from gateway.protocols.oip.limited_config import limited_config
-from gateway.protocols.oip.options import GATEWAY, LIMITED, OFF, Extensions
+from gateway.protocols.oip.options import (
+    GATEWAY,
+    LIMITED,
+    OFF,
+    READ,
+    Extensions,
+    how_to_enable,
+)
 
 # The option of each call that is off by default, and its name in errors.
 _GATES: Mapping[type[Call[Any]], tuple[str, str]] = {
@@ -95,7 +102,7 @@ def require_enabled(kind: type[Call[Any]], extensions: Extensions) -> object:
     option, what = gate
     value: object = getattr(extensions, option)
     if value in (False, OFF):
-        raise Unsupported(f"{what}: not enabled (option {option})")
+        raise Unsupported(f"{what}: not enabled ({how_to_enable(option)})")
     return value
 
 
@@ -109,6 +116,8 @@ def apply_policy(
         InvalidRequest: A model's name or its configuration is not allowed.
     """
     value = require_enabled(type(call), extensions)
+    if value == READ and isinstance(call, TraceSettingRequest | LogSettingsRequest):
+        _refuse_changes(call)
     if isinstance(call, ModelLoadRequest | ModelUnloadRequest):
         check_folder_name(call.model.name if call.model else "")
     if isinstance(call, ModelLoadRequest):
@@ -122,11 +131,20 @@ def apply_policy(
     return call
 
 
+def _refuse_changes(call: TraceSettingRequest | LogSettingsRequest) -> None:
+    if call.changes:
+        option, what = _GATES[type(call)]
+        raise Unsupported(
+            f"changes of {what}: not enabled ({how_to_enable(option)})", model=call.model
+        )
+
+
 def _refuse_files(call: ModelLoadRequest) -> None:
     for key in call.parameters:
         if key.startswith(FILE):
             raise Unsupported(
-                f"parameter {key!r}: files of models are not accepted (option model_files)",
+                f"parameter {key!r}: files of models are not enabled "
+                f"({how_to_enable('model_files')})",
                 model=call.model,
             )
 
@@ -137,8 +155,8 @@ def _with_config(
     """Return *call* with a configuration that *option* allows."""
     if not option:
         raise Unsupported(
-            f"parameter {CONFIG!r}: configurations of models are not accepted (option "
-            "model_config)",
+            f"parameter {CONFIG!r}: configurations of models are not enabled "
+            f"({how_to_enable('model_config')})",
             model=call.model,
         )
     if option != LIMITED:
@@ -164,18 +182,18 @@ def check_asked(call: Call[Any], dialect: DialectCapabilities) -> None:
     Raises:
         Unsupported: The dialect cannot carry it.
     """
-    lacks = None
+    missing = None
     if type(call) in _TRITONS and not dialect.extended:
-        lacks = f"no {type(call).__name__}"
+        missing = f"no {type(call).__name__}"
     elif isinstance(call, ModelLoadRequest | ModelUnloadRequest):
         if not dialect.control:
-            lacks = "no loading and unloading of models"
+            missing = "no loading and unloading of models"
         elif isinstance(call, ModelLoadRequest) and call.parameters and not dialect.extended:
-            lacks = "no parameters of loading"
+            missing = "no parameters of loading"
         elif isinstance(call, ModelUnloadRequest) and call.dependents and not dialect.extended:
-            lacks = "no unloading of dependents"
-    if lacks is not None:
-        raise Unsupported(f"the dialect {dialect.name!r} has {lacks}", model=call.model)
+            missing = "no unloading of dependents"
+    if missing is not None:
+        raise Unsupported(f"the dialect {dialect.name!r} has {missing}", model=call.model)
 
 
 def check_extended(what: str, output: RequestedOutput | None, dialect: DialectCapabilities) -> None:

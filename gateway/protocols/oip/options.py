@@ -15,8 +15,12 @@ from gateway.wire.codec import Options
 from gateway.wire.options import Reader, flag, one_of, read_values, wrong
 
 DIALECT_NAMES = ("auto", "triton", "mlserver", "kserve", "ovms", "gateway")
+UNKNOWN = "unknown"
+"""The dialect of a server whose name is not known: as Triton's, but without its promises."""
 
 OFF, GATEWAY, TARGET = "off", "gateway", "target"
+READ = "read"
+"""Value of an option that allows reading the targets' settings, and no changes."""
 LIMITED = "limited"
 
 
@@ -35,9 +39,10 @@ class Extensions:
             model_files: it makes Triton run commands of the client on its machine.
         model_files: A request to load may contain the model's files, which are programs that the
             server runs.
-        trace: Clients may read and change the targets' trace settings.
+        trace: Clients may read and change the targets' trace settings; with "read", only read.
         opaque: Paths that are not modelled are passed on to servers of the same protocol.
-        logging: "off"; "gateway": the gateway's own log settings; "target": the upstreams'.
+        logging: "off"; "gateway": the gateway's own log settings; "target": the upstreams'; "read":
+            the upstreams', without changes.
     """
 
     model_configuration: bool = False
@@ -46,32 +51,45 @@ class Extensions:
     model_control: bool = False
     model_config: bool | str = False
     model_files: bool = False
-    trace: bool = False
+    trace: bool | str = False
     logging: str = OFF
     opaque: bool = False
 
 
-def _flag_or_limited(key: str, value: Any) -> bool | str:
-    if value != LIMITED and str(value).lower() not in ("true", "false"):
-        raise wrong(key, value, f"true, false or {LIMITED}")
-    return LIMITED if value == LIMITED else flag(key, value)
+def _flag_or(word: str) -> Reader:
+    """Return a reader of true, false or *word*."""
+
+    def read(key: str, value: Any) -> bool | str:
+        if value != word and str(value).lower() not in ("true", "false"):
+            raise wrong(key, value, f"true, false or {word}")
+        return word if value == word else flag(key, value)
+
+    return read
 
 
-_WHOSE = one_of(OFF, GATEWAY, TARGET)
+def _nonfinite(key: str, value: Any) -> str:
+    # YAML's null is the word that the option means.
+    found: str = _NONFINITE(key, "null" if value is None else value)
+    return found
+
+
+_NONFINITE = one_of("refuse", "literal", "null")
 _READERS: Mapping[str, Reader] = {
-    "dialect": one_of(*DIALECT_NAMES),
+    "dialect": one_of(*DIALECT_NAMES, UNKNOWN),
     "not_ready_status": one_of(503, 409),
+    "nonfinite": _nonfinite,
     "model_configuration": flag,
-    "statistics": _WHOSE,
+    "statistics": one_of(OFF, GATEWAY, TARGET),
     "repository_index": flag,
     "model_control": flag,
-    "model_config": _flag_or_limited,
+    "model_config": _flag_or(LIMITED),
     "model_files": flag,
-    "trace": flag,
-    "logging": _WHOSE,
+    "trace": _flag_or(READ),
+    "logging": one_of(OFF, GATEWAY, TARGET, READ),
     "opaque": flag,
 }
 _EXTENSIONS = tuple(field.name for field in fields(Extensions))
+_WHOSE = ("statistics", "logging")
 
 
 def check_options(options: Options) -> Options:
@@ -86,3 +104,28 @@ def check_options(options: Options) -> Options:
 def read_extensions(options: Options) -> Extensions:
     """Return the extensions that a listener's *options* enable."""
     return Extensions(**{key: options[key] for key in _EXTENSIONS if key in options})
+
+
+def extension_status(options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the extensions that *options* enable, as `--enable` has them, and those that are off.
+
+    Raises:
+        ValueError: An option is wrong.
+    """
+    extensions = read_extensions(check_options(options))
+    on: list[str] = []
+    off: list[str] = []
+    for name in _EXTENSIONS:
+        value = getattr(extensions, name)
+        if value in (False, OFF):
+            off.append(name)
+        else:
+            on.append(name if value is True else f"{name}={value}")
+    return tuple(on), tuple(off)
+
+
+def how_to_enable(option: str) -> str:
+    """Return the flag and the YAML that enable *option*, for errors."""
+    value = TARGET if option in _WHOSE else "true"
+    argument = f"{option}={value}" if option in _WHOSE else option
+    return f"--enable {argument}, or options: {{oip: {{{option}: {value}}}}} of the listener"

@@ -80,13 +80,13 @@ def output_parameters(output: RequestedOutput) -> dict[str, Parameter]:
 
 def with_c_values(call: InferRequest, reply: InferResponse) -> InferResponse:
     """Return *reply* with the values of classes as C's `%f` prints them, as Triton does."""
-    asked = call.outputs and {output.name for output in call.outputs if output.classes}
-    if not asked:
+    classified = call.outputs and {output.name for output in call.outputs if output.classes}
+    if not classified:
         return reply
     outputs = tuple(
         [
             _printed(tensor)
-            if tensor.name in asked and tensor.datatype is Datatype.BYTES
+            if tensor.name in classified and tensor.datatype is Datatype.BYTES
             else tensor
             for tensor in reply.outputs
         ]

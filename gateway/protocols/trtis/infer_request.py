@@ -53,15 +53,15 @@ def tensors_of_body(header: InferHeader, body: memoryview) -> tuple[Tensor, ...]
 
 def _shares(entries: list[InputEntry], body: memoryview) -> Sequence[TensorData]:
     sizes = [_known_size(entry) for entry in entries]
-    known = sum(size for size in sizes if size is not None)
+    least = sum(size for size in sizes if size is not None)
     unknown = sizes.count(None)
     if unknown > 1:
         return [SlicedData(body, index, size) for index, size in enumerate(sizes)]
-    rest = body.nbytes - known
+    rest = body.nbytes - least
     if rest < 0 or (rest and not unknown):
         raise InvalidTensor(
             f"body has {body.nbytes} bytes: its {len(entries)} inputs need "
-            f"{'at least ' if unknown else ''}{known}"
+            f"{'at least ' if unknown else ''}{least}"
         )
     found = []
     at = 0

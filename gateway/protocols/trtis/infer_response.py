@@ -54,16 +54,16 @@ def write_reply(call: InferRequest, reply: InferResponse) -> Written:
     )
     outputs = {tensor.name: tensor for tensor in reply.outputs}
     views = []
-    for asked in call.outputs:
-        tensor = outputs.get(asked.name)
+    for requested in call.outputs:
+        tensor = outputs.get(requested.name)
         if tensor is None:
             raise UpstreamProtocolError(
-                f"response lacks the requested output {asked.name!r}: "
+                f"response lacks the requested output {requested.name!r}: "
                 f"it has {len(outputs)} outputs",
                 model=call.model,
             )
-        entry = header.output.add(name=asked.name)
-        if asked.classes:
+        entry = header.output.add(name=requested.name)
+        if requested.classes:
             _write_classes(entry, tensor, batch_size)
             views.append(_NOTHING)
         else:
@@ -151,12 +151,12 @@ def read_reply(
         InvalidTensor, TooLarge: Sizes do not fit.
     """
     check_count("outputs", len(header.output), limits.outputs, "outputs")
-    asked = {output.name: output for output in call.outputs}
+    requested = {output.name: output for output in call.outputs}
     outputs = [
-        _read_output(entry, raw, asked.get(entry.name), header.batch_size, limits)
+        _read_output(entry, raw, requested.get(entry.name), header.batch_size, limits)
         for entry, raw in zip(header.output, raws, strict=True)
     ]
-    missing = asked.keys() - {tensor.name for tensor in outputs}
+    missing = requested.keys() - {tensor.name for tensor in outputs}
     if missing:
         raise MalformedMessage(
             f"response lacks the requested output {min(missing)!r}: it has {len(outputs)} outputs"
@@ -185,7 +185,7 @@ def sizes_in_band(call: InferRequest, header: pb.InferResponseHeader) -> list[in
 def _read_output(
     entry: pb.InferResponseHeader.Output,
     raw: memoryview,
-    asked: RequestedOutput | None,
+    requested: RequestedOutput | None,
     batch_size: int,
     limits: MessageLimits,
 ) -> Tensor:
@@ -198,8 +198,8 @@ def _read_output(
     shape = tuple(entry.raw.dims)
     check_shape(name, None, (max(batch_size, 1), *shape), limits)
     data: TensorData = RawData(raw)
-    if asked is not None and asked.shared is not None:
-        shared = asked.shared
+    if requested is not None and requested.shared is not None:
+        shared = requested.shared
         data = SharedMemoryData(shared.region, shared.offset, entry.raw.batch_byte_size)
     elif raw.nbytes != entry.raw.batch_byte_size:
         raise MalformedMessage(

@@ -88,15 +88,15 @@ def _plain(call: InferRequest, reply: InferResponse) -> tuple[Hashable, list[mem
     outputs = {tensor.name: tensor for tensor in reply.outputs}
     described: list[Hashable] = []
     views = []
-    for asked in call.outputs:
-        tensor = outputs.get(asked.name)
-        if tensor is None or asked.classes or tensor.datatype is Datatype.BYTES:
+    for requested in call.outputs:
+        tensor = outputs.get(requested.name)
+        if tensor is None or requested.classes or tensor.datatype is Datatype.BYTES:
             return None
         if tensor.shape is None or type(tensor.data) is SharedMemoryData:
             return None
         view = as_raw(tensor)
         views.append(view)
-        described.append((asked.name, tensor.datatype, tensor.shape, view.nbytes))
+        described.append((requested.name, tensor.datatype, tensor.shape, view.nbytes))
     key = (call.model, reply.model, call.batch_size, reply.batch_size, *described)
     return key, views
 

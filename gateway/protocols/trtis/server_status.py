@@ -93,12 +93,12 @@ def _write_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
         number = _version(version)
         if number in written.version_status:
             continue  # of several versions that are not numbers, the first is 1
-        told = written.version_status[number]
-        told.ready_state = _STATES[state]
+        version_status = written.version_status[number]
+        version_status.ready_state = _STATES[state]
         if entry is not None and entry.reason:
-            told.ready_state_reason.message = entry.reason
+            version_status.ready_state_reason.message = entry.reason
         if version in counted:
-            write_counters(told, counted[version])
+            write_counters(version_status, counted[version])
     return written
 
 
@@ -227,8 +227,8 @@ def is_ready(model: pb.ModelStatus, version: str) -> bool:
     """Return whether a version of a model is ready; with "", whether any is."""
     ready = {
         str(number)
-        for number, told in model.version_status.items()
-        if told.ready_state == pb.MODEL_READY
+        for number, version_status in model.version_status.items()
+        if version_status.ready_state == pb.MODEL_READY
     }
     return version in ready if version else bool(ready)
 

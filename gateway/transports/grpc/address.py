@@ -1,7 +1,7 @@
-"""Addresses a gRPC server listens on: is one free, and what did it become.
+"""Addresses of a gRPC server: whether one is free, and which port it got.
 
-The C core writes its own lines to stderr when a port is taken and says no errno, so the question is
-asked with a socket of ours first.
+The C core writes to stderr when a port is in use, and reports no errno.  Therefore a socket of this
+module tries the address first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def require_free(address: str) -> None:
 
 
 def bound_address(address: str, port: int) -> str:
-    """Return *address* with the port it was given."""
+    """Return *address* with its real port."""
     if address.startswith(_UNIX):
         return address
     return f"{address.rpartition(':')[0]}:{port}"

@@ -1,4 +1,4 @@
-"""Slots and bytes of one gRPC listener, and what it allows the messages of one stream."""
+"""The slots and the memory of a gRPC listener, and its limits for the messages of one stream."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gateway.wire.http import size_of
 
 
 class CallAdmission(ConcurrencyLimiter):
-    """Slots and bytes of one listener.
+    """Admits the calls of one listener.
 
     Args:
-        budget: Of the process.
-        limits: Of the listener.
-        slots: Calls at a time, of one client as of all; None for the listener's limits.
+        budget: The memory budget of the process.
+        limits: The limits of the listener.
+        slots: The number of concurrent calls, for one client and in total; None for *limits*.
 
     Attributes:
-        budget: As given.
-        calls: Calls that were admitted and have not ended, written responses included.
-        is_counted: Whether calls take part of a client's share.
+        budget: The memory budget.
+        calls: How many admitted calls have not ended, including their output.
+        is_counted: Whether calls count in the share of their client.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CallAdmission(ConcurrencyLimiter):
 
     @property
     def has_room(self) -> bool:
-        """Whether a slot is free, and nobody waits for one."""
+        """Whether a slot is free, and no call waits for one."""
         return self.used < self.limit and not self.waiting
 
     def shares(self, client: ClientShares) -> ClientShares:
@@ -61,7 +61,7 @@ class CallAdmission(ConcurrencyLimiter):
         return client if self.is_counted else NOBODY
 
     async def quiet(self, seconds: float) -> None:
-        """Wait until there was no call, and none came, for so long."""
+        """Wait until there was no call for so many *seconds*."""
         while True:
             while self.calls:
                 if self._idle is None:
@@ -74,7 +74,7 @@ class CallAdmission(ConcurrencyLimiter):
                 return
 
     def admit(self, size: int, client: ClientShares) -> bool:
-        """Take a slot and *size* bytes if both are free; return whether they were."""
+        """Acquire a slot and *size* bytes if both are free; return whether it did."""
         if not self.budget.try_acquire(size, client.memory):
             return False
         if not self.try_acquire(1, client.slots):
@@ -92,13 +92,14 @@ class CallAdmission(ConcurrencyLimiter):
         *,
         free: bool = False,
     ) -> None:
-        """Take a slot and *size* bytes, and wait for both where need be.
+        """Acquire a slot and *size* bytes, waiting for both.
 
         Args:
-            size: Bytes of the message.
-            client: Whose it is.
-            held: Reserved for it before; given back for what is taken here.
-            free: The call is about health: it needs neither slot nor memory. `leave` is told.
+            size: The size of the message.
+            client: The shares of the client.
+            held: An earlier reservation for the message, which is released.
+            free: Whether the call is a health check, which needs neither slot nor memory.  Call
+                `leave` for it too.
 
         Raises:
             Overloaded: They did not become free in time.
@@ -126,6 +127,11 @@ class CallAdmission(ConcurrencyLimiter):
             self.leave()
             raise
 
+    def begin(self) -> None:
+        """Note the start of a request that is admitted elsewhere; `leave` notes its end."""
+        self._entered += 1
+        self.calls += 1
+
     def leave(self) -> None:
         """Note the end of a call that was admitted."""
         self.calls -= 1
@@ -144,7 +150,7 @@ class CallAdmission(ConcurrencyLimiter):
         return held
 
     def check(self, answer: GrpcResponse) -> None:
-        """Raise TooLarge for an answer over the limit."""
+        """Raise TooLarge for a response above the limit."""
         size, limit = size_of(answer.message), self.message_bytes
         if size > limit:
             raise TooLarge(
@@ -196,12 +202,12 @@ class GrpcSessionLimits:
         return Slot(self._admission, size_of(wire.message), self._client)
 
     def check_response(self, answer: GrpcResponse, /) -> None:
-        """Raise TooLarge for an answer over the limit."""
+        """Raise TooLarge for a response above the limit."""
         self._admission.check(answer)
 
     @contextmanager
     def hold(self, answer: GrpcResponse, /) -> Iterator[None]:
-        """Hold the bytes of an answer until it is taken; entering it raises Overloaded."""
+        """Return the reservation of a response until it is sent; entering it raises Overloaded."""
         size = size_of(answer.message)
         if size <= RESPONSE_UNCOUNTED_BYTES:
             yield

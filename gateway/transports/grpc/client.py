@@ -1,7 +1,7 @@
-"""gRPC client of our own: raw bytes out, raw bytes in, calls multiplexed on few connections.
+"""GrpcClient of the native implementation: calls with raw messages, multiplexed on connections.
 
-A status the server sent is an answer, whatever it is: the codec knows what it means.  Raised is
-what happened on the way.
+A status that the server sent is a response, which the codec interprets.  Only failures of the
+transport are raised.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from time import monotonic
 from types import CoroutineType
 from typing import Any, Final
 
-from gateway.concurrency.timer_wheel import TimerWheel
-from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded
-from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget
+from gateway.concurrency.timeouts import TimerWheel
+from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded, QueueTimeout
+from gateway.transports.admission import UNLIMITED, MemoryBudget, upstream_slots
 from gateway.transports.contract import ClientLimits, Decode
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.client_pool import GrpcClientConnection, GrpcConnectionPool
@@ -26,9 +26,9 @@ from gateway.transports.net.resolver import UNIX, upstream_of
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import size_of
 
-# By a name of our own: to look a member up in its Enum costs as much as a call does.
+# A lookup of an Enum member costs as much as a function call.
 _DEADLINE_EXCEEDED: Final = GrpcStatus.DEADLINE_EXCEEDED
-# The deadline is sent rounded down, and both ends keep it; loops have clocks of their own.
+# The server enforces the deadline too, rounded down and by a clock of its own.
 _CLOCK_SLACK_S: Final = 0.02
 
 
@@ -37,13 +37,14 @@ class GrpcClient:
 
     Args:
         target: "host:port" or "unix:/path".
-        limits: Of this upstream.
+        limits: The limits of this upstream.
         ssl_context: From `tls.client_context`; None for plain text.
-        withheld: Whether calls are cancelled when nobody waits for them.
-        budget: Of the process, for responses.
+        withheld: Decides whether calls without a waiting client are cancelled.
+        budget: The memory budget for responses.
+        address: IP address of the host; "" to look it up.
 
     Raises:
-        ValueError: The target is neither.
+        ValueError: *target* has neither form.
     """
 
     sends_rest = True
@@ -56,19 +57,20 @@ class GrpcClient:
         ssl_context: ssl.SSLContext | None = None,
         withheld: WithheldCalls | None = None,
         budget: MemoryBudget = UNLIMITED,
+        address: str = "",
     ) -> None:
         self._target = target
         self._most_bytes = limits.message_bytes
         self._authority = "localhost" if target.startswith(UNIX) else target
         self._scheme = "http" if ssl_context is None else "https"
-        upstream = upstream_of(target, limits.resolve_floor_s)
+        upstream = upstream_of(target, limits.resolve_floor_s, address)
         self._pool = GrpcConnectionPool(target, upstream, limits, ssl_context, budget)
-        self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
+        self._slots = upstream_slots("in_flight", limits.in_flight, limits)
         self._wheel = TimerWheel()
         self._withheld = WithheldCalls() if withheld is None else withheld
         self._closed = False
 
-    async def send(  # noqa: C901, PLR0912  # one frame
+    async def send(  # noqa: C901, PLR0912, PLR0915  # one frame
         self,
         wire: GrpcRequest,
         /,
@@ -76,15 +78,18 @@ class GrpcClient:
         deadline: float | None,
         decode: Decode[GrpcResponse] | None = None,
     ) -> Any:
-        """Send one message and return its one answer, or the status that came instead.
+        """Send one message and return its only response, or the status that replaces it.
 
-        Metadata that gRPC cannot carry is left out.
+        Metadata that gRPC cannot carry is omitted.
         """
         now = monotonic()
         if self._closed or (deadline is not None and deadline <= now):
-            raise self._not_asked()
-        if not self._slots.try_acquire():
-            now = await self._place(now, deadline)
+            raise self._not_started()
+        slots = self._slots
+        if slots.used < slots.limit and not slots.queued:  # as `try_acquire`, without its frame
+            slots.used += 1
+        else:
+            now = await self._wait_for_slot(now, deadline)
         withheld = False
         try:
             connection = self._pool.find(now)
@@ -92,121 +97,126 @@ class GrpcClient:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
             withholds = self._withheld.enabled
-            exchange = self._begin(connection, wire, None if withholds else deadline, now)
-            exchange.withholds = withholds
-            step = 0 if deadline is None else self._wheel.schedule(exchange, deadline)
+            call = self._start(connection, wire, None if withholds else deadline, now)
+            call.withholds = withholds
+            step = 0 if deadline is None else self._wheel.schedule(call, deadline)
             try:
-                answer = await exchange.ending() or await exchange.one()
+                response = await call.completion() or await call.only_response()
             except (asyncio.CancelledError, DeadlineExceeded):
-                if exchange.can_be_left():
-                    withheld = self._withhold(exchange)
+                if call.can_be_left():
+                    withheld = self._withhold(call)
                 else:
-                    exchange.cancel()
+                    call.cancel()
                 raise
             finally:
                 if step:
-                    self._wheel.cancel(exchange, step)
+                    self._wheel.cancel(call, step)
                 if not withheld:
-                    exchange.forget()
+                    call.release()
         finally:
             if not withheld:
-                self._slots.release()
-        if answer.status is _DEADLINE_EXCEEDED:
-            self._check_time(deadline)
-        # Streams have numbers: an answer to another call says nothing of the connection.
+                if slots.queued:
+                    slots.release()
+                else:
+                    slots.used -= 1
+        if response.status is _DEADLINE_EXCEEDED:
+            self._check_deadline(deadline)
+        # HTTP/2 numbers its streams: a wrong response does not affect other calls.
         if decode is None:
-            return answer
-        reply = decode(answer)
+            return response
+        reply = decode(response)
         return await reply if type(reply) is CoroutineType else reply
 
     async def stream(
         self, wire: GrpcRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[GrpcResponse, None]:
-        """Send one message and iterate over its answers; a status other than OK is the last."""
+        """Send one message and yield its responses; a status other than OK is the last."""
         now = monotonic()
         if self._closed or (deadline is not None and deadline <= now):
-            raise self._not_asked()
+            raise self._not_started()
         if not self._slots.try_acquire():
-            now = await self._place(now, deadline)
+            now = await self._wait_for_slot(now, deadline)
         try:
             connection = self._pool.find(now)
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            exchange = self._begin(connection, wire, deadline, now)
-            step = 0 if deadline is None else self._wheel.schedule(exchange, deadline)
+            call = self._start(connection, wire, deadline, now)
+            step = 0 if deadline is None else self._wheel.schedule(call, deadline)
             try:
-                while (answer := await exchange.next()) is not None:
-                    if answer.status is _DEADLINE_EXCEEDED:
-                        self._check_time(deadline)
-                    yield answer
-                    if answer.status is not GrpcStatus.OK:
+                while (response := await call.next_response()) is not None:
+                    if response.status is _DEADLINE_EXCEEDED:
+                        self._check_deadline(deadline)
+                    yield response
+                    if response.status is not GrpcStatus.OK:
                         return
             finally:
-                exchange.cancel()
+                call.cancel()
                 if step:
-                    self._wheel.cancel(exchange, step)
-                exchange.forget()
+                    self._wheel.cancel(call, step)
+                call.release()
         finally:
             self._slots.release()
 
     async def close(self) -> None:
-        """Close every connection and break off the calls on them; harmless the second time."""
+        """Close every connection and fail the calls on them. A second call does nothing."""
         self._closed = True
         await self._pool.close(f"the client of {self._target} was closed during the call")
         self._wheel.close()
 
-    def _begin(
+    def _start(
         self,
         connection: GrpcClientConnection,
         wire: GrpcRequest,
         deadline: float | None,
         now: float,
     ) -> ClientCall:
-        """Begin a call on a connection with room."""
+        """Start a call on a connection that can carry one more."""
         left_s = None if deadline is None else deadline - now
         block = request_block(wire.method, self._authority, self._scheme, wire.metadata, left_s)
-        rest = wire.rest
-        size = size_of(wire.message)
-        message = frame_message(wire.message, size if rest is None else size + rest.remaining_bytes)
+        rest, message = wire.rest, wire.message
+        size = len(message[0]) if len(message) == 1 else size_of(message)
+        message = frame_message(message, size if rest is None else size + rest.remaining_bytes)
         return connection.call(block, message, size + PREFIX_BYTES, self._most_bytes, rest)
 
-    def _withhold(self, exchange: ClientCall) -> bool:
-        """Let a call end by itself; its place is given back then. Return True."""
-        step = self._wheel.schedule(exchange, monotonic() + self._withheld.longest_s)
+    def _withhold(self, call: ClientCall) -> bool:
+        """Leave a call to end by itself, which releases its slot. Return True."""
+        step = self._wheel.schedule(call, monotonic() + self._withheld.longest_s)
 
         def end() -> None:
-            self._wheel.cancel(exchange, step)
-            exchange.forget()
+            self._wheel.cancel(call, step)
+            call.release()
             self._slots.release()
             self._withheld.end()
 
-        exchange.leave(end)
+        call.leave(end)
         self._withheld.begin()
         return True
 
-    def _check_time(self, deadline: float | None) -> None:
-        """Raise DeadlineExceeded for a server that was first to say that our deadline is past."""
+    def _check_deadline(self, deadline: float | None) -> None:
+        """Raise DeadlineExceeded if the server's DEADLINE_EXCEEDED means the caller's deadline."""
         if _is_over(deadline):
             raise DeadlineExceeded(f"no answer from {self._target} in time")
 
-    async def _place(self, now: float, deadline: float | None) -> float:
-        """Wait for a place among the calls in flight; return the time then."""
+    async def _wait_for_slot(self, now: float, deadline: float | None) -> float:
+        """Wait for a slot; return the time afterwards."""
         try:
             await self._slots.wait(None if deadline is None else deadline - now)
+        except QueueTimeout:
+            raise
         except Overloaded as error:
             if self._closed or _is_over(deadline):
-                raise self._not_asked() from None
+                raise self._not_started() from None
             raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
         return monotonic()
 
-    def _not_asked(self) -> GatewayError:
-        """Return why a call is not begun: the client is closed, else its time is over."""
+    def _not_started(self) -> GatewayError:
+        """Return why a call is not started: the client is closed, or the deadline has passed."""
         if self._closed:
             return NotSent(f"the client of {self._target} is closed")
         return DeadlineExceeded(f"the call's time was over before {self._target} was asked")
 
 
 def _is_over(deadline: float | None) -> bool:
-    """Return whether *deadline* is past, as near as clocks are."""
+    """Return whether *deadline* has passed, within the difference between two clocks."""
     return deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S

@@ -1,6 +1,7 @@
-"""Connections of a gRPC client: how many, how old, and closing them without loss.
+"""The connections of a gRPC client, and the pool that opens, shares and closes them.
 
-Calls share a connection up to what its server allows; another is opened only when all are full.
+Calls share a connection up to the number of streams that its server allows.  The pool opens another
+one only when all are full.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
-from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable, UpstreamProtocolError
+from gateway.ir.errors import (
+    ConnectFailure,
+    DeadlineExceeded,
+    NotSent,
+    Unavailable,
+    UpstreamProtocolError,
+)
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.admission import CLIENT_MEMORY, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
@@ -22,21 +29,28 @@ from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UpstreamConnector
+from gateway.transports.net.tls import MAYBE_TLS, TLS_ALERT, connect_failure_text
 from gateway.wire.http import Buffer
 
-# What servers allow on one connection (RELIABILITY.md D1), unless they allow less.
+# Streams of one connection, if the server does not allow fewer.
 _STREAMS: Final = 100
 _HEADER_BYTES: Final = 64 * 1024
 _SWEEP_S: Final = 1.0
-_PATIENCE_S: Final = 30.0
+_WRITE_TIMEOUT_S: Final = 30.0
 
 
 class GrpcClientConnection(Http2Protocol):
     """A connection to an upstream.
 
     Args:
-        pool: Told when it is lost.
-        name: Of the upstream, in errors.
+        pool: Notified when a call ends or the connection is lost.
+        name: The name of the upstream, for errors.
+
+    Attributes:
+        ready: Done when the server's SETTINGS have arrived.
+        created_at: When the connection was made, on the clock of `time.monotonic`.
+        idle_since: When its last call ended.
+        used: A call was sent on it.
     """
 
     def __init__(self, pool: GrpcConnectionPool, name: str) -> None:
@@ -45,21 +59,21 @@ class GrpcClientConnection(Http2Protocol):
         self.core = Http2Connection(
             self, read_response_head, client=True, streams=0, header_bytes=_HEADER_BYTES
         )
-        self.born = self.idle_since = monotonic()
+        self.created_at = self.idle_since = monotonic()
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.used = False
         self._pool = pool
-        self._going: str | None = None
+        self._closing_reason: str | None = None
 
     def reservation(self) -> Reservation:
-        """Return what may hold a response, in the share of the client that asked for it."""
+        """Return a reservation for a response, in the share of the client that called."""
         return self._pool.reservation()
 
     def is_open(self) -> bool:
-        """Return whether it takes calls."""
+        """Return whether new calls may be sent on the connection."""
         transport = self.transport
         return (
-            self._going is None
+            self._closing_reason is None
             and self.fault is None
             and transport is not None
             and not transport.is_closing()
@@ -74,56 +88,63 @@ class GrpcClientConnection(Http2Protocol):
         limit_bytes: int,
         rest: StreamingBody | None,
     ) -> ClientCall:
-        """Begin a call and write its one message; what is arriving of it, as it comes."""
+        """Start a call and write its message; *rest* is written as it arrives."""
         self.used = True
         core = self.core
         stream = core.open(None)
-        exchange = stream.owner = ClientCall(self, stream, limit_bytes, self.turn)
+        call = stream.owner = ClientCall(self, stream, limit_bytes, self.turn)
         if rest is None:
             core.writer.send(stream, block, message, None, size)
         else:
             core.writer.head(stream, block)
             core.writer.data(stream, message)
-            exchange.send_rest(rest)
+            call.send_rest(rest)
         if not self.flushing:
             self.flush_soon()
-        return exchange
+        return call
 
     # -- asyncio's protocol
 
     def data_received(self, data: bytes) -> None:
-        """Feed the core, unless the server speaks something else."""
+        """Feed the core, unless the server speaks HTTP/1 or TLS."""
         if not self.ready.done() and data.startswith(b"HTTP/1."):
-            self._going = "the server speaks http1.x"
+            self._closing_reason = (
+                "it serves HTTP/1 on this port; for HTTP use a URL such as oip+http://"
+            )
+            self.abort()
+            return
+        if not self.ready.done() and data.startswith(TLS_ALERT):
+            self._closing_reason = "it needs TLS on this port; add `tls: {}` to the upstream"
             self.abort()
             return
         super().data_received(data)
 
     def broken(self, fault: Http2ConnectionError) -> None:
-        """End every call: what the server says cannot be read."""
-        self._going = f"broken framing: {fault.message}"
+        """Fail every call: the server has sent malformed HTTP/2."""
+        self._closing_reason = f"broken framing: {fault.message}"
         error = UpstreamProtocolError(f"{self.name} broke HTTP/2: {fault.message}")
-        for exchange in self._exchanges():
-            exchange.fail(error)
+        for call in self._calls():
+            call.fail(error)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """End every call: nobody answers any more."""
+        """Fail every call: the connection is lost."""
         self.transport = None
-        why = self._going or (str(error) if error else "the server closed it")
+        why = self._closing_reason or (str(error) if error else "the server closed it")
         if not self.ready.done():
-            self.ready.set_exception(ConnectionError(why))
-            self.ready.exception()  # it may be that nobody waits
-        for exchange in self._exchanges():
-            self.core.writer.forget(exchange.stream)
-            self.core.streams.pop(exchange.stream.number, None)
-            exchange.lost(why, written=exchange.turn != self.turn)
+            reason = self._closing_reason or f"{why}; {MAYBE_TLS}"
+            self.ready.set_exception(ConnectionError(reason))
+            self.ready.exception()  # asyncio warns of an error that nobody retrieves
+        for call in self._calls():
+            self.core.writer.forget(call.stream)
+            self.core.streams.pop(call.stream.number, None)
+            call.lost(why, written=call.turn != self.turn)
         self.core.close()
-        self._pool.lost(self)
+        self._pool.remove(self)
 
-    # -- what the core tells
+    # -- events of the core
 
     def on_settings(self) -> None:
-        """Take calls from now on."""
+        """Allow calls: the server's SETTINGS have arrived."""
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -134,86 +155,86 @@ class GrpcClientConnection(Http2Protocol):
         view: memoryview,
         tail: GrpcResponseHead | None,
     ) -> None:
-        """Give a call all of its answer."""
+        """Pass a complete response to its call."""
         stream.owner.on_complete_stream(head, view, tail)
         if not self.core.streams or self._pool.waiting:
-            self._pool.left(self)
+            self._pool.on_call_ended(self)
 
     def on_headers(self, stream: Http2Stream, head: GrpcResponseHead, *, end: bool) -> None:
-        """Give a call its header fields, or its trailers."""
+        """Pass header fields or trailers to their call."""
         stream.owner.on_headers(head, end=end)
         if end:
-            self._pool.left(self)
+            self._pool.on_call_ended(self)
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        """Give a call what came of its answer."""
+        """Pass a part of a response to its call."""
         stream.owner.on_data(view, end=end)
 
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        """Give a call what came of its answer in several frames."""
+        """Pass several parts of a response to their call."""
         stream.owner.on_data_batch(views)
 
     def on_reset(self, stream: Http2Stream, code: int) -> None:
-        """End a call that the server has reset."""
+        """Fail a call whose stream the server has reset."""
         stream.owner.on_reset(code)
-        self._pool.left(self)
+        self._pool.on_call_ended(self)
 
     def on_writable(self, stream: Http2Stream) -> None:
-        """Let a call send more, if it has more: it is the answer that is waited for."""
+        """Let a call send more of its request."""
         if stream.owner is not None:
             stream.owner.on_writable()
 
     def on_goaway(self, code: int, message: str) -> None:
-        """Take no more calls."""
+        """Start no more calls."""
         reason = f": {message}" if message else ""
-        self._going = (
+        self._closing_reason = (
             f"the server went away{reason}" if code != NO_ERROR else "the server went away"
         )
-        self._pool.lost(self)
+        self._pool.remove(self)
         if not self.core.streams:
             self.loop.call_soon(self.close)
 
     # -- life
 
     def retire(self) -> None:
-        """Take no more calls, and close after the last."""
-        self._going = self._going or "the connection was replaced"
+        """Start no more calls, and close after the last one."""
+        self._closing_reason = self._closing_reason or "the connection was replaced"
         if not self.core.streams:
             self.core.goaway(final=True)
             self.close()
 
     def end_calls(self, why: str) -> None:
-        """End every call, and close."""
-        for exchange in self._exchanges():
-            exchange.fail(Unavailable(why))
+        """Fail every call, and close."""
+        for call in self._calls():
+            call.fail(Unavailable(why))
         self.core.goaway(final=True)
         self.close()
 
     def sweep(self, now: float, keepalive_s: float) -> None:
-        """See to it once a second."""
+        """Close the connection if it is idle or stuck. The pool calls this once a second."""
         self.core.flood_budget.refill()
         if self.core.streams:
             self.idle_since = now
-        elif self._going is not None or now - self.idle_since > keepalive_s:
+        elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
         stuck = self.stuck_since
-        if stuck is not None and now - stuck > _PATIENCE_S:
-            self._going = f"the server took nothing for {_PATIENCE_S:g} s"
+        if stuck is not None and now - stuck > _WRITE_TIMEOUT_S:
+            self._closing_reason = f"the server read nothing for {_WRITE_TIMEOUT_S:g} s"
             self.abort()
 
-    def _exchanges(self) -> list[ClientCall]:
+    def _calls(self) -> list[ClientCall]:
         return [stream.owner for stream in self.core.streams.values()]
 
 
 class GrpcConnectionPool:
-    """Gives each call the first connection with room; opens another when all are full.
+    """Gives each call the first connection that can carry it; opens another when all are full.
 
     Args:
-        name: Of the upstream, in errors.
-        upstream: Where it is.
-        limits: Of the upstream.
-        tls: For TLS.
-        budget: Of the process, for responses.
+        name: The name of the upstream, for errors.
+        upstream: Resolves and connects to its address.
+        limits: The limits of the upstream.
+        tls: For TLS; None for plain text.
+        budget: The memory budget for responses.
     """
 
     def __init__(
@@ -238,29 +259,29 @@ class GrpcConnectionPool:
         self._closed = False
 
     def reservation(self) -> Reservation:
-        """Return what may hold a response, in the share of the client that asked for it."""
+        """Return a reservation for a response, in the share of the client that called."""
         return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
 
     def find(self, now: float) -> GrpcClientConnection | None:
-        """Return a connection with room, if there is one."""
+        """Return a connection that can carry one more call, if there is one."""
         oldest = now - self._age_s
         for connection in self._connections:
-            if connection.born < oldest and connection.used:
+            if connection.created_at < oldest and connection.used:
                 self._connections.remove(connection)
                 connection.retire()
                 return self.find(now)
             core = connection.core
-            users = len(core.streams)
-            if users < _STREAMS and users < core.peer_streams and connection.is_open():
+            streams = len(core.streams)
+            if streams < _STREAMS and streams < core.peer_streams and connection.is_open():
                 return connection
         return None
 
     async def acquire(self, deadline: float | None) -> GrpcClientConnection:
-        """Return a connection with room, a new one if need be.
+        """Return a connection that can carry one more call, a new one if necessary.
 
         Raises:
-            NotSent: There is none to be had.
-            DeadlineExceeded: Nor was there one in time.
+            NotSent: The upstream cannot be reached.
+            DeadlineExceeded: The deadline passed while waiting.
         """
         try:
             async with asyncio.timeout(None if deadline is None else deadline - monotonic()):
@@ -268,21 +289,21 @@ class GrpcConnectionPool:
                     found = self.find(monotonic())
                     if found is not None:
                         return found
-                    await self._more()
+                    await self._wait_for_connection()
         except TimeoutError:
             raise DeadlineExceeded(f"no connection to {self._name} in time") from None
-        raise self._gone()
+        raise self._closed_error()
 
-    def lost(self, connection: GrpcClientConnection) -> None:
-        """Give *connection* to no more calls."""
+    def remove(self, connection: GrpcClientConnection) -> None:
+        """Use *connection* for no more calls."""
         if connection in self._connections:
             self._connections.remove(connection)
         if connection.transport is None:
             self._all.discard(connection)
-        self.left(connection)
+        self.on_call_ended(connection)
 
-    def left(self, connection: GrpcClientConnection) -> None:
-        """Note that a call has ended."""
+    def on_call_ended(self, connection: GrpcClientConnection) -> None:
+        """Wake waiting calls, and close *connection* if it was removed and has no more calls."""
         if not connection.core.streams:
             connection.idle_since = monotonic()
             if connection not in self._connections and connection.transport is not None:
@@ -291,17 +312,17 @@ class GrpcConnectionPool:
             self._wake()
 
     def _wake(self) -> None:
-        """Let those who wait for room look again."""
+        """Wake every call that waits for a connection; each tries again."""
         waiting, self.waiting = self.waiting, set()
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
-    def _gone(self) -> NotSent:
+    def _closed_error(self) -> NotSent:
         return NotSent(f"the client of {self._name} is closed")
 
     async def close(self, why: str) -> None:
-        """Close every connection, which ends the calls on them; who waits for one is not sent."""
+        """Close every connection, and fail the calls on them. Waiting calls raise NotSent."""
         self._closed = True
         self._wake()
         if self._sweeper is not None:
@@ -314,8 +335,8 @@ class GrpcConnectionPool:
             connection.end_calls(why)
         self._all.clear()
 
-    async def _more(self) -> None:
-        """Wait for a connection, or for room on one. Raises NotSent."""
+    async def _wait_for_connection(self) -> None:
+        """Wait for a new connection, or for the end of a call on another. Raises NotSent."""
         if len(self._connections) >= self._limits.connections:
             future = asyncio.get_running_loop().create_future()
             self.waiting.add(future)
@@ -331,16 +352,16 @@ class GrpcConnectionPool:
         try:
             await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            if connecting.cancelled():  # by `close`, not the caller
-                raise self._gone() from None
+            if connecting.cancelled():  # by `close`, not by the caller
+                raise self._closed_error() from None
             raise
         finally:
-            del connecting  # its error holds who waited, and with them their messages
+            del connecting  # the traceback of its error holds this frame, and so the message
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
         if not task.cancelled():
-            task.exception()  # whoever waited has it; it may be that nobody does any more
+            task.exception()  # asyncio warns of an error that nobody retrieves
 
     async def _connect(self) -> None:
         options: dict[str, Any] = {}
@@ -354,13 +375,14 @@ class GrpcConnectionPool:
                 await connection.ready
         except TimeoutError:
             self._drop(connection)
-            raise NotSent(
-                f"cannot connect to {self._name}: no answer within "
+            raise ConnectFailure(
+                f"cannot connect to {self._name}: no response within "
                 f"{self._limits.connect_timeout_s:g} s"
             ) from None
         except OSError as error:
             self._drop(connection)
-            raise NotSent(f"cannot connect to {self._name}: {error}") from error
+            text = f"cannot connect to {self._name}: {connect_failure_text(error)}"
+            raise ConnectFailure(text) from error
         except BaseException:
             self._drop(connection)
             raise

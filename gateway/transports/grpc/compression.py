@@ -28,4 +28,4 @@ async def decompress_message(
 
 
 async def _uncounted(_size: int) -> None:
-    """Count nothing: the place that is taken next counts the whole."""
+    """Count nothing: the next reservation includes these bytes."""

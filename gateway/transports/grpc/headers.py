@@ -1,7 +1,6 @@
-"""The header fields of gRPC over HTTP/2: what a call says before its messages, and after.
+"""The header fields and trailers of gRPC over HTTP/2, without I/O.
 
-Pure: fields in, values out, and back.  Reading depends on the fields alone, so that what equal
-bytes said once may be remembered.
+Reading is a pure function of the fields, so its results may be cached by the bytes of a block.
 
 Source: gRPC over HTTP/2; gRPC, "HTTP to gRPC status code mapping".
 """
@@ -40,7 +39,7 @@ _MOST_STATUS: Final = max(GrpcStatus)
 _SHORT: Final = 127
 _SIZES: Final = [bytes((size,)) for size in range(_SHORT)]
 _UNSAFE: Final = re.compile(rb"[^ -$&-~]")
-# What an HTTP status means where no gRPC status is beside it.
+# The meaning of an HTTP status in a response without a gRPC status.
 _OF_HTTP: Final = {
     400: GrpcStatus.INTERNAL,
     401: GrpcStatus.UNAUTHENTICATED,
@@ -51,20 +50,20 @@ _OF_HTTP: Final = {
     503: GrpcStatus.UNAVAILABLE,
     504: GrpcStatus.UNAVAILABLE,
 }
-# A timeout that long is told in hundredths of a second: equal heads cost their reader less.
+# A longer timeout is sent in hundredths of a second: equal heads are cheaper to read.
 _COARSE_FROM_S: Final = 1.0
 
 
 class GrpcRequestHead(Struct, frozen=True):
-    """What a call says before its first message.
+    """The header fields of a request.
 
     Attributes:
         path: "/package.Service/Method".
-        metadata: Without what is the transport's.
-        timeout_s: The client's; None for none.
-        coding: Of messages that are marked as compressed.
-        http_status: An answer other than 200 where this is no gRPC call.
-        oversized: The metadata has more bytes than the limit, which is here; else 0.
+        metadata: The fields that do not belong to the transport.
+        timeout_s: The client's timeout in seconds; None for none.
+        coding: The compression of messages with the compressed flag.
+        http_status: An HTTP status to reply with, if this is not a gRPC call; else 200.
+        oversized: The size limit of metadata, if it is exceeded; else 0.
         length: Content-Length; None for none.
     """
 
@@ -78,15 +77,15 @@ class GrpcRequestHead(Struct, frozen=True):
 
 
 class GrpcResponseHead(Struct, frozen=True):
-    """What an answer says before its first message, or after the last.
+    """The header fields or the trailers of a response.
 
     Attributes:
-        http_status: Of the first; None in trailers.
-        is_grpc: By its content type.
-        status: How the call ended; None where it has not.
-        details: Text of the status.
-        metadata: Without what is the transport's.
-        coding: Of messages that are marked as compressed.
+        http_status: The HTTP status; None in trailers.
+        is_grpc: Whether the content type is that of gRPC.
+        status: The gRPC status; None without one.
+        details: The text of the status.
+        metadata: The fields that do not belong to the transport.
+        coding: The compression of messages with the compressed flag.
     """
 
     http_status: int | None
@@ -100,7 +99,7 @@ class GrpcResponseHead(Struct, frozen=True):
 def read_request_head(
     fields: Sequence[Field], limit_bytes: int
 ) -> GrpcRequestHead | Http2StreamError:
-    """Return what the fields of a request say; a fault where HTTP/2 forbids them."""
+    """Return the head of a request; an Http2StreamError if HTTP/2 forbids its fields."""
     why = broken_fields(fields, _OF_A_REQUEST)
     if why is not None:
         return Http2StreamError(h2.PROTOCOL_ERROR, why)
@@ -145,7 +144,7 @@ def _http_status(method: bytes, content_type: bytes) -> int:
 
 
 def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2StreamError:
-    """Return what the fields of an answer say, or those after it; a fault as for a request."""
+    """Return the head or the trailers of a response; an Http2StreamError as for a request."""
     why = broken_fields(fields, _OF_AN_ANSWER)
     if why is not None:
         return Http2StreamError(h2.PROTOCOL_ERROR, why)
@@ -236,7 +235,7 @@ def trailers_block(status: GrpcStatus, details: str, metadata: Metadata) -> byte
 def only_block(
     status: GrpcStatus, details: str, metadata: Metadata, *, http_status: int = 200
 ) -> bytes:
-    """Return the one header block of an answer without messages."""
+    """Return the only header block of a response without messages."""
     head = RESPONSE_HEAD
     if http_status != 200:  # noqa: PLR2004  # OK
         head = literal(b":status", b"%d" % http_status) + literal(b"content-type", _CONTENT_TYPE)
@@ -277,7 +276,7 @@ def with_metadata(block: bytes, metadata: Metadata) -> bytes:
 
 @lru_cache(1024)  # the same few keys, call for call
 def _key_start(key: str) -> tuple[type[str | bytes] | None, bytes]:
-    """Return the type of the values of *key*, None for one that is not sent, and its own bytes."""
+    """Return the type of the values of *key* and its encoded bytes; None if it is not sent."""
     return kind_of(key), b"\0" + text(key.encode("utf-8", "replace"))
 
 

@@ -32,11 +32,11 @@ _MAX_FIELDS = 16
 
 
 class Health(GrpcFrontend):
-    """Answers Check and Watch of grpc.health.v1.Health.
+    """Handles Check and Watch of grpc.health.v1.Health.
 
     Args:
-        status: Asked for each check, and once per interval for each watch.
-        interval_s: How soon a watch tells of a change.
+        status: Returns the status, for each check and once per interval for each watch.
+        interval_s: How soon a watch reports a change.
     """
 
     def __init__(self, status: Status, *, interval_s: float = 1.0) -> None:
@@ -50,7 +50,7 @@ class Health(GrpcFrontend):
         return GrpcMount({_CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
-        """Answer a check once, and a watch for as long as its client likes."""
+        """Yield the response to a check, or the responses to a watch until its client leaves."""
         try:
             service = _service(wire.view)
         except WireError as error:
@@ -74,7 +74,7 @@ class Health(GrpcFrontend):
             self._watches -= 1
 
     def reject(self, error: GatewayError, /) -> GrpcResponse:
-        """Say why a question was not read whole."""
+        """Return the error for a request that was not read completely."""
         return refused(error)
 
     async def _check(self, service: str) -> GrpcResponse:
@@ -84,7 +84,7 @@ class Health(GrpcFrontend):
         return _answer(_SERVING if status else _NOT_SERVING)
 
     async def _changes(self, service: str) -> AsyncGenerator[GrpcResponse, None]:
-        """Give the status now and after every change, for ever."""
+        """Yield the status now and after every change."""
         last = None
         while True:
             found = await self._status(service)

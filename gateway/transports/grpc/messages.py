@@ -22,11 +22,11 @@ _CODINGS: Final = frozenset({"gzip", "deflate"})
 
 
 class GrpcMessage(msgspec.Struct, frozen=True):
-    """A message that has come whole.
+    """A complete message.
 
     Attributes:
-        view: As it came.
-        coding: What it is compressed with; None for nothing.
+        view: Its bytes as received.
+        coding: Its compression; None for none.
     """
 
     view: memoryview
@@ -34,14 +34,14 @@ class GrpcMessage(msgspec.Struct, frozen=True):
 
 
 class MessageReader:
-    """Puts messages together.
+    """Joins the parts of messages.
 
     Args:
-        limit_bytes: Of a message, as it comes.
-        coding: What compressed messages are compressed with.
+        limit_bytes: The size limit of a message as received.
+        coding: The compression of messages with the compressed flag.
 
     Attributes:
-        missing: Bytes of the message that is coming; 0 while its length is not known.
+        missing: How many bytes of the current message are missing; 0 while its length is unknown.
     """
 
     __slots__ = ("_buffer", "_coding", "_filled", "_flag", "_head", "_limit", "_size", "missing")
@@ -58,28 +58,28 @@ class MessageReader:
 
     @property
     def empty(self) -> bool:
-        """Whether no message has begun."""
+        """Whether no message has started."""
         return not self._head and self._buffer is None
 
     @property
     def size(self) -> int:
-        """Bytes of the message that is coming, all of them."""
+        """The length of the current message."""
         return self._size
 
     @property
     def filled(self) -> int:
-        """Bytes of it that have come."""
+        """How many bytes of it have arrived."""
         return self._filled
 
     def feed(self, view: memoryview) -> list[GrpcMessage]:
-        """Take a part of the stream; return the messages that are whole now.
+        """Parse a part of the stream; return the messages that are complete now.
 
-        A message that came in one piece is a view of it; others are copied once.
+        A message that arrived in one piece is a view of it; others are copied once.
 
         Raises:
-            TooLarge: A message is declared larger than the limit.
-            MalformedMessage: A flag is neither 0 nor 1, or nothing was agreed to compress with.
-            Unsupported: A message is compressed in a way that is not known.
+            TooLarge: The length of a message exceeds the limit.
+            MalformedMessage: A flag is neither 0 nor 1, or no compression was agreed on.
+            Unsupported: The compression is unknown.
         """
         messages: list[GrpcMessage] = []
         while len(view):
@@ -90,9 +90,9 @@ class MessageReader:
                     messages.append(self._message(whole))
                 continue
             if self._head or len(view) < PREFIX_BYTES:
-                taken = PREFIX_BYTES - len(self._head)
-                self._head += view[:taken]
-                view = view[taken:]
+                length = PREFIX_BYTES - len(self._head)
+                self._head += view[:length]
+                view = view[length:]
                 if len(self._head) < PREFIX_BYTES:
                     break
                 self._begin(self._head)
@@ -108,7 +108,7 @@ class MessageReader:
         return messages
 
     def fill(self, views: Sequence[memoryview]) -> bool:
-        """Take parts from the middle of a message whose memory is ready; return whether it is."""
+        """Copy parts of a message into its buffer; return False if it has none yet."""
         buffer, size = self._buffer, size_of(views)
         if size >= self.missing or not isinstance(buffer, memoryview):
             return False
@@ -121,10 +121,10 @@ class MessageReader:
         return True
 
     def reserve(self, held: Reservation | None = None) -> None:
-        """Have the whole message's memory ready: as much may come as its bytes are allowed for.
+        """Allocate the buffer of the current message, which is filled as far as memory is reserved.
 
         Args:
-            held: Holds its bytes from now on, for as long as the message is used.
+            held: The reservation, which is released when the message is freed.
         """
         if isinstance(self._buffer, bytearray):
             whole = message_memory(self._size, held)
@@ -174,9 +174,9 @@ _NOTHING: Final = memoryview(b"")
 
 
 def whole_message(view: memoryview, limit_bytes: int) -> memoryview | None:
-    """Return the message that *view*, the first of a stream, has and nothing else.
+    """Return the message in *view*, the first data of a stream, if it is exactly one.
 
-    None for all that is not as simple: it is for a `MessageReader` to say what it is.
+    The result is None for anything else, which `MessageReader` reads.
     """
     size = len(view) - PREFIX_BYTES
     if not 0 <= size <= limit_bytes or _PREFIX.unpack_from(view) != (0, size):

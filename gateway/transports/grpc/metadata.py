@@ -16,9 +16,8 @@ _RESERVED = frozenset({"te", "content-type", "user-agent", "host", "connection"}
 def sendable(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
     """Return the part of *metadata* that gRPC can carry, in order.
 
-    The C core ends the whole call for one illegal key or value, with a note on stderr; and a
-    caller's odd header is no reason to lose its call. Dropped are reserved keys, illegal keys,
-    and text that is not printable ASCII.
+    The C core fails the whole call for one illegal key or value.  An unusual header is not a reason
+    to lose a call, so reserved keys, illegal keys and text that is not printable ASCII are dropped.
     """
     return tuple((key, value) for key, value in metadata if _fits(key, value))
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from gateway.concurrency.timer_wheel import TimerWheel
+from gateway.concurrency.timeouts import TimerWheel
 from gateway.transports.contract import GrpcFrontend, ServerLimits
 from gateway.transports.grpc.admission import CallAdmission
 from gateway.wire.grpc import MethodKind
 
 
 class Method:
-    """How calls of one path are answered.
+    """A method and how its calls are handled.
 
     Attributes:
-        unary: One message each way.
-        bidirectional: Any number both ways.
-        ask: Gives the one answer, or a generator of answers.
+        unary: One message in each direction.
+        bidirectional: Any number of messages in both directions.
+        ask: Returns the only response, or a generator of responses.
     """
 
     def __init__(  # all of one mount

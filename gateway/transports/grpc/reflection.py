@@ -1,8 +1,8 @@
-"""The gRPC reflection service, on raw bytes, as a frontend like any other.
+"""The gRPC reflection service, as a frontend with raw messages.
 
-It serves serialized file descriptors it was given and reads of them only names, so that each
-protocol may keep its descriptors in a pool of its own: grpcio's servicer serves one pool, and two
-protocols may define equal names.
+It serves serialized file descriptors and reads only the names in them, so each protocol may have a
+descriptor pool of its own: the servicer of grpcio serves one pool, and two protocols may define
+equal names.
 
 Source: grpc/reflection/v1/reflection.proto, whose messages v1alpha shares;
 google/protobuf/descriptor.proto.
@@ -35,7 +35,7 @@ from gateway.wire.protobuf import (
 _NAME = tag(1, LEN)
 _PACKAGE = tag(2, LEN)
 _DEPENDENCY = tag(3, LEN)
-# What is named inside what, by field number; a "leaf" holds no names of interest.
+# Where names are nested, by field number; a "leaf" has no names of interest.
 _INSIDE: dict[str, dict[int, str]] = {
     "file": {
         tag(4, LEN): "message",
@@ -75,7 +75,7 @@ _ERROR_ANSWER = varint(tag(7, LEN))
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One file and the set it belongs to, which holds what it imports."""
+    """One file, and the set that has its imports."""
 
     name: str
     data: bytes
@@ -84,12 +84,12 @@ class _File:
 
 
 class Reflection(GrpcFrontend):
-    """Answers grpc.reflection v1 and v1alpha.
+    """Handles grpc.reflection v1 and v1alpha.
 
     Args:
-        services: Full names, as listed to clients.
-        sets: Serialized FileDescriptorProtos, one closed set for each protocol. Where two sets
-            define a name, the first set's is served.
+        services: The full names that clients see.
+        sets: Serialized FileDescriptorProtos, one closed set for each protocol.  The first set that
+            defines a name serves it.
 
     Raises:
         WireError: A file is not a FileDescriptorProto.
@@ -114,7 +114,7 @@ class Reflection(GrpcFrontend):
         return GrpcMount(methods, self)
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
-        """Answer one question of a stream; what is none ends the stream."""
+        """Yield the response to one request of a stream; a malformed request ends the stream."""
         try:
             yield GrpcResponse((self.answer(wire.view.tobytes()),))
         except WireError as error:
@@ -122,14 +122,14 @@ class Reflection(GrpcFrontend):
             yield GrpcResponse(status=GrpcStatus.INVALID_ARGUMENT, details=details)
 
     def reject(self, error: GatewayError, /) -> GrpcResponse:
-        """Say why a question was not read whole."""
+        """Return the error for a request that was not read completely."""
         return refused(error)
 
     def answer(self, message: bytes) -> bytes:
-        """Answer one serialized ServerReflectionRequest.
+        """Return the response to a serialized ServerReflectionRequest.
 
         Raises:
-            WireError: It is none.
+            WireError: The request is malformed.
         """
         question, value = _question(memoryview(message))
         head = bytearray()
@@ -163,7 +163,7 @@ class Reflection(GrpcFrontend):
 
 
 def _inside(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[str]:
-    """Give the full names of all that is defined inside one descriptor."""
+    """Yield the full names of everything that is defined in one descriptor."""
     kinds = _INSIDE[kind]
     for key, value in found:
         inner = kinds.get(key)
@@ -173,18 +173,18 @@ def _inside(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[s
         for name in (text(each, "name") for number, each in children if number == _NAME):
             full = f"{scope}.{name}" if scope else name
             yield full
-            # An enum's values stand beside it, as in C++.
+            # The values of an enum are in its parent scope, as in C++.
             yield from _inside(children, inner, scope if inner == "enum" else full)
 
 
 def _question(view: memoryview) -> tuple[int | None, Value]:
-    """Give tag and value of what is asked; of several the last, as protobuf reads a oneof."""
-    asked = [field for field in fields(view, _MAX_FIELDS) if field[0] in _QUESTIONS]
-    return asked[-1] if asked else (None, b"")
+    """Return the tag and value of the request; the last of several, as protobuf reads a oneof."""
+    questions = [field for field in fields(view, _MAX_FIELDS) if field[0] in _QUESTIONS]
+    return questions[-1] if questions else (None, b"")
 
 
 def _closure(file: _File) -> list[bytes]:
-    """Give *file* and all it imports, each once."""
+    """Yield *file* and all its imports, each once."""
     seen = {file.name: file}
     waiting = [file]
     while waiting:
@@ -216,7 +216,7 @@ def _put_services(head: bytearray, services: Iterable[str]) -> None:
 
 
 def _put_extensions(head: bytearray, type_name: str) -> None:
-    """No schema served here defines extensions, so a type that exists has none."""
+    """Write an empty list for a known type: no schema here defines extensions."""
     inner = bytearray()
     put_text(inner, _FIRST, type_name)
     put_bytes(head, _EXTENSIONS_ANSWER, inner)

@@ -1,7 +1,7 @@
-"""gRPC server of our own: plain Python on the event loop, raw bytes in, raw bytes out.
+"""GrpcServer of the native implementation: raw messages on the event loop.
 
-The same contract and the same limits as the reference make; beside it, connections are counted,
-slow senders are asked for a rate and readers that never read are left.
+It has the contract and the limits of the reference implementation.  In addition it counts
+connections, requires a minimum rate of senders, and disconnects clients that do not read.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
-from weakref import WeakSet
 
-from gateway.concurrency.timer_wheel import TimerWheel
+from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_connection import GrpcServerConnection
+from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
@@ -47,15 +47,16 @@ class GrpcServer:
 
     Args:
         address: "host:port", "[v6]:port" or "unix:/path"; port 0 takes a free one.
-        mounts: Who answers which methods; of a method named twice the first mount answers.
-        limits: Of this listener.
-        budget: Bytes in flight, of the whole process.
+        mounts: The frontends and their methods; the first mount with a method gets its calls.
+        limits: The limits of this listener.
+        budget: The memory budget of the process.
         ssl_context: From `tls.server_context`; None for plain text.
-        extras: Further mounts, whose calls take no place and no bytes: health, reflection.
-        refused: Told of connections and calls refused before a frontend was asked.
-        listens: False for a server that is only handed connections, see `connection`.
-        count: Of connections, where others count theirs in it too.
-        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
+        extras: Mounts whose calls need no slot and no memory: health, reflection.
+        refused: Called for connections and calls that are rejected before they reach a frontend.
+        listens: False for a server that only gets accepted connections, see `connection`.
+        count: The connection count, if listeners share one.
+        reuse_port: Whether other processes listen on the same port too.
+        http: Handles requests that are not gRPC calls; None to reject them.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first four
@@ -67,12 +68,14 @@ class GrpcServer:
         *,
         ssl_context: ssl.SSLContext | None = None,
         extras: Sequence[GrpcMount] = (),
-        refused: Callable[[GatewayError], None] = _ignore,
+        refused: Callable[[GatewayError], str | None] = _ignore,
         listens: bool = True,
         count: ConnectionCount | None = None,
         reuse_port: bool = False,
+        http: ListenerState | None = None,
     ) -> None:
         self._address = address
+        self._http = http
         self._reuse_port = reuse_port
         self._listens = listens
         self._limits = limits
@@ -86,14 +89,15 @@ class GrpcServer:
         short = replace(limits, message_bytes=min(limits.message_bytes, _EXTRA_MESSAGE_BYTES))
         self._mount(extras, free, short)
         self._mount(mounts, self._admission, limits)
-        self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
-        # Some are accepted and not yet connections; those that never will be leave by themselves.
-        self._connections: WeakSet[GrpcServerConnection] = WeakSet()
+        self._open = OpenConnections(
+            count or ConnectionCount(limits.connections, limits.connections_per_address)
+        )
         self._server: asyncio.Server | None = None
         self._running = False
+        self._is_leaving = False
         self._socket: UnixSocket | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._idle_due = 0.0
+        self._idle_due = self._heads_due = 0.0
 
     @property
     def address(self) -> str:
@@ -101,10 +105,11 @@ class GrpcServer:
         return self._address
 
     async def start(self) -> None:
-        """Listen. Raises OSError, naming the address, when it cannot be had."""
+        """Listen. Raises OSError with the address if it is in use or invalid."""
         if self._listens:
             await self._listen()
         self._running = True
+        self._open.is_closed = False
         self._sweep()
 
     async def _listen(self) -> None:
@@ -135,35 +140,46 @@ class GrpcServer:
             self._address = bound_address(self._address, bound)
 
     def connection(self) -> GrpcServerConnection:
-        """Return the protocol of one more connection; it has not been told of a transport."""
+        """Return the protocol of an accepted connection, before `connection_made`."""
         age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
-        connection = GrpcServerConnection(
-            self._methods, self._limits, self._count, self._admission, self._refused, age_s
+        return GrpcServerConnection(
+            self._methods,
+            self._limits,
+            self._open,
+            self._admission,
+            self._refused,
+            age_s,
+            self._http,
         )
-        self._connections.add(connection)
-        return connection
+
+    def announce_close(self) -> None:
+        """Send GOAWAY on each connection that has had a call; new ones are still accepted."""
+        self._is_leaving = True
+        for connection in list(self._open.members):
+            if connection.core.last:
+                connection.leave()
 
     async def drain(self, timeout_s: float) -> None:
-        """Send GOAWAY, finish what is in flight, then cancel the rest and close."""
+        """Send GOAWAY, wait for the calls in progress, then cancel the rest and close."""
         if not self._running:
             return
-        if self._server is not None and self._reuse_port:
+        end = monotonic() + timeout_s
+        self.announce_close()
+        if self._server is not None:
             await drain_accept_queue(self._server, self.connection, self._tls)
-        elif self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
+        for connection in list(self._open.members):
             connection.leave()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(max(0.0, end - monotonic())):
                 await self._admission.quiet(_QUIET_S)
         except TimeoutError:
             pass
-        for connection in list(self._connections):
+        for connection in list(self._open.members):
             connection.cancel_calls()
         tasks = self._tasks()
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
-        await asyncio.sleep(0)  # for the last words to be written
+        await asyncio.sleep(0)  # to write the last frames
         await self.stop()
 
     async def stop(self) -> None:
@@ -177,12 +193,13 @@ class GrpcServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._wheel.close()
+        self._open.is_closed = True
         tasks = self._tasks()
-        for connection in list(self._connections):
+        for connection in list(self._open.members):
             connection.end()
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
-        for connection in list(self._connections):
+        for connection in list(self._open.members):
             connection.abort()
         if self._socket is not None:
             self._socket.remove()
@@ -206,18 +223,28 @@ class GrpcServer:
                 )
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        return [task for connection in self._connections for task in connection.tasks]
+        return [task for connection in self._open.members for task in connection.tasks]
 
     def _sweep(self) -> None:
         now = monotonic()
-        # Idle connections have long limits only, and there may be 10,000 of them.
-        is_full = now >= self._idle_due
+        # Most turns look for streams alone, some for slow heads, and few for everything.
+        is_full, looks_for_heads = now >= self._idle_due, now >= self._heads_due
         if is_full:
             pause_s = min(_IDLE_SWEEP_S, self._limits.keepalive_s / _SWEEPS_PER_LIMIT)
             self._idle_due = now + pause_s
-        for connection in list(self._connections):
-            if is_full or not connection.is_idle():
+        if looks_for_heads:
+            self._heads_due = now + self._limits.header_timeout_s / _SWEEPS_PER_LIMIT
+        if self._is_leaving:
+            self.announce_close()  # of connections that were made meanwhile
+        if is_full:
+            for connection in self._open.members:
+                if connection.idle_until is not None and connection.idle_until <= now:
+                    connection.become_active()
+        for connection in list(self._open.active):
+            if is_full or connection.core.streams or (looks_for_heads and not connection.is_idle()):
                 connection.sweep(now)
+            if is_full:
+                connection.rest(now)
         self._sweeper = asyncio.get_running_loop().call_later(self._interval_s, self._sweep)
 
     @property

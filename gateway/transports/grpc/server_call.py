@@ -1,8 +1,8 @@
-"""One call on a server: from its header fields to its trailers.
+"""ServerCall: one call of a gRPC server, from its header fields to its trailers.
 
-A call that brings one message has a task only once that message is whole, so slow senders hold
-none, and no slot either.  The slot is given back when the service has replied; what the client does
-not take counts in bytes.
+A call with one request message gets a task and a slot when that message is complete, so a slow
+sender holds neither.  The slot is released when the service has replied.  A response that the
+client does not read is charged to the memory budget.
 """
 
 from __future__ import annotations
@@ -47,36 +47,40 @@ from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import size_of
+from gateway.wire.metadata import metadata_request_id
 
 log = structlog.get_logger(__name__)
 
-# By a name of our own: to look a member up in its Enum costs as much as a call does.
+# A lookup of an Enum member costs as much as a function call.
 _OK: Final = GrpcStatus.OK
-# The frontend ends the call at its deadline, in its own words; this is for one that does not.
+# The frontend ends a call at its deadline; this ends a call that it has not ended by then.
 _GRACE_S: Final = 0.01
 
 
 class ServerCall:
-    """A call that a server answers.
+    """A call of a server.
 
     Args:
-        line: Its connection.
+        connection: Its connection.
         stream: Its stream.
-        head: What it began with.
-        method: Who answers.
+        head: Its header fields.
+        method: Its method, with the frontend and the limits.
+
+    Attributes:
+        task: Runs the call; None until the request is complete.
     """
 
     __slots__ = (
-        "_answering",
-        "_began",
+        "_connection",
         "_deadline",
-        "_ending",
+        "_final_response",
         "_head",
+        "_head_sent",
         "_incoming",
-        "_line",
         "_method",
         "_running",
         "_sent",
+        "_started_at",
         "_step",
         "_stream",
         "task",
@@ -84,35 +88,35 @@ class ServerCall:
 
     def __init__(
         self,
-        line: Http2ServerConnection,
+        connection: Http2ServerConnection,
         stream: Http2Stream,
         head: GrpcRequestHead,
         method: Method,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._stream = stream
         self._head = head
         self._method = method
-        # A call of one message that comes in one piece, as most are, needs none.
+        # None for most calls, whose only message arrives in one piece.
         self._incoming: RequestMessages | None = None
-        self._began = monotonic()
+        self._started_at = monotonic()
         self._sent: asyncio.Future[None] | None = None
-        self._ending: GrpcResponse | None = None
-        self._answering = False
+        self._final_response: GrpcResponse | None = None
+        self._head_sent = False
         self._running = False
         self._step = 0
         self._deadline: float | None = None
         self.task: asyncio.Task[None] | None = None
         if head.timeout_s is not None:
-            self._deadline = self._began + head.timeout_s
+            self._deadline = self._started_at + head.timeout_s
 
     def begin(self) -> None:
-        """Take the call up, of which the head has come."""
+        """Start a call whose header fields have arrived."""
         if self._is_in_time() and self._method.bidirectional:
             self._start(None)
 
     def on_complete_stream(self, view: memoryview) -> None:
-        """Take the call up, all of which has come."""
+        """Start a call whose request has arrived completely."""
         if self._deadline is not None and not self._is_in_time():
             return
         method = self._method
@@ -125,26 +129,26 @@ class ServerCall:
         self.on_data(view, end=True)
 
     def _is_in_time(self) -> bool:
-        """Watch the client's deadline, if there is one; False when it is past: the call is over."""
+        """Schedule the client's deadline; end the call and return False if it has passed."""
         if self._deadline is not None:
-            if self._deadline <= self._began:
+            if self._deadline <= self._started_at:
                 self.on_timeout()
                 return False
             self._step = self._method.wheel.schedule(self, self._deadline + _GRACE_S)
         return True
 
-    # -- what the connection tells
+    # -- events of the stream
 
     def on_data(self, view: memoryview, *, end: bool) -> None:
-        """Take a part of the request."""
+        """Handle a part of the request."""
         method = self._method
         one = not method.bidirectional
         if one and self.task is not None:
-            return  # the one message was there: nobody reads what follows
+            return  # data after the only message is ignored
         if one and self._incoming is None:
-            whole = whole_message(view, method.limits.message_bytes)
-            if whole is not None:
-                self._start(GrpcMessage(whole))
+            complete = whole_message(view, method.limits.message_bytes)
+            if complete is not None:
+                self._start(GrpcMessage(complete))
                 return
         incoming = self._receiving()
         try:
@@ -158,7 +162,7 @@ class ServerCall:
             self._fail(MalformedMessage("the call ended without a message"))
 
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
-        """Take parts of the request."""
+        """Handle several parts of the request."""
         stream = self._stream
         if self._incoming is not None:
             coming, stream.coming = stream.coming, 0
@@ -166,7 +170,7 @@ class ServerCall:
                 return
             stream.coming = coming
         for view in views:
-            if stream.owner is not None:  # else the call has ended with one of them
+            if stream.owner is not None:  # the call may end with one of them
                 stream.coming -= len(view)
                 self.on_data(view, end=False)
 
@@ -175,10 +179,10 @@ class ServerCall:
         if self.task is not None:
             self.task.cancel()
         if not self._running:
-            self._leave()
+            self._release()
 
     def cancel(self) -> None:
-        """End the call with a status that says the server is stopping."""
+        """End the call with UNAVAILABLE: the server is stopping."""
         details = "the gateway is shutting down"
         self._end(GrpcResponse(status=GrpcStatus.UNAVAILABLE, details=details))
 
@@ -192,7 +196,7 @@ class ServerCall:
             self._sent.set_result(None)
 
     def overdue(self, now: float) -> None:
-        """Give up on a message that comes too slowly."""
+        """End the call if its message arrives too slowly."""
         error = None if self.task is not None else self._receiving().overdue(now)
         if error is not None:
             self._fail(error)
@@ -200,58 +204,59 @@ class ServerCall:
     # -- reading
 
     def _receiving(self) -> RequestMessages:
-        """Return what receives messages that come in pieces, or several."""
+        """Return the receiver of messages that arrive in pieces."""
         incoming = self._incoming
         if incoming is None:
             method, coding = self._method, self._head.coding
             incoming = self._incoming = RequestMessages(
-                self._line,
+                self._connection,
                 self._stream,
                 coding,
                 method.limits,
-                method.admission.reservation(self._line.client),
+                method.admission.reservation(self._connection.client),
                 self._fail,
-                self._began,
+                self._started_at,
             )
         return incoming
 
     def _start(self, message: GrpcMessage | None) -> None:
         method = self._method
         if message is not None and method.unary:
-            answering = self._unary(message)
+            running = self._unary(message)
         else:
-            answering = self._streaming(message)
-        # Not the loop's `create_task`: it takes longer, and so does making up a name.
-        self.task = asyncio.Task(answering, loop=self._line.loop, name=method.path)
+            running = self._streaming(message)
+        # `loop.create_task` is slower, and so is a generated name.
+        self.task = asyncio.Task(running, loop=self._connection.loop, name=method.path)
 
     async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
-        """Give the messages of a bidirectional stream as they come."""
+        """Yield the messages of a bidirectional stream."""
         async with aclosing(self._receiving().read()) as messages:
             async for message in messages:
                 yield self._request(await self._plain(message), message)
 
     async def _plain(self, message: GrpcMessage) -> memoryview:
-        """Return a message as it was before it was compressed."""
+        """Return the decompressed bytes of a message."""
         limits = self._method.limits
         ratio, floor = limits.decompressed_ratio, limits.decompressed_ratio_floor_bytes
         return await decompress_message(message, limits.message_bytes, ratio, floor)
 
     def _request(self, view: memoryview, message: GrpcMessage) -> GrpcRequest:
-        """Return the request that is *view*, which came as *message*."""
+        """Return the request with the bytes *view*, which were received as *message*."""
         elements = None
         if message.coding is not None:
             elements = self._method.limits.decompressed_elements + len(message.view)
         metadata, deadline = self._head.metadata, self._deadline
-        return GrpcRequest(self._method.path, (view,), metadata, deadline, None, elements)
+        client = self._connection.client.caller.client(metadata)
+        return GrpcRequest(self._method.path, (view,), metadata, deadline, None, elements, client)
 
-    # -- answering
+    # -- the response
 
     async def _unary(self, message: GrpcMessage) -> None:  # noqa: PLR0915  # one frame
-        """Answer one message with one; a frame more on every step of the way would be felt."""
+        """Run a unary call, in one frame: each further frame would cost 0.7 us."""
         self._running = True
         method = self._method
         admission = method.admission
-        client = admission.shares(self._line.client)
+        client = admission.shares(self._connection.client)
         CLIENT_MEMORY.set(client.memory)
         try:
             view = message.view if message.coding is None else await self._plain(message)
@@ -267,18 +272,18 @@ class ServerCall:
             try:
                 found = await method.ask(request)
                 if not isinstance(found, GrpcResponse):
-                    found = await self._first(found)
+                    found = await self._first_response(found)
                 if has_slot:
                     has_slot = False
                     admission.release(1, client.slots)
-                answer_bytes = size_of(found.message)
-                if answer_bytes <= RESPONSE_UNCOUNTED_BYTES:
-                    self._finish(found, answer_bytes)
+                response_bytes = size_of(found.message)
+                if response_bytes <= RESPONSE_UNCOUNTED_BYTES:
+                    self._finish(found, response_bytes)
                     if self._stream.waiting is not None:
-                        await self._taken()
+                        await self._drained()
                 else:
                     found = self._checked(found, request)
-                    # From here on the response is held, and not the request.
+                    # From here on, the budget counts the response and not the request.
                     del view, message, request
                     admission.budget.release(size, client.memory)
                     size = 0
@@ -289,23 +294,23 @@ class ServerCall:
                 admission.budget.release(size, client.memory)
                 admission.leave()
         except BaseException as error:
-            if not self._ended_by(error):
+            if not self._end_with(error):
                 raise
         finally:
-            self._leave()
+            self._release()
 
-    async def _send_held(self, answer: GrpcResponse) -> None:
-        """Send a response, and hold its bytes until the client has taken it."""
-        held = self._hold(uncounted_bytes(answer.message))
+    async def _send_held(self, response: GrpcResponse) -> None:
+        """Send a response, and reserve its bytes until the client has received it."""
+        held = self._reserve(uncounted_bytes(response.message))
         try:
-            self._finish(answer)
-            await self._taken()
+            self._finish(response)
+            await self._drained()
         finally:
             held.close()
 
-    def _hold(self, size: int) -> Reservation:
-        """Return what holds a response of *size* bytes. Raises Overloaded."""
-        held = self._method.admission.hold_response(size, self._line.client)
+    def _reserve(self, size: int) -> Reservation:
+        """Return the reservation of a response of *size* bytes. Raises Overloaded."""
+        held = self._method.admission.hold_response(size, self._connection.client)
         held.move_with(self._written, self._stop_sending, RESPONSE_PATIENCE_S)
         return held
 
@@ -313,162 +318,170 @@ class ServerCall:
         return self._stream.written
 
     def _stop_sending(self, _error: GatewayError) -> None:
-        """Give up on a client that does not take its response."""
+        """End the call: the client does not read its response."""
         if self.task is not None:
             self.task.cancel()
 
     async def _streaming(self, message: GrpcMessage | None) -> None:
-        """Answer one message, or as many as come, with any number."""
+        """Run a call with several responses; without *message*, with several requests too."""
         self._running = True
-        CLIENT_MEMORY.set(self._line.client.memory)
+        CLIENT_MEMORY.set(self._connection.client.memory)
         try:
             if message is None:
                 await self._bidirectional()
             else:
                 await self._server_stream(message)
         except BaseException as error:
-            if not self._ended_by(error):
+            if not self._end_with(error):
                 raise
         finally:
-            self._leave()
+            self._release()
 
-    def _ended_by(self, error: BaseException) -> bool:
-        """See to it that the call ends; return whether that was all there is to do."""
+    def _end_with(self, error: BaseException) -> bool:
+        """End the call after *error*; return False if *error* must be raised."""
         if isinstance(error, asyncio.CancelledError):
-            if self._ending is None:
-                self._line.core.reset(self._stream, h2.CANCEL)
-                self._line.flush_soon()
+            if self._final_response is None:
+                self._connection.core.reset(self._stream, h2.CANCEL)
+                self._connection.flush_soon()
                 return False
-            self._finish(self._ending)
+            self._finish(self._final_response)
         elif isinstance(error, GatewayError):
-            self._finish(self._method.frontend.reject(error))
-        elif isinstance(error, Exception):  # a bug of ours ends one call, not the server
+            self._finish(self._reject(error))
+        elif isinstance(error, Exception):  # a bug of the gateway ends one call only
             log.error("internal error", exc_info=error, method=self._method.path)
             self._finish(GrpcResponse(status=GrpcStatus.INTERNAL, details="internal error"))
         else:
             return False
         return True
 
-    async def _first(self, answers: AsyncGenerator[GrpcResponse, None]) -> GrpcResponse:
-        async with aclosing(answers):
-            async for answer in answers:
-                return answer
-        raise InternalError(f"{self._method.path} was given no answer")
+    async def _first_response(self, responses: AsyncGenerator[GrpcResponse, None]) -> GrpcResponse:
+        async with aclosing(responses):
+            async for response in responses:
+                return response
+        raise InternalError(f"{self._method.path} has no response")
 
     async def _server_stream(self, message: GrpcMessage) -> None:
         view = await self._plain(message)
         held = None if self._incoming is None else self._incoming.take_reservation()
         request = self._request(view, message)
         async with (
-            Slot(self._method.admission, len(view), self._line.client, held),
-            aclosing(self._method.frontend(request)) as answers,
+            Slot(self._method.admission, len(view), self._connection.client, held),
+            aclosing(self._method.frontend(request)) as responses,
         ):
-            await self._relay(answers, request)
+            await self._send_all(responses, request)
 
     async def _bidirectional(self) -> None:
-        gate = GrpcSessionLimits(self._method.admission, self._line.client)
+        limits = GrpcSessionLimits(self._method.admission, self._connection.client)
         wires = self._read()
-        answering = self._method.frontend.session(wires, gate)
-        async with aclosing(wires), aclosing(answering) as answers:
-            await self._relay(answers, None)
+        session = self._method.frontend.session(wires, limits)
+        async with aclosing(wires), aclosing(session) as responses:
+            await self._send_all(responses, None)
 
-    async def _relay(
-        self, answers: AsyncGenerator[GrpcResponse, None], request: GrpcRequest | None
+    async def _send_all(
+        self, responses: AsyncGenerator[GrpcResponse, None], request: GrpcRequest | None
     ) -> None:
-        """Write the answers of a stream one after the other, each once its forerunner is out."""
+        """Send the responses of a stream, each after the client has received the one before."""
         metadata: Metadata = ()
-        outlet = self._line.core.writer
-        async for given in answers:
-            answer = given if request is None else self._checked(given, request)
-            metadata = answer.metadata or metadata
-            if answer.status is not _OK:
-                self._finish(answer)
+        writer = self._connection.core.writer
+        async for found in responses:
+            response = found if request is None else self._checked(found, request)
+            metadata = response.metadata or metadata
+            if response.status is not _OK:
+                self._finish(response)
                 return
-            if not self._answering:
-                outlet.head(self._stream, RESPONSE_HEAD)
-                self._answering = True
-            size = size_of(answer.message)
+            if not self._head_sent:
+                writer.head(self._stream, RESPONSE_HEAD)
+                self._head_sent = True
+            size = size_of(response.message)
             held = None
             if size > RESPONSE_UNCOUNTED_BYTES:
-                held = self._hold(uncounted_bytes(answer.message))
+                held = self._reserve(uncounted_bytes(response.message))
             try:
-                outlet.data(self._stream, frame_message(answer.message, size))
-                self._line.flush_soon()
-                await self._taken()
+                writer.data(self._stream, frame_message(response.message, size))
+                self._connection.flush_soon()
+                await self._drained()
             finally:
                 if held is not None:
                     held.close()
         self._finish(GrpcResponse(metadata=metadata), message=False)
 
-    def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
-        """Return *answer*, or the refusal to send so much."""
+    def _checked(self, response: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
+        """Return *response*, or an error if it is too large."""
         try:
-            self._method.admission.check(answer)
+            self._method.admission.check(response)
         except TooLarge as error:
             return self._method.frontend.reject_message(request, error)
-        return answer
+        return response
 
-    async def _taken(self) -> None:
-        """Wait until the client's windows have let everything pass."""
+    async def _drained(self) -> None:
+        """Wait until the flow-control windows of the client have admitted all data."""
         while self._stream.waiting is not None:
             self._sent = asyncio.get_running_loop().create_future()
             await self._sent
 
     def _fail(self, error: GatewayError) -> None:
-        """End the call for what came, or did not come in time."""
-        self._end(self._method.frontend.reject(error))
+        """End the call with *error*."""
+        self._end(self._reject(error))
 
-    def _end(self, answer: GrpcResponse) -> None:
-        """End the call with *answer*, whatever is being done for it."""
+    def _reject(self, error: GatewayError) -> GrpcResponse:
+        """Return *error* as a response, and report it with the client and the request id."""
+        metadata = self._head.metadata
+        error.client = self._connection.client.caller.client(metadata)
+        error.request_id = error.request_id or metadata_request_id(metadata)
+        return self._method.frontend.reject(error)
+
+    def _end(self, response: GrpcResponse) -> None:
+        """End the call with *response*, and cancel its task."""
         if self._running:
-            self._ending = self._ending or answer
+            self._final_response = self._final_response or response
         else:
-            self._finish(answer)
-            self._leave()
+            self._finish(response)
+            self._release()
         if self.task is not None:
             self.task.cancel()
 
     def _finish(
-        self, answer: GrpcResponse, size: int | None = None, *, message: bool = True
+        self, response: GrpcResponse, size: int | None = None, *, message: bool = True
     ) -> None:
-        """Write the last of the call; *size* is that of its message, where it is known."""
-        stream, core = self._stream, self._line.core
+        """Send the last response and the trailers; *size* is that of its message, if known."""
+        stream, core = self._stream, self._connection.core
         if stream.number not in core.streams or stream.local_closed or stream.end_waits:
             return
-        metadata = answer.metadata
-        if answer.status is _OK and message:
+        metadata = response.metadata
+        if response.status is _OK and message:
             if size is None:
-                size = size_of(answer.message)
+                size = size_of(response.message)
             tail = with_metadata(TRAILERS_OK, metadata)
-            buffers = frame_message(answer.message, size)
-            if self._answering:  # a refusal that the protocol says in an answer, after others
+            buffers = frame_message(response.message, size)
+            if self._head_sent:  # an error that the protocol sends as a message
                 core.writer.data(stream, buffers)
                 core.writer.end(stream, tail)
             else:
                 core.writer.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
-        elif self._answering:
-            core.writer.end(stream, trailers_block(answer.status, answer.details, metadata))
+        elif self._head_sent:
+            core.writer.end(stream, trailers_block(response.status, response.details, metadata))
         else:
-            block = only_block(answer.status, answer.details, metadata)
+            block = only_block(response.status, response.details, metadata)
             core.writer.head(stream, block, end=True)
         if core.streams:
-            if not self._line.flushing:
-                self._line.flush_soon()
-        else:  # nothing else will be said in this turn
-            self._line.flush()
+            if not self._connection.flushing:
+                self._connection.flush_soon()
+        else:  # no other call will write in this turn
+            self._connection.flush()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
+        """Release everything that the call holds of its connection."""
         if self._incoming is not None:
             self._incoming.close()
         if self._step:
             self._method.wheel.cancel(self, self._step)
-        core, stream = self._line.core, self._stream
+        core, stream = self._connection.core, self._stream
         if stream.unread:
             core.consume(stream, stream.unread)
-            self._line.flush_soon()
+            self._connection.flush_soon()
         if stream.local_closed and not stream.remote_closed:
-            core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
-            self._line.flush_soon()
+            core.reset(stream, h2.NO_ERROR)  # the rest of the request is not needed
+            self._connection.flush_soon()
         stream.owner = None
-        if self._line.final and not core.streams:
-            self._line.left()
+        if self._connection.final and not core.streams:
+            self._connection.left()

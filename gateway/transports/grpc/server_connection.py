@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Final
 
+from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
 from gateway.transports.admission import (
     DESCRIPTORS,
     NOBODY,
+    ClientShares,
     ConnectionCount,
     Reservation,
     client_address,
@@ -23,56 +25,137 @@ from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.headers import GrpcRequestHead, only_block, read_request_head
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
+from gateway.transports.http.interfaces import ListenerState
+from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import UNSERVED_COST
-from gateway.transports.http2.frames import Http2ConnectionError
+from gateway.transports.http2.frames import Http2ConnectionError, Http2StreamError
+from gateway.transports.http2.hpack import Field
 from gateway.transports.http2.protocol import Http2Protocol
+from gateway.transports.http2.request_head import (
+    HttpStreamHead,
+    header_block_bytes,
+    is_grpc,
+    read_http_head,
+)
+from gateway.transports.http2.request_stream import HttpStream
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.write_drain import write_time
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
+from gateway.wire.metadata import metadata_request_id
 
 _AGE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
-_TICK_S: Final = 1.0
-# A connection that was idle meanwhile catches up with so many ticks.
-_MAX_TICKS: Final = 16
+# A connection without calls for so long is not swept until its client sends.
+_IDLE_AFTER_S: Final = 5.0
+_UNSERVED: Final = "no protocol here serves this method"
+_NO_GRPC: Final = "this address serves HTTP and no gRPC"
 _BLOCK_OVERHEAD: Final = 2
 """Header blocks may be that many times the metadata's limit: over it a call is refused by name."""
+
+RequestHead = GrpcRequestHead | HttpStreamHead
+
+
+def _read_any_head(fields: Sequence[Field], limits: ServerLimits) -> RequestHead | Http2StreamError:
+    """Return the head of a gRPC call or of a plain request."""
+    if is_grpc(fields):
+        return read_request_head(fields, limits.grpc_metadata_bytes)
+    return read_http_head(fields, limits)
+
+
+@lru_cache(16)  # one for all connections of a listener
+def _head_reader(
+    limits: ServerLimits, *, is_http: bool
+) -> tuple[Callable[[Sequence[Field]], RequestHead | Http2StreamError], int]:
+    """Return what reads header blocks, and how many bytes of fields a block may have."""
+    header_bytes = _BLOCK_OVERHEAD * limits.grpc_metadata_bytes
+    if is_http:
+        header_bytes = max(header_bytes, header_block_bytes(limits))
+        return partial(_read_any_head, limits=limits), header_bytes
+    return partial(read_request_head, limit_bytes=limits.grpc_metadata_bytes), header_bytes
+
+
+class OpenConnections:
+    """The open connections of a server.
+
+    Args:
+        count: Counts them.
+
+    Attributes:
+        count: As given.
+        members: The connections.
+        active: Those that may have calls. The others are idle, and there may be 10,000.
+        is_closed: New ones are aborted, because the server has stopped.
+    """
+
+    def __init__(self, count: ConnectionCount) -> None:
+        self.count = count
+        self.members: set[GrpcServerConnection] = set()
+        self.active: set[GrpcServerConnection] = set()
+        self.is_closed = False
 
 
 class GrpcServerConnection(Http2Protocol):
     """A connection of a listener.
 
     Args:
-        methods: By path.
-        limits: Of the listener.
-        count: Of its connections.
-        admission: Of its calls.
-        refused: Told of what is refused here.
-        age_s: When it is to be replaced.
+        methods: The methods by path.
+        limits: The limits of the listener.
+        open_connections: The connections of the server.
+        admission: Admits its calls.
+        refused: Called for each rejection.
+        age_s: The age at which it is replaced.
+        http: Handles requests that are not gRPC calls; None to reject them.
 
     Attributes:
-        final: It takes no new calls, and closes after the last.
+        final: Whether it accepts no new calls, and closes after the last.
+        idle_until: When an idle connection is looked at again; None if it is active.
     """
+
+    __slots__ = (
+        "_address",
+        "_admission",
+        "_age_s",
+        "_born",
+        "_grace_s",
+        "_http",
+        "_http_client",
+        "_idle_since",
+        "_last_seen",
+        "_leaving_since",
+        "_limits",
+        "_methods",
+        "_open",
+        "_reading_since",
+        "_refilled",
+        "_refused",
+        "_unsent",
+        "client",
+        "final",
+        "idle_until",
+    )
 
     def __init__(  # all of the listener
         self,
         methods: Mapping[str, Method],
         limits: ServerLimits,
-        count: ConnectionCount,
+        open_connections: OpenConnections,
         admission: CallAdmission,
-        refused: Callable[[GatewayError], None],
+        refused: Callable[[GatewayError], str | None],
         age_s: float,
+        http: ListenerState | None = None,
     ) -> None:
         super().__init__()
         self._methods = methods
         self._limits = limits
-        self._count = count
+        self._open = open_connections
         self._admission = admission
         self._refused = refused
+        self._http = http
+        self._http_client: ClientShares | None = None
         self.client = NOBODY
         self._unsent = Reservation(admission.budget, 0)
         self._address: str | None = None
@@ -80,45 +163,46 @@ class GrpcServerConnection(Http2Protocol):
         self._last_seen = 0
         self._age_s = age_s
         self._reading_since: float | None = None
-        self._ticked = self._born
+        self._refilled = self._born
         self._leaving_since: float | None = None
         self._grace_s: float | None = None
         self.final = False
-        self._ended = False
+        self.idle_until: float | None = None
+        read_head, header_bytes = _head_reader(limits, is_http=http is not None)
         self.core = Http2Connection(
-            self,
-            partial(read_request_head, limit_bytes=limits.grpc_metadata_bytes),
-            client=False,
-            streams=limits.h2_streams,
-            header_bytes=_BLOCK_OVERHEAD * limits.grpc_metadata_bytes,
+            self, read_head, client=False, streams=limits.h2_streams, header_bytes=header_bytes
         )
 
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, or close it at once when there are too many."""
+        """Accept the connection, or close it at once above a limit."""
         address = client_address(transport)
-        refusal = connection_refusal(self._count, transport, address)
+        refusal = connection_refusal(self._open.count, transport, address)
         if refusal is not None:
             self._refused(refusal)
             greeting = h2.settings(()) + h2.goaway(0, h2.ENHANCE_YOUR_CALM, refusal.message)
             refuse_connection(transport, greeting, linger=refusal.limit != DESCRIPTORS)
             return
-        if self._ended:
+        if self._open.is_closed:
             transport.abort()  # type: ignore[attr-defined]  # it is a stream's
             return
         self._address = address
-        self._count.enter(address)
+        self._open.count.enter(address)
+        self._open.members.add(self)
+        self._open.active.add(self)
         admission = self._admission
         self.client = client_shares(address, admission, admission.budget)
         self._unsent = Reservation(admission.budget, 0, self.client.memory)
         super().connection_made(transport)
 
     def connection_lost(self, _error: BaseException | None) -> None:
-        """Cancel what is still being answered."""
+        """Cancel the calls in progress."""
         self.transport = None
+        self._open.members.discard(self)
+        self._open.active.discard(self)
         if self._address is not None:
-            self._count.leave(self._address)
+            self._open.count.leave(self._address)
             self._address = None
         streams = [*self.core.streams.values()]
         self.core.streams.clear()
@@ -130,7 +214,7 @@ class GrpcServerConnection(Http2Protocol):
         self.core.close()
 
     def pause_writing(self) -> None:
-        """Count what the kernel does not take."""
+        """Count the time during which the write buffer is full."""
         super().pause_writing()
         self._unsent.try_grow_response(self.transport.get_write_buffer_size())
 
@@ -141,15 +225,17 @@ class GrpcServerConnection(Http2Protocol):
 
     def broken(self, fault: Http2ConnectionError) -> None:
         """Count a peer that broke the protocol."""
-        self._refused(InvalidRequest(fault.message, limit="h2"))
+        error = InvalidRequest(fault.message, limit="h2")
+        error.client = self.client.caller.client()
+        self._refused(error)
 
-    # -- what the core tells
+    # -- events of the core
 
     def on_settings(self) -> None:
-        """Do nothing: the client has its own pace."""
+        """Do nothing: a client may send calls before its SETTINGS."""
 
     def on_headers(self, stream: Http2Stream, head: GrpcRequestHead, *, end: bool) -> None:
-        """Begin a call, or refuse it by its head."""
+        """Begin a call or a plain request, whose path names no method; or refuse it."""
         if head.length is not None:
             stream.expected_bytes = head.length
             if end and head.length:
@@ -157,7 +243,7 @@ class GrpcServerConnection(Http2Protocol):
                 return
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
-            self._turn_away(stream, head)
+            self._serve_other(stream, head, EMPTY if end else None)
             return
         call = stream.owner = ServerCall(self, stream, head, method)
         call.begin()
@@ -167,10 +253,10 @@ class GrpcServerConnection(Http2Protocol):
     def on_complete_stream(
         self, stream: Http2Stream, head: GrpcRequestHead, view: memoryview, _tail: object
     ) -> None:
-        """Begin a call whose one message is here."""
+        """Start a call or a plain request that arrived completely."""
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
-            self._turn_away(stream, head)
+            self._serve_other(stream, head, view)
         elif head.length is not None and head.length != len(view):
             self.core.refuse(stream, h2.PROTOCOL_ERROR)
         else:
@@ -178,14 +264,14 @@ class GrpcServerConnection(Http2Protocol):
             call.on_complete_stream(view)
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        """Give a call what came of it."""
+        """Pass a part of a request to its call."""
         if stream.owner is not None:
             stream.owner.on_data(view, end=end)
         else:
             self.core.consume(stream, len(view))
 
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        """Give a call what came of it in several frames."""
+        """Pass several parts of a request to its call."""
         if stream.owner is not None:
             stream.owner.on_data_batch(views)
         else:
@@ -197,7 +283,7 @@ class GrpcServerConnection(Http2Protocol):
             stream.owner.on_reset()
 
     def on_writable(self, stream: Http2Stream) -> None:
-        """Let a call go on."""
+        """Continue a call: its output is written."""
         if stream.owner is not None:
             stream.owner.on_writable()
         if self.final and not self.core.streams:
@@ -206,11 +292,11 @@ class GrpcServerConnection(Http2Protocol):
     def on_goaway(self, _code: int, _message: str) -> None:
         """Ignore GOAWAY: a client opens no more streams, and open ones go on."""
 
-    # -- life
+    # -- lifecycle
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What answers on this connection."""
+        """The tasks of the calls on this connection."""
         owners = [stream.owner for stream in self.core.streams.values() if stream.owner]
         return [call.task for call in owners if call.task is not None]
 
@@ -219,13 +305,14 @@ class GrpcServerConnection(Http2Protocol):
         self.loop.call_soon(self._close_if_idle)
 
     def leave(self, grace_s: float | None = None) -> None:
-        """Take no new calls, and close after the last, or after *grace_s*; harmless again."""
+        """Accept no new calls, and close after the last one, or after *grace_s* seconds."""
         if self._leaving_since is None:
+            self.become_active()
             self._leaving_since = monotonic()
             self._grace_s = grace_s
             self.core.goaway(final=False)
             self.flush_soon()
-            # Calls on their way when GOAWAY left are still taken.
+            # Calls that were sent before GOAWAY arrived are still accepted.
             self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
 
     def cancel_calls(self) -> None:
@@ -236,20 +323,19 @@ class GrpcServerConnection(Http2Protocol):
                 stream.owner.cancel()
 
     def end(self) -> None:
-        """Cancel every call, and close after what was written; before it is made, too."""
-        self._ended = True
+        """Cancel every call, and close after the output is written."""
         self.close()
         for stream in list(self.core.streams.values()):
             if stream.owner is not None:
                 stream.owner.on_reset()
 
     def is_idle(self) -> bool:
-        """Return whether no call is answered or read, and the connection is not being closed."""
+        """Return whether there is no call, and the connection is not being closed."""
         core = self.core
         return not core.streams and not core.reading_block and self._leaving_since is None
 
     def sweep(self, now: float) -> None:
-        """End what takes too long. To be called often enough for the shortest limit."""
+        """End everything that takes too long. Call it often enough for the shortest limit."""
         if self.transport is None:
             return
         limits = self._limits
@@ -273,12 +359,35 @@ class GrpcServerConnection(Http2Protocol):
         if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
             self.leave(_AGE_GRACE_S)
 
+    def rest(self, now: float) -> None:
+        """Become idle, if there was nothing to do for a while. Call it after `sweep`."""
+        transport = self.transport
+        if (
+            now - self._idle_since >= _IDLE_AFTER_S
+            and self.is_idle()
+            and self.stuck_since is None
+            and transport is not None
+            and not transport.is_closing()
+        ):
+            self.idle_until = min(
+                self._born + self._age_s, self._idle_since + self._limits.keepalive_s
+            )
+            self._open.active.discard(self)
+            transport.set_protocol(_IdleProtocol(self))
+
+    def become_active(self) -> None:
+        """Let the connection be swept again. A second call does nothing."""
+        if self.idle_until is not None:
+            self.idle_until = None
+            if self.transport is not None:
+                self._open.active.add(self)
+                self.transport.set_protocol(self)
+
     def _refill(self, now: float) -> None:
-        ticks = min(int((now - self._ticked) / _TICK_S), _MAX_TICKS)
-        if ticks:
-            self._ticked = now
-            for _ in range(ticks):
-                self.core.flood_budget.refill()
+        seconds = int(now - self._refilled)
+        if seconds:
+            self._refilled = now
+            self.core.flood_budget.refill(seconds)
 
     def _too_slow(self, now: float) -> bool:
         limits = self._limits
@@ -306,18 +415,77 @@ class GrpcServerConnection(Http2Protocol):
         if not self.core.streams:
             self.close()
 
+    # -- plain requests
+
+    @property
+    def http_client(self) -> ClientShares:
+        """What its client has of the slots and the memory of the HTTP listener."""
+        http = self._http
+        assert http is not None  # noqa: S101  # there is a plain request
+        if self._http_client is None:
+            self._http_client = client_shares(self._address or "", http.slots, http.budget)
+        return self._http_client
+
+    def on_http_begin(self) -> None:
+        """Count a plain request among the calls that a drain waits for."""
+        self._admission.begin()
+
+    def on_http_end(self) -> None:
+        """Count it no more."""
+        self._admission.leave()
+        if self.final and not self.core.streams:
+            self.left()
+
+    def _serve_other(self, stream: Http2Stream, head: RequestHead, body: memoryview | None) -> None:
+        """Start a plain request, or reject a call by its head; *body* is None if incomplete."""
+        http = self._http
+        if isinstance(head, GrpcRequestHead):
+            self._turn_away(stream, head)
+        elif http is None:
+            self.core.refuse(stream, h2.PROTOCOL_ERROR)  # such heads are read for a server of them
+        elif body is not None and head.length is not None and head.length != len(body):
+            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+        else:
+            stream.owner = HttpStream(self, stream, head, http, body)
+
     def _turn_away(self, stream: Http2Stream, head: GrpcRequestHead) -> None:
-        status, details, http = GrpcStatus.UNIMPLEMENTED, "no protocol here serves this method", 200
+        status, details, http = GrpcStatus.UNIMPLEMENTED, _UNSERVED, 200
+        if not self._methods:
+            details = _NO_GRPC
         if head.http_status != 200:  # noqa: PLR2004  # OK
             status, details, http = GrpcStatus.INTERNAL, "this is no gRPC call", head.http_status
         elif head.oversized:
             status = GrpcStatus.RESOURCE_EXHAUSTED
             details = f"the metadata is too large, at most {head.oversized} bytes are allowed"
-        self._refused(
-            InvalidRequest(details, limit="grpc_metadata_bytes" if head.oversized else None)
-        )
+        error = InvalidRequest(details, limit="grpc_metadata_bytes" if head.oversized else None)
+        error.client = self.client.caller.client(head.metadata)
+        error.request_id = metadata_request_id(head.metadata)
+        request_id = self._refused(error)
+        metadata = ((REQUEST_ID, request_id),) if request_id else ()
         self.core.flood_budget.charge(UNSERVED_COST)
-        self.core.writer.head(stream, only_block(status, details, (), http_status=http), end=True)
+        block = only_block(status, details, metadata, http_status=http)
+        self.core.writer.head(stream, block, end=True)
         if not stream.remote_closed:
             self.core.reset(stream, h2.NO_ERROR)
         self.flush_soon()
+
+
+class _IdleProtocol(asyncio.Protocol):
+    """Receives for an idle connection, which becomes active when its client sends.
+
+    So the path of a call need not ask whether its connection is idle.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: GrpcServerConnection) -> None:
+        self._connection = connection
+
+    def data_received(self, data: bytes) -> None:
+        """Pass *data* to the connection, which receives for itself from now on."""
+        self._connection.become_active()
+        self._connection.data_received(data)
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        """End the connection."""
+        self._connection.connection_lost(error)

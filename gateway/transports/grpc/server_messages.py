@@ -1,8 +1,8 @@
-"""The messages of one call as a server receives them: room for them, and patience.
+"""RequestMessages: receives the messages of one call on a server, within memory and time limits.
 
-A message that does not come in one piece counts against the memory budget as it comes, with one
-step ahead.  Its stream's window is widened as far as that.  Bytes that are not counted yet, and
-messages that nobody has taken, narrow the connection's window.
+A message that arrives in several pieces is charged to the memory budget as it arrives, one step
+ahead, and the window of its stream is opened as far as memory is reserved.  Bytes that are not
+charged yet, and messages that the call has not read, stay in the connection's window.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.http import size_of
 
-# Messages of a stream that have come and were not yet taken: the window bounds their bytes.
-_MOST_MESSAGES: Final = 4096
+# Unread messages of a stream; the window limits their bytes.
+_MAX_UNREAD_MESSAGES: Final = 4096
 
 
 class Http2ServerConnection(Protocol):
-    """The part of a connection that a call uses."""
+    """The interface of a connection that a call uses."""
 
     core: Http2Connection
     client: ClientShares
@@ -37,43 +37,43 @@ class Http2ServerConnection(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def flush(self) -> None:
-        """Write what the core has to say now."""
+        """Write the frames of the core."""
 
     def flush_soon(self) -> None:
-        """Write soon what the core has to say."""
+        """Write the frames of the core in the next turn of the loop."""
 
     def left(self) -> None:
         """Close a draining connection after its last call."""
 
 
 class RequestMessages:
-    """What comes of one call.
+    """The messages of one call.
 
     Args:
-        line: Its connection.
+        connection: Its connection.
         stream: Its stream.
-        coding: What its messages may be compressed with.
-        limits: Of the listener.
-        held: Holds what comes.
-        failed: Told when there is none.
-        began: When the call did.
+        coding: The compression that its messages may have.
+        limits: The limits of the listener.
+        held: The memory reservation of the call.
+        on_failure: Called if there is no memory for the messages.
+        started_at: When the call started, on the clock of `time.monotonic`.
 
     Attributes:
-        messages: Those that have come whole.
-        ended: Nothing more comes.
+        messages: The complete messages that nobody has read.
+        ended: The client has sent its last message.
     """
 
     __slots__ = (
-        "_asking",
-        "_began",
-        "_came",
-        "_failed",
-        "_heard",
+        "_arrived",
+        "_connection",
+        "_growing",
         "_held",
+        "_last_data_at",
         "_limits",
-        "_line",
+        "_on_failure",
         "_reader",
         "_received",
+        "_started_at",
         "_stream",
         "ended",
         "messages",
@@ -81,71 +81,73 @@ class RequestMessages:
 
     def __init__(  # all of one call
         self,
-        line: Http2ServerConnection,
+        connection: Http2ServerConnection,
         stream: Http2Stream,
         coding: str,
         limits: ServerLimits,
         held: Reservation,
-        failed: Callable[[GatewayError], None],
-        began: float,
+        on_failure: Callable[[GatewayError], None],
+        started_at: float,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._stream = stream
         self._limits = limits
         self._held = held
-        self._failed = failed
+        self._on_failure = on_failure
         self._reader = MessageReader(limits.message_bytes, coding)
-        self._asking: asyncio.Task[None] | None = None
-        self._came: asyncio.Future[None] | None = None
+        self._growing: asyncio.Task[None] | None = None
+        self._arrived: asyncio.Future[None] | None = None
         self._received = 0
-        self._began = self._heard = began
+        self._started_at = self._last_data_at = started_at
         self.messages: deque[GrpcMessage] = deque()
         self.ended = False
 
     def feed(self, view: memoryview, *, end: bool) -> None:
-        """Take a part of the request.
+        """Parse a part of the request.
 
         Raises:
-            GatewayError: It is not what gRPC says, or too large, or comes too fast.
+            MalformedMessage: It violates gRPC's framing.
+            TooLarge: A message exceeds `message_bytes`.
+            Overloaded: Too many messages are unread.
         """
         self.ended = end
-        if not end and self.fill((view,)):  # nearly all of a large message
+        if not end and self.fill((view,)):  # most parts of a large message
             return
         found = self._reader.feed(view)
         self.messages += _unpinned(found)
         if end and not self._reader.empty:
             raise MalformedMessage("the call ended in the middle of a message")
-        if len(self.messages) > _MOST_MESSAGES:
+        if len(self.messages) > _MAX_UNREAD_MESSAGES:
             raise Overloaded(f"{len(self.messages)} messages wait", limit="stream_requests")
         if not found and not end:
-            self._heard = monotonic()
+            self._last_data_at = monotonic()
             self._received += len(view)
             if len(view) < SMALL_FRAME_BYTES:
-                self._line.core.flood_budget.charge(1)
+                self._connection.core.flood_budget.charge(1)
         if not self.messages and not end:
             self._make_room()
-        if self._came is not None and not self._came.done():
-            self._came.set_result(None)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def fill(self, views: Sequence[memoryview]) -> bool:
-        """Take parts from the middle of a message whose memory is ready; return whether it is."""
+        """Copy parts of a message into its buffer; return False if it has none yet."""
         if not self._reader.fill(views):
             return False
-        self._heard = monotonic()
+        self._last_data_at = monotonic()
         size = size_of(views)
         self._received += size
-        core = self._line.core
+        core = self._connection.core
         if size < SMALL_FRAME_BYTES:
             core.flood_budget.charge(1)
         reader, held = self._reader, self._held
         if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
             self._make_room()
-        if core.consume(self._stream, size) and not self._line.flushing:
-            self._line.flush_soon()
+        if core.consume(self._stream, size) and not self._connection.flushing:
+            self._connection.flush_soon()
         return True
 
     async def read(self) -> AsyncGenerator[GrpcMessage, None]:
-        """Give the messages of a bidirectional stream as they come."""
+        """Yield the messages of a bidirectional stream."""
         while True:
             while self.messages:
                 message = self.messages.popleft()
@@ -155,14 +157,14 @@ class RequestMessages:
                 yield message
             if self.ended:
                 return
-            self._came = asyncio.get_running_loop().create_future()
-            await self._came
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
 
     def overdue(self, now: float) -> DeadlineExceeded | None:
-        """Return why a message that has not come is no longer waited for; None to wait on."""
+        """Return the error for a message that arrives too slowly; None to wait longer."""
         limits = self._limits
-        waited = now - self._began
-        if now - self._heard > limits.body_idle_timeout_s:
+        waited = now - self._started_at
+        if now - self._last_data_at > limits.body_idle_timeout_s:
             why, limit = f"and nothing for {limits.body_idle_timeout_s:g} s", "body_idle_timeout"
         elif waited > limits.body_timeout_s:
             why, limit = f"within {limits.body_timeout_s:g} s", "body_timeout"
@@ -171,86 +173,86 @@ class RequestMessages:
             limit = "body_min_rate_bytes_s"
         else:
             return None
-        return DeadlineExceeded(f"no message came whole {why}", limit=limit)
+        return DeadlineExceeded(f"no complete message arrived {why}", limit=limit)
 
     def take_reservation(self) -> Reservation:
-        """Return what holds the bytes of the one message, which has come: the caller's now."""
+        """Return the reservation of the only message, which the caller must close."""
         held = self._held
         held.settle()
         self._held = held.another()
         return held
 
     def close(self) -> None:
-        """Give back what is held, and forget who is told; harmless the second time."""
-        self._failed = _nobody  # else call and messages would hold one another
+        """Release the memory. A second call does nothing."""
+        self._on_failure = _ignore  # it would be a reference cycle with the call
         self._held.close()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._growing is not None:
+            self._growing.cancel()
 
     def _make_room(self) -> None:
-        """Hold what has come of a message, and a step more; then let that come."""
+        """Reserve memory for an incomplete message, then open the window for it."""
         reader, held = self._reader, self._held
-        if self._asking is not None:
+        if self._growing is not None:
             return
         if not held.size_bytes and reader.missing:
             held.move_with(self._position, self._gives_way)
-        if not reader.missing:  # its length has not come
+        if not reader.missing:  # its length has not arrived
             self._consume(self._stream.unread)
             return
         more = held.step(reader.filled, reader.size)
         if more > 0 and not held.try_grow(more):
-            self._asking = asyncio.get_running_loop().create_task(self._ask_for_room(more))
+            self._growing = asyncio.get_running_loop().create_task(self._grow(more))
             return
         self._grant()
 
-    async def _ask_for_room(self, size: int) -> None:
+    async def _grow(self, size: int) -> None:
         try:
             await self._held.grow(size)
         except GatewayError as error:
-            self._asking = None
-            self._failed(error)
+            self._growing = None
+            self._on_failure(error)
             return
-        self._asking = None
+        self._growing = None
         self._grant()
 
     def _grant(self) -> None:
-        """Let come what is held of a message, and count it in the connection's window no more."""
+        """Open the windows as far as memory is reserved for a message."""
         reader, stream = self._reader, self._stream
         allowed = min(reader.missing, self._held.size_bytes - reader.filled)
         if stream.short_by(reader.missing) > 0:
             reader.reserve()
         short = stream.short_by(allowed)
         if short > 0:
-            self._line.core.grant(stream, short)
-            self._line.flush_soon()
+            self._connection.core.grant(stream, short)
+            self._connection.flush_soon()
         self._consume(stream.unread)
 
     def _consume(self, size: int) -> None:
-        if self._line.core.consume(self._stream, size):
-            self._line.flush_soon()
+        if self._connection.core.consume(self._stream, size):
+            self._connection.flush_soon()
 
     def _position(self) -> int:
         return self._received
 
     def _gives_way(self, error: Overloaded) -> None:
-        self._failed(error)
+        self._on_failure(error)
 
     def _widen(self) -> None:
-        """Let more come of a stream whose messages have all been taken."""
+        """Open the window of a stream whose messages were all read."""
         self._held.close()
         if self.ended:
             return
         if self._reader.missing:
             self._make_room()
         elif self._stream.window < STREAM_WINDOW // 2:
-            self._line.core.grant(self._stream, STREAM_WINDOW - self._stream.window)
-            self._line.flush_soon()
+            self._connection.core.grant(self._stream, STREAM_WINDOW - self._stream.window)
+            self._connection.flush_soon()
 
 
 def _unpinned(messages: list[GrpcMessage]) -> list[GrpcMessage]:
-    """Return messages that hold little more memory than they have bytes.
+    """Return messages that do not keep much more memory than their own bytes alive.
 
-    Messages that came together are views of all the bytes that were received with them.
+    Messages that arrived together are views of one received buffer.
     """
     return [
         each
@@ -260,4 +262,4 @@ def _unpinned(messages: list[GrpcMessage]) -> list[GrpcMessage]:
     ]
 
 
-def _nobody(_error: GatewayError) -> None: ...
+def _ignore(_error: GatewayError) -> None: ...

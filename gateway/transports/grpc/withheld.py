@@ -1,8 +1,8 @@
-"""Calls to an upstream that nobody waits for any more, and that are not cancelled.
+"""WithheldCalls: calls to an upstream that end by themselves instead of being cancelled.
 
-Some servers end at cancelled calls. Before them a call whose client has left, or whose deadline has
-passed, is left to end by itself: it keeps its place among the calls in flight, and its reply is
-dropped. What a transport does to leave a call is not here.
+Some servers crash when calls are cancelled.  A call to them whose client has left, or whose
+deadline has passed, keeps its slot until it ends, and its reply is dropped.  The transports
+implement that.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ def _ignore() -> None: ...
 
 
 class WithheldCalls:
-    """Whether the cancellations of one client are withheld, and the calls that go on without them.
+    """Decides whether cancellations of calls are withheld, and counts the calls that continue.
 
     Args:
-        longest_s: Time after which a call is cancelled all the same.
-        enabled: As below.
+        longest_s: A call is cancelled nevertheless after this time.
+        enabled: See below.
         report: Called for each cancellation that is withheld.
 
     Attributes:
-        enabled: Cancellations of calls that have been sent are withheld, and deadlines with them.
-        pending: Calls that nobody waits for, now.
+        enabled: Whether cancellations of sent calls, and their deadlines, are withheld.
+        pending: How many calls continue without a client now.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What any make of an HTTP client does alike: which fields go and come, and what went wrong."""
+"""Rules of both HTTP client implementations: header fields, limits and errors of an upstream."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import (
+    ConnectFailure,
     DeadlineExceeded,
     MalformedMessage,
     NotSent,
@@ -28,23 +29,28 @@ HEADER_LINE_BYTES = 8190
 HEADER_FIELD_BYTES = 32 * 1024
 HEADER_COUNT = 100
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that may be sent once more when nothing came back."""
+"""Methods whose requests may be sent again if no response has arrived."""
+
+SERVER_FAILED = 500
+"""After this status a connection is not used again: ASGI servers close it unannounced."""
 
 _CODING = "accept-encoding"
 _CODING_CHARS = len(_CODING)
 _LOOPBACK_CONNECT_S = 1.0
 _RATIO = 200
 _RATIO_FLOOR_BYTES = 1 << 20
+_CHUNKS = 65_536
+_CHUNK_BYTES = 1024
 
 
 class UpstreamErrors:
-    """One upstream: its name in errors, and its limits.
+    """Creates the errors of one upstream, and checks its limits.
 
     Args:
         name: "host:port".
         host: Name or address.
-        limits: Of the upstream.
-        budget: Of the process, for what it sends.
+        limits: The limits of the upstream.
+        budget: The memory budget for its responses.
     """
 
     def __init__(
@@ -57,27 +63,36 @@ class UpstreamErrors:
 
     @property
     def connect_timeout_s(self) -> float:
-        """How long a connection may take; a peer on this machine that does not answer is gone."""
+        """The timeout for a new connection; at most 1 s on the loopback interface."""
         own = self._limits.connect_timeout_s
         return min(own, _LOOPBACK_CONNECT_S) if _is_loopback(self._host) else own
 
     def reservation(self) -> Reservation:
-        """Return what may hold a response, in the share of the client that asked for it."""
+        """Return a reservation for a response, in the share of the client that called."""
         return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
 
     def accepts_size(self, size: int) -> bool:
-        """Return whether an answer may have *size* bytes."""
+        """Return whether a response may have *size* bytes."""
         return size <= self._limits.message_bytes
 
-    def check_size(self, size: int) -> None:
-        """Refuse an answer of *size* bytes or more, if that is too many.
+    def check_chunks(self, chunks: int, size: int) -> None:
+        """Check that the body of a response may have *chunks* with *size* bytes together.
 
         Raises:
-            TooLarge: It is.
+            UpstreamProtocolError: There are more than 65,536, and one for each KiB.
+        """
+        if chunks > _CHUNKS + size // _CHUNK_BYTES:
+            raise self.broken(f"a body of {size} bytes in {chunks} chunks")
+
+    def check_size(self, size: int) -> None:
+        """Check that a response may have *size* bytes.
+
+        Raises:
+            TooLarge: *size* exceeds `message_bytes`.
         """
         if not self.accepts_size(size):
             raise TooLarge(
-                f"the answer of upstream {self.name} has {size} bytes or more, "
+                f"the response of upstream {self.name} has {size} bytes or more, "
                 f"at most {self._limits.message_bytes} are allowed",
                 limit="message_bytes",
             )
@@ -86,8 +101,8 @@ class UpstreamErrors:
         """Return *body* without its content coding.
 
         Raises:
-            UpstreamProtocolError: It is not of its coding, or of one we do not know.
-            TooLarge: It inflates too far.
+            UpstreamProtocolError: The coding is not supported, or *body* is malformed.
+            TooLarge: The decoded body exceeds `message_bytes`.
         """
         try:
             coding = coding_of(codings)
@@ -101,16 +116,16 @@ class UpstreamErrors:
             raise self.broken(f"a body that cannot be decoded: {error.message}") from error
 
     def broken(self, what: str) -> UpstreamProtocolError:
-        """Return the error for an answer that is wrong."""
+        """Return the error for a malformed response."""
         return UpstreamProtocolError(f"upstream {self.name} sent {what[:200]}")
 
     def lost(self, why: object) -> Unavailable:
         """Return the error for a connection that broke."""
         return Unavailable(f"upstream {self.name} broke the connection: {str(why)[:200]}")
 
-    def unreached(self, why: object) -> NotSent:
+    def unreached(self, why: object) -> ConnectFailure:
         """Return the error for a connection that could not be made."""
-        return NotSent(f"cannot connect to upstream {self.name}: {why}")
+        return ConnectFailure(f"cannot connect to upstream {self.name}: {why}")
 
     def late(self) -> DeadlineExceeded:
         """Return the error for a deadline that has passed."""
@@ -121,12 +136,12 @@ class UpstreamErrors:
         return NotSent(f"the client of upstream {self.name} is closed")
 
 
-def sent_lines(wire: HttpRequest, left_s: float | None) -> str:
-    """Return the fields of a request as lines of its head, Host and framing left out.
+def header_lines(wire: HttpRequest, left_s: float | None) -> str:
+    """Return the header fields of a request as lines, without Host and framing.
 
     Args:
         wire: The request.
-        left_s: What is left of time, which is said; None for no deadline.
+        left_s: The seconds until the deadline, sent as `grpc-timeout`; None for no deadline.
     """
     lines = wire.headers.parsed_with(_lines)
     if wire.request_id:
@@ -137,7 +152,7 @@ def sent_lines(wire: HttpRequest, left_s: float | None) -> str:
 
 
 def _lines(headers: Headers) -> str:
-    """Return what `sent_lines` says of the fields alone; codecs give the same few each time."""
+    """Return the lines of *headers*; codecs use the same few header objects again and again."""
     lines = ""
     coding = "Accept-Encoding: identity\r\n"
     for name, value in headers.pairs:
@@ -152,9 +167,9 @@ def _lines(headers: Headers) -> str:
     return lines + coding
 
 
-def sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:
-    """Return what `sent_lines` does, as names and values."""
-    lines = sent_lines(wire, None if deadline is None else deadline - time.monotonic())
+def header_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:
+    """Return the header fields of a request as names and values."""
+    lines = header_lines(wire, None if deadline is None else deadline - time.monotonic())
     return [(name, value) for name, _, value in map(_parts, lines.split("\r\n")[:-1])]
 
 
@@ -162,15 +177,15 @@ def _parts(line: str) -> tuple[str, str, str]:
     return line.partition(": ")
 
 
-@lru_cache(1024)  # the same few names, message for message
+@lru_cache(1024)  # messages repeat the same few names
 def _begin_of_line(name: str) -> str | None:
-    """Return what stands before the value of a field; None for one that is not sent on."""
+    """Return the part of a line before the value; None for a field that is not sent."""
     sent = is_writable(name) and name.lower() not in ("host", "grpc-timeout")
     return f"{name}: " if sent else None
 
 
-def answer_fields(raw: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, list[str]]:
-    """Return the fields of an answer that cross a hop, and its content codings."""
+def response_fields(raw: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, list[str]]:
+    """Return the fields of a response that are not hop-by-hop, and its content codings."""
     pairs, codings = [], []
     for raw_name, raw_value in raw:
         name, value = decode_field(raw_name), decode_field(raw_value)

@@ -1,8 +1,8 @@
-"""Content codings: a bounded inflater, compression of answers, and which coding a client wants.
+"""Content codings: bounded decompression, compression of responses, and Accept-Encoding.
 
-gzip (RFC 1952) and deflate (RFC 1950, the zlib format); one coding per message. Libraries inflate
-without a bound or accept cut streams, hence our own. Large work leaves the event loop: zlib gives
-up the interpreter's lock while it runs.
+Supported are gzip (RFC 1952) and deflate (RFC 1950, the zlib format), one coding for each message.
+Libraries decompress without a limit or accept truncated streams, hence the code here.  Large work
+runs on a thread: zlib releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def coding_of(values: Sequence[str]) -> str | None:
 
 
 def coding_for(values: Sequence[str]) -> str | None:
-    """Return the coding to answer with, from the Accept-Encoding fields *values*.
+    """Return the coding for a response, from the values of Accept-Encoding; None for none.
 
-    The highest quality wins, the first among equals; "*" and codings we do not write count not.
+    The highest quality wins, and the first among equals; "*" and unsupported codings are ignored.
     """
     best, best_quality = None, 0.0
     for item in ",".join(values).split(","):
@@ -67,14 +67,14 @@ def _quality(parameters: str) -> float:
 
 
 class Inflater:
-    """Undoes one coding within bounds.
+    """Decompresses one content coding within limits.
 
     Args:
         coding: "gzip" or "deflate".
-        data: The whole coded content.
-        limit_bytes: Of the result.
-        ratio: Result to content, at most, once the result exceeds *ratio_floor_bytes*.
-        ratio_floor_bytes: Below it, any ratio will do.
+        data: The complete compressed content.
+        limit_bytes: The size limit of the result.
+        ratio: The limit of result to content, if the result exceeds *ratio_floor_bytes*.
+        ratio_floor_bytes: The size below which any ratio is allowed.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Inflater:
         self.result = bytearray()
 
     def run(self, up_to_bytes: int) -> bool:
-        """Inflate about *up_to_bytes* more and return whether the end is reached.
+        """Decompress about *up_to_bytes* more, and return whether the end is reached.
 
         Raises:
-            MalformedMessage: The content is not of its coding, is cut, or goes on after its end.
+            MalformedMessage: The content is malformed, truncated, or followed by other data.
             TooLarge: The result, or its ratio to the content, exceeds its limit.
         """
         goal = len(self.result) + up_to_bytes

@@ -1,9 +1,9 @@
-"""Requests that are begun before their bodies have come: which they are, and what is asked of them.
+"""Rules for cut-through: which requests are handled before their bodies have arrived.
 
-A frontend that can begin with the head of a large body is given it early, and the rest as it
-comes. Bodies in chunks or with a content coding, and those of which little is missing, are
-received whole; and so are those beyond a share of the places, because a request that was begun
-holds its place while its client sends.
+A frontend that can start with the beginning of a large body gets that early, and the rest as it
+arrives.  Chunked and compressed bodies, and those of which little is missing, are received
+completely.  So are bodies above a share of the slots, because a request that was started early
+holds its slot while its client sends.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Broken = Callable[[HttpError], None]
 
 
 class OpenBodyStream(StreamingBody, Protocol):
-    """A body of which a part has come, as an exchange sees it."""
+    """A body of which a part has arrived, as an exchange uses it."""
 
     @property
     def head(self) -> memoryview:
-        """What was waited for."""
+        """The beginning of the body."""
         ...
 
     async def drop(self) -> None:
-        """Let the rest come and go. Raises ConnectionError when the client has left."""
+        """Read and drop the rest. Raises ConnectionError if the client has left."""
         ...
 
     def close(self) -> None:
@@ -43,12 +43,12 @@ class OpenBodyStream(StreamingBody, Protocol):
 
 
 def cut_through_limiter(limits: ServerLimits) -> ConcurrencyLimiter:
-    """Return the places of requests that were begun early."""
+    """Return the limiter of requests that are started early."""
     return ConcurrencyLimiter("requests_in_flight", limits.requests_in_flight // _SHARE, 0)
 
 
 def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimits) -> int | None:
-    """Return how much of its body a request is begun with; None for all of it."""
+    """Return how much of its body a request is started with; None for the whole body."""
     length, least = head.length, limits.cut_through_bytes
     if length is None or not least or not least < length <= limits.message_bytes:
         return None
@@ -62,8 +62,16 @@ def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimit
 
 
 async def whole_of(wire: HttpRequest) -> HttpRequest:
-    """Return *wire* with its body once that has come. Raises as `Arriving.whole`."""
+    """Return *wire* with its complete body. Raises what `StreamingBody.read_all` raises."""
     if wire.body_stream is None:
         return wire
     body = (await wire.body_stream.read_all(),)
-    return HttpRequest(wire.method, wire.path, wire.query, wire.headers, body, wire.deadline)
+    return HttpRequest(
+        wire.method,
+        wire.path,
+        wire.query,
+        wire.headers,
+        body,
+        wire.deadline,
+        client=wire.client,
+    )

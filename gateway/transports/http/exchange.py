@@ -1,9 +1,8 @@
-"""One request and its answer: check the head, read the body, ask the frontend, write.
+"""Exchange: one HTTP request and its response: checks the head, reads the body, calls the frontend.
 
-The body's bytes are held against the budget from before they are read until the service has
-replied, those of the response until the kernel has taken them.  The slot among the requests in
-flight is taken once the body is whole and given back when the service has replied, so that neither
-slow senders nor slow readers hold one.
+The bytes of the body are reserved while it arrives and until the service has replied; those of the
+response until they are sent.  A slot is acquired when the body is complete and released when the
+service has replied, so neither slow senders nor slow readers hold one.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import (
     Cancelled,
     ErrorCode,
@@ -46,15 +46,21 @@ from gateway.transports.http.response_writer import (
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.reserved_buffer import uncounted_bytes
-from gateway.wire.http import Headers, HttpRequest, HttpResponse, size_of
+from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, HttpResponse, size_of
+from gateway.wire.metadata import valid_request_id
 
 log = structlog.get_logger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+def write_continue(transport: asyncio.Transport) -> None:
+    """Send "100 Continue" to a client that waits for it."""
+    transport.write(CONTINUE)
+
+
 def failure(error: BaseException | None) -> HttpResponse:
-    """Return the answer for what went wrong in an exchange past all that it foresees; log it."""
+    """Log an unexpected error, and return the response to it."""
     if isinstance(error, GatewayError):
         log.warning("stream cut", code=error.code.value, error=error.message)
         return text_response(500, error.message)
@@ -63,13 +69,13 @@ def failure(error: BaseException | None) -> HttpResponse:
 
 
 class Exchange:
-    """A request of a connection, until its answer is written.
+    """A request of a connection, until its response is written.
 
     Args:
-        listener: Of the server.
-        connection: Where it came from.
+        listener: The state of the listener.
+        connection: The connection of the client.
         incoming: The request.
-        task: What will run it.
+        task: The task that will run the exchange.
     """
 
     __slots__ = (
@@ -92,6 +98,13 @@ class Exchange:
         "_reservation",
         "_task",
     )
+
+    # The functions that write a response. HTTP/2 replaces them.
+    write_response = staticmethod(write_response)
+    write_stream_head = staticmethod(write_stream_head)
+    write_part = staticmethod(write_part)
+    write_end = staticmethod(write_end)
+    write_continue = staticmethod(write_continue)
 
     def __init__(
         self,
@@ -120,7 +133,7 @@ class Exchange:
         self._is_cancelled = False
 
     async def run(self) -> bool:
-        """Answer the request, whatever it is; return whether the connection goes on."""
+        """Handle the request; return whether the connection may carry another one."""
         connection, listener = self._connection, self._listener
         connection.head_sent = False
         connection.cancel_exchange = self._cancel
@@ -150,7 +163,7 @@ class Exchange:
                 raise
         finally:
             connection.cancel_exchange = None
-            # Its own cancellation would keep it, and the body, till the next collection.
+            # The error would keep this frame and the body alive until the next garbage collection.
             self._task = None
             connection.responses_sent += 1
             if self._held:
@@ -160,14 +173,14 @@ class Exchange:
         return not self._close
 
     def _free(self, reservation: Reservation) -> None:
-        """Give back what a body took that was not at hand."""
+        """Release the reservation of a body."""
         if self._arrival is not None:
             self._arrival.close()
             self._listener.early.release()
         reservation.close()
 
     async def _ended(self, error: BaseException) -> bool:
-        """Tell the client of *error*, if it is there to hear of it; False: it must be raised."""
+        """Send *error* to the client if possible; return False if it must be raised."""
         try:
             if isinstance(error, OSError):
                 self._on_disconnect(error)
@@ -182,15 +195,15 @@ class Exchange:
         return True
 
     def _on_disconnect(self, error: OSError) -> None:
-        """Note that there is nobody to tell anything."""
+        """Note that the client has left."""
         self._close = True
         if isinstance(error, SlowReaderError):
-            self._listener.refused(Cancelled(str(error), limit=error.limit))
+            self._report(Cancelled(str(error), limit=error.limit))
         else:
             self._connection.abort()
 
     def _ends_in_words(self) -> bool:
-        """Return whether a request that was cancelled is still answered; if not, it is cut."""
+        """Return whether a cancelled request still gets a response; abort it otherwise."""
         wanted = self._is_cancelled or self._fault is not None
         if not wanted or self._connection.head_sent or self._task is None:
             self._connection.abort()
@@ -205,16 +218,27 @@ class Exchange:
             await self._refuse(Unavailable("the gateway is shutting down"))
 
     async def _send_error(self, fault: HttpError) -> None:
-        self._listener.refused(fault.error)
+        request_id = self._report(fault.error)
         self._close |= fault.close
-        await self._send(fault.response)
+        await self._send(text_response(fault.status, fault.message, request_id))
+
+    def _report(self, error: GatewayError) -> str:
+        """Report a request that reached no frontend; return its request id."""
+        self._identify(error)
+        return self._listener.refused(error) or ""
+
+    def _identify(self, error: GatewayError) -> None:
+        """Add the client and the request id to *error*, as far as they are known."""
+        headers = NO_HEADERS if self._head is None else self._head.headers
+        error.client = self._connection.client.caller.client(headers)
+        error.request_id = valid_request_id(headers.get(REQUEST_ID) or "")
 
     def _broken(self, fault: HttpError) -> None:
-        """End a request whose body comes too slowly."""
+        """End a request whose body arrives too slowly."""
         if self._fault is None and self._task is not None:
             self._fault = fault
             if self._connection.head_sent:
-                self._listener.refused(fault.error)
+                self._report(fault.error)
             self._task.cancel()
 
     def _cancel(self) -> None:
@@ -223,12 +247,12 @@ class Exchange:
             self._task.cancel()
 
     def _try_immediate(self) -> HttpRequest | None:
-        """Return a request all of which is here, with a slot for it taken: the common way.
+        """Return a request that has arrived completely, with a slot acquired. The usual case.
 
-        If something is to be waited for, return None: `_in_time` goes on from here.
+        The result is None if the request has to wait; `_receive` continues then.
 
         Raises:
-            HttpFault: Its head is not answered.
+            HttpError: The request is rejected.
         """
         listener, incoming = self._listener, self._incoming
         head = self._head = incoming.head(listener.limits)
@@ -254,13 +278,19 @@ class Exchange:
             self._body = body
             return None
         return HttpRequest(
-            head.method, head.path, head.query, head.headers, (body,), self._deadline
+            head.method,
+            head.path,
+            head.query,
+            head.headers,
+            (body,),
+            self._deadline,
+            client=self._connection.client.caller.client(head.headers),
         )
 
     async def _receive(self) -> HttpRequest | None:
-        """Wait for what is needed of a request, and a slot for it; None: it was refused."""
+        """Wait for the rest of a request, and for a slot; return None if it was rejected."""
         head, listener, body = self._head, self._listener, self._body
-        assert head is not None  # noqa: S101  # `_at_hand` came before
+        assert head is not None  # noqa: S101  # set by `_try_immediate`
         try:
             if body is None:
                 body = await self._begin(head)
@@ -275,6 +305,7 @@ class Exchange:
                 self._deadline,
                 self._arrival,
                 elements=self._elements,
+                client=self._connection.client.caller.client(head.headers),
             )
             slots, client = listener.slots, self._connection.client
             if not slots.try_acquire(1, client.slots):
@@ -291,12 +322,12 @@ class Exchange:
     def _early(
         self, wire: HttpRequest
     ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
-        """Ask the frontend with what has come of a body that is passed on."""
-        assert self._frontend is not None  # noqa: S101  # it said how much it needs
+        """Call the frontend with the beginning of a streaming body."""
+        assert self._frontend is not None  # noqa: S101  # `early_bytes` returned a number
         return self._frontend.handle_early(wire, partial(whole_of, wire))
 
     async def _begin(self, head: Head) -> memoryview | None:
-        """Return the beginning of a body that will be passed on as it comes; None to read it."""
+        """Return the beginning of a body that is streamed; None to read it completely."""
         limits, incoming = self._listener.limits, self._incoming
         if self._frontend is None or incoming.lease is not None or incoming.is_complete:
             return None
@@ -320,7 +351,7 @@ class Exchange:
             and not self._incoming.is_complete
             and self._connection.transport is not None
         ):
-            self._connection.transport.write(CONTINUE)
+            self.write_continue(self._connection.transport)
 
     async def _received(self, head: Head) -> memoryview:
         limits, incoming = self._listener.limits, self._incoming
@@ -349,18 +380,18 @@ class Exchange:
         return self._reservation
 
     def _gives_way(self, error: Overloaded) -> None:
-        """End a request whose body does not move, or a response that nobody reads."""
+        """End a request whose body does not arrive, or a response that the client does not read."""
         if self._connection.head_sent:
-            self._listener.refused(error)
+            self._report(error)
             self._connection.abort()
         else:
             self._broken(HttpError(503, error.message, limit=error.limit, close=True))
 
     async def _relay(self, found: AsyncGenerator[HttpResponse, None]) -> None:
-        """Relay the frontend's answers: one of known length, or many in chunks.
+        """Send the frontend's responses: one of known length, or several in chunks.
 
-        Which it is shows when the frontend is asked for the second: a unary one ends without
-        waiting. If it waits, the first goes out as the beginning of a stream.
+        A unary response ends the generator without waiting.  If the generator waits for a second
+        one, the first is sent as the beginning of a stream.
         """
         loop = asyncio.get_running_loop()
         async with aclosing(found) as answers:
@@ -383,7 +414,7 @@ class Exchange:
                 part = await anext(answers, None)
         transport = self._connection.transport
         if transport is not None and self._incoming.method != "HEAD":
-            write_end(transport, self._incoming.version)
+            self.write_end(transport, self._incoming.version)
         await self._flush()
 
     def _begin_stream(self, first: HttpResponse) -> None:
@@ -392,11 +423,12 @@ class Exchange:
             return
         self._close |= self._connection.must_close or self._incoming.version < (1, 1)
         self._connection.head_sent = True
-        write_stream_head(transport, first, keep=not self._close, version=self._incoming.version)
+        version = self._incoming.version
+        self.write_stream_head(transport, first, keep=not self._close, version=version)
         self._write_part(first)
 
     async def _send_part(self, part: HttpResponse) -> None:
-        """Write a part once there is memory for it, and wait until the kernel has taken it."""
+        """Write a part of a stream when there is memory for it, and wait until it is sent."""
         size = uncounted_bytes(part.body)
         held = None
         if size > RESPONSE_UNCOUNTED_BYTES:
@@ -414,27 +446,30 @@ class Exchange:
     def _write_part(self, part: HttpResponse) -> None:
         transport = self._connection.transport
         if transport is not None and self._incoming.method != "HEAD":
-            write_part(transport, part.body, self._incoming.version)
+            self.write_part(transport, part.body, self._incoming.version)
 
     async def _refuse(self, error: GatewayError) -> None:
-        """Answer with *error*, of our own making, in the protocol's form."""
+        """Send *error* in the protocol's form."""
         if self._frontend is None:
-            fault = HttpError(503, error.message)
-            self._listener.refused(error)
-            await self._send(fault.response)
+            await self._send(text_response(503, error.message, self._report(error)))
             return
+        self._identify(error)
         response = self._frontend.reject(error)
         headers = response.headers
         if error.code is ErrorCode.OVERLOADED and headers.get("retry-after") is None:
             headers = Headers((*headers.pairs, ("Retry-After", "1")))
         elif error.code is ErrorCode.UNSUPPORTED:
             headers = Headers((*headers.pairs, ("Accept-Encoding", ACCEPTED)))
-        await self._send(HttpResponse(response.status, headers, response.body))
+        request_id = response.request_id
+        await self._send(
+            HttpResponse(response.status, headers, response.body, request_id=request_id)
+        )
 
     async def _send(self, response: HttpResponse) -> None:
         head, connection, incoming = self._head, self._connection, self._incoming
-        if size_of(response.body) > RESPONSE_UNCOUNTED_BYTES:
-            size = uncounted_bytes(response.body)
+        body = response.body
+        if (len(body[0]) if len(body) == 1 else size_of(body)) > RESPONSE_UNCOUNTED_BYTES:
+            size = uncounted_bytes(body)
             if not self._hold_response(size):
                 await self._refuse(no_memory(size))
                 return
@@ -451,7 +486,7 @@ class Exchange:
             close = not self._drops
         self._close = close
         connection.head_sent = True
-        write_response(
+        self.write_response(
             transport,
             response,
             keep=not close,
@@ -462,12 +497,12 @@ class Exchange:
         if connection.write_paused is not None:
             await self._flush(self._reservation if self._arrival is None else None)
         if unread and not self._drops and transport.can_write_eof():
-            # The client, which is still sending, sees the answer and its end; the connection reads
-            # on for a moment, so that no reset destroys what is on its way.
+            # The client is still sending.  It sees the response and its end; the connection reads
+            # for a moment, so that no reset destroys the response.
             transport.write_eof()
 
     def _hold_response(self, size: int) -> bool:
-        """Hold a response instead of its request; return whether there is memory for it."""
+        """Reserve memory for a response instead of its request; return whether there is enough."""
         held = self._reservation
         if held is None:
             held = self._reserve()
@@ -481,7 +516,7 @@ class Exchange:
         return held.try_grow_response(size)
 
     async def _flush(self, held: Reservation | None = None) -> None:
-        """Wait until the kernel has taken what was written, of which *held* holds the bytes."""
+        """Wait until the write buffer is empty; *held* is the reservation of its bytes."""
         connection = self._connection
         transport = connection.transport
         if transport is None:

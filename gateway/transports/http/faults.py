@@ -1,7 +1,7 @@
-"""Answers that HTTP itself gives, before any protocol has a say.
+"""HttpError: responses of HTTP itself, before a protocol is known.
 
-A request whose head is wrong, whose path nobody claims or whose body comes too slowly has no
-codec to word the error: these do it, as `{"error": "..."}`, and carry HTTP's own statuses.
+A request with an invalid head, with a path that no frontend claims or with a body that arrives too
+slowly has no codec to encode the error.  Its response is `{"error": "..."}` with an HTTP status.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _TEXT_MAX = 500
 
 
 class HttpError(Exception):
-    """A request that no frontend answers.
+    """A request that reaches no frontend.
 
     Args:
-        status: HTTP status of the answer.
+        status: The HTTP status of the response.
         message: Its text.
-        limit: YAML name of the limit that was exceeded, for its counter.
-        close: The connection cannot be used again.
+        limit: The YAML name of the limit that was exceeded.
+        close: Whether the connection cannot be used again.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class HttpError(Exception):
 
     @property
     def error(self) -> GatewayError:
-        """The fault in our taxonomy, for whoever counts refusals."""
+        """The same error as a `GatewayError`, for metrics and logs."""
         return InvalidRequest(self.message, limit=self.limit)
 
     @property
     def response(self) -> HttpResponse:
-        """The fault as an answer."""
+        """The error as a response."""
         return text_response(self.status, self.message)
 
 
 def connection_refused_response(message: str) -> bytes:
-    """Return what a connection that is one too many is told, whatever it asks."""
+    """Return the response to a connection above a limit, whatever it requests."""
     body = json.dumps({"error": message[:_TEXT_MAX]}).encode()
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
@@ -53,7 +53,8 @@ def connection_refused_response(message: str) -> bytes:
     )
 
 
-def text_response(status: int, message: str) -> HttpResponse:
-    """Return an answer of *status* whose JSON body holds *message*, clipped."""
+def text_response(status: int, message: str, request_id: str = "") -> HttpResponse:
+    """Return a response with *status*, whose JSON body has *message*, clipped."""
     body = json.dumps({"error": message[:_TEXT_MAX]}).encode()
-    return HttpResponse(status, Headers((("Content-Type", "application/json"),)), (body,))
+    headers = Headers((("Content-Type", "application/json"),))
+    return HttpResponse(status, headers, (body,), request_id=request_id)

@@ -1,8 +1,8 @@
-"""Whether a client that has ended its side of an HTTP connection still waits for its answer.
+"""Checks whether a client that has closed its half of an HTTP connection waits for its response.
 
-A client that has gone and one that has only stopped sending look the same until something is
-written: who has gone resets the connection. An interim answer is what HTTP lets us write, and
-clients skip it.
+A client that has left and one that has only closed its half look the same until data is sent: a
+client that has left resets the connection.  An interim response is the data that HTTP allows, and
+clients ignore it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.transports.http.exchange import CONTINUE
 from gateway.transports.http.request_head import Version
 from gateway.transports.net.sockets import peer_refused
 
-# Together well under the 100 ms in which work for nobody ends.
+# Together below 100 ms, the goal for ending the call of a client that has left.
 _PROBE_AFTER_S = 0.05
 _CHECK_AFTER_S = 0.02
 _CHECK_AT_MOST_S = 1.0
@@ -28,12 +28,12 @@ class HalfClosed(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests received and not yet answered."""
+        """The number of requests without a complete response."""
         ...
 
     @property
     def request_version(self) -> Version | None:
-        """Version of the request that is being answered; None for no request."""
+        """The HTTP version of the request in progress; None without one."""
         ...
 
 
@@ -67,7 +67,7 @@ class HalfCloseMonitor:
         if version is None or transport is None:
             return
         if connection.head_sent:
-            transport.abort()  # a stream that nobody waits for
+            transport.abort()  # a stream without a waiting client
         elif version >= (1, 1):
             transport.write(CONTINUE)
             self._check(_CHECK_AFTER_S)

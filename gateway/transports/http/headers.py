@@ -39,7 +39,7 @@ def decode_field(raw: bytes) -> str:
 
 def safe_value(value: str) -> str:
     """Return *value* with everything that is not printable ASCII percent-escaped as UTF-8."""
-    if value.isascii() and value.isprintable():  # nearly all, told at a tenth of the cost
+    if value.isascii() and value.isprintable():  # most names; this check costs a tenth of the next
         return value
     return _UNSAFE.sub(lambda match: quote(match[0].encode("utf-8", "replace"), safe=""), value)
 
@@ -54,7 +54,7 @@ def writable(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 @lru_cache(1024)  # the same few names, message for message
 def is_writable(name: str) -> bool:
     """Return whether a field of that name may be written: no framing, no odd name."""
-    # Servers that put fields into variables do not tell "_" from "-".
+    # Servers that map fields to variables confuse "_" and "-".
     plain = name.lower().replace("_", "-")
     return plain not in FRAMING and _TOKEN.fullmatch(name) is not None
 

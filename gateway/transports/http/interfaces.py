@@ -1,4 +1,4 @@
-"""What an exchange stands between: its connection, the request that comes on it, its listener."""
+"""The interfaces of an exchange: its connection, its request and its listener."""
 
 from __future__ import annotations
 
@@ -20,45 +20,48 @@ from gateway.transports.http.request_head import Head, Version
 
 
 class HttpConnection(Protocol):
-    """What an exchange needs of the connection it is on.
+    """What an exchange needs of its connection.
 
     Attributes:
         transport: None once it is lost.
-        behind: Set once the kernel has all that was written; None while it has.
-        head_sent: The answer has begun.
-        answered: Requests answered so far.
-        client: What its client has of the slots and the memory of all.
-        give_up: Ends the exchange with an error, at a drain's end; None between exchanges.
+        head_sent: The response has started.
+        answered: How many requests have had a response.
+        client: The shares of the client.
+        cancel_exchange: Ends the exchange with an error, at the end of a drain; None without one.
     """
 
     transport: asyncio.Transport | None
-    write_paused: asyncio.Event | None
     head_sent: bool
     responses_sent: int
     client: ClientShares
     cancel_exchange: Callable[[], None] | None
 
     @property
+    def write_paused(self) -> asyncio.Event | None:
+        """Cleared while the write buffer is full; None while it is empty."""
+        ...
+
+    @property
     def ending(self) -> bool:
-        """Whether an answer may be the last; which one is, `must_close` tells."""
+        """Whether a response may be the last; `must_close` decides."""
         ...
 
     @property
     def must_close(self) -> bool:
-        """Whether the answer being written is the last."""
+        """Whether the current response is the last."""
         ...
 
     def abort(self) -> None:
-        """Close at once, without the end of what was being written."""
+        """Close at once, without the rest of the output."""
         ...
 
 
 class RequestReader(Protocol):
-    """One request as its connection reads it.
+    """One request, as its connection reads it.
 
     Attributes:
-        closes: The connection ends with its answer, as the client wants it.
-        lease: Holds its body already, which is received; None where that waits to be asked for.
+        closes: The connection ends after the response, as the client requests.
+        lease: The reservation of a body that is being received already; None otherwise.
     """
 
     method: str
@@ -68,12 +71,12 @@ class RequestReader(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it has come."""
+        """Whether the whole body has arrived."""
         ...
 
     @property
     def buffered_body(self) -> memoryview | None:
-        """Its body, if that has a length and has come without being asked for; else None."""
+        """The body, if it has a known length and has arrived completely; else None."""
         ...
 
     def head(self, limits: ServerLimits, /) -> Head:
@@ -83,47 +86,47 @@ class RequestReader(Protocol):
     async def body(
         self, length: int | None, limits: ServerLimits, held: Reservation, /
     ) -> memoryview:
-        """Return its body as one read-only view, its content coding still on.
+        """Return the body as one read-only view, with its content coding.
 
         Args:
-            length: Its Content-Length, within the limit; None when it comes in chunks.
-            limits: Of the listener.
-            held: Grows as it comes.
+            length: Its Content-Length, within the limit; None for a chunked body.
+            limits: The limits of the listener.
+            held: The memory reservation, which grows as the body arrives.
 
         Raises:
-            TooLarge: More bytes or chunks than allowed.
-            MalformedMessage: The framing broke.
-            Overloaded: No room in the budget.
-            HttpFault: It comes too slowly.
+            TooLarge: It has too many bytes or chunks.
+            MalformedMessage: Its framing is broken.
+            Overloaded: There is no memory for it.
+            HttpError: It arrives too slowly.
             ConnectionError: The client has left.
         """
         ...
 
     def received_bytes(self) -> int:
-        """Return how many bytes of its body have come."""
+        """Return how many bytes of the body have arrived."""
         ...
 
     def forget(self) -> None:
-        """Let go of its body, which was answered."""
+        """Drop the body, which is not needed any more."""
         ...
 
     async def open_body_stream(
         self, length: int, start: int, limits: ServerLimits, held: Reservation, broken: Broken, /
     ) -> OpenBodyStream | None:
-        """Return its body when *start* of its *length* bytes have come.
+        """Return the body as a stream when *start* of its *length* bytes have arrived.
 
-        None where all of it is here, or this make receives bodies whole. Raises as `body`, but
-        for a body that comes too slowly, of which *broken* is told.
+        The result is None if the body is complete, or if the implementation does not stream.
+        Raises what `body` raises; a body that arrives too slowly calls *broken*.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerState:
-    """What every exchange of a listener shares.
+    """The state that all exchanges of a listener share.
 
     Attributes:
-        early: Slots of requests that were begun before their bodies had come.
+        early: The slots of requests that were started before their bodies had arrived.
     """
 
     limits: ServerLimits
@@ -131,5 +134,6 @@ class ListenerState:
     slots: ConcurrencyLimiter
     find: Callable[[str], tuple[HttpFrontend, HttpAsk]]
     """Frontend for a path, and what asks it; raises HttpFault."""
-    refused: Callable[[GatewayError], None]
+    refused: Callable[[GatewayError], str | None]
+    """Called for a request that reached no frontend; returns its request id."""
     early: ConcurrencyLimiter

@@ -1,7 +1,7 @@
-"""Listening for HTTP/1, draining and stopping: what any make of an HTTP server does alike.
+"""HttpListener: listens for HTTP, drains and stops, for both server implementations.
 
-Which frontend answers is decided in `http_table`; how one request is answered, in `http_exchange`;
-what happens on a connection is the make's own affair.
+`path_router` finds the frontend of a path, and `exchange` handles a request.  The connections
+belong to the implementations.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
-from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
+from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
+from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
@@ -31,28 +33,34 @@ class OpenConnection(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests received and not yet answered."""
+        """The number of requests without a complete response."""
         ...
 
     def announce_close(self) -> None:
-        """Let the last answer that is due say that it is."""
+        """Send `Connection: close` with the last pending response."""
         ...
 
     def drain(self) -> None:
-        """Close when idle, else after the last answer that is due."""
+        """Close when idle, or after the last pending response."""
         ...
 
     def fail_in_flight(self) -> None:
-        """Answer what is in flight with an error."""
+        """End the requests in progress with an error."""
         ...
 
     def abort(self) -> None:
-        """Close at once, without the end of what was being written."""
+        """Close at once, without the rest of the output."""
         ...
 
 
 class Connections(Protocol):
-    """Makes connections and knows those there are."""
+    """Makes connections and knows those there are.
+
+    Attributes:
+        leaving: Each response is the last of its connection, also of those made later.
+    """
+
+    leaving: bool
 
     @property
     def open_connections(self) -> Sequence[OpenConnection]:
@@ -68,22 +76,25 @@ def _ignore(_error: GatewayError) -> None: ...
 
 
 class HttpListener(ABC):
-    """A listener for HTTP/1, whichever make its connections are of.
+    """A listener for HTTP, with the connections of either implementation.
 
     Args:
-        host: To bind, when no *sock* is given.
-        port: To bind; 0 picks one.
+        host: The host to bind, without *sock*.
+        port: The port to bind; 0 for a free one.
         mounts: Frontends by path prefix; the longest prefix wins.
-        limits: Of this listener.
-        budget: Of the process.
-        fallback: Answers the paths nobody claims; without it they are not found.
+        limits: The limits of this listener.
+        budget: The memory budget of the process.
+        fallback: The frontend of all other paths; None to reply 404.
         sock: A bound socket, instead of *host* and *port*.
         ssl_context: For TLS.
-        refused: Told of requests and connections refused before a frontend was asked.
-        reserve: Answer also when descriptors are short: for operators, who must get through.
-        listens: False for a server that is only handed connections, see `connection`.
-        count: Of connections, where others count theirs in it too.
-        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
+        refused: Called for requests and connections that are rejected before they reach a frontend.
+        reserve: Whether it may use the descriptors in reserve, as the admin port does.
+        listens: False for a server that only gets accepted connections.
+        count: The connection count, if listeners share one.
+        reuse_port: Whether other processes listen on the same port too.
+        grpc: gRPC methods, which connections of a native server may call over HTTP/2.
+        extras: Methods whose calls need no slot and no memory: health, reflection.
+        grpc_refused: As *refused*, for calls and connections of HTTP/2; *refused* by default.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first
@@ -97,11 +108,14 @@ class HttpListener(ABC):
         fallback: HttpFrontend | None = None,
         sock: socket.socket | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        refused: Callable[[GatewayError], None] = _ignore,
+        refused: Callable[[GatewayError], str | None] = _ignore,
         reserve: bool = False,
         listens: bool = True,
         count: ConnectionCount | None = None,
         reuse_port: bool = False,
+        grpc: Sequence[GrpcMount] = (),
+        extras: Sequence[GrpcMount] = (),
+        grpc_refused: Callable[[GatewayError], str | None] | None = None,
     ) -> None:
         self._reserve = reserve
         self._reuse_port = reuse_port
@@ -120,6 +134,17 @@ class HttpListener(ABC):
             refused=refused,
             early=cut_through_limiter(limits),
         )
+        self._http2 = GrpcServer(
+            "",
+            grpc,
+            limits,
+            budget,
+            extras=extras,
+            refused=grpc_refused or refused,
+            listens=False,
+            count=self._count,
+            http=self._listener,
+        )
         self._connections: Connections | None = None
         self._server: asyncio.Server | None = None
         self._address: str | None = None
@@ -132,9 +157,10 @@ class HttpListener(ABC):
         return self._address
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the address cannot be had."""
+        """Listen. Raises OSError if the address is in use or invalid."""
         loop = asyncio.get_running_loop()
         self._connections = self._make(self._listener, self._count, reserve=self._reserve)
+        await self._http2.start()
         if not self._listens:
             return
         tls = self._tls
@@ -158,49 +184,70 @@ class HttpListener(ABC):
             raise RuntimeError("the server has not been started")
         return self._connections()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no new connections, finish what is in flight, then cancel the rest and close."""
+    def http2_connection(self) -> asyncio.Protocol:
+        """Return the protocol of an accepted connection that speaks HTTP/2."""
+        return self._http2.connection()
+
+    def announce_close(self) -> None:
+        """Make each response the last of its connection from now on; continue to serve."""
         if self._connections is None:
             return
-        if self._server is not None and self._reuse_port:
-            for connection in self.open_connections:
-                connection.announce_close()
+        self._connections.leaving = True
+        for connection in self.open_connections:
+            connection.announce_close()
+        self._http2.announce_close()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept no new connections, finish the requests in progress, then cancel and close."""
+        if self._connections is None:
+            return
+        end = monotonic() + timeout_s
+        self.announce_close()
+        if self._server is not None:
             await drain_accept_queue(self._server, self._connections, self._tls)
-        self._close_door()
+        timeout_s = max(0.0, end - monotonic())
+        await asyncio.gather(self._drain_connections(timeout_s), self._http2.drain(timeout_s))
+        await self.stop()
+
+    async def _drain_connections(self, timeout_s: float) -> None:
         for connection in self.open_connections:
             connection.drain()
         await self._emptied(timeout_s)
         for connection in self.open_connections:
             connection.fail_in_flight()
         await self._emptied(_LAST_WORDS_S)
-        await self.stop()
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
         if self._connections is None:
             return
-        self._close_door()
+        if self._server is not None:
+            self._server.close()
         for connection in self.open_connections:
             connection.abort()
         await self._emptied(_LAST_WORDS_S)
+        await self._http2.stop()
         self._server = self._connections = None
 
     @property
     def _tls(self) -> dict[str, Any]:
         if self._ssl is None:
             return {}
+        if self._serves_http2:
+            self._ssl.set_alpn_protocols(["h2", "http/1.1"])
         return {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
-
-    def _close_door(self) -> None:
-        if self._server is not None:
-            self._server.close()
 
     async def _emptied(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
-        # aiohttp tells nobody when the last of its connections has gone.
+        # aiohttp has no event for the end of its last connection.
         while self.open_connections and loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
+
+    @property
+    @abstractmethod
+    def _serves_http2(self) -> bool:
+        """Whether its connections may speak HTTP/2."""
 
     @abstractmethod
     def _make(

@@ -1,8 +1,8 @@
-"""Forwarding of HTTP requests that no protocol claims to an HTTP upstream, as they are.
+"""Passthrough: forwards HTTP requests that no protocol claims to an HTTP upstream.
 
-Only end-to-end fields cross; framing, Host and codings are each hop's own. A body crosses without
-its content coding, and so does an answer. GET and HEAD pass, and POST to paths that are listed:
-nobody here knows what the server does with a body.
+Only end-to-end fields are forwarded; framing, Host and codings belong to each hop.  Bodies are
+forwarded without their content coding.  GET and HEAD are allowed, and POST to listed paths, because
+the gateway does not know what the server does with a body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from urllib.parse import unquote
 
 import structlog
 
-from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.errors import ErrorCode, GatewayError, UpstreamProtocolError
+from gateway.ir.redaction import without_addresses
 from gateway.transports.contract import HttpClient, HttpFrontend
 from gateway.transports.http.faults import text_response
 from gateway.transports.http.headers import end_to_end
@@ -84,7 +85,7 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern.lower()) for pattern in patterns)
 
 
-# A proxy's statuses: the request is unread here, so whatever fails is the hop's or the upstream's.
+# The statuses of a proxy: it does not read requests, so a failure is its own or the upstream's.
 _STATUS = {
     ErrorCode.INVALID_ARGUMENT: 400,
     ErrorCode.TOO_LARGE: 413,
@@ -95,18 +96,31 @@ _STATUS = {
 }
 
 
+class PassthroughClient:
+    """A client that a passthrough uses until it gets another one.
+
+    Each request in progress refers to this object, and other users of the client do not.
+    """
+
+    __slots__ = ("__weakref__", "send", "stream")
+
+    def __init__(self, client: HttpClient) -> None:
+        self.send = client.send
+        self.stream = client.stream
+
+
 class Passthrough(HttpFrontend):
-    """A frontend that forwards.
+    """A frontend that forwards requests.
 
     Args:
-        client: Of the upstream.
-        rules: Which requests pass.
-        forwarded: Say in X-Forwarded-Host which host the client asked for.
+        client: The client of the upstream.
+        rules: Which requests are allowed.
+        forwarded: Whether to send the client's Host as X-Forwarded-Host.
     """
 
     def __init__(
         self,
-        client: HttpClient,
+        client: PassthroughClient,
         rules: PassthroughRules = PassthroughRules(),
         *,
         forwarded: bool = False,
@@ -115,19 +129,23 @@ class Passthrough(HttpFrontend):
         self._rules = rules
         self._forwarded = forwarded
 
+    def replace_client(self, client: PassthroughClient) -> None:
+        """Forward all requests that begin from now on over *client*."""
+        self._client = client
+
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
-        """Forward *wire*, and its answer; event streams piece by piece."""
+        """Forward *wire* and yield the response; an event stream is forwarded in pieces."""
         refusal = self._rules.refuse(wire)
         if refusal is not None:
             yield refusal
             return
-        begun = False
+        begun, client = False, self._client
         try:
             request = self._request(wire)
             if "text/event-stream" not in (wire.headers.get("accept") or ""):
-                yield await self._client.send(request, deadline=wire.deadline)
+                yield await client.send(request, deadline=wire.deadline)
                 return
-            async with aclosing(_stream(self._client, request, wire.deadline)) as answers:
+            async with aclosing(_stream(client, request, wire.deadline)) as answers:
                 async for answer in answers:
                     begun = True
                     yield answer
@@ -137,16 +155,16 @@ class Passthrough(HttpFrontend):
             yield self._failed(error)
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
-        """Say *error*, for a request that was never read whole."""
+        """Return *error* as a response, for a request that was not read completely."""
         return text_response(_STATUS.get(error.code, 400), error.message)
 
     def _failed(self, error: GatewayError) -> HttpResponse:
         log.debug("passthrough failed", code=error.code.value, error=error.message)
-        # Too large or malformed on this path is the answer, not the request.
-        status = _STATUS.get(error.code, _BAD_GATEWAY)
         if error.code in (ErrorCode.TOO_LARGE, ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED):
-            status = _BAD_GATEWAY
-        return text_response(status, error.message)
+            # On this path, "too large" and "malformed" describe the response.
+            error = UpstreamProtocolError(error.message)
+        status = _STATUS.get(error.code, _BAD_GATEWAY)
+        return text_response(status, without_addresses(error).message)
 
     def _request(self, wire: HttpRequest) -> HttpRequest:
         pairs = [pair for pair in end_to_end(wire.headers) if pair[0].lower() not in _OURS]
@@ -157,7 +175,7 @@ class Passthrough(HttpFrontend):
 
 
 async def _stream(
-    client: HttpClient, request: HttpRequest, deadline: float | None
+    client: PassthroughClient, request: HttpRequest, deadline: float | None
 ) -> AsyncGenerator[HttpResponse, None]:
     """Iterate over a client's stream and see to it that it is closed."""
     answers = client.stream(request, deadline=deadline)

@@ -1,4 +1,8 @@
-"""Which frontend answers a path of HTTP: by prefix, and never by a claimed path in disguise."""
+"""PathRouter: finds the frontend of an HTTP path by its prefix.
+
+A path that only looks different from a claimed one, such as an encoded or doubled slash, is
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ class PathRouter:
     """Frontends by path prefix.
 
     Args:
-        mounts: The longest prefix wins.
-        fallback: Answers the paths nobody claims; without it they are not found.
+        mounts: The mounts; the longest prefix wins.
+        fallback: The frontend of all other paths; None to reply 404.
     """
 
     def __init__(self, mounts: Sequence[HttpMount], fallback: HttpFrontend | None) -> None:
@@ -30,15 +34,15 @@ class PathRouter:
         self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
         self._fallback = fallback
         self._root = next((mount.frontend for mount in mounts if mount.root), None)
-        # The same few paths are asked for again and again; what raises is not remembered.
+        # Clients repeat the same few paths.  A path that raises is not cached.
         self.find = lru_cache(_REMEMBERED)(self._find)
 
     def _find(self, path: str) -> tuple[HttpFrontend, HttpAsk]:
-        """Return who answers *path*, and what asks it for one answer or many.
+        """Return the frontend of *path*, and its method for requests.
 
         Raises:
-            HttpFault: Nobody does, or it is a claimed path in disguise: a server behind the
-                fallback might undo that, and would be reached past the codec.
+            HttpError: No frontend claims it, or it is a claimed path in disguise: a server behind
+                the fallback might decode it, and the codec would be bypassed.
         """
         frontend = self._claimed(path)
         if frontend is not None:

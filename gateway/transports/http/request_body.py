@@ -1,13 +1,13 @@
-"""A request's body within every limit on bytes and time, however it is read.
+"""Limits of bytes and time for request bodies, for both server implementations.
 
-The order is that of the cost: the declared length before anything is read, then what has arrived
-and how fast, then the content coding.
+The checks are in the order of their cost: the announced length before anything is read, then the
+received bytes and their rate, then the content coding.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gateway.ir.errors import TooLarge
@@ -47,7 +47,7 @@ class TransferRateLimit:
         self._received = 0
 
     def received(self, size: int) -> None:
-        """Note that *size* bytes have come."""
+        """Note that *size* bytes have arrived."""
         self._received += size
         self._last = self._loop.time()
 
@@ -66,7 +66,7 @@ class TransferRateLimit:
         self._last += seconds
 
     def time_left(self) -> tuple[float, str]:
-        """Return how long to wait for the next bytes, and which limit says so."""
+        """Return how many seconds to wait for the next bytes, and the name of the limit."""
         limits = self._limits
         now = self._loop.time()
         by_rate = limits.body_min_rate_grace_s + self._received / limits.body_min_rate_bytes_s
@@ -77,7 +77,7 @@ class TransferRateLimit:
         )
 
     def fault(self, limit: str) -> HttpError:
-        """Return what to answer when the wait for *limit* is over."""
+        """Return the error for a wait that has reached *limit*."""
         return HttpError(
             408,
             f"request body came too slowly: {self._received} bytes in "
@@ -85,6 +85,37 @@ class TransferRateLimit:
             limit=limit,
             close=True,
         )
+
+
+async def wait_for_body(
+    wanted: asyncio.Future[None],
+    received_bytes: Callable[[], int],
+    pace: TransferRateLimit,
+    resume_reading: Callable[[], None],
+) -> None:
+    """Wait until *wanted* is done: more of a body has come, or no more of it comes.
+
+    Args:
+        wanted: Done when something is to be looked at.
+        received_bytes: Returns how many bytes have come.
+        pace: Says how long to wait.
+        resume_reading: Lets more of the body come.
+
+    Raises:
+        HttpError: The body comes too slowly.
+    """
+    received = received_bytes()
+    resume_reading()
+    while not wanted.done():
+        if received_bytes() != received:
+            pace.received(received_bytes() - received)
+            received = received_bytes()
+        wait_s, limit = pace.time_left()
+        await asyncio.wait([wanted], timeout=max(0.0, wait_s))
+        # A large body is not heard of piece by piece: what has come is looked at in time.
+        if received_bytes() == received and not wanted.done():
+            raise pace.fault(limit)
+    pace.received(received_bytes() - received)
 
 
 def too_many_bytes(limits: ServerLimits) -> TooLarge:

@@ -1,7 +1,7 @@
-"""A request's head as a parser leaves it: checked once more, and taken over.
+"""Head: the head of an HTTP/1 request, checked after parsing.
 
-What two HTTP parsers might read in two ways is refused here, when the parser has let it pass. Both
-makes of the server read heads by it.
+A head that two HTTP parsers might read differently is rejected here, although the parser accepted
+it.  Both server implementations use this.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Head(Struct, frozen=True):
 
     Attributes:
         path: As on the wire, without scheme, host and query.
-        length: Content-Length; None for none.
-        chunked: The body comes in chunks.
-        expects: The client waits for "100 Continue" before it sends the body.
-        coded: The body has a content coding.
-        wants: The content coding that the client would have its answer in; None for none.
-        timeout_s: How much time the client gives us; None for no word of it.
+        length: Content-Length; None if absent.
+        chunked: Whether the body is chunked.
+        expects: Whether the client waits for "100 Continue" before it sends the body.
+        coded: Whether the body has a content coding.
+        wants: The content coding for the response; None for none.
+        timeout_s: The client's timeout in seconds; None without one.
     """
 
     method: str
@@ -74,12 +74,12 @@ def read_head(
     Args:
         method: In capitals.
         target: As on the wire.
-        version: Of HTTP.
-        fields: As they were sent, names too.
-        limits: Of the listener.
+        version: The HTTP version.
+        fields: The fields as sent.
+        limits: The limits of the listener.
 
     Raises:
-        HttpFault: It is not one we answer.
+        HttpError: The request is rejected.
     """
     if version not in _VERSIONS:
         raise HttpError(505, f"HTTP/{version[0]}.{version[1]} is not supported", close=True)
@@ -125,18 +125,18 @@ def too_many_fields(limits: ServerLimits) -> HttpError:
 
 
 def malformed(text: str) -> HttpError:
-    """Return the refusal of a request that a parser could not read; *text* is what it says."""
+    """Return the error for a request that the parser rejected with *text*."""
     return HttpError(400, f"malformed HTTP request: {first_line(text)}", close=True)
 
 
 def first_line(text: str) -> str:
-    """Return the first line of what a parser says, fit to be shown."""
+    """Return the first line of a parser's message, printable."""
     line = text.strip().splitlines()[0] if text.strip() else "unreadable"
     return line[:200].rstrip(":").encode("ascii", "backslashreplace").decode()
 
 
 def head_too_slow(limits: ServerLimits) -> HttpError:
-    """Return the refusal of a head that takes too long."""
+    """Return the error for a head that arrives too slowly."""
     return HttpError(
         408,
         f"the head of a request took more than {limits.header_timeout_s} s",

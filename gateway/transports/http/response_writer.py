@@ -1,7 +1,7 @@
-"""Writing answers of HTTP/1: status line, fields and body in one go, or in chunks.
+"""Writes HTTP/1 responses: status line, fields and body in one call, or in chunks.
 
-Straight to the socket's transport, for both makes of the server: aiohttp's own response objects
-join what we hold in pieces, and name their versions in a field.
+Both server implementations write directly to the transport: aiohttp's response objects would join
+the buffers, and add a field with their version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
 _VARIES = "Vary: Accept-Encoding\r\n"
-# Up to here head and body are joined: one buffer costs the system less than two.
+# Up to this size, head and body are joined: one buffer costs less than two.
 _JOINED_BYTES = 8192
 
 
@@ -34,21 +34,21 @@ def write_response(
     varies: bool = False,
     head_only: bool = False,
 ) -> None:
-    """Write *response* whole, with its exact length.
+    """Write a complete *response*, with its exact length.
 
     Args:
-        transport: Of the connection.
-        response: Its body may be in several buffers.
+        transport: The transport of the connection.
+        response: The response; its body may be in several buffers.
         keep: Whether the connection stays open.
-        version: Of the request.
-        varies: The client's Accept-Encoding has decided, or would have, on the content coding.
-        head_only: The request was HEAD.
+        version: The HTTP version of the request.
+        varies: Whether the client's Accept-Encoding decides on the content coding.
+        head_only: Whether the request was HEAD.
     """
     if response.status in _BODILESS:
         transport.write(_head(response, "", keep=keep, version=version))
         return
     body = response.body
-    size = size_of(body)
+    size = len(body[0]) if len(body) == 1 else size_of(body)
     framing = f"{_VARIES if varies else ''}Content-Length: {size}\r\n"
     head = _head(response, framing, keep=keep, version=version)
     if head_only or not size:
@@ -102,7 +102,11 @@ def _begun(name: str) -> tuple[str, bool]:
 
 def _head(response: HttpResponse, framing: str, *, keep: bool, version: Version) -> bytes:
     fields, dated = response.headers.parsed_with(_written)
-    name = f"{REQUEST_ID}: {safe_value(response.request_id)}\r\n" if response.request_id else ""
+    name, request_id = "", response.request_id
+    if request_id:
+        # As in `_written`: nearly all are safe.
+        safe = request_id.isascii() and request_id.isprintable()
+        name = f"{REQUEST_ID}: {request_id if safe else safe_value(request_id)}\r\n"
     date = "" if dated else _date(int(time.time()))  # noqa: TID251  # no duration
     last = "\r\n"
     if not keep:
@@ -114,16 +118,16 @@ def _head(response: HttpResponse, framing: str, *, keep: bool, version: Version)
 
 
 def _written(headers: Headers) -> tuple[str, bool]:
-    """Return the lines of an answer's fields, and whether it dates itself.
+    """Return the header fields as lines, and whether they include Date.
 
-    Codecs answer with the same few fields again and again, which keep what they were read as.
+    Codecs use the same few header objects again and again, which cache the result.
     """
     text = ""
     dated = False
     for name, value in headers.pairs:
         line, dates = _begun(name)
         if line:
-            # Nearly every value is safe as it is: told here, at less than the cost of a call.
+            # Most values are safe as they are; checking here is cheaper than a call.
             safe = value if value.isascii() and value.isprintable() else safe_value(value)
             text = f"{text}{line}{safe}\r\n"
             dated = dated or dates

@@ -1,8 +1,8 @@
-"""Bodies in chunks, read as they come; pure.
+"""ChunkReader: reads chunked bodies incrementally, without I/O.
 
-Strict where parsers differ: sizes are hexadecimal digits alone, every line ends with CR and LF,
-and what is neither chunk nor field is refused. Extensions and trailers are passed over, within
-bounds.
+It is strict where parsers differ: sizes are hexadecimal digits only, every line ends with CR LF,
+and anything but a chunk or a trailer field is rejected.  Extensions and trailers are ignored,
+within limits.
 
 Source: RFC 9112, section 7.1.
 """
@@ -50,11 +50,11 @@ class ChunkReader:
         self.done = False
 
     def feed(self, data: bytes, at: int) -> tuple[list[memoryview], int]:
-        """Read *data* from *at*, for one turn: as many chunks as cost a millisecond or two.
+        """Parse *data* from *at*, for one turn: as many chunks as cost one or two milliseconds.
 
         Returns:
-            Pieces of the body, views of *data*; and the place after what was read, which is not
-            its end only when the body's end or that of the turn came first.
+            Pieces of the body, which are views of *data*; and the position after the parsed data.
+            It is before the end only if the body or the turn has ended.
 
         Raises:
             MalformedMessage: The framing is broken.
@@ -79,7 +79,7 @@ class ChunkReader:
         return pieces, at
 
     def _read_line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
-        """Return a line without its end, or None when it goes on; and the place after it."""
+        """Return a line without its end, or None if it is incomplete; and the position after it."""
         found = data.find(b"\n", at)
         stop = len(data) if found < 0 else found + 1
         line = self._line + data[at:stop]

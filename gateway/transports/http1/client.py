@@ -1,7 +1,7 @@
-"""HTTP/1 client of the native make: one upstream, its pool of connections, and what goes wrong.
+"""HttpClient of the native implementation: a pool of HTTP/1.1 connections to one upstream.
 
-Bodies go out as the buffers they are, with their exact length; answers come in whole or piece by
-piece, within the limits. No redirects, no cookies, no proxies.
+Bodies are sent as the buffers they are, with their exact length.  Responses are returned complete
+or in pieces, within the limits.  There are no redirects, cookies or proxies.
 """
 
 from __future__ import annotations
@@ -15,22 +15,29 @@ from types import CoroutineType
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.concurrency.timer_wheel import TimerWheel
+from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget
+from gateway.transports.admission import UNLIMITED, MemoryBudget, upstream_slots
 from gateway.transports.contract import ClientLimits, Decode, accepted
-from gateway.transports.http.client_rules import IDEMPOTENT, UpstreamErrors, sent_lines
+from gateway.transports.http.client_rules import (
+    IDEMPOTENT,
+    UpstreamErrors,
+    header_lines,
+)
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.http1.client_connection import Http1ClientConnection, read_buffer
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
 from gateway.transports.net.resolver import UpstreamConnector
+from gateway.transports.net.sockets import UNSEEN_S
+from gateway.transports.net.tls import connect_failure_text
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _PORTS = {"http": 80, "https": 443}
 _JOIN_BYTES = 64 * 1024
-# A server may close a connection when it has idled; what cannot be sent twice goes on no such one.
-_TRUSTED_S = 1.0
+# A server may close an idle connection.  A streaming body cannot be sent twice, so it is sent only
+# on a connection that has been idle for less than this.
+_MAX_IDLE_FOR_STREAMING_S = 1.0
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -38,13 +45,14 @@ class HttpClient:
     """A pool of HTTP/1.1 connections to one upstream.
 
     Args:
-        url: "http://host:port", or https; a path becomes a prefix of every request's.
-        limits: Of the upstream.
-        ssl_context: For https, instead of the system's trust.
-        budget: Of the process, for responses.
+        url: "http://host:port", or https.  A path becomes the prefix of the path of each request.
+        limits: The limits of the upstream.
+        ssl_context: For https; None to trust what the system trusts.
+        budget: The memory budget for responses.
+        address: IP address of the host; "" to look it up.
 
     Raises:
-        ValueError: *url* is no such thing.
+        ValueError: *url* is not an http or https URL with a host.
     """
 
     sends_rest = True
@@ -56,6 +64,7 @@ class HttpClient:
         *,
         ssl_context: ssl.SSLContext | None = None,
         budget: MemoryBudget = UNLIMITED,
+        address: str = "",
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname:
@@ -63,17 +72,18 @@ class HttpClient:
         port = parts.port or _PORTS[parts.scheme]
         self._peer = UpstreamErrors(f"{parts.hostname}:{port}", parts.hostname, limits, budget)
         self._prefix = parts.path.rstrip("/")
-        self._said = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
-        self._upstream = UpstreamConnector(parts.hostname, port, floor_s=limits.resolve_floor_s)
+        self._line_end = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
+        self._upstream = UpstreamConnector(
+            parts.hostname, port, floor_s=limits.resolve_floor_s, address=address
+        )
         self._tls: dict[str, Any] = {}
         if parts.scheme == "https":
             self._tls = {"ssl": ssl_context or ssl.create_default_context()}
         self._limits = limits
-        self._slots = ConcurrencyLimiter(
-            "pending", min(limits.connections, limits.in_flight), limits.pending
-        )
+        most = min(limits.connections, limits.in_flight)
+        self._slots = upstream_slots("pending", most, limits)
         self._buffer = read_buffer()
-        self._known = ResponseHeadCache()
+        self._heads = ResponseHeadCache()
         self._wheel = TimerWheel()
         self._idle: list[Http1ClientConnection] = []
         self._open: set[Http1ClientConnection] = set()
@@ -88,15 +98,15 @@ class HttpClient:
         deadline: float | None,
         decode: Decode[HttpResponse] | None = None,
     ) -> Any:
-        """Send one request and return its whole answer; see `contract.Client`."""
+        """Send one request and return its complete response; see `contract.Client`."""
         now = monotonic()
         if deadline is not None and deadline <= now:
             raise self._peer.late()
         connection = self._try_immediate(now) if wire.body_stream is None else None
         if connection is None:
-            return await self._asked_in_turn(wire, deadline, decode)
-        # Nearly every request takes this way: without a timeout of its task, since the connection
-        # itself is told when the time is over.
+            return await self._send_after_wait(wire, deadline, decode)
+        # The usual case.  It needs no timeout for its task: the timer wheel notifies the connection
+        # at the deadline.
         step = 0 if deadline is None else self._wheel.schedule(connection, deadline)
         try:
             try:
@@ -107,7 +117,7 @@ class HttpClient:
             except Unavailable:
                 if not self._unread(connection, wire):
                     raise
-                return await self._asked_again(wire, deadline, decode)
+                return await self._send_again(wire, deadline, decode)
             finally:
                 if step:
                     self._wheel.cancel(connection, step)
@@ -119,22 +129,22 @@ class HttpClient:
             reply = decode(response)
             return await reply if type(reply) is CoroutineType else reply
         except UpstreamProtocolError:
-            connection.spoil()
+            connection.mark_unusable()
             raise
         finally:
             self._put_back(connection)
             self._slots.release()
 
-    async def _plain(self, answer: ResponseReader, deadline: float | None) -> HttpResponse:
-        """Return a whole answer without its content coding."""
-        head, body = answer.head, answer.body()
+    async def _plain(self, reader: ResponseReader, deadline: float | None) -> HttpResponse:
+        """Return a complete response without its content coding."""
+        head, body = reader.head, reader.body()
         if head.codings:
             async with deadline_scope(deadline, self._peer.name):
                 body = await self._peer.decode_body(body, head.codings)
         return HttpResponse(head.status, head.headers, (body,))
 
     def _try_immediate(self, now: float) -> Http1ClientConnection | None:
-        """Take the connection used last, and a place; None where either must be waited for."""
+        """Return the connection used last, and acquire a slot; None if that needs waiting."""
         idle = self._idle
         if not (
             idle
@@ -144,40 +154,40 @@ class HttpClient:
             return None
         return idle.pop()
 
-    async def _asked_in_turn(
+    async def _send_after_wait(
         self, wire: HttpRequest, deadline: float | None, decode: Decode[HttpResponse] | None
     ) -> Any:
-        """Send *wire* once there is a slot and a connection for it; return its whole answer."""
+        """Send *wire* once there is a slot and a connection for it; return its response."""
         async with deadline_scope(deadline, self._peer.name):
             await self._enter()
         try:
             async with deadline_scope(deadline, self._peer.name):
-                connection, answer = await self._asked(wire, deadline, streamed=False)
-            return await self._accepted(connection, answer, deadline, decode)
+                connection, reader = await self._exchange(wire, deadline, streamed=False)
+            return await self._accepted(connection, reader, deadline, decode)
         finally:
             self._slots.release()
 
-    async def _asked_again(
+    async def _send_again(
         self, wire: HttpRequest, deadline: float | None, decode: Decode[HttpResponse] | None
     ) -> Any:
-        """Send *wire* a second and last time; return its whole answer."""
+        """Send *wire* a second and last time; return its response."""
         async with deadline_scope(deadline, self._peer.name):
-            connection, answer = await self._asked_anew(wire, deadline, streamed=False)
-        return await self._accepted(connection, answer, deadline, decode)
+            connection, reader = await self._exchange_anew(wire, deadline, streamed=False)
+        return await self._accepted(connection, reader, deadline, decode)
 
     async def _accepted(
         self,
         connection: Http1ClientConnection,
-        answer: ResponseReader,
+        reader: ResponseReader,
         deadline: float | None,
         decode: Decode[HttpResponse] | None,
     ) -> Any:
-        """Return a whole answer, once what reads it has found it right."""
+        """Return a complete response, or what *decode* makes of it; release the connection."""
         try:
-            response = await self._plain(answer, deadline)
+            response = await self._plain(reader, deadline)
             return response if decode is None else await accepted(response, decode)
         except UpstreamProtocolError:
-            connection.spoil()
+            connection.mark_unusable()
             raise
         finally:
             self._put_back(connection)
@@ -185,23 +195,23 @@ class HttpClient:
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[HttpResponse, None]:
-        """Send one request and yield its answer piece by piece, at least once."""
+        """Send one request and yield its response in pieces, at least one."""
         async with deadline_scope(deadline, self._peer.name):
             await self._enter()
         try:
             async with deadline_scope(deadline, self._peer.name):
-                connection, answer = await self._asked(wire, deadline, streamed=True)
+                connection, reader = await self._exchange(wire, deadline, streamed=True)
             try:
-                status, headers = answer.head.status, answer.head.headers
-                if coding_of(answer.head.codings) is not None:
-                    raise self._peer.broken("a stream with a content coding nobody asked for")
+                status, headers = reader.head.status, reader.head.headers
+                if coding_of(reader.head.codings) is not None:
+                    raise self._peer.broken("a stream with a content coding, not requested")
                 yielded = False
-                while answer.pieces or not answer.done:
-                    if not answer.pieces:
+                while reader.pieces or not reader.done:
+                    if not reader.pieces:
                         async with deadline_scope(deadline, self._peer.name):
                             await connection.more()
                         continue
-                    yield HttpResponse(status, headers, (answer.pieces.popleft(),))
+                    yield HttpResponse(status, headers, (reader.pieces.popleft(),))
                     yielded = True
                 if not yielded:
                     yield HttpResponse(status, headers, (b"",))
@@ -211,7 +221,7 @@ class HttpClient:
             self._slots.release()
 
     async def close(self) -> None:
-        """Close every connection; harmless the second time."""
+        """Close every connection. A second call does nothing."""
         self._closed = True
         self._wheel.close()
         self._idle.clear()
@@ -222,22 +232,25 @@ class HttpClient:
             self._pruning = None
 
     async def _enter(self) -> None:
-        """Take a place in the pool."""
+        """Acquire a slot of the pool."""
         if not self._slots.try_acquire():
             await self._slots.wait(None)
 
-    async def _asked(
+    async def _exchange(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
     ) -> tuple[Http1ClientConnection, ResponseReader]:
-        """Send *wire* and return its answer with its head read; once more where that is safe."""
+        """Send *wire*, a second time where that is safe; return its response.
+
+        The response is complete, or, if it is streamed, has its head.
+        """
         rest, keepalive_s = wire.body_stream, self._limits.keepalive_s
         connection = await self._connection(
-            keepalive_s if rest is None else min(keepalive_s, _TRUSTED_S)
+            keepalive_s if rest is None else min(keepalive_s, _MAX_IDLE_FOR_STREAMING_S)
         )
         reused = connection.uses > 0
         try:
-            answer = self._write(connection, wire, deadline, streamed=streamed)
-            while not (answer.done or (streamed and answer.head_read)):
+            reader = self._write(connection, wire, deadline, streamed=streamed)
+            while not (reader.done or (streamed and reader.head_read)):
                 await connection.more()
         except Unavailable:
             unread = self._unread(connection, wire)
@@ -248,31 +261,34 @@ class HttpClient:
             self._put_back(connection)
             raise
         else:
-            return connection, answer
-        return await self._asked_anew(wire, deadline, streamed=streamed)
+            return connection, reader
+        return await self._exchange_anew(wire, deadline, streamed=streamed)
 
-    async def _asked_anew(
+    async def _exchange_anew(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
     ) -> tuple[Http1ClientConnection, ResponseReader]:
-        """Send *wire* a second and last time, on a connection of its own."""
+        """Send *wire* a second and last time, on a new connection."""
         connection = await self._connect()
         try:
-            answer = self._write(connection, wire, deadline, streamed=streamed)
-            while not (answer.done or (streamed and answer.head_read)):
+            reader = self._write(connection, wire, deadline, streamed=streamed)
+            while not (reader.done or (streamed and reader.head_read)):
                 await connection.more()
         except BaseException:
             self._put_back(connection)
             raise
-        return connection, answer
+        return connection, reader
 
     @staticmethod
     def _unread(connection: Http1ClientConnection, wire: HttpRequest) -> bool:
-        """Return whether nobody can have acted on a request that went wrong."""
+        """Return whether a request that went wrong may be sent again (RFC 9110, 9.2.2).
+
+        A reset says nothing: a server that has read a request and then fails may reset as well.
+        """
         if wire.body_stream is not None and wire.body_stream.is_started:
             return False
-        if connection.answer is not None and connection.answer.begun:
+        if connection.response is not None and connection.response.is_started:
             return False
-        return not connection.awaited or connection.refused or wire.method in IDEMPOTENT
+        return not connection.is_awaiting or wire.method in IDEMPOTENT
 
     def _write(
         self,
@@ -285,12 +301,12 @@ class HttpClient:
         if not connection.usable:
             raise self._peer.lost("it was closed before the request was sent")
         if wire.body_stream is not None and wire.body_stream.is_started:
-            raise self._peer.lost("the request was passed on already and cannot be sent again")
+            raise self._peer.lost("its body was streamed and cannot be sent again")
         buffers = self._buffers(wire, None if deadline is None else deadline - monotonic())
         return connection.begin(wire.method, buffers, wire.body_stream, streamed=streamed)
 
     def _buffers(self, wire: HttpRequest, left_s: float | None) -> Sequence[Buffer]:
-        """Return *wire* as it is written: one buffer, unless it is large."""
+        """Return *wire* as the buffers to write: one, unless it is large."""
         body = wire.body
         size = size_of(body)
         target = (
@@ -299,20 +315,20 @@ class HttpClient:
         length = size if wire.body_stream is None else size + wire.body_stream.remaining_bytes
         framing = f"Content-Length: {length}\r\n" if length or wire.method in _WITH_BODY else ""
         head = (
-            f"{wire.method} {target}{self._said}{sent_lines(wire, left_s)}{framing}\r\n"
+            f"{wire.method} {target}{self._line_end}{header_lines(wire, left_s)}{framing}\r\n"
         ).encode("ascii")
         return (head, *body) if size > _JOIN_BYTES else (b"".join((head, *body)),)
 
     # -- the pool
 
     async def _connection(self, idle_s: float) -> Http1ClientConnection:
-        """Return a connection that is clean, not too old and not idle for more than *idle_s*."""
+        """Return a connection that has been idle for at most *idle_s*, or a new one."""
         if self._closed:
             raise self._peer.closed()
         return self._idle_connection(idle_s, monotonic()) or await self._connect()
 
     def _idle_connection(self, idle_s: float, now: float) -> Http1ClientConnection | None:
-        """Return such a connection, if there is one."""
+        """Return a connection that has been idle for at most *idle_s*; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if self._fresh(connection, now, idle_s):
@@ -321,15 +337,16 @@ class HttpClient:
         return None
 
     def _fresh(self, connection: Http1ClientConnection, now: float, idle_s: float) -> bool:
-        """Return whether an idle connection may be used, if for no longer than *idle_s*."""
+        """Return whether a connection may be used: not too old, and idle for at most *idle_s*."""
         return (
             connection.usable
-            and now - connection.since <= idle_s
-            and now - connection.born <= self._limits.connection_age_s
+            and now - connection.last_used_at <= idle_s
+            and now - connection.created_at <= self._limits.connection_age_s
+            and (now - connection.last_used_at < UNSEEN_S or not connection.has_ended())
         )
 
     async def _connect(self) -> Http1ClientConnection:
-        """Make a connection.
+        """Open a connection.
 
         Raises:
             NotSent: The upstream cannot be reached.
@@ -337,7 +354,7 @@ class HttpClient:
         if self._closed:
             raise self._peer.closed()
         loop = asyncio.get_running_loop()
-        make = partial(Http1ClientConnection, self._peer, loop, self._buffer, self._known)
+        make = partial(Http1ClientConnection, self._peer, loop, self._buffer, self._heads)
         timeout_s = self._peer.connect_timeout_s
         scope = asyncio.timeout(timeout_s)
         try:
@@ -347,8 +364,8 @@ class HttpClient:
             if not scope.expired():
                 raise self._peer.unreached(error) from error
             raise self._peer.unreached(f"no connection within {timeout_s} s") from error
-        except OSError as error:  # ssl's errors are such, too
-            raise self._peer.unreached(error) from error
+        except OSError as error:  # includes the errors of ssl
+            raise self._peer.unreached(connect_failure_text(error)) from error
         self._open.add(connection)
         return connection
 
@@ -368,10 +385,10 @@ class HttpClient:
         self._pruning = asyncio.get_running_loop().call_later(delay_s, self._prune)
 
     def _prune(self) -> None:
-        """Close connections that have idled too long; those used last stand last."""
+        """Close connections that were idle too long; the last of the list was used last."""
         self._pruning = None
         stale = monotonic() - self._limits.keepalive_s
-        while self._idle and (self._idle[0].since <= stale or not self._idle[0].usable):
+        while self._idle and (self._idle[0].last_used_at <= stale or not self._idle[0].usable):
             self._cut(self._idle.pop(0))
         if self._idle:
-            self._prune_after(self._idle[0].since - stale)
+            self._prune_after(self._idle[0].last_used_at - stale)

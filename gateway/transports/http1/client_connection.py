@@ -1,4 +1,4 @@
-"""One connection to an HTTP/1 upstream: one request at a time, clean before it is used again."""
+"""One connection to an HTTP/1 upstream, which carries one request at a time."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
-from gateway.transports.net.sockets import peer_refused, reset_when_closed, tune
+from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
+from gateway.transports.net.tls import MAYBE_TLS
 from gateway.wire.http import Buffer, HttpResponse
 
-_WAITING_BYTES = 1 << 20
+_MAX_UNREAD_BYTES = 1 << 20
 
 
 class Http1ClientConnection(asyncio.BufferedProtocol):
     """A connection of a pool.
 
     Args:
-        peer: Its far end.
-        loop: It runs on.
-        buffer: Read into and emptied within one call of the loop: one for all connections.
-        known: Heads of answers, of all connections to this peer.
+        peer: Creates the errors of this upstream, and holds its limits.
+        loop: The event loop.
+        buffer: Receives data, and is emptied before the callback returns.  All connections of a
+            pool share it.
+        heads: The cache of response heads of this upstream.
 
     Attributes:
-        loop: Its own.
-        born: When it was made, on the clock of `time.monotonic`.
-        since: When it was last used.
-        uses: Requests sent on it.
-        usable: Another request may be sent on it.
-        refused: The peer has reset it: what was sent last was not read.
-        failure: Why there will be no answer.
-        awaited: An answer is, that is not whole yet.
-        answer: That one, unless nothing of it has come, or all at once; until it is let go of.
+        loop: The event loop.
+        created_at: When the connection was made, on the clock of `time.monotonic`.
+        last_used_at: When it was last used.
+        uses: How many requests were sent on it.
+        usable: Whether another request may be sent on it.
+        failure: Why the response cannot arrive.
+        is_awaiting: A response is expected and incomplete.
+        response: The response that is being read, until `release`.  None if nothing of it has
+            arrived, or if all of it arrived at once.
     """
 
     def __init__(
@@ -44,10 +46,10 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         peer: UpstreamErrors,
         loop: asyncio.AbstractEventLoop,
         buffer: memoryview,
-        known: ResponseHeadCache,
+        heads: ResponseHeadCache,
     ) -> None:
         self._peer = peer
-        self._known = known
+        self._heads = heads
         self.loop = loop
         self._buffer = buffer
         self._socket: Any = None
@@ -59,67 +61,61 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._rest: StreamingBody | None = None
         self._first: list[Buffer] | None = None
         self.transport: Any = None
-        self.born = self.since = monotonic()
+        self.created_at = self.last_used_at = monotonic()
         self.uses = 0
         self.usable = False
-        self.refused = False
         self.failure: Exception | None = None
-        self.awaited = False
-        self.answer: ResponseReader | None = None
+        self.is_awaiting = False
+        self.response: ResponseReader | None = None
 
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set the socket's options."""
+        """Set the options of the socket."""
         self.transport = transport
         self.usable = True
         self._socket = transport.get_extra_info("socket")
         tune(self._socket)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
-        """Return where the next bytes go: into the body that is being read, if it is large."""
-        answer = self.answer
-        room = answer.room() if answer is not None and answer.lands else None
+        """Return the buffer for the next bytes: the body itself, if it is large."""
+        response = self.response
+        room = response.room() if response is not None and response.lands else None
         return self._buffer if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take a part of an answer; what comes unasked ends the connection."""
-        answer = self.answer
-        if answer is not None:
-            if answer.lands and not answer.done:
-                answer.received(nbytes)
-                if answer.is_short:
-                    self._grow(answer)
-                self._tell(answer)
+        """Read a part of a response; data that no request expects ends the connection."""
+        response = self.response
+        if response is not None:
+            if response.lands and not response.done:
+                response.received(nbytes)
+                if response.is_short:
+                    self._grow(response)
+                self._notify(response)
             else:
-                self._feed(answer, self._buffer[:nbytes].tobytes())
-        elif self.awaited:
+                self._feed(response, self._buffer[:nbytes].tobytes())
+        elif self.is_awaiting:
             data = self._buffer[:nbytes].tobytes()
-            whole = self._known.complete_response(data) if self._method != "HEAD" else None
-            if whole is not None:
-                self.awaited = False
-                self._wake(whole)
+            complete = self._heads.complete_response(data) if self._method != "HEAD" else None
+            if complete is not None:
+                self.is_awaiting = False
+                self._wake(complete)
             else:
-                self.answer = ResponseReader(
-                    self._peer, self._method, streamed=False, known=self._known
+                self.response = ResponseReader(
+                    self._peer, self._method, streamed=False, heads=self._heads
                 )
-                self._feed(self.answer, data)
+                self._feed(self.response, data)
         else:
             self.abort()
 
     def eof_received(self) -> bool:
-        """Learn, while the socket is still open, how the upstream closed it."""
-        # A peer that closed an idle connection resets it when the request arrives; one that took
-        # the request and then failed merely ends it.
-        self.refused = peer_refused(self._socket)
+        """Fail the response in progress: the upstream has closed its half."""
         self.usable = False
         self._end("it was closed before the answer was whole")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Note a reset: what was sent was not read."""
-        if isinstance(exc, ConnectionResetError | BrokenPipeError):
-            self.refused = True
+        """Fail the response in progress."""
         self.usable = False
         self._end(str(exc) if exc else "it was closed before the answer was whole")
         self.transport = None
@@ -127,70 +123,73 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._rest.detach()
 
     def pause_writing(self) -> None:
-        """Take no more of a body that is arriving: the kernel has not taken what was written."""
+        """Pause the streaming body: the socket's send buffer is full."""
         if self._rest is not None:
             self._rest.pause()
 
     def resume_writing(self) -> None:
-        """Take more of it."""
+        """Resume the streaming body."""
         if self._rest is not None:
             self._rest.resume()
+
+    def has_ended(self) -> bool:
+        """Return whether the peer has closed it, even if the loop has not read that yet."""
+        return peer_left(self._socket)
 
     # -- one request
 
     def exchange(
         self, method: str, buffers: Sequence[Buffer]
     ) -> asyncio.Future[HttpResponse | None]:
-        """Send a request; return what ends with its answer, as nearly all of them come.
+        """Send a request; return a future of its response.
 
-        It ends with None for what needs another look: see `taken`.
+        Most responses arrive in one piece, with a head that is in the cache.  For any other, the
+        result is None, and `response_reader` returns the response.
 
         Args:
-            method: Of the request.
+            method: The method of the request.
             buffers: Head and body.
         """
         self.uses += 1
-        self.refused = False
-        self.awaited = True
+        self.is_awaiting = True
         self._method = method
         self._waiter = waiter = self.loop.create_future()
         self.transport.writelines(buffers)
         return waiter
 
     def response_reader(self) -> ResponseReader:
-        """Return the whole answer; raises as `more`."""
+        """Return the complete response of `exchange`. Raises what `more` raises."""
         if self.failure is not None:
             raise self.failure
-        assert self.answer is not None  # noqa: S101  # else there was a failure
-        return self.answer
+        assert self.response is not None  # noqa: S101  # else there was a failure
+        return self.response
 
     def begin(
         self, method: str, buffers: Sequence[Buffer], rest: StreamingBody | None, *, streamed: bool
     ) -> ResponseReader:
-        """Send a request; return its answer, which is to come: see `more`.
+        """Send a request; return its response, which `more` waits for.
 
         Args:
-            method: Of the request.
-            buffers: Head and body.
-            rest: What follows of the body, as it comes.
-            streamed: The answer's body is wanted in pieces.
+            method: The method of the request.
+            buffers: The head, and the body or its beginning.
+            rest: The rest of the body, which is sent as it arrives.
+            streamed: Whether the caller wants the response's body in pieces.
         """
         self.uses += 1
-        self.refused = False
-        self.awaited = True
-        self.answer = answer = ResponseReader(
-            self._peer, method, streamed=streamed, known=self._known
+        self.is_awaiting = True
+        self.response = response = ResponseReader(
+            self._peer, method, streamed=streamed, heads=self._heads
         )
         if rest is not None:
             self._rest = rest
-            self._first = [*buffers]  # what is here already goes with the head
+            self._first = [*buffers]  # bytes that are here already are sent with the head
             rest.pipe_to(self)
             buffers, self._first = self._first, None
         self.transport.writelines(buffers)
-        return answer
+        return response
 
     def write(self, piece: memoryview) -> None:
-        """Send the next piece of a body that is arriving."""
+        """Send the next piece of the streaming body."""
         if self._first is not None:
             self._first.append(piece)
         elif self.usable:
@@ -198,37 +197,39 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
 
     def on_timeout(self) -> None:
         """Fail the exchange: its deadline has passed."""
-        if self.awaited:
+        if self.is_awaiting:
             self._fail(self._peer.late())
 
     async def more(self) -> None:
-        """Wait until all of the answer has come; of a streamed one, more of it.
+        """Wait until the response is complete; if it is streamed, until more of it has arrived.
 
         Raises:
             Unavailable: The connection broke.
-            UpstreamProtocolError, TooLarge: The answer cannot be used.
+            UpstreamProtocolError, TooLarge: The response cannot be used.
         """
         if self.failure is None:
             self._waiter = self.loop.create_future()
             if not self._pending and self._growing is None:
-                self._read_on()
+                self._resume()
             await self._waiter
         if self.failure is not None:
             raise self.failure
 
     def release(self) -> bool:
-        """Let go of the answer, read to its end; return whether the connection may be kept.
+        """End the exchange; return whether the connection may be used again.
 
-        Not one on which a body is not all sent: what is missing would be taken from what follows.
+        It may not after a request whose body was not sent completely: the server would read the
+        next request as the rest of that body.
         """
-        answer, self.answer = self.answer, None
-        self._waiter = self.failure = None  # an error holds who waited, and so this
-        self.since = monotonic()
-        keeps = not self.awaited
-        if answer is not None:
-            answer.close()
-            keeps = keeps and answer.keeps
-        self.awaited = False
+        response, self.response = self.response, None
+        # The traceback of an error holds the frame that waited, and so this connection.
+        self._waiter = self.failure = None
+        self.last_used_at = monotonic()
+        keeps = not self.is_awaiting
+        if response is not None:
+            response.close()
+            keeps = keeps and response.keeps
+        self.is_awaiting = False
         if self._growing is not None:
             self._growing.cancel()
         keeps = keeps and not self._pending
@@ -239,10 +240,9 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         return keeps and self.usable and not self._paused
 
     def abort(self) -> None:
-        """Close at once; closing in good order would first send what is still unsent.
+        """Close at once with a reset, without sending the data that is still buffered.
 
-        The server is told by a reset: it may take the mere end of what is sent for half a close,
-        and work on.
+        A server may take a plain end of the stream for a half-close, and go on working.
         """
         if self.transport is not None:
             self.usable = False
@@ -254,87 +254,88 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._paused = True
             self.transport.pause_reading()
 
-    def _read_on(self) -> None:
+    def _resume(self) -> None:
         if self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = False
             self.transport.resume_reading()
 
-    def _feed(self, answer: ResponseReader, data: bytes) -> None:
-        """Give an answer what has come of it, as much as its turn and the memory allow."""
+    def _feed(self, response: ResponseReader, data: bytes) -> None:
+        """Parse *data*, as far as the turn of this connection and the memory budget allow."""
         try:
-            at = answer.feed(data)
+            at = response.feed(data)
         except GatewayError as error:
             self._fail(error)
             return
-        if answer.is_short and not answer.done:
+        if response.is_short and not response.done:
             self._pending = data[at:]
-            self._grow(answer)
-        elif answer.is_behind:
+            self._grow(response)
+        elif response.is_behind:
             self._pending = data[at:]
             self._pause()
-            self.loop.call_soon(self._take_turn, answer)
+            self.loop.call_soon(self._continue, response)
         elif at != len(data):
-            answer.keeps = False  # an answer that nobody asked for follows
-        self._tell(answer)
+            response.keeps = False  # data follows that no request expects
+        self._notify(response)
 
-    def _take_turn(self, answer: ResponseReader) -> None:
-        """Go on with what had to wait for the turns of others."""
+    def _continue(self, response: ResponseReader) -> None:
+        """Parse the data that waited for the next turn of the loop, or for memory."""
         data, self._pending = self._pending, b""
-        if answer is not self.answer or self.failure is not None or not self.usable:
+        if response is not self.response or self.failure is not None or not self.usable:
             return
         if data:
-            self._feed(answer, data)
+            self._feed(response, data)
         waits = self._pending or self._growing is not None
-        if not waits and not (answer.streamed and answer.pieces):
-            self._read_on()
+        if not waits and not (response.streamed and response.pieces):
+            self._resume()
 
-    def _grow(self, answer: ResponseReader) -> None:
-        """Read no more of an answer until there is memory for it."""
+    def _grow(self, response: ResponseReader) -> None:
+        """Read no more of the response until there is memory for it."""
         self._pause()
         if self._growing is None:
-            self._growing = self.loop.create_task(self._wait_for_memory(answer))
+            self._growing = self.loop.create_task(self._wait_for_memory(response))
 
-    async def _wait_for_memory(self, answer: ResponseReader) -> None:
+    async def _wait_for_memory(self, response: ResponseReader) -> None:
         try:
-            await answer.grow()
+            await response.grow()
         except GatewayError as error:
             self._fail(error)
         finally:
             self._growing = None
-        self._take_turn(answer)
+        self._continue(response)
 
-    def spoil(self) -> None:
-        """Use the connection no more: what came on it was not the answer to what was asked."""
+    def mark_unusable(self) -> None:
+        """Use the connection no more: its last response does not belong to the request."""
         self.usable = False
 
-    def _tell(self, answer: ResponseReader) -> None:
-        """Let whoever waits know what has come of an answer."""
-        self.awaited = not answer.done
-        if answer.streamed:
-            if answer.pieces and sum(map(len, answer.pieces)) > _WAITING_BYTES:
+    def _notify(self, response: ResponseReader) -> None:
+        """Wake the caller if the response is complete, or if it is streamed and has grown."""
+        self.is_awaiting = not response.done
+        if response.streamed:
+            if response.pieces and sum(map(len, response.pieces)) > _MAX_UNREAD_BYTES:
                 self._pause()
             self._wake()
-        elif answer.done:
+        elif response.done:
             self._wake()
 
     def _end(self, why: str) -> None:
-        if not self.awaited:
+        if not self.is_awaiting:
             return
-        if self.answer is not None and self.answer.ended():
-            self._tell(self.answer)
+        if self.response is not None and self.response.ended():
+            self._notify(self.response)
         else:
-            self._fail(self._peer.lost(why))
+            is_silent = self.uses == 1 and not (self.response and self.response.is_started)
+            self._fail(self._peer.lost(f"{why}; {MAYBE_TLS}" if is_silent else why))
 
     def _fail(self, error: Exception) -> None:
         if self.failure is None:
             self.failure = error
         self._wake()
 
-    def _wake(self, whole: HttpResponse | None = None) -> None:
+    def _wake(self, complete: HttpResponse | None = None) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(whole)
+            self._waiter.set_result(complete)
 
 
 def read_buffer() -> memoryview:
-    """Return what the connections of a pool read into."""
+    """Return the buffer that the connections of a pool read into."""
     return memoryview(bytearray(READ_BYTES))

@@ -1,8 +1,8 @@
-"""Heads of HTTP/1 requests, read as they come; pure.
+"""HeadReader: parses the heads of HTTP/1 requests incrementally, without I/O.
 
-The grammar is llhttp's, by httptools. Here: how large a head may grow before it is given up, where
-it ends, and how its body is framed. What two parsers might read in two ways is refused by
-`http_head.read_head`; bodies in chunks are read by `chunks`.
+httptools (llhttp) parses the grammar.  This file limits the size of a head and finds its end.
+`http.request_head` rejects a head that two parsers might read differently; `chunked` reads chunked
+bodies.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from gateway.transports.http.request_head import (
 from gateway.wire.message_cache import ParseCache
 
 READ_BYTES: Final = 64 * 1024
-"""For heads and what comes with them: of a large body, only what is read into this is copied."""
+"""The size of the read buffer for heads; only this part of a large body is copied."""
 
 _END: Final = b"\r\n\r\n"
 _BLANKS: Final = b" \t"
-# Of a head, beside its target and its fields: method, version, line ends.
+# The bytes of a head without its target and fields: method, version, line ends.
 _REST_BYTES: Final = 64
-_REMEMBERED: Final = 512
-_REMEMBERED_BYTES: Final = 1024
+_MAX_CACHED: Final = 512
+_MAX_CACHED_BYTES: Final = 1024
 _VERSIONS: Final = {"1.1": (1, 1), "1.0": (1, 0)}
 
 
 def end_of_head(tail: bytes, data: bytes, at: int) -> int:
-    """Return the place after the next empty line of *data* from *at*, or the end of *data*.
+    """Return the position after the next empty line from *at*, or the end of *data*.
 
     Args:
-        tail: `tail_of` what came before.
-        data: What has come now.
-        at: Where to begin.
+        tail: `tail_of` the data before.
+        data: The new data.
+        at: The start position.
     """
     if tail:
         found = (tail + data[at : at + len(_END) - 1]).find(_END)
@@ -51,21 +51,21 @@ def end_of_head(tail: bytes, data: bytes, at: int) -> int:
 
 
 def tail_of(tail: bytes, piece: bytes) -> bytes:
-    """Return the bytes of a head so far in which an empty line may have begun."""
+    """Return the last bytes of a head so far, in which an empty line may have is_started."""
     return (tail + piece[1 - len(_END) :])[1 - len(_END) :]
 
 
 class RequestHead:
-    """A head as it was sent.
+    """A head as the client sent it.
 
     Attributes:
-        raw: Its bytes, where they came in one piece and are few; else empty.
+        raw: Its bytes, if they arrived in one piece and are few; else empty.
         fields: Names and values.
-        closes: The client wants the connection to end with the answer, or asks for an upgrade,
-            which is declined: what may follow it on the connection is not ours to guess.
-        length: Content-Length; None for none, or for one that is no number.
-        chunked: There is a Transfer-Encoding.
-        checked: What `http_head.read_head` made of it; None before it was asked.
+        closes: The connection ends after the response: the client requests that, or an upgrade,
+            after which HTTP/1 may not continue.
+        length: Content-Length; None without one, or if it is not a number.
+        chunked: It has a Transfer-Encoding.
+        checked: The result of `http.request_head.read_head`; None before that call.
     """
 
     __slots__ = (
@@ -103,27 +103,23 @@ class RequestHead:
 
 
 class RequestHeadCache(ParseCache[RequestHead]):
-    """Heads that were read and found right, by their bytes.
-
-    Clients send the same head again and again; one that is known need not be read again. Its bytes
-    are the whole of what a head says.
-    """
+    """A cache of valid heads by their bytes: clients repeat the same heads."""
 
     def __init__(self) -> None:
-        super().__init__(_REMEMBERED, _REMEMBERED_BYTES)
+        super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
 
     def note(self, head: RequestHead) -> None:
-        """Remember *head*, which was checked, if it came before."""
+        """Add *head*, which is valid, if it was seen before."""
         if head.raw and self.should_admit(head.raw):
             self.put(head.raw, head)
 
 
 class HeadReader:
-    """Reads the heads of one connection, one after the other.
+    """Parses the heads of one connection, one after the other.
 
     Args:
-        limits: Of the listener.
-        memory: Of the listener.
+        limits: The limits of the listener.
+        memory: The cache of the listener.
     """
 
     def __init__(self, limits: ServerLimits, memory: RequestHeadCache) -> None:
@@ -132,7 +128,7 @@ class HeadReader:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of what has come of a head; begin with another."""
+        """Start with a new head."""
         self._parser: httptools.HttpRequestParser | None = None
         self._raw = b""
         self._target = b""
@@ -145,25 +141,25 @@ class HeadReader:
         self._closes = False
 
     @property
-    def begun(self) -> bool:
-        """Whether a part of a head has come."""
+    def is_started(self) -> bool:
+        """Whether a part of a head has arrived."""
         return self._size > 0
 
     def feed(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
-        """Read *data* from *at* up to the end of a head.
+        """Parse *data* from *at* up to the end of a head.
 
         Returns:
-            The head, or None when it goes on in the next data; and the place after what was read.
+            The head, or None if it is incomplete; and the position after the parsed data.
 
         Raises:
-            HttpFault: What came is no head, or one that is too large.
+            HttpError: The data is not a head, or the head is too large.
         """
         if self._parser is None:
             found = data.find(_END, at)
-            raw = data[at : found + len(_END)] if 0 <= found - at <= _REMEMBERED_BYTES else b""
-            known = self._memory.get(raw)
-            if known is not None:
-                return known, at + len(raw)
+            raw = data[at : found + len(_END)] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
+            cached = self._memory.get(raw)
+            if cached is not None:
+                return cached, at + len(raw)
             self._raw = raw
             self._parser = httptools.HttpRequestParser(self)
         end = len(data)
@@ -173,7 +169,7 @@ class HeadReader:
             self._read(self._parser, piece)
             at = stop
             self._check_growth()
-        return (self._taken(self._parser) if self._complete else None), at
+        return (self._finish(self._parser) if self._complete else None), at
 
     def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
         self._size += len(piece)
@@ -195,13 +191,13 @@ class HeadReader:
         ):
             raise head_too_large(limits)
 
-    def _taken(self, parser: httptools.HttpRequestParser) -> RequestHead:
+    def _finish(self, parser: httptools.HttpRequestParser) -> RequestHead:
         version = parser.get_http_version()
         try:
             target = self._target.decode("ascii")
         except UnicodeDecodeError as error:
             raise HttpError(
-                400, "the request target holds characters it must not", close=True
+                400, "the request target has characters that are not ASCII", close=True
             ) from error
         head = RequestHead(
             parser.get_method().decode("ascii"),
@@ -219,11 +215,11 @@ class HeadReader:
     # -- httptools' callbacks
 
     def on_url(self, part: bytes) -> None:
-        """Take a part of the target."""
+        """Add a part of the target."""
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field; the blanks behind its value, which llhttp leaves, are not part of it."""
+        """Add a field, without the blanks after its value, which llhttp leaves there."""
         value = value.rstrip(_BLANKS)
         self._fields.append((name, value))
         size = len(name)
@@ -237,7 +233,7 @@ class HeadReader:
     def on_headers_complete(self) -> None:
         """Note the end of the head."""
         self._complete = True
-        # Without a body, the parser has forgotten it a moment later.
+        # The parser resets this state right after a request without a body.
         if self._parser is not None and not self._parser.should_keep_alive():
             self._closes = True
 

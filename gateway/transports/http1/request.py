@@ -11,7 +11,12 @@ from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import Broken, early_dispatch_bytes
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import ListenerState
-from gateway.transports.http.request_body import TransferRateLimit, too_many_bytes, too_many_chunks
+from gateway.transports.http.request_body import (
+    TransferRateLimit,
+    too_many_bytes,
+    too_many_chunks,
+    wait_for_body,
+)
 from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
@@ -20,12 +25,12 @@ from gateway.transports.reserved_buffer import ReservedBuffer
 
 
 class BufferedRequest:
-    """A request that came whole, its body with its head.
+    """A request that arrived completely with its head.
 
     Args:
-        head: As it was sent.
-        memory: Of heads that were found right.
-        here: Its body; None for one that has not come.
+        head: The head as sent.
+        memory: The cache of heads.
+        here: The body; None if it has not arrived.
     """
 
     __slots__ = (
@@ -52,7 +57,7 @@ class BufferedRequest:
         self.lease: Reservation | None = None
 
     def head(self, limits: ServerLimits, /) -> Head:
-        """Return its head; raises HttpFault."""
+        """Return its head; raises HttpError."""
         head = self._head
         if head.checked is None:
             head.checked = read_head(head.method, head.target, head.version, head.fields, limits)
@@ -62,18 +67,18 @@ class BufferedRequest:
     async def body(
         self, _length: int | None, _limits: ServerLimits, held: Reservation, /
     ) -> memoryview:
-        """Return its body; see `http_exchange.Incoming`."""
-        assert self.buffered_body is not None  # noqa: S101  # it is whole
+        """Return its body; see `http.interfaces.RequestReader`."""
+        assert self.buffered_body is not None  # noqa: S101  # it is complete
         if held.size_bytes < self.buffered_body.nbytes:
             await held.grow(self.buffered_body.nbytes - held.size_bytes)
         return self.buffered_body
 
     def received_bytes(self) -> int:
-        """Return how many bytes of its body have come."""
+        """Return how many bytes of the body have arrived."""
         return 0 if self.buffered_body is None else self.buffered_body.nbytes
 
     def forget(self) -> None:
-        """Let go of its body, which was answered."""
+        """Drop the body, which is not needed any more."""
         self.buffered_body = None
 
     async def open_body_stream(
@@ -85,17 +90,17 @@ class BufferedRequest:
         _broken: Broken,
         /,
     ) -> CutThroughBody | None:
-        """Return None: all of it is here."""
+        """Return None: the body is complete."""
         return None
 
 
 class ReceivingRequest(BufferedRequest):
-    """A request whose head was read, and whose body is still to come.
+    """A request whose head has arrived, but not its body.
 
     Args:
-        source: Where its body comes from.
-        head: As it was sent.
-        memory: Of heads that were found right.
+        source: The connection that receives the body.
+        head: The head as sent.
+        memory: The cache of heads.
     """
 
     __slots__ = (
@@ -121,9 +126,9 @@ class ReceivingRequest(BufferedRequest):
         self._arrival: CutThroughBody | None = None
 
     def preallocate(self, listener: ListenerState, client: ClientShares) -> None:
-        """Have its body received where it stays, from now on, if nothing is to be seen to first.
+        """Receive the body into its final buffer from now on, if nothing must be done before.
 
-        Whatever stands against that, or is to be said before, is left to who answers it.
+        Otherwise the exchange decides when it runs.
         """
         limits = listener.limits
         try:
@@ -144,7 +149,7 @@ class ReceivingRequest(BufferedRequest):
     async def body(
         self, length: int | None, limits: ServerLimits, held: Reservation, /
     ) -> memoryview:
-        """Return its body; see `http_exchange.Incoming`."""
+        """Return its body; see `http.interfaces.RequestReader`."""
         if self.buffered_body is not None:
             return await super().body(length, limits, held)
         pace = TransferRateLimit(limits, asyncio.get_running_loop())
@@ -162,11 +167,11 @@ class ReceivingRequest(BufferedRequest):
         return buffer.view
 
     def received_bytes(self) -> int:
-        """Return how many bytes of its body have come."""
+        """Return how many bytes of the body have arrived."""
         return self._filled if self._buffer is None else self._buffer.filled
 
     def forget(self) -> None:
-        """Let go of its body, which was answered."""
+        """Drop the body, which is not needed any more."""
         super().forget()
         if self.is_complete:
             self._buffer = None
@@ -174,7 +179,7 @@ class ReceivingRequest(BufferedRequest):
     async def open_body_stream(
         self, length: int, start: int, limits: ServerLimits, held: Reservation, broken: Broken, /
     ) -> CutThroughBody | None:
-        """Return its body when *start* bytes have come; see `http_exchange.Incoming`."""
+        """Return the body when *start* bytes have arrived; see `http.interfaces.RequestReader`."""
         if self.is_complete:
             return None
         pace = TransferRateLimit(limits, asyncio.get_running_loop())
@@ -186,7 +191,7 @@ class ReceivingRequest(BufferedRequest):
         self, limits: ServerLimits, held: Reservation, pace: TransferRateLimit
     ) -> memoryview:
         reader = self._chunks
-        assert reader is not None  # noqa: S101  # a body without a length comes in chunks
+        assert reader is not None  # noqa: S101  # a body without a length is chunked
         buffer = bytearray()
         while True:
             while self._pieces:
@@ -204,42 +209,32 @@ class ReceivingRequest(BufferedRequest):
             await self._more(pace)
 
     async def _more(self, pace: TransferRateLimit) -> None:
-        """Wait until more of the body has come.
+        """Wait until more of the body has arrived.
 
         Raises:
-            HttpFault: It comes too slowly.
-            MalformedMessage: Its framing broke.
+            HttpError: It arrives too slowly.
+            MalformedMessage: Its framing is broken.
             ConnectionError: The client has left.
         """
         if self._failure is not None:
             raise self._failure
-        received = self.received_bytes()
         self._wanted = asyncio.get_running_loop().create_future()
-        self._source.resume_reading()
-        while not self._wanted.done():
-            if self.received_bytes() != received:
-                pace.received(self.received_bytes() - received)
-                received = self.received_bytes()
-            wait_s, limit = pace.time_left()
-            await asyncio.wait([self._wanted], timeout=max(0.0, wait_s))
-            # A large body is not heard of piece by piece: what has come is looked at in time.
-            if self.received_bytes() == received and not self._wanted.done():
-                raise pace.fault(limit)
-        pace.received(self.received_bytes() - received)
+        resume = self._source.resume_reading
+        await wait_for_body(self._wanted, self.received_bytes, pace, resume)
         self._wanted = None
         if self._failure is not None:
             raise self._failure
 
-    # -- what the connection gives
+    # -- for the connection
 
     def room(self) -> memoryview | None:
-        """Return where the next bytes of a body of known length go; None for no such place."""
+        """Return the buffer for the next bytes of a body of known length; None if there is none."""
         if self._arrival is not None:
             return self._arrival.room()
         return None if self._buffer is None else self._buffer.room()
 
     def received(self, size: int) -> None:
-        """Note that *size* bytes have been put into `room`."""
+        """Note that *size* bytes were written into `room`."""
         if self._arrival is not None:
             self._arrival.received(size)
             self.is_complete = self._arrival.complete
@@ -249,7 +244,7 @@ class ReceivingRequest(BufferedRequest):
         self._filled_to(self._buffer)
 
     def _filled_to(self, buffer: ReservedBuffer) -> None:
-        """Tell who waits when all of the body has come, or there is no memory for more."""
+        """Wake the exchange if the body is complete, or if there is no memory for more."""
         if buffer.is_whole:
             self.is_complete = True
             self.buffered_body = buffer.view
@@ -259,7 +254,7 @@ class ReceivingRequest(BufferedRequest):
             self._wake()
 
     def put(self, piece: memoryview) -> bool:
-        """Put *piece* where it stays and return True, if there is a place for it and for more."""
+        """Copy *piece* into the buffer, if there is room for more than that; return success."""
         room = self.room()
         if room is None or len(room) <= len(piece):
             return False
@@ -268,10 +263,9 @@ class ReceivingRequest(BufferedRequest):
         return True
 
     def feed(self, data: bytes, at: int) -> int:
-        """Take what belongs to the body of *data* from *at*; return the place after it.
+        """Consume the part of *data* that belongs to the body; return the position after it.
 
-        One that is not here whole is taken once it is asked for: it is not known before whether
-        there is room for it.
+        An incomplete body is consumed only when the exchange requests it: there may be no memory.
         """
         if self._chunks is not None:
             waited_for = self._wanted is not None and not self._wanted.done()
@@ -304,7 +298,7 @@ class ReceivingRequest(BufferedRequest):
         return stop
 
     def fail(self, error: Exception) -> None:
-        """Let whoever reads the body learn that no more of it comes."""
+        """Raise *error* in the exchange that reads the body."""
         self._failure = error
         if self._arrival is not None:
             self._arrival.fail(error)

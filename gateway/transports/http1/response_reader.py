@@ -1,7 +1,7 @@
-"""One HTTP/1 answer, read as it comes; pure.
+"""ResponseReader: parses one HTTP/1 response incrementally, without I/O.
 
-The head's grammar is llhttp's, by httptools; what it said once of the same bytes is remembered. A
-body of known length goes straight into one buffer, or out in pieces where the answer is a stream.
+httptools (llhttp) parses the head.  The result is cached by the bytes of the head.  A body of heads
+length is received into one buffer; a streamed body is handed out in pieces.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
     HEADER_LINE_BYTES,
+    SERVER_FAILED,
     UpstreamErrors,
-    answer_fields,
+    response_fields,
 )
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import end_of_head, tail_of
+from gateway.transports.net.tls import TLS_ALERT
 from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.message_cache import ParseCache
@@ -34,28 +36,23 @@ _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
 _BODILESS: Final = frozenset({204, 304})
 _END: Final = b"\r\n\r\n"
-_REMEMBERED: Final = 512
-_REMEMBERED_BYTES: Final = 1024
+_MAX_CACHED: Final = 512
+_MAX_CACHED_BYTES: Final = 1024
 _SMALL_BYTES: Final = 16 * 1024
-_MOST_INTERIM: Final = 32
-
-CHUNKS: Final = 65_536
-"""A response may have so many chunks, and then one for each `CHUNK_BYTES`."""
-
-CHUNK_BYTES: Final = 1024
+_MAX_INTERIM: Final = 32
 
 
 class ResponseHead(Struct, frozen=True):
-    """What the head of an answer says.
+    """The parsed head of a response.
 
     Attributes:
-        headers: Fields that cross a hop.
-        codings: Of its content.
-        length: Content-Length; None for none.
-        chunked: The body comes in chunks.
-        keeps: The connection may be used again.
-        plain: Length of a body that is to be taken as it is, before more on the same connection;
-            -1 for any other.
+        headers: The fields that are not hop-by-hop.
+        codings: The content codings.
+        length: Content-Length; None if absent.
+        chunked: Whether the body is chunked.
+        keeps: Whether the connection may be used again.
+        plain: The length of a body without any coding, on a connection that stays open; -1 for any
+            other body.
     """
 
     status: int
@@ -68,15 +65,15 @@ class ResponseHead(Struct, frozen=True):
 
 
 class ResponseHeadCache(ParseCache[ResponseHead]):
-    """Heads that were found right, by their bytes: servers send the same ones again and again."""
+    """A cache of valid heads by their bytes: servers repeat the same few heads."""
 
     def __init__(self) -> None:
-        super().__init__(_REMEMBERED, _REMEMBERED_BYTES)
+        super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
 
     def complete_response(self, data: bytes) -> HttpResponse | None:
-        """Return the answer that is *data*, unless its head is new or there is more to do.
+        """Return *data* as a complete response; None if its head is new or its body not plain.
 
-        Nearly all come so. Not for questions for the head alone.
+        Most responses arrive like this.  Not for responses to HEAD.
         """
         at = data.find(_END) + len(_END)
         head = self.get(data[:at])
@@ -86,23 +83,24 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
 
 
 class ResponseReader:
-    """The answer to one request.
+    """The response to one request.
 
     Args:
-        peer: Whose it is; words errors, and limits sizes.
-        method: Of the request.
-        streamed: Its body is wanted in pieces, as it comes.
-        known: Heads of this peer.
+        peer: Creates the errors of this upstream, and holds its limits.
+        method: The method of the request.
+        heads: The cache of response heads of this upstream.
+        streamed: Whether the caller wants the body in pieces.
 
     Attributes:
-        begun: A byte of it has come.
-        head: What its head says; there once `head_read`.
-        head_read: Its head has come.
-        done: It is whole.
-        keeps: The connection may be used again after it.
-        lands: Its body is received in `room`.
-        is_behind: More was fed than its turn allows: feed the rest in the next.
-        is_short: No more may come before `grow` has returned.
+        is_started: A byte of the response has arrived.
+        head: The parsed head; set once `head_read` is true.
+        head_read: The head is complete.
+        done: The response is complete.
+        keeps: Whether the connection may be used again.
+        lands: The body is received directly into `room`.
+        is_behind: `feed` has used up its turn: feed the rest in the next turn of the loop.
+        is_short: No more data may be fed before `grow` has returned.
+        pieces: The parts of the body that have arrived.
     """
 
     head: ResponseHead
@@ -111,9 +109,9 @@ class ResponseReader:
         "_chunks",
         "_complete",
         "_fields",
+        "_heads",
         "_held",
         "_interim",
-        "_known",
         "_left",
         "_length",
         "_method",
@@ -126,11 +124,11 @@ class ResponseReader:
         "_small",
         "_tail",
         "_whole",
-        "begun",
         "done",
         "head",
         "head_read",
         "is_behind",
+        "is_started",
         "keeps",
         "lands",
         "pieces",
@@ -141,13 +139,13 @@ class ResponseReader:
         self,
         peer: UpstreamErrors,
         method: str,
-        known: ResponseHeadCache | None = None,
+        heads: ResponseHeadCache | None = None,
         *,
         streamed: bool = False,
     ) -> None:
         self._peer = peer
         self._method = method
-        self._known = known
+        self._heads = heads
         self._parser: httptools.HttpResponseParser | None = None
         self._fields: list[tuple[bytes, bytes]] = []
         self._size = 0
@@ -166,36 +164,36 @@ class ResponseReader:
         self.pieces: deque[memoryview | bytearray] = deque()
         self.is_behind = False
         self.streamed = streamed
-        self.begun = False
+        self.is_started = False
         self.head_read = False
         self.done = False
         self.keeps = False
         self.lands = False
 
     def feed(self, data: bytes) -> int:
-        """Take *data*; return how much of it belongs to the answer.
+        """Parse *data*; return how many of its bytes were used.
 
         Raises:
-            UpstreamProtocolError: It is no answer.
-            TooLarge: It is too large.
+            UpstreamProtocolError: The response is malformed.
+            TooLarge: The body exceeds `message_bytes`.
         """
         at, end = 0, len(data)
         self.is_behind = False
-        if not self.begun:
-            self.begun = True
-            at = self._feed_known(data)
+        if not self.is_started:
+            self.is_started = True
+            at = self._feed_cached(data)
         while at < end and not (self.done or self.is_behind):
             at = self._feed_body(data, at) if self.head_read else self._feed_head(data, at)
         return at
 
     def ended(self) -> bool:
-        """Take the end of the connection; return whether the answer is whole with it."""
+        """Handle the end of the connection; return whether the response is complete."""
         if self.head_read and self._length is None and self._chunks is None and not self.done:
             self.done = True
         return self.done
 
     def body(self) -> memoryview:
-        """Return the body of an answer that is whole and was not streamed."""
+        """Return the body of a complete response that is not streamed."""
         if self._whole is not None:
             return self._whole
         if self._room is not None:
@@ -205,52 +203,52 @@ class ResponseReader:
         return memoryview(b"".join(self.pieces)) if self.pieces else EMPTY
 
     def room(self) -> memoryview | None:
-        """Return where the next bytes of a large body go; None for no such place."""
+        """Return the buffer for the next bytes of a large body; None if there is none."""
         return None if self._room is None else self._room.room()
 
     def received(self, size: int) -> None:
-        """Note that *size* bytes have been put into `room`."""
-        assert self._room is not None  # noqa: S101  # there was room in it
+        """Note that *size* bytes were written into `room`."""
+        assert self._room is not None  # noqa: S101  # `room` returned a buffer
         self._room.advance(size)
         self.done = self._room.is_whole
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing may come before `grow` has returned."""
+        """Whether no more data may be fed before `grow` has returned."""
         if self._room is not None:
             return self._room.is_short
         return self._held is not None and self._held.size_bytes < self._received
 
     async def grow(self) -> None:
-        """Wait for memory for more of it. Raises Overloaded."""
+        """Wait for memory for more of the body. Raises Overloaded."""
         if self._room is not None:
             await self._room.wait()
         elif self._held is not None:
             await self._held.grow(max(0, self._received - self._held.size_bytes))
 
     def close(self) -> None:
-        """Read no more of it: the parser, which holds it, is let go of."""
-        self._parser = None
+        """End reading, and release the memory reservation."""
+        self._parser = None  # it holds this object
         if self._held is not None and self._room is None:
             self._held.close()
 
     # -- the head
 
-    def _feed_known(self, data: bytes) -> int:
-        """Take a head that came in one piece and is known, or becomes so; return its end, or 0."""
-        known, size = self._known, data.find(_END) + len(_END)
-        if known is None or not len(_END) < size <= _REMEMBERED_BYTES:
+    def _feed_cached(self, data: bytes) -> int:
+        """Look up a head that arrived in one piece, or add it; return its end, or 0."""
+        heads, size = self._heads, data.find(_END) + len(_END)
+        if heads is None or not len(_END) < size <= _MAX_CACHED_BYTES:
             return 0
         raw = data[:size]
-        head = known.get(raw)
+        head = heads.get(raw)
         if head is not None:
             self.keeps, self._length = head.keeps, head.length
             self._chunks = ChunkReader() if head.chunked else None
             self._begin_body(head)
             return size
         self._feed_head(raw, 0)
-        if self.head_read and known.should_admit(raw):  # not of an interim answer
-            known.put(raw, self.head)
+        if self.head_read and heads.should_admit(raw):  # not for an interim response
+            heads.put(raw, self.head)
         return size
 
     def _feed_head(self, data: bytes, at: int) -> int:
@@ -265,32 +263,35 @@ class ResponseReader:
         except httptools.HttpParserUpgrade:
             self._complete = True
         except httptools.HttpParserError as error:
-            raise self._peer.broken(f"a malformed answer: {error}") from error
+            what = _foreign_protocol(data) or f"a malformed response: {error}"
+            raise self._peer.broken(what) from error
         if len(self._fields) > HEADER_COUNT or self._size > _HEAD_BYTES:
-            raise self._peer.broken("a malformed answer: its head is too large")
+            raise self._peer.broken("a malformed response: its head is too large")
         if any(len(name) + len(value) > HEADER_FIELD_BYTES for name, value in self._fields):
-            raise self._peer.broken("a malformed answer: a header field is too large")
+            raise self._peer.broken("a malformed response: a header field is too large")
         if self._complete:
-            self._take_head(self._parser.get_status_code())
+            self._finish_head(self._parser.get_status_code())
         return stop
 
-    def _take_head(self, status: int) -> None:
-        self._parser = None  # it holds this answer, and so the body
+    def _finish_head(self, status: int) -> None:
+        self._parser = None  # it holds this object, and so the body
         if status in _INTERIM and status != _SWITCHING:
             self._interim += 1
-            if self._interim > _MOST_INTERIM:
-                raise self._peer.broken(f"more than {_MOST_INTERIM} interim responses")
+            if self._interim > _MAX_INTERIM:
+                raise self._peer.broken(f"more than {_MAX_INTERIM} interim responses")
             self._fields, self._complete = [], False
             self._length, self._chunks, self._tail = None, None, b""
             return
         if status == _SWITCHING:
-            raise self._peer.broken("a change of protocol that nobody asked for")
+            raise self._peer.broken("a change of protocol that was not requested")
         if self._odd_coding:
-            raise self._peer.broken("a transfer coding that nobody asked for")
-        self._begin_body(self._said(status))
+            raise self._peer.broken("a transfer coding that was not requested")
+        self._begin_body(self._parsed_head(status))
 
-    def _said(self, status: int) -> ResponseHead:
-        headers, codings = answer_fields(self._fields)
+    def _parsed_head(self, status: int) -> ResponseHead:
+        headers, codings = response_fields(self._fields)
+        if status == SERVER_FAILED:
+            self.keeps = False
         length, chunked, plain = self._length, self._chunks is not None, -1
         usual = self.keeps and not (chunked or codings or status in _BODILESS)
         if usual and length is not None and self._peer.accepts_size(length):
@@ -308,7 +309,7 @@ class ResponseReader:
             self._left = self._length
             self.done = not self._left
         elif self._chunks is None:
-            self.keeps = False  # its end is the connection's
+            self.keeps = False  # the body ends with the connection
 
     # -- the body
 
@@ -317,16 +318,16 @@ class ResponseReader:
             return self._feed_chunks(self._chunks, data, at)
         view = memoryview(data)
         if self._length is None:
-            self._take(view[at:])
-            self._hold()
+            self._append(view[at:])
+            self._reserve()
             return len(data)
         size = min(self._left, len(data) - at)
         if self.streamed:
-            self._take(view[at : at + size])
+            self._append(view[at : at + size])
             self._left -= size
             self.done = not self._left
         elif self._room is None and size == self._length:
-            self._whole = view[at : at + size]  # small bodies come in one piece: no copy
+            self._whole = view[at : at + size]  # small bodies arrive in one piece: no copy
             self.done = True
         else:
             room = self._room
@@ -347,15 +348,14 @@ class ResponseReader:
         except MalformedMessage as error:
             raise self._peer.broken(f"a malformed body: {error.message}") from error
         for piece in pieces:
-            self._take(piece)
+            self._append(piece)
         self.done = reader.done
-        if reader.chunks > CHUNKS + self._received // CHUNK_BYTES:
-            raise self._peer.broken(f"a body of {self._received} bytes in {reader.chunks} chunks")
+        self._peer.check_chunks(reader.chunks, self._received)
         self.is_behind = stop < len(data) and not self.done
-        self._hold()
+        self._reserve()
         return stop
 
-    def _take(self, piece: memoryview) -> None:
+    def _append(self, piece: memoryview) -> None:
         self._received += piece.nbytes
         self._peer.check_size(self._received)
         if piece.nbytes >= _SMALL_BYTES:
@@ -368,8 +368,8 @@ class ResponseReader:
         else:
             self._small += piece
 
-    def _hold(self) -> None:
-        """Reserve what has come of a body whose length is not known; see `is_short`."""
+    def _reserve(self) -> None:
+        """Reserve memory for a body of unknown length, as it arrives; see `is_short`."""
         if self.streamed or self._received < _SMALL_BYTES:
             return
         held = self._held
@@ -382,14 +382,14 @@ class ResponseReader:
     # -- httptools' callbacks
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field; the blanks behind its value, which llhttp leaves, are not part of it."""
+        """Add a field, without the blanks after its value, which llhttp leaves there."""
         value = value.rstrip(_BLANKS)
         self._fields.append((name, value))
         lower = name.lower()
         if lower == b"content-length":
-            self._length = int(value)  # digits: llhttp takes nothing else
+            self._length = int(value)  # llhttp accepts digits only
         elif lower == b"transfer-encoding":
-            # None was asked for; chunks are every server's right.
+            # The request had no TE field, so only chunks are allowed (RFC 9112 7.4).
             self._odd_coding = value.lower() != b"chunked" or self._chunks is not None
             self._chunks = ChunkReader()
 
@@ -398,3 +398,12 @@ class ResponseReader:
         self._complete = True
         if self._parser is not None:
             self.keeps = self._parser.should_keep_alive()
+
+
+def _foreign_protocol(data: bytes) -> str:
+    """Return what a server serves that begins its response with *data*; "" if it is unknown."""
+    if data.startswith(TLS_ALERT):
+        return "a TLS alert: it needs TLS on this port; add `tls: {}` to the upstream"
+    if data[:1] == b"\0" and data[3:4] == b"\x04" and data[5:9] == bytes(4):
+        return "HTTP/2: it serves gRPC on this port; for gRPC use a URL such as oip+grpc://"
+    return ""

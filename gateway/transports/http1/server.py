@@ -1,4 +1,4 @@
-"""HTTP/1 server of the native make."""
+"""HttpServer of the native implementation: HTTP/1 and HTTP/2 on one port."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from gateway.transports.http1.server_connection import Http1ServerProtocol
 
 
 class HttpServer(HttpListener):
-    """A listener for HTTP/1 whose connections are our own."""
+    """A listener for HTTP/1 and HTTP/2 with native connections."""
+
+    @property
+    def _serves_http2(self) -> bool:
+        return True
 
     def _make(
         self, listener: ListenerState, count: ConnectionCount, *, reserve: bool
     ) -> Http1ServerProtocol:
-        return Http1ServerProtocol(listener, count, reserve=reserve)
+        http2 = self.http2_connection
+        return Http1ServerProtocol(listener, count, reserve=reserve, http2=http2)

@@ -1,16 +1,16 @@
-"""One HTTP/1 connection of the native make: reading ahead, answering in order, ending.
+"""One HTTP/1 connection of the native server: reads ahead, responds in order, closes.
 
-Requests are read ahead of their answers, within bounds, and answered one after the other by one
-task. A body is read when its request is answered and there is room for it; until then it stays with
-the client. What broke is answered in its turn, after all that came whole before it.
+Requests are read ahead of their responses, within limits, and handled one after the other by one
+task.  A body is read when its request is handled and there is memory for it; until then it stays
+with the client.  A malformed request gets its error after the responses to all requests before it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
-from typing import Any
+from enum import Enum, auto
+from typing import Any, Final
 
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import Overloaded
@@ -24,35 +24,71 @@ from gateway.transports.admission import (
     connection_refusal,
 )
 from gateway.transports.http.exchange import Exchange, failure
-from gateway.transports.http.faults import HttpError, connection_refused_response
+from gateway.transports.http.faults import (
+    HttpError,
+    connection_refused_response,
+    text_response,
+)
 from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
+from gateway.transports.http2.frames import PREFACE, may_be_http2
 from gateway.transports.net.refused_connection import refuse_connection
-from gateway.transports.net.sockets import pause_until_taken, peer_missing, peer_refused, tune
+from gateway.transports.net.sockets import pause_until_drained, peer_missing, peer_refused, tune
+from gateway.transports.net.tls import negotiated_http2
 from gateway.wire.http import HttpResponse
 
 _LINGER_S = 1.0
+"""A client that has its last response may still send: what arrives is dropped until it pauses."""
+_MAX_LINGER_S = 10.0
 _TURN_REQUESTS = 8
 _HEAD_BYTES = 4096  # nearly every head is shorter
 
 
+class _Input(Enum):
+    """What a connection does with received bytes."""
+
+    NEW = auto()  # nothing has arrived: the first bytes decide between HTTP/1 and HTTP/2
+    OPEN = auto()
+    CLOSED = auto()  # nothing more is read; complete requests are handled
+    LINGERING = auto()  # it is dropped until the client pauses, and the connection closed
+    HTTP2 = auto()  # they are another protocol's
+
+
+# A lookup of an Enum member costs as much as a function call.
+_OPEN: Final = _Input.OPEN
+_CLOSED: Final = _Input.CLOSED
+
+
 class Http1ServerProtocol:
-    """What the connections of a server share.
+    """The state that the connections of a server share.
 
     Args:
-        listener: Of the server.
-        count: Of its connections.
-        reserve: They may use the descriptors that are kept in reserve.
+        listener: The state of the listener.
+        count: Counts its connections.
+        reserve: Whether they may use the descriptors in reserve.
+        http2: Creates the protocol of an HTTP/2 connection; None to reject HTTP/2.
+
+    Attributes:
+        leaving: Whether each response is the last of its connection.
     """
 
-    def __init__(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> None:
+    def __init__(
+        self,
+        listener: ListenerState,
+        count: ConnectionCount,
+        *,
+        reserve: bool,
+        http2: Callable[[], asyncio.Protocol] | None = None,
+    ) -> None:
         self.listener = listener
         self.count = count
         self.reserve = reserve
+        self.http2 = http2
+        self.leaving = False
         self.connections: set[Http1ServerConnection] = set()
         self.memory = RequestHeadCache()
         # Read into and emptied within one call of the loop, so one will do for all.
@@ -68,7 +104,7 @@ class Http1ServerProtocol:
         return list(self.connections)
 
     def refusal(self, transport: Any, address: str) -> Overloaded | None:
-        """Return why one connection more from *address* is too many; None where there is room."""
+        """Return the error for one more connection from *address*; None if there is room."""
         refusal = connection_refusal(self.count, transport, address, reserve=self.reserve)
         if refusal is not None:
             self.listener.refused(refusal)
@@ -76,11 +112,11 @@ class Http1ServerProtocol:
 
 
 class Http1ServerConnection(asyncio.BufferedProtocol):
-    """A connection of a server; what `http_exchange.Connection` asks for, and the reading.
+    """A connection of a server: reads requests, and is the `HttpConnection` of their exchanges.
 
     Args:
-        door: Of the server.
-        loop: Its clock and timers.
+        door: The state of the server.
+        loop: The event loop.
     """
 
     def __init__(self, door: Http1ServerProtocol, loop: asyncio.AbstractEventLoop) -> None:
@@ -89,12 +125,13 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._loop = loop
         self._limits = limits
         self._heads = HeadReader(limits, door.memory)
-        self._queue: deque[BufferedRequest | HttpError] = deque()
+        self._queue: list[BufferedRequest | HttpError] = []  # short, and smaller than a deque
         self._current: BufferedRequest | None = None
         self._reading: ReceivingRequest | None = None
         self._unparsed = b""
         self._paused = False
-        self._deaf = False
+        self._input = _OPEN if door.http2 is None else _Input.NEW
+        self._successor: asyncio.Protocol | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
@@ -106,29 +143,32 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.head_sent = False
-        self.ending = False
+        self.ending = door.leaving
         self.client = NOBODY
         self.cancel_exchange: Callable[[], None] | None = None
 
     @property
     def in_flight(self) -> int:
-        """Requests received and not yet answered."""
+        """The number of requests without a complete response."""
         return len(self._queue) + (self._current is not None)
 
     @property
     def request_version(self) -> Version | None:
-        """Version of the request that is being answered; None for no request."""
+        """The HTTP version of the request in progress; None without one."""
         return None if self._current is None else self._current.version
 
     @property
     def must_close(self) -> bool:
-        """Whether the answer being written is the last."""
+        """Whether the current response is the last."""
         return self.ending and not self._queue
 
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, or close it at once when there are too many."""
+        """Accept the connection, or close it at once above a limit."""
+        if self._door.http2 is not None and negotiated_http2(transport):
+            self._succeed(transport, self._door.http2())
+            return
         address = client_address(transport)
         refusal = self._door.refusal(transport, address)
         if refusal is not None:
@@ -142,12 +182,13 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.client = client_shares(address, listener.slots, listener.budget)
         self._door.connections.add(self)
         tune(transport.get_extra_info("socket"))
-        pause_until_taken(transport)
+        pause_until_drained(transport)
         self._head_timer.start()
-        self._task = self._loop.create_task(self._serve())
+        if self._input is _OPEN:
+            self._open_input()
 
     def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002  # asyncio's
-        """Forget the connection, and cancel what still answers."""
+        """Cancel the exchange in progress."""
         if self._address is None:
             return
         self._door.count.leave(self._address)
@@ -172,7 +213,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._task.cancel()
 
     def pause_writing(self) -> None:
-        """Note that the kernel has not taken all that was written."""
+        """Note that the write buffer is full."""
         self.write_paused = asyncio.Event()
 
     def resume_writing(self) -> None:
@@ -182,13 +223,13 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.write_paused = None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
-        """Return where the next bytes go: into the body that is being read, if there is one."""
+        """Return the buffer for the next bytes: the body itself, if one is being received."""
         reading = self._reading
         room = None if reading is None else reading.room()
         return self._door.buffer if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what has come."""
+        """Handle received bytes."""
         reading = self._reading
         if reading is not None and reading.room() is not None:
             reading.received(nbytes)
@@ -197,7 +238,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             return
         data = self._door.buffer[:nbytes]
         if nbytes == READ_BYTES:
-            # More is coming, and most of it is a body: with its head, that has a place to go to.
+            # Read more at once: most of it is a body, which has a buffer once its head is parsed.
             self.data_received(bytes(data[:_HEAD_BYTES]))
             data = data[_HEAD_BYTES:]
             if self._reading is not None and self._reading.put(data):
@@ -205,8 +246,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.data_received(bytes(data))
 
     def data_received(self, data: bytes) -> None:
-        """Take requests from *data*, be it from before this was known as HTTP; hold the rest."""
-        if self._deaf:
+        """Parse requests in *data*, and keep the rest."""
+        if self._input is not _OPEN and not self._opens(data):
             return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
@@ -227,8 +268,46 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._unparsed = data[at:]
             self.pause_reading()
 
+    def _opens(self, data: bytes) -> bool:
+        """Return whether *data* is read as HTTP/1, where that is not decided or not so."""
+        if self._input is _Input.HTTP2 and self._successor is not None:
+            self._successor.data_received(data)
+        elif self._input is _Input.NEW and self._door.http2 is not None:
+            first = self._unparsed + data
+            if not may_be_http2(first):
+                self._open_input()
+                return True
+            self._unparsed = first
+            if len(first) >= len(PREFACE):
+                self._switch(self._door.http2())
+        elif self._input is _Input.LINGERING:
+            self._idle_since = self._loop.time()
+        return False
+
+    def _open_input(self) -> None:
+        """Read HTTP/1 from now on."""
+        self._input = _OPEN
+        self._task = self._loop.create_task(self._serve())
+
+    def _switch(self, successor: asyncio.Protocol) -> None:
+        """Pass the connection and all received data to HTTP/2."""
+        transport, first = self.transport, self._unparsed
+        self.connection_lost(None)
+        # uvloop keeps a former protocol for as long as the connection lasts: it holds nothing more.
+        vars(self).clear()
+        self._reading, self._input, self._successor = None, _CLOSED, None
+        if not transport.is_closing():
+            self._succeed(transport, successor)
+            successor.data_received(first)
+
+    def _succeed(self, transport: Any, successor: asyncio.Protocol) -> None:
+        self._input = _Input.HTTP2
+        self._successor = successor
+        transport.set_protocol(successor)
+        successor.connection_made(transport)
+
     def eof_received(self) -> bool:
-        """Keep a half-closed connection open while whole requests await their answers."""
+        """Keep a half-closed connection open while requests wait for their responses."""
         whole = self.in_flight > 0 and self._reading is None
         encrypted = self.transport is None or self.transport.get_extra_info("sslcontext")
         if not whole or encrypted:
@@ -242,18 +321,18 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     # -- reading
 
     def resume_reading(self) -> None:
-        """Hand what is held to the body that is now wanted, and read on."""
-        self.data_received(b"")  # nothing new behind what is held
+        """Pass buffered data to the body that is read now, and read on."""
+        self.data_received(b"")  # no new data after the buffered data
         self._read_on()
 
     def pause_reading(self) -> None:
-        """Leave with the client what it has not sent yet, until `give_me`."""
+        """Read nothing more until `resume_reading`."""
         if not self._paused and self.transport is not None:
             self._paused = True
             self.transport.pause_reading()
 
     def check_peer(self, missing: int) -> None:
-        """End the connection if its client has left, which is not seen while nothing is read."""
+        """Close the connection if its client has left: no event shows it while paused."""
         if self.transport is None:
             return
         sock = self.transport.get_extra_info("socket")
@@ -283,8 +362,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         return stop
 
     def _break(self, fault: HttpError) -> None:
-        """Answer *fault* in its turn, and read no more."""
-        self._deaf = True
+        """Send *fault* after the responses before it, and read nothing more."""
+        self._input = _CLOSED
         self._head_timer.stop()
         self._arrived(fault)
 
@@ -296,15 +375,17 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     # -- time
 
     def _head_timed_out(self) -> None:
-        self._door.listener.refused(head_too_slow(self._limits).error)
+        error = head_too_slow(self._limits).error
+        error.client = self.client.caller.client()
+        self._door.listener.refused(error)
         if self.in_flight:
-            self._deaf = self.ending = True  # answer what came whole, then close
+            self._input, self.ending = _CLOSED, True  # handle complete requests, then close
         elif self.transport is not None:
             self.transport.abort()
 
     def _look_at_idle(self) -> None:
         self._idle_timer = None
-        if self.transport is None or self.in_flight or self._heads.begun:
+        if self.transport is None or self.in_flight or self._heads.is_started:
             return  # it is armed again when the connection idles again
         left_s = self._idle_since + self._limits.keepalive_s - self._loop.time()
         if left_s <= 0:
@@ -312,23 +393,23 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         else:
             self._idle_timer = self._loop.call_later(left_s, self._look_at_idle)
 
-    # -- answering
+    # -- responses
 
-    def _arrived(self, asked: BufferedRequest | HttpError) -> None:
-        self._queue.append(asked)
+    def _arrived(self, request: BufferedRequest | HttpError) -> None:
+        self._queue.append(request)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def _serve(self) -> None:
-        """Answer request after request."""
+        """Handle one request after another."""
         listener, queue = self._door.listener, self._queue
         CLIENT_MEMORY.set(self.client.memory)
         in_a_row = 0
         try:
             while True:
                 if not queue:
-                    if self.ending or self._deaf:
+                    if self._input is _CLOSED or (self.ending and self.responses_sent):
                         break
                     await self._idle()
                     in_a_row = 0
@@ -337,30 +418,36 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
                     if in_a_row == _TURN_REQUESTS:  # others have their turn
                         in_a_row = 0
                         await asyncio.sleep(0)
-                asked = queue.popleft()
-                if isinstance(asked, HttpError):
-                    listener.refused(asked.error)
-                    self._send_error(asked.response)
+                request = queue.pop(0)
+                if isinstance(request, HttpError):
+                    self._send_fault(request)
                     break
-                self._current = asked
+                self._current = request
                 if self._unparsed and self._reading is None:
                     self.resume_reading()
-                if not await Exchange(listener, self, asked, self._task).run():
+                if not await Exchange(listener, self, request, self._task).run():
                     break
                 self._current = None
-                del asked  # a connection that waits for the next holds no body
+                del request  # a connection that waits for the next holds no body
         except asyncio.CancelledError:
             self.abort()
             raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, it ends this connection alone
+        except Exception as error:  # noqa: BLE001  # it ends this connection only
             self._send_error(failure(error))
         finally:
             self._current = None
             self._task = None  # which holds what ended it, and that this frame
             self._end()
 
+    def _send_fault(self, fault: HttpError) -> None:
+        """Report a request that cannot be parsed, and send the error."""
+        error = fault.error
+        error.client = self.client.caller.client()
+        request_id = self._door.listener.refused(error) or ""
+        self._send_error(text_response(fault.status, fault.message, request_id))
+
     def _idle(self) -> asyncio.Future[None]:
-        """Return what is done when the next request has come."""
+        """Return a future that is done when the next request has arrived."""
         self._idle_since = self._loop.time()
         if self._idle_timer is None:  # one does for all the pauses of a connection
             self._idle_timer = self._loop.call_later(self._limits.keepalive_s, self._look_at_idle)
@@ -368,55 +455,68 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         return self._waiter
 
     def _send_error(self, response: HttpResponse) -> None:
-        """Write an answer of our own, which is the last."""
+        """Write an error as the last response."""
         if self.transport is None:
             return
         if self.head_sent and self._current is not None:
-            self.abort()  # what has begun must not look as if it had ended
+            self.abort()  # a response that has started must not look complete
             return
         write_response(self.transport, response, keep=False, version=(1, 1))
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
     def _end(self) -> None:
-        """Close, once the client has had a moment to take the answer in."""
+        """Close, after the client had time to read the response."""
         self._forget()
         if self.transport is None or self.transport.is_closing():
             return
-        if self._reading is None and not self._unparsed and not self._heads.begun:
+        if self._reading is None and not self._unparsed and not self._heads.is_started:
             self.transport.close()
             return
-        # It may be sending still: a reset would destroy what it has not read yet.
+        # The client may still send: a reset would destroy data that it has not read.
         self._reading = None
         self._unparsed = b""
         self._read_on()
-        self._idle_timer = self._loop.call_later(_LINGER_S, self.transport.close)
+        self._input = _Input.LINGERING
+        self._idle_since = self._loop.time()
+        self._close_after_pause(self._idle_since + _MAX_LINGER_S)
+
+    def _close_after_pause(self, latest: float) -> None:
+        """Close once the client has stopped sending, at *latest* on the clock of the loop."""
+        self._idle_timer = None
+        if self.transport is None:
+            return
+        left_s = min(self._idle_since + _LINGER_S, latest) - self._loop.time()
+        if left_s <= 0:
+            self.transport.close()
+        else:
+            self._idle_timer = self._loop.call_later(left_s, self._close_after_pause, latest)
 
     # -- ending
 
     def _forget(self) -> None:
-        """Take nothing more, and give up what nobody will answer."""
-        self._deaf = True
-        for asked in self._queue:
-            if isinstance(asked, BufferedRequest) and asked.lease is not None:
-                asked.lease.close()
+        """Read nothing more, and drop requests that will not be handled."""
+        self._input = _CLOSED
+        for request in self._queue:
+            if isinstance(request, BufferedRequest) and request.lease is not None:
+                request.lease.close()
         self._queue.clear()
 
     def announce_close(self) -> None:
-        """Let the last answer that is due say that it is."""
+        """Send `Connection: close` with the last pending response."""
         self.ending = True
 
     def drain(self) -> None:
-        """Close when idle, else after the last answer that is due."""
+        """Close when idle, or after the last pending response."""
         self.ending = True
-        if not self.in_flight and not self._heads.begun and self.transport is not None:
+        if not self.in_flight and not self._heads.is_started and self.transport is not None:
             self.transport.close()
 
     def fail_in_flight(self) -> None:
-        """Answer what is in flight with an error."""
+        """End the requests in progress with an error."""
         (self.cancel_exchange or self.abort)()
 
     def abort(self) -> None:
-        """Close at once, without the end of what was being written."""
+        """Close at once, without the rest of the output."""
         if self.transport is not None:
             self.transport.abort()

@@ -1,9 +1,8 @@
-"""A body that is passed on while it comes: received in pieces, and given to whoever takes them.
+"""CutThroughBody: a request body that is passed on to an upstream while it arrives.
 
-What is held of it is bounded: while its taker is full nothing is read, so the rest waits in the
-kernel's buffers and at the client. The client's pace counts only while it is read from. That it
-has left is seen then too, unless what it sent before fills the kernel's buffers: TCP tells of it
-only behind that.
+Its memory is bounded: while the upstream connection is full, nothing is read, so the rest waits in
+the kernel's buffers and at the client.  The minimum rate applies only while the gateway reads.  A
+client that leaves is noticed meanwhile too, unless its data fills the kernel's buffers.
 """
 
 from __future__ import annotations
@@ -24,47 +23,47 @@ from gateway.transports.http.request_body import TransferRateLimit
 from gateway.transports.reserved_buffer import ReservedBuffer
 
 PIECE_BYTES: Final = 256 * 1024
-"""What is received at a time; also the largest head that a body is begun with."""
+"""The size of one piece, and the limit of *start*."""
 
 HELD_BYTES: Final = 2 * PIECE_BYTES
-"""What a body that is passed on counts for in the budget: a piece here and one on its way out."""
+"""The reservation of a body that is passed on: one piece arrives while another one is written."""
 
-# While nothing is read a client that leaves is looked for: work for nobody ends within 100 ms.
-_LOOK_S: Final = 0.05
+# While reading is paused, the gateway checks whether the client has left, to end its call early.
+_CHECK_INTERVAL_S: Final = 0.05
 
 
 class BodySource(Protocol):
     """The connection, as the body of a request sees it."""
 
     def resume_reading(self) -> None:
-        """Hand on what is held, and read on."""
+        """Deliver the buffered data, and read on."""
         ...
 
     def pause_reading(self) -> None:
-        """Read no further until then."""
+        """Stop reading."""
         ...
 
     def check_peer(self, missing: int) -> None:
-        """End the connection if its client has left before sending *missing* bytes more."""
+        """Close the connection if its client has left before sending *missing* more bytes."""
         ...
 
 
 class CutThroughBody:
-    """A body of known length, of which a part has come; an `Arriving`.
+    """A body of known length, of which a part has arrived.
 
     Args:
-        source: Where it comes from.
-        end: Its length.
-        start: Length of what must have come for it to begin; at most `PIECE_BYTES`.
-        pace: Which it must keep.
-        held: Grows by `HELD_BYTES`, or up to the whole where that is asked for.
-        broken: Told when it comes too slowly.
+        source: The connection of the client.
+        end: The length of the body.
+        start: How many bytes must arrive before it is passed on; at most `PIECE_BYTES`.
+        pace: The minimum rate and the timeouts.
+        held: The memory reservation: `HELD_BYTES`, or the whole body for `read_all`.
+        broken: Called if the body arrives too slowly.
 
     Attributes:
-        complete: All of it has come.
-        left: What is still to be poured.
-        begun: Pouring has begun.
-        moved: When some of it was last poured, or received where it lands.
+        complete: The whole body has arrived.
+        remaining_bytes: How many bytes were not passed on yet.
+        is_started: A part of the body was passed on.
+        last_progress: When a part was last passed on, or received into the buffer of `read_all`.
     """
 
     def __init__(  # all there is to it
@@ -87,7 +86,7 @@ class CutThroughBody:
         self._at = 0
         self._pieces: deque[memoryview] = deque()
         self._whole: ReservedBuffer | None = None
-        self._taker: BodySink | None = None
+        self._sink: BodySink | None = None
         self._dropping = False
         self._held_since: float | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -101,45 +100,47 @@ class CutThroughBody:
         self.is_started = False
         self.last_progress = 0.0
 
-    # -- what an exchange asks
+    # -- for the exchange
 
     async def begin(self) -> None:
-        """Wait for the head.
+        """Wait until *start* bytes have arrived.
 
         Raises:
-            Overloaded: No room in the budget.
+            Overloaded: There is no memory for the body.
             ConnectionError: The client has left.
         """
         await self._held.grow(min(self.end, HELD_BYTES))
-        self._look()
-        self._read_on()
+        self._check()
+        self._resume_reading()
         while self._head is None:
             await self._more()
 
     @property
     def head(self) -> memoryview:
-        """Its beginning, once `begin` has returned."""
+        """The beginning of the body, after `begin` has returned."""
         assert self._head is not None  # noqa: S101  # it has
         return self._head
 
     async def drop(self) -> None:
-        """Let the rest come and go, so that the connection can be used again.
+        """Read and drop the rest, so that the connection can be used again.
 
         Raises:
             ConnectionError: The client has left.
         """
-        self._taker = None
+        self._sink = None
         self._pieces.clear()
         self._dropping = True
-        self._piece = np.empty(PIECE_BYTES, np.uint8).data  # the last may be on its way out still
+        self._piece = np.empty(
+            PIECE_BYTES, np.uint8
+        ).data  # the previous piece may still be written
         self._at = 0
-        self._excuse()
-        self._read_on()
+        self._resume_clock()
+        self._resume_reading()
         while not self.complete:
             await self._more()
 
     def close(self) -> None:
-        """Forget all of it; harmless the second time."""
+        """Drop all data. A second call does nothing."""
         self.detach()
         self._dropping = True
         self._pieces.clear()
@@ -148,16 +149,16 @@ class CutThroughBody:
             self._timer.cancel()
             self._timer = None
 
-    # -- what an upstream asks
+    # -- for the upstream
 
-    def pipe_to(self, taker: BodySink, /) -> None:
-        """Give *taker* what is here, and the rest as it comes."""
+    def pipe_to(self, sink: BodySink, /) -> None:
+        """Write the data that has arrived to *sink*, and the rest as it arrives."""
         self.is_started = True
-        self._taker = taker
+        self._sink = sink
         self.resume()
 
     def pause(self) -> None:
-        """Give no more for now."""
+        """Stop writing."""
         if self._dropping or self.complete:
             return
         if self._held_since is None:
@@ -165,42 +166,42 @@ class CutThroughBody:
         self._source.pause_reading()
 
     def resume(self) -> None:
-        """Give more; harmless when nothing was held."""
-        if self._taker is None:
+        """Continue to write, if it was paused."""
+        if self._sink is None:
             return
-        self._excuse()
+        self._resume_clock()
         while self._pieces and self._held_since is None:
-            self._give(self._pieces.popleft())
+            self._write(self._pieces.popleft())
         if self._held_since is None:
-            self._read_on()
+            self._resume_reading()
 
     def detach(self) -> None:
-        """Give no more for good."""
-        if self._taker is not None:
+        """Stop writing for good."""
+        if self._sink is not None:
             self.pause()
-            self._taker = None
+            self._sink = None
 
     async def read_all(self) -> memoryview:
-        """Return the whole body when it has come.
+        """Return the whole body when it has arrived.
 
         Raises:
-            Unavailable: A part was poured, and is gone.
-            Overloaded: No room in the budget.
+            Unavailable: A part was passed on, and is not in memory any more.
+            Overloaded: There is no memory for the body.
             ConnectionError: The client has left.
         """
         if self.is_started:
             raise Unavailable(
-                "the request was passed on while it came, and cannot be sent a second time"
+                "the body was streamed to the upstream, and cannot be sent a second time"
             )
         if self._held.size_bytes < self._filled:
             await self._held.grow(self._filled - self._held.size_bytes)
-        whole = self._whole or self._land()
+        whole = self._whole or self._receive_whole()
         self._held.move_with(lambda: self._filled, self._gives_way)
         while not self.complete:
             if whole.is_short:
                 with self._pace.paused():
                     await whole.wait()
-                self._read_on()
+                self._resume_reading()
             else:
                 await self._more()
         self._held.settle()
@@ -209,20 +210,20 @@ class CutThroughBody:
     def _gives_way(self, error: Overloaded) -> None:
         self._broken(HttpError(503, error.message, limit=error.limit, close=True))
 
-    def _land(self) -> ReservedBuffer:
-        """Have the rest received behind what has come, in one buffer."""
+    def _receive_whole(self) -> ReservedBuffer:
+        """Receive the rest into one buffer, after the data that has arrived."""
         whole = self._whole = ReservedBuffer(self.end, self._held)
         for piece in (self.head, *self._pieces):
-            whole.put(piece)  # which `HELD_BYTES` were reserved for
+            whole.put(piece)  # `HELD_BYTES` are reserved for them
         self._pieces.clear()
-        self._excuse()
-        self._read_on()
+        self._resume_clock()
+        self._resume_reading()
         return whole
 
-    # -- what the connection gives
+    # -- for the connection
 
     def room(self) -> memoryview | None:
-        """Return where the next bytes go; None after the last."""
+        """Return the buffer for the next bytes; None after the last."""
         if self.complete:
             return None
         if self._whole is not None:
@@ -233,7 +234,7 @@ class CutThroughBody:
         return self._piece[self._at : self._at + self.end - self._filled]
 
     def received(self, size: int) -> None:
-        """Note that *size* bytes have been put into `room`."""
+        """Note that *size* bytes were written into `room`."""
         self._pace.received(size)
         self._filled += size
         self.complete = self._filled == self.end
@@ -255,17 +256,17 @@ class CutThroughBody:
             self._wake()
 
     def feed(self, data: bytes, at: int) -> int:
-        """Take what belongs to the body of *data* from *at*; return the place after it."""
+        """Consume the part of *data* that belongs to the body; return the position after it."""
         stop = min(len(data), at + self.end - self._filled)
         if self._head is None and not self._filled and stop - at >= self.start:
-            self._filled = stop - at  # all of it in one piece, as it is: no copy
+            self._filled = stop - at  # all data in one piece: no copy
             self._pace.received(self._filled)
             self.complete = self._filled == self.end
             self._begin_with(memoryview(data)[at:stop])
             return stop
         while at < stop:
             room = self.room()
-            if room is None:  # there is no memory for more yet
+            if room is None:  # there is no memory yet
                 return at
             size = min(room.nbytes, stop - at)
             room[:size] = memoryview(data)[at : at + size]
@@ -274,12 +275,12 @@ class CutThroughBody:
         return stop
 
     def fail(self, error: Exception) -> None:
-        """Let whoever waits learn that no more of it comes."""
+        """Raise *error* in the caller that waits for data."""
         self._failure = error
         self._wake()
 
     def _begin_with(self, view: memoryview) -> None:
-        """Take the head off what has come so far, if it is all there."""
+        """Set `head` and pass on the rest, if *start* bytes have arrived."""
         if view.nbytes < self.start:
             return
         self._head = view[: self.start].toreadonly()
@@ -288,25 +289,25 @@ class CutThroughBody:
         self._wake()
 
     def _pass(self, piece: memoryview) -> None:
-        if self._taker is not None and self._held_since is None:
-            self._give(piece)
+        if self._sink is not None and self._held_since is None:
+            self._write(piece)
         else:
             self._pieces.append(piece)
-            self.pause()  # nobody takes it yet
+            self.pause()  # there is no sink yet
 
-    def _give(self, piece: memoryview) -> None:
-        assert self._taker is not None  # noqa: S101  # whoever calls has looked
+    def _write(self, piece: memoryview) -> None:
+        assert self._sink is not None  # noqa: S101  # checked by the callers
         self.remaining_bytes -= piece.nbytes
         self.last_progress = monotonic()
-        self._taker.write(piece)
+        self._sink.write(piece)
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if not self.complete:
             self._source.resume_reading()
         if self._held_since is not None:
-            self.pause()  # what was at hand is more than is wanted yet
+            self.pause()  # the sink was full before all data was written
 
-    def _excuse(self) -> None:
+    def _resume_clock(self) -> None:
         if self._held_since is not None:
             self._pace.exclude_time(self._loop.time() - self._held_since)
             self._held_since = None
@@ -324,8 +325,8 @@ class CutThroughBody:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
-    def _look(self) -> None:
-        """See to it that the body comes fast enough while it is read, and still comes if not."""
+    def _check(self) -> None:
+        """Check the minimum rate while reading, and whether the client is there otherwise."""
         self._timer = None
         if self.complete or self._failure is not None:
             return
@@ -334,6 +335,6 @@ class CutThroughBody:
             if left_s <= 0:
                 self._broken(self._pace.fault(limit))
                 return
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check)
         if self._held_since is not None:
             self._source.check_peer(self.end - self._filled)

@@ -1,10 +1,9 @@
-"""HTTP/2 without sockets: bytes in, calls of a receiver and bytes out; client and server alike.
+"""Http2Connection: one HTTP/2 connection without sockets, for client and server.
 
-Here live what the driver asks and what frames about the connection say; frames are read in
-`http2_reader`, what comes on streams in `http2_receiving`, and written in `http2_streams`.  Not
-here: sockets, time (the driver calls `credit.tick` once a second), what fields mean (`read_head`),
-messages (`grpc`).
-Priorities are ignored, pushes refused, floods bounded (`http2_credit`).
+This file has the operations of the caller and the frames of the connection.  `frame_reader` parses
+frames, `receiver` handles the streams of the peer, `streams` writes the streams of this side.  The
+caller has the socket, and calls `flood_budget.refill` once a second.  Priorities are ignored, and
+pushes are refused.
 
 Source: RFC 9113.
 """
@@ -23,16 +22,22 @@ from gateway.transports.http2.streams import Http2Stream
 
 
 class Http2Connection(Http2Receiver):
-    """One end of a connection, made as `Receiving` says.
+    """One end of a connection, with the arguments of `Http2Receiver`.
 
     Attributes:
-        out: What is to be written; the driver empties it.
-        last: The highest stream that a client has opened.
+        out: The output, which the caller writes and empties.
+        last: The highest stream number that a client has used.
         peer_streams: How many streams the peer allows at once.
         exhausted: Whether a client has used all its stream numbers.
     """
 
-    def _begin(self, header_bytes: int) -> None:
+    __slots__ = (
+        "_peer_table",
+        "exhausted",
+        "peer_streams",
+    )
+
+    def _initialise(self, header_bytes: int) -> None:
         self._peer_table = TABLE_BYTES
         self.peer_streams = 100
         self.exhausted = False
@@ -45,7 +50,7 @@ class Http2Connection(Http2Receiver):
         self.out.append(h2.settings(values))
         self.out.append(h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW))
 
-    # -- what the driver asks
+    # -- operations of the caller
 
     def _refused(self, fault: Http2ConnectionError) -> None:
         self.out.append(h2.goaway(self.last, fault.code, fault.message))
@@ -68,13 +73,13 @@ class Http2Connection(Http2Receiver):
             self.out.append(h2.reset(stream.number, code))
 
     def grant(self, stream: Http2Stream, size: int) -> None:
-        """Let the peer send *size* bytes more on a stream."""
+        """Open the window of a stream by *size* bytes."""
         if not stream.remote_closed and size > 0 and stream.number in self.streams:
             stream.window += size
             self.out.append(h2.window_update(stream.number, size))
 
     def goaway(self, *, final: bool) -> None:
-        """Tell the peer to open no more streams; after the *final* time they are not taken."""
+        """Tell the peer to open no more streams; after the *final* one, new streams are refused."""
         self._accepting = not final
         self.out.append(h2.goaway(self.last if final else h2.MAX_WINDOW, h2.NO_ERROR))
 
@@ -92,14 +97,14 @@ class Http2Connection(Http2Receiver):
         elif kind == h2.GOAWAY:
             self._goaway(number, payload)
         elif kind == h2.PUSH_PROMISE:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "nobody may push")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "server push is not allowed")
         else:  # priorities, and kinds that are not known
             self.flood_budget.charge(1)
             if kind == h2.PRIORITY:
                 self._priority(number, payload)
 
     def _priority(self, number: int, payload: bytes) -> None:
-        """Look at the form of what is not heeded."""
+        """Check the form of a PRIORITY frame, which is otherwise ignored."""
         if not number:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PRIORITY on stream 0")
         if len(payload) != 5:  # noqa: PLR2004  # Source: RFC 9113 6.3
@@ -121,12 +126,14 @@ class Http2Connection(Http2Receiver):
             return
         if not size:
             if stream is None:
-                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a window enlarged by nothing")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
             self.refuse(stream, h2.PROTOCOL_ERROR)
             return
         if not self.writer.widen(stream, size):
             if stream is None:
-                raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window enlarged too far")
+                raise Http2ConnectionError(
+                    h2.FLOW_CONTROL_ERROR, "WINDOW_UPDATE beyond the largest window"
+                )
             self.refuse(stream, h2.FLOW_CONTROL_ERROR)
             return
         if self.writer.pump() >= REFUND_FROM_BYTES:
@@ -150,7 +157,7 @@ class Http2Connection(Http2Receiver):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"SETTINGS on stream {number}")
         if flags & h2.ACK:
             if payload:
-                raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, "an acknowledgement with settings")
+                raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, "SETTINGS with ACK and values")
             self.flood_budget.charge(1)
             return
         values = h2.read_settings(payload)
@@ -182,7 +189,7 @@ class Http2Connection(Http2Receiver):
             self._peer_table = value
         elif key == h2.ENABLE_PUSH and value > (0 if self._client else 1):
             raise Http2ConnectionError(
-                h2.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which it may not be"
+                h2.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which is not allowed"
             )
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:

@@ -1,8 +1,8 @@
-"""What a peer may make an HTTP/2 connection do beyond carrying calls.
+"""FloodBudget: limits the frames of an HTTP/2 peer that do not carry calls.
 
-Control frames, small frames, resets and refused calls cost; time, calls that a service has answered
-and messages sent to the peer pay.  A peer that overdraws is sent away, so that no flood of them
-costs more than its credit.
+Control frames, small frames, resets and rejected calls are charged.  Time, calls that a service has
+answered, and messages sent to the peer are refunded.  A peer that exhausts its budget is
+disconnected.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ RESET_COST: Final = 10
 REFUSAL_COST: Final = 5
 UNSERVED_COST: Final = 1
 SMALL_FRAME_BYTES: Final = 256
-"""A frame of data below this that ends no message costs as much as an empty one."""
+"""A smaller DATA frame that ends no message is charged like an empty one."""
 
 RESPONSE_REFUND: Final = 10
 MESSAGE_REFUND: Final = 4
 REFUND_FROM_BYTES: Final = 1024
-"""What a widened window must let through to count as a message: windows of a byte earn nothing."""
+"""A WINDOW_UPDATE is refunded if it lets through so many bytes."""
 
 _MOST: Final = 2000
-_PER_TICK: Final = 400
+_PER_SECOND: Final = 400
 
 
 class FloodBudget:
-    """The credit of one peer.
+    """The budget of one peer.
 
     Attributes:
-        left: What it has; whoever earns adds to it.
+        left: What is left; refunds are added to it.
     """
 
     __slots__ = ("left",)
@@ -39,11 +39,11 @@ class FloodBudget:
         self.left = _MOST
 
     def charge(self, cost: int) -> None:
-        """Draw on it. Raises H2Fault when there is not so much."""
+        """Subtract *cost*. Raises Http2ConnectionError if the budget is exhausted."""
         self.left -= cost
         if self.left < 0:
             raise Http2ConnectionError(ENHANCE_YOUR_CALM, "too many frames that carry nothing")
 
-    def refill(self) -> None:
-        """Fill it up by what a second earns."""
-        self.left = min(_MOST, self.left + _PER_TICK)
+    def refill(self, seconds: int = 1) -> None:
+        """Add the refund for so many seconds."""
+        self.left = min(_MOST, self.left + seconds * _PER_SECOND)

@@ -1,7 +1,7 @@
-"""Frames of HTTP/2 out of bytes, however they are cut; each is bounded by its head.
+"""FrameReader: parses the bytes of an HTTP/2 connection into frames, incrementally.
 
-DATA is handed on as it comes, padding taken off; header blocks are put together; all other frames
-come whole.  What they mean is the business of `http2`.
+The content of DATA frames is passed on as it arrives, without padding.  The fragments of a header
+block are joined.  Other frames are passed on when they are complete.  A subclass handles them.
 
 Source: RFC 9113 4 and 6.
 """
@@ -19,10 +19,10 @@ from gateway.transports.http2.frames import FRAME_HEAD, Http2ConnectionError
 from gateway.transports.http2.streams import Http2Stream
 
 FRAME_BYTES: Final = 1 << 20
-"""Largest frame a peer may send."""
+"""The size limit of a frame."""
 
 TURN_S: Final = 0.002
-"""How long one connection is read before it is the turn of others."""
+"""How long one connection may parse before other connections get their turn."""
 
 _TURN_FRAMES: Final = 16
 _TURN_BLOCK_SHIFT: Final = 9
@@ -30,29 +30,51 @@ _TURN_BLOCK_SHIFT: Final = 9
 _BLOCK_FRAMES: Final = 32
 _PRIORITY_BYTES: Final = 5
 _LONG: Final = 4096
-"""A frame of so much data is looked at together with those behind it."""
+"""DATA frames of this size are parsed together with the frames after them."""
 _NO_PART: Final = (0, 0, 0, False)
 PLAIN: Final = h2.END_HEADERS | h2.END_STREAM
 _unpack = FRAME_HEAD.unpack_from
 
 
 class FrameReader(ABC):
-    """Reads frames; what is to be done with them is in the methods that a subclass adds.
+    """Parses frames; the abstract methods of a subclass handle them.
 
     Args:
-        preface: What the peer begins with.
-        block_bytes: Largest header block.
+        preface: The bytes that the peer sends first.
+        block_bytes: The size limit of a header block.
 
     Attributes:
-        _whole: Takes a header block together with what follows it, if that is all of its stream;
-            returns how far, 0 where nothing was done. Given number, block, data, view and place.
-        credit: Of the peer.
-        is_behind: More has been fed than was read: it is the turn of other connections.
-        streams: Those that have not ended both ways.
-        turn_s: How long it is read before it is the turn of other connections.
+        flood_budget: Limits frames that carry nothing.
+        is_behind: `feed` has used up the turn of this connection before it parsed all data.
+        streams: The streams that are not closed in both directions, by number.
+        turn_s: How long the connection may parse before other connections get their turn.
+        _fast_stream: Handles a header block and the frames after it, if they end the stream.  Gets
+            the stream number, the block, the data, a view of it and the position; returns the
+            position after the last frame, or 0 if it did nothing.
     """
 
-    _whole: Callable[[int, bytes, bytes, memoryview, int], int]
+    # Many connections are idle. With a dictionary each would take 1.4 KB more.
+    __slots__ = (
+        "_block",
+        "_block_bytes",
+        "_block_end",
+        "_block_stream",
+        "_fast_stream",
+        "_held",
+        "_held_at",
+        "_max_block",
+        "_part",
+        "_preface",
+        "_settled",
+        "_turn_end",
+        "_turn_frames",
+        "flood_budget",
+        "is_behind",
+        "streams",
+        "turn_s",
+    )
+
+    _fast_stream: Callable[[int, bytes, bytes, memoryview, int], int]
 
     def __init__(self, preface: bytes, block_bytes: int) -> None:
         self.flood_budget = FloodBudget()
@@ -70,7 +92,7 @@ class FrameReader(ABC):
         self._block_stream = 0
         self._block_bytes = 0
         self._block_end = False
-        # Of a DATA frame that has not come whole: stream, bytes of content and of padding, flag.
+        # The rest of an incomplete DATA frame: stream, bytes of content and of padding, end flag.
         self._part = _NO_PART
 
     @property
@@ -87,41 +109,41 @@ class FrameReader(ABC):
 
     @abstractmethod
     def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        """Take a part of a stream."""
+        """Handle a part of a stream."""
 
     @abstractmethod
     def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
-        """Take as many frames of data as stand at *at*, one behind the other; return how far."""
+        """Handle consecutive DATA frames of a stream from *at*; return the position after them."""
 
     @abstractmethod
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
-        """Take a header block."""
+        """Handle a complete header block."""
 
     @abstractmethod
     def _refused(self, fault: Http2ConnectionError) -> None:
-        """Say what the peer did wrong, before the connection ends."""
+        """Report a connection error of the peer, before the connection ends."""
 
     @abstractmethod
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Take any other frame."""
+        """Handle any other frame."""
 
     @abstractmethod
     def grant(self, stream: Http2Stream, size: int) -> None:
-        """Let the peer send *size* bytes more on a stream."""
+        """Open the window of a stream by *size* bytes."""
 
     @abstractmethod
     def consume(self, stream: Http2Stream, size: int) -> bool:
-        """Note that *size* bytes of a stream were taken over; return whether that was written."""
+        """Note that *size* bytes of a stream were consumed; return whether a frame was written."""
 
     # -- reading
 
     def feed(self, data: bytes) -> None:
-        """Take what came from the peer, as much as its turn allows.
+        """Parse data of the peer, as far as the turn of this connection allows.
 
-        While `is_behind`, feed b"" when it is its turn again.
+        While `is_behind`, call it with b"" in the next turn of the loop.
 
         Raises:
-            H2Fault: It breaks the protocol. GOAWAY has been written; feed it no more.
+            Http2ConnectionError: The peer violates the protocol.  The output ends with GOAWAY.
         """
         at = 0
         if self._held:
@@ -131,7 +153,7 @@ class FrameReader(ABC):
                 data, at = self._held, self._held_at
             self._held, self._held_at = b"", 0
         self.is_behind = False
-        self._turn_end = 0.0  # the clock is read only for who sends many frames
+        self._turn_end = 0.0  # the clock is read only after many frames
         self._turn_frames = _TURN_FRAMES
         try:
             if self._preface:
@@ -150,7 +172,7 @@ class FrameReader(ABC):
             self._held = data[at:]
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Read frames until the turn is over, or none is complete; return how far."""
+        """Parse frames until the turn is over or no frame is complete; return the position."""
         size = len(data)
         before = -1
         while before < at < size and not self.is_behind:
@@ -159,11 +181,11 @@ class FrameReader(ABC):
                 at = self._frame(data, at)
                 self._turn_frames -= 1
                 if self._turn_frames <= 0:
-                    self._look_at_turn()
+                    self._check_turn()
         return at
 
-    def _look_at_turn(self) -> None:
-        """Note whether the turn of this connection is over; called after some frames."""
+    def _check_turn(self) -> None:
+        """Check whether the turn of this connection is over. Called after some frames."""
         now = monotonic()
         if not self._turn_end:
             self._turn_end = now + self.turn_s
@@ -171,17 +193,17 @@ class FrameReader(ABC):
         self._turn_frames = _TURN_FRAMES
 
     def _plain_frames(self, data: bytes, at: int) -> int:  # noqa: C901  # calls would be felt
-        """Read as many frames as are of the two kinds that nearly all are; return how far.
+        """Parse consecutive complete frames of the two most common kinds; return the position.
 
-        They are whole, have no padding, and pass `_check` by what is asked of them here. Five calls
-        fewer for each are a tenth of what a small message costs.
+        These are DATA and HEADERS without padding.  The conditions here replace `_check`, because
+        five calls fewer for each frame save a tenth of the cost of a small message.
         """
         last = len(data) - h2.HEAD_BYTES
         view = memoryview(data)
         frames = self._turn_frames
         while at <= last and not self._block_stream:
             if frames <= 0:
-                self._look_at_turn()
+                self._check_turn()
                 if self.is_behind:
                     return at
                 frames = self._turn_frames
@@ -207,7 +229,7 @@ class FrameReader(ABC):
             ):
                 frames -= length >> _TURN_BLOCK_SHIFT
                 block = data[begin:end]
-                after = self._whole(number, block, data, view, end) if flags != PLAIN else 0
+                after = self._fast_stream(number, block, data, view, end) if flags != PLAIN else 0
                 if after:
                     end = after
                 else:
@@ -219,7 +241,7 @@ class FrameReader(ABC):
         return at
 
     def _frame(self, data: bytes, at: int) -> int:
-        """Read a frame of any kind; return the place after it, or *at* when it goes on later."""
+        """Parse a frame of any kind; return the position after it, or *at* if it is incomplete."""
         high, low, kind, flags, number = _unpack(data, at)
         length: int = high << 16 | low
         number &= h2.MAX_WINDOW
@@ -248,13 +270,13 @@ class FrameReader(ABC):
         size = min(len(data), len(self._preface))
         if data[:size] != self._preface[:size]:
             raise Http2ConnectionError(
-                h2.PROTOCOL_ERROR, "the connection does not begin as HTTP/2 does"
+                h2.PROTOCOL_ERROR, "the connection does not start with the HTTP/2 preface"
             )
         self._preface = self._preface[size:]
         return size
 
     def _check(self, kind: int, length: int, number: int) -> None:
-        """Refuse a frame by its head alone."""
+        """Check a frame by its header alone."""
         if kind == h2.DATA or kind == h2.HEADERS:  # noqa: PLR1714  # twice as fast as a set
             if not number:
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a frame of kind {kind} on stream 0")
@@ -274,11 +296,11 @@ class FrameReader(ABC):
         if length > most:
             code = h2.FRAME_SIZE_ERROR if length > FRAME_BYTES else h2.ENHANCE_YOUR_CALM
             raise Http2ConnectionError(
-                code, f"a frame of kind {kind} has {length} bytes, at most {most} may be"
+                code, f"a frame of kind {kind} has {length} bytes, at most {most} are allowed"
             )
 
     def _data(self, data: bytes, begin: int, length: int, flags: int, number: int) -> int:
-        """Take a DATA frame, or its beginning; return how far *data* was read."""
+        """Parse a DATA frame, or its beginning; return the position in *data*."""
         padding = 0
         end = bool(flags & h2.END_STREAM)
         stream = self._received_on(number, length)
@@ -303,7 +325,7 @@ class FrameReader(ABC):
         return self._more_data(data, begin)
 
     def _more_data(self, data: bytes, at: int) -> int:
-        """Take more of a DATA frame that had not come whole."""
+        """Parse the continuation of a DATA frame; return the position in *data*."""
         number, length, padding, end = self._part
         stop = min(len(data), at + length)
         stream = self.streams.get(number)
@@ -342,7 +364,9 @@ class FrameReader(ABC):
         if number != self._block_stream:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "CONTINUATION of another stream")
         if self._block_bytes > self._max_block or len(self._block) > _BLOCK_FRAMES:
-            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "a header block goes on and on")
+            raise Http2ConnectionError(
+                h2.ENHANCE_YOUR_CALM, "a header block has too many fragments or bytes"
+            )
         self.flood_budget.charge(1)
         if flags & h2.END_HEADERS:
             whole, self._block, self._block_stream = b"".join(self._block), [], 0

@@ -12,6 +12,12 @@ from typing import Final
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client begins with."""
 
+
+def may_be_http2(first: bytes) -> bool:
+    """Return whether a connection that begins with *first* speaks HTTP/2, or may still do so."""
+    return first[: len(PREFACE)] == PREFACE[: len(first)]
+
+
 DATA: Final = 0
 HEADERS: Final = 1
 PRIORITY: Final = 2
@@ -83,11 +89,11 @@ _TWO = struct.Struct(">II")
 
 
 class Http2ConnectionError(Exception):
-    """A peer broke HTTP/2 so that the connection cannot go on.
+    """The peer violated HTTP/2, and the connection must end.
 
     Args:
-        code: Error code of the GOAWAY that ends it.
-        message: What was wrong.
+        code: The error code of the GOAWAY frame.
+        message: What is wrong.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -97,11 +103,11 @@ class Http2ConnectionError(Exception):
 
 
 class Http2StreamError(Exception):
-    """A peer broke HTTP/2 on one stream only.
+    """The peer violated HTTP/2 on one stream only.
 
     Args:
-        code: Error code of the RST_STREAM that ends it.
-        message: What was wrong.
+        code: The error code of the RST_STREAM frame.
+        message: What is wrong.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -147,7 +153,7 @@ def reset(stream: int, code: int) -> bytes:
 
 
 def goaway(last: int, code: int, message: str = "") -> bytes:
-    """Return a GOAWAY frame: *last* is the highest stream that was taken."""
+    """Return a GOAWAY frame; *last* is the highest stream that will be processed."""
     return frame(GOAWAY, 0, 0, _TWO.pack(last, code) + message.encode()[:200])
 
 

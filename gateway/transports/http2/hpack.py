@@ -8,7 +8,6 @@ Source: RFC 7541.
 
 from __future__ import annotations
 
-from collections import deque
 from functools import lru_cache
 from typing import Final
 
@@ -57,7 +56,7 @@ class HeaderDecoder:
     __slots__ = ("_entries", "_limit", "_size", "_table_bytes", "version")
 
     def __init__(self, limit_bytes: int) -> None:
-        self._entries: deque[Field] = deque()
+        self._entries: list[Field] = []  # the oldest first
         self._size = 0
         self._table_bytes = TABLE_BYTES
         self._limit = limit_bytes
@@ -130,11 +129,11 @@ class HeaderDecoder:
             raise Http2ConnectionError(
                 COMPRESSION_ERROR, f"a header block names entry {index}, there is none"
             )
-        return self._entries[found]
+        return self._entries[-1 - found]
 
     def _insert(self, field: Field) -> None:
         self.version += 1
-        self._entries.appendleft(field)
+        self._entries.append(field)
         self._size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
         self._evict()
 
@@ -151,7 +150,7 @@ class HeaderDecoder:
 
     def _evict(self) -> None:
         while self._size > self._table_bytes:
-            name, value = self._entries.pop()
+            name, value = self._entries.pop(0)
             self._size -= len(name) + len(value) + FIELD_OVERHEAD
 
 

@@ -1,7 +1,7 @@
-"""One HTTP/2 connection on a socket: what client and server share.
+"""Http2Protocol: an HTTP/2 connection on a socket, for client and server.
 
-All that is written in one turn of the loop leaves in one call; while the kernel takes no more, the
-core writes no more, and what waits stays where it came from.
+All frames of one turn of the loop are written in one call.  While the socket's buffers are full,
+the core writes nothing, and data waits where it was created.
 """
 
 from __future__ import annotations
@@ -16,20 +16,35 @@ from gateway.transports.net.sockets import tune
 from gateway.wire.http import Buffer
 
 WRITE_BUFFER_BYTES: Final = 256 * 1024
-"""What may wait in the transport; more waits where it was made."""
+"""The size of the transport's write buffer; more data waits where it was created."""
 
 
 class Http2Protocol(asyncio.Protocol):
-    """Joins a transport and an `Http2`, which a subclass makes.
+    """Connects a transport and an `Http2Connection`, which a subclass creates.
 
     Attributes:
-        loop: It runs on.
+        loop: The event loop.
         core: The connection without its socket.
         transport: None before the connection is made and after it is lost.
-        fault: What the peer did wrong, where that ended the connection.
-        flushing: Whether what is in the core is written at the end of this turn of the loop.
-        turn: Another number after each time that something could be written.
+        fault: The connection error of the peer, if there was one.
+        flushing: Whether the output of the core will be written in the next turn of the loop.
+        turn: Increases with each flush.
     """
+
+    __slots__ = (
+        "_is_paused",
+        "_paused_bytes",
+        "_paused_since",
+        "_stuck_bytes",
+        "_stuck_since",
+        "_waits_for_turn",
+        "core",
+        "fault",
+        "flushing",
+        "loop",
+        "transport",
+        "turn",
+    )
 
     core: Http2Connection
 
@@ -47,21 +62,21 @@ class Http2Protocol(asyncio.Protocol):
         self._paused_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; what the core greets with is written."""
+        """Set the socket's options, and write the preface or SETTINGS."""
         self.transport = transport
         tune(transport.get_extra_info("socket"))
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.flush_soon()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the core, for as long as it is the turn of this connection."""
+        """Feed the core, as far as the turn of this connection allows."""
         if self.fault is not None or self.transport is None:
             return
         core = self.core
         try:
             core.feed(data)
         except Http2ConnectionError as fault:
-            self.fault = fault.with_traceback(None)  # which would hold this frame, and so us
+            self.fault = fault.with_traceback(None)  # the traceback would be a reference cycle
             self.broken(fault)
             self.flush()
             if self.transport is not None:
@@ -73,7 +88,7 @@ class Http2Protocol(asyncio.Protocol):
             self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
-        """Read no more until other connections have had their turn."""
+        """Stop reading until other connections had their turn."""
         if self.transport is None:
             return
         if not self._is_paused:
@@ -81,9 +96,9 @@ class Http2Protocol(asyncio.Protocol):
             self.transport.pause_reading()
         if not self._waits_for_turn:
             self._waits_for_turn = True
-            self.loop.call_soon(self._take_turn)
+            self.loop.call_soon(self._continue)
 
-    def _take_turn(self) -> None:
+    def _continue(self) -> None:
         self._waits_for_turn = False
         self.data_received(b"")
         if self._is_paused and not self.core.is_behind and self.transport is not None:
@@ -95,13 +110,13 @@ class Http2Protocol(asyncio.Protocol):
         """Handle a protocol error of the peer; the connection closes afterwards."""
 
     def flush_soon(self) -> None:
-        """Write what the core has to say at the end of this turn of the loop."""
+        """Write the output of the core in the next turn of the loop."""
         if not self.flushing:
             self.flushing = True
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what the core has to say now."""
+        """Write the output of the core."""
         self.flushing = False
         self.turn += 1
         out = self.core.out
@@ -134,7 +149,7 @@ class Http2Protocol(asyncio.Protocol):
 
     @property
     def stuck_since(self) -> float | None:
-        """Since when the peer has taken nothing of what it was to be sent; None if it takes it."""
+        """Since when the peer has read nothing, on the monotonic clock; None if it reads."""
         if self._stuck_since is not None and self.transport is not None:
             left = self.transport.get_write_buffer_size()
             if left < self._stuck_bytes:
@@ -142,22 +157,22 @@ class Http2Protocol(asyncio.Protocol):
         return self._stuck_since
 
     def paused_s(self, now: float) -> float:
-        """Return for how long the kernel has taken no more."""
+        """Return for how many seconds the write buffer has been full."""
         return 0.0 if self._stuck_since is None else now - self._paused_since
 
     @property
     def drained_bytes(self) -> int:
-        """What the peer has taken since then."""
+        """How many bytes the peer has read since then."""
         left = self.transport.get_write_buffer_size() if self.transport is not None else 0
         return self._paused_bytes - left
 
     def close(self) -> None:
-        """Close after what is written; harmless the second time."""
+        """Close after the output is written. A second call does nothing."""
         self.flush()
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once; harmless the second time."""
+        """Close at once. A second call does nothing."""
         if self.transport is not None:
             self.transport.abort()

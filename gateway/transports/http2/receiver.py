@@ -1,7 +1,7 @@
-"""What a peer of HTTP/2 sends on its streams: heads, data, ends, and the windows they count for.
+"""Http2Receiver: handles what a peer sends on its streams, and the windows of flow control.
 
-Nearly all messages are small and come whole: a head, one frame of data and the end, one behind the
-other.  They are looked at once and told at once; all else goes frame by frame, through the same
+Most messages are small and arrive in one piece: header fields, one DATA frame and the end of the
+stream.  Such a stream is handled at once.  Any other is handled frame by frame, with the same
 checks.
 
 Source: RFC 9113 5 and 6.
@@ -28,22 +28,22 @@ from gateway.wire.http import Buffer
 from gateway.wire.message_cache import ParseCache
 
 Head = Any
-"""What the driver's `read_head` makes of header fields."""
+"""A result of `read_head`."""
 
 STREAM_WINDOW: Final = h2.DEFAULT_WINDOW
-"""What a peer may send on one stream before it is granted more."""
+"""The initial window of a stream, in bytes."""
 
 CONNECTION_WINDOW: Final = 1 << 20
-_KNOWN_BLOCKS: Final = 64
-_KNOWN_BYTES: Final = 1024
+_MAX_CACHED: Final = 64
+_MAX_CACHED_BYTES: Final = 1024
 _WIDEN_AT: Final = CONNECTION_WINDOW // 2
-_WORTH_BYTES: Final = 16 * 1024
+_MIN_UPDATE_BYTES: Final = 16 * 1024
 _EMPTY: Final = memoryview(b"")
 _unpack = FRAME_HEAD.unpack_from
 
 
 class StreamEvents(Protocol):
-    """Told of what a peer sends; its methods are called from within `feed`."""
+    """The events of the streams of a connection. All methods are called from within `feed`."""
 
     def on_settings(self) -> None:
         """Handle the peer's SETTINGS."""
@@ -56,42 +56,60 @@ class StreamEvents(Protocol):
     ) -> None:
         """Handle a stream that arrived complete: a request, or with *tail* a response.
 
-        What `head`, `data` and, for *tail*, `head` again would have been told.
+        It replaces `on_headers`, `on_data` and, for *tail*, `on_headers` again.
         """
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Handle data of a stream; *view* stays valid."""
 
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        """Parts of a stream came, one after the other, and it goes on.
+        """Handle consecutive parts of a stream that does not end with them.
 
-        All of them are off the window: who takes them one by one takes them off `coming`.
+        All of them are in `coming`: a handler that passes them on one by one subtracts each.
         """
 
     def on_reset(self, stream: Http2Stream, code: int) -> None:
-        """Handle a reset stream; REFUSED_STREAM where the peer has not read it."""
+        """Handle a reset stream. REFUSED_STREAM means that the peer has not processed it."""
 
     def on_writable(self, stream: Http2Stream) -> None:
-        """All that waited for the peer's windows has been written."""
+        """Continue writing: all data that waited for the peer's windows is written."""
 
     def on_goaway(self, code: int, message: str) -> None:
         """Handle GOAWAY: the peer accepts no new streams."""
 
 
 class Http2Receiver(FrameReader):
-    """Takes what comes on streams.
+    """Handles the frames of streams.
 
     Args:
-        receiver: Told of what comes.
-        read_head: Makes of header fields what the receiver is given, or a StreamFault; must
-            depend on nothing else, since its results are remembered.
-        client: Which end this is.
-        streams: How many the peer may have open at once; of a client, 0.
-        header_bytes: Most that the fields of one block may come to.
+        receiver: Handles the events of streams.
+        read_head: Returns the meaning of header fields, or an Http2StreamError.  It must be a pure
+            function, because its results are cached.
+        client: Whether this is the client side.
+        streams: How many streams the peer may have open at once; 0 for a client.
+        header_bytes: The size limit of the fields of one block.
 
     Attributes:
-        out: What is to be written; the driver empties it.
+        out: The output, which the caller writes and empties.
+        last: The highest stream number that the peer has used.
+        writer: Writes the streams of this side.
     """
+
+    __slots__ = (
+        "_accepting",
+        "_client",
+        "_decoder",
+        "_heads",
+        "_max_streams",
+        "_next",
+        "_read_head",
+        "_receiver",
+        "_unread",
+        "_window",
+        "last",
+        "out",
+        "writer",
+    )
 
     def __init__(
         self,
@@ -108,7 +126,7 @@ class Http2Receiver(FrameReader):
         self._client = client
         self._max_streams = streams
         self._decoder = HeaderDecoder(header_bytes)
-        self._known: ParseCache[Head] = ParseCache(_KNOWN_BLOCKS, _KNOWN_BYTES)
+        self._heads: ParseCache[Head] = ParseCache(_MAX_CACHED, _MAX_CACHED_BYTES)
         self._window = CONNECTION_WINDOW
         self._unread = 0
         self.last = 0
@@ -118,33 +136,30 @@ class Http2Receiver(FrameReader):
         self.writer = Http2StreamWriter(
             self.out, self.flood_budget, self.streams, receiver.on_writable
         )
-        self._whole = self._fast_response if client else self._fast_request
-        self._begin(header_bytes)
+        self._fast_stream = self._fast_response if client else self._fast_request
+        self._initialise(header_bytes)
 
     @abstractmethod
-    def _begin(self, header_bytes: int) -> None:
-        """Make what the other half keeps, and write the greeting."""
+    def _initialise(self, header_bytes: int) -> None:
+        """Initialise the subclass, and write the preface and SETTINGS."""
 
     def close(self) -> None:
-        """Let go of who is told: the connection is lost, and nothing is fed again. Once.
-
-        Both would else hold one another until a collection.
-        """
-        del self._receiver, self._whole
+        """Detach the receiver, a reference cycle otherwise. Call it once, after the last `feed`."""
+        del self._receiver, self._fast_stream
         self.writer.close()
 
     @abstractmethod
     def reset(self, stream: Http2Stream, code: int) -> None:
-        """End a stream both ways, now; harmless when it has ended."""
+        """Close a stream in both directions. A closed stream is ignored."""
 
     # -- reading
 
     def _received_on(self, number: int, length: int) -> Http2Stream | None:
-        """Count *length* against the windows; return the stream, None when it has ended."""
+        """Subtract *length* from the windows; return the stream, or None if it has ended."""
         self._window -= length
         if self._window < 0:
             raise Http2ConnectionError(
-                h2.FLOW_CONTROL_ERROR, "more was sent than the connection's window"
+                h2.FLOW_CONTROL_ERROR, "the peer sent more than the connection's window"
             )
         stream = self.streams.get(number)
         if stream is None:
@@ -158,17 +173,17 @@ class Http2Receiver(FrameReader):
         stream.window -= length
         if stream.window < 0:
             raise Http2ConnectionError(
-                h2.FLOW_CONTROL_ERROR, "more was sent than the stream's window"
+                h2.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
             )
         if stream.remote_closed:
             raise Http2ConnectionError(h2.STREAM_CLOSED, f"data after the end of stream {number}")
         return stream
 
     def consume(self, stream: Http2Stream, size: int) -> bool:
-        """Note that *size* bytes of a stream were taken over; return whether that was written.
+        """Note that *size* bytes of a stream were consumed; return whether a frame was written.
 
-        Until then they narrow the window of the connection: what it holds beside the budget is
-        bounded by that.
+        Until then, the bytes stay in the connection's window, which limits unread data without a
+        reservation.
         """
         size = min(size, stream.unread)
         stream.unread -= size
@@ -176,16 +191,16 @@ class Http2Receiver(FrameReader):
         return self._window < _WIDEN_AT and self._widen()
 
     def _widen(self) -> bool:
-        """Let the peer send as much as was taken over, once that is worth a frame."""
+        """Open the connection's window for the consumed bytes, if they justify a frame."""
         size = CONNECTION_WINDOW - self._window - self._unread
-        if self._window >= _WIDEN_AT or size < _WORTH_BYTES:
+        if self._window >= _WIDEN_AT or size < _MIN_UPDATE_BYTES:
             return False
         self.out.append(h2.window_update(0, size))
         self._window += size
         return True
 
     def _require_known(self, number: int) -> None:
-        """Refuse what is said of a stream that never was."""
+        """Check that a stream was opened before."""
         highest = self._next - 2 if self._client else self.last
         if number > highest or not number % 2:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} is idle")
@@ -197,7 +212,7 @@ class Http2Receiver(FrameReader):
                 self.refuse(stream, h2.PROTOCOL_ERROR)
                 return
         if end:
-            self._ended_there(stream)
+            self._close_remote(stream)
         self._receiver.on_data(stream, view, end=end)
 
     def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
@@ -242,14 +257,14 @@ class Http2Receiver(FrameReader):
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
         if not self._settled:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        head = self._known.get(block)
+        head = self._heads.get(block)
         self._head(number, self._fresh_head(block) if head is None else head, end=end)
 
     def _head(self, number: int, head: Head | Http2StreamError, *, end: bool) -> None:
-        """Take what a header block said."""
+        """Handle the parsed fields of a header block."""
         stream = self.streams.get(number)
         if stream is None:
-            stream = self._opened(number, head)
+            stream = self._open_remote(number, head)
             if stream is None:
                 return
         elif stream.remote_closed:
@@ -266,13 +281,13 @@ class Http2Receiver(FrameReader):
             self.flood_budget.charge(REFUSAL_COST)
             return
         if end:
-            self._ended_there(stream)
+            self._close_remote(stream)
         self._receiver.on_headers(stream, head, end=end)
 
     def _fast_request(
         self, number: int, block: bytes, data: bytes, view: memoryview, at: int
     ) -> int:
-        """Take a call that came whole: its head, and its message with the end on it."""
+        """Handle a request that arrived complete: header fields and one DATA frame with the end."""
         begin = at + h2.HEAD_BYTES
         if begin > len(data):
             return 0
@@ -293,7 +308,7 @@ class Http2Receiver(FrameReader):
             or not self._settled
         ):
             return 0
-        head = self._known.get(block)
+        head = self._heads.get(block)
         if head is None:
             head = self._fresh_head(block)
             if isinstance(head, Http2StreamError):
@@ -311,7 +326,7 @@ class Http2Receiver(FrameReader):
     def _fast_response(
         self, number: int, block: bytes, data: bytes, view: memoryview, at: int
     ) -> int:
-        """Take an answer that came whole: its head, its message and its trailers."""
+        """Handle a response that arrived complete: header fields, one DATA frame and trailers."""
         begin = at + h2.HEAD_BYTES
         stream = self.streams.get(number)
         if stream is None or stream.remote_closed or begin > len(data) or not self._settled:
@@ -341,14 +356,14 @@ class Http2Receiver(FrameReader):
             or size > self._max_block
         ):
             return 0
-        head = self._known.get(block)
+        head = self._heads.get(block)
         if head is None:
             head = self._fresh_head(block)
             if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
                 return at
         last = data[first:end]
-        tail = self._known.get(last)
+        tail = self._heads.get(last)
         if tail is None:
             tail = self._fresh_head(last)
             if isinstance(tail, Http2StreamError):
@@ -363,7 +378,7 @@ class Http2Receiver(FrameReader):
         return end
 
     def _trailers(self, stream: Http2Stream, head: Head | Http2StreamError, *, end: bool) -> None:
-        """Take the end of a request; what its trailers say is read by nobody."""
+        """Handle the trailers of a request, which are ignored."""
         if end and isinstance(head, MissingPseudoHeaders):
             self._deliver(stream, _EMPTY, end=True)
         else:
@@ -373,13 +388,13 @@ class Http2Receiver(FrameReader):
         version = self._decoder.version
         head = self._read_head(self._decoder.decode(block))
         if version != self._decoder.version:
-            self._known.clear()  # equal bytes mean something else now
-        elif not isinstance(head, Http2StreamError) and self._known.should_admit(block):
-            self._known.put(block, head)
+            self._heads.clear()  # the table of fields has changed
+        elif not isinstance(head, Http2StreamError) and self._heads.should_admit(block):
+            self._heads.put(block, head)
         return head
 
-    def _opened(self, number: int, head: Head | Http2StreamError) -> Http2Stream | None:
-        """Return the stream that a peer begins; None when it is not taken."""
+    def _open_remote(self, number: int, head: Head | Http2StreamError) -> Http2Stream | None:
+        """Open the stream of a peer and return it; return None if it is refused."""
         if self._client or number <= self.last:
             self._require_known(number)
             if not self._client and not isinstance(head, Http2StreamError):
@@ -400,13 +415,13 @@ class Http2Receiver(FrameReader):
         self.streams[number] = stream
         return stream
 
-    def _ended_there(self, stream: Http2Stream) -> None:
+    def _close_remote(self, stream: Http2Stream) -> None:
         stream.remote_closed = True
         if stream.local_closed:
             self.streams.pop(stream.number, None)
 
     def refuse(self, stream: Http2Stream, code: int) -> None:
-        """End a stream for what its peer did wrong on it."""
+        """Reset a stream after an error of the peer."""
         self.flood_budget.charge(REFUSAL_COST)
         self.reset(stream, code)
         self._receiver.on_reset(stream, code)

@@ -1,4 +1,4 @@
-"""Streams of an HTTP/2 connection, and what waits to be written for the peer's windows."""
+"""The streams of an HTTP/2 connection, and the writer that sends them within the peer's windows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gateway.transports.http2.frames import FRAME_HEAD, frame_head
 from gateway.transports.http2.hpack import EMPTY_TABLE
 from gateway.wire.http import Buffer, size_of
 
-# Up to here head, message and trailers are joined: one buffer costs less than six. No peer's frames
-# are so small that one of these would not fit.
+# Up to this size, header fields, message and trailers are joined: one buffer costs less than six.
+# Each part fits the smallest frame limit that a peer may set.
 _JOINED_BYTES: Final = 8192
-# What one stream may write before it is another's turn.
+# How much one stream writes before other streams get their turn.
 _TURN_BYTES: Final = 256 * 1024
 _pack = FRAME_HEAD.pack
 
@@ -24,20 +24,19 @@ class Http2Stream:
     """One stream.
 
     Attributes:
-        number: On the wire.
-        owner: Whatever the driver keeps for it.
-        room: What the peer still takes.
-        window: What the peer may still send.
-        unread: Bytes that have come and that its owner has not taken over yet.
-        written: Bytes of it that were written after they had to wait.
-        coming: What it has announced, which the window no longer holds, and what has not come of
-            it, or was not told yet.
-        ended_here: We send nothing more.
-        ended_there: The peer sends nothing more.
-        owed: Bytes that the peer has announced and not sent; None where it announced none.
-        waiting: What the peer's windows hold back.
-        tail: The trailers after it.
-        end_waits: The end of the stream waits behind it.
+        number: Its number on the wire.
+        owner: The call that the stream belongs to.
+        room: The window of the peer: how many bytes may be sent.
+        window: The window of this side: how many bytes the peer may send.
+        unread: Bytes that have arrived and that `owner` has not consumed.
+        written: Bytes that were written after they had waited for a window.
+        coming: Bytes already subtracted from `window` that have not arrived, or not been delivered.
+        local_closed: This side has sent the end of the stream.
+        remote_closed: The peer has sent the end of the stream.
+        expected_bytes: The rest of the announced Content-Length; None without one.
+        waiting: Data that waits for the windows of the peer; None if there is none.
+        tail: The trailers that follow the data.
+        end_waits: The end of the stream follows the data.
     """
 
     __slots__ = (
@@ -78,19 +77,19 @@ class Http2Stream:
         self._waits_since: float | None = None
 
     def short_by(self, missing: int) -> int:
-        """Return how much the window lacks for *missing* bytes to come, if it is too small."""
+        """Return by how many bytes the window must grow so that *missing* bytes can arrive."""
         return missing - self.window - self.coming
 
     def wait(self) -> None:
-        """Begin to wait for the peer's windows."""
+        """Start to wait for the windows of the peer."""
         self.waiting = deque()
         self.written = self._seen = 0
         self._waits_since = None
 
     def stalled(self, now: float) -> tuple[float, float]:
-        """Return for how long nothing of what waits was written, and for how long it waits.
+        """Return for how many seconds nothing was written, and for how many data has waited.
 
-        As far as is known: looked at from time to time.
+        Both are measured from one call to the next.
         """
         if self.waiting is None:
             return 0.0, 0.0
@@ -102,20 +101,20 @@ class Http2Stream:
 
 
 class Http2StreamWriter:
-    """Writes streams as far as the peer's windows and the driver let it.
+    """Writes streams within the windows of the peer, and while the transport is writable.
 
     Args:
-        out: Where frames go.
-        credit: Of the peer, which earns by messages it is sent.
-        streams: Of the connection: one that has ended both ways goes.
-        sent: Told when nothing of a stream waits any more.
+        out: The output.
+        credit: The flood budget of the peer, which messages refund.
+        streams: The streams of the connection; one that is closed in both directions is removed.
+        sent: Called when no data of a stream waits any more.
 
     Attributes:
-        initial_window: Room of a new stream.
-        frame_bytes: Largest frame of the peer.
-        held: The driver can write nothing for now.
-        shrunk: The peer has made its table of header fields smaller: the next block has to say
-            that it is heeded, though we put nothing into that table.
+        initial_window: The initial window of a new stream.
+        frame_bytes: The frame size limit of the peer.
+        held: The transport is not writable.
+        shrunk: The peer has reduced its HPACK table, which the next header block must acknowledge,
+            although this side never uses the table.
     """
 
     def __init__(
@@ -137,12 +136,12 @@ class Http2StreamWriter:
         self.shrunk = False
 
     def close(self) -> None:
-        """Tell nobody any more: the connection is lost."""
-        self._sent = _nobody
+        """Detach the callback: the connection is lost."""
+        self._sent = _ignore
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no data waits."""
         return not self._waiting
 
     def send(
@@ -153,14 +152,14 @@ class Http2StreamWriter:
         tail: bytes | None,
         size: int | None = None,
     ) -> None:
-        """Write all of a stream: head, message and trailers, or the end on the message itself.
+        """Write a complete stream: header fields, message and trailers.
 
         Args:
-            stream: Nothing has been written of it.
-            block: Header fields to go first.
+            stream: A stream on which nothing was written.
+            block: The header block.
             buffers: The message.
-            tail: Trailers.
-            size: Of the message, where that is known.
+            tail: The block of the trailers; None to end the stream with the message.
+            size: The size of the message, if the caller knows it.
         """
         if size is None:
             size = size_of(buffers)
@@ -193,7 +192,7 @@ class Http2StreamWriter:
         self.end(stream, tail)
 
     def head(self, stream: Http2Stream, block: bytes, *, end: bool = False) -> None:
-        """Write header fields, with *end* as the stream's last."""
+        """Write a header block; with *end*, it ends the stream."""
         flags = h2.END_STREAM if end else 0
         most = self.frame_bytes
         if self.shrunk:
@@ -210,7 +209,7 @@ class Http2StreamWriter:
             self._ended(stream)
 
     def data(self, stream: Http2Stream, buffers: Sequence[Buffer]) -> None:
-        """Write a part of a stream, or as much as there is room for; the rest waits."""
+        """Write data of a stream, as far as the windows allow; the rest waits."""
         if stream.waiting is None:
             stream.wait()
         assert stream.waiting is not None  # noqa: S101  # it waits
@@ -220,20 +219,20 @@ class Http2StreamWriter:
         self.pump()
 
     def end(self, stream: Http2Stream, tail: bytes | None) -> None:
-        """End a stream after what waits: with trailers, or without."""
+        """End a stream after the data that waits, with trailers *tail* or without."""
         stream.tail = tail
         stream.end_waits = True
         if stream.waiting is None:
             self._finish(stream)
 
     def forget(self, stream: Http2Stream) -> None:
-        """Drop what waits of a stream that has gone."""
+        """Drop the data of a closed stream."""
         self._waiting.pop(stream.number, None)
         stream.waiting = None
         stream.end_waits = False
 
     def widen(self, stream: Http2Stream | None, size: int) -> bool:
-        """Add to the room of a stream, or of the connection; False when it grows too large."""
+        """Increase the window of a stream, or of the connection; return False on overflow."""
         if stream is None:
             self._room += size
             return self._room <= h2.MAX_WINDOW
@@ -241,7 +240,7 @@ class Http2StreamWriter:
         return stream.room <= h2.MAX_WINDOW
 
     def begin_at(self, window: int, streams: Iterable[Http2Stream]) -> bool:
-        """Set the room that streams begin with, and correct that of *streams*."""
+        """Set the initial window, and adjust the windows of *streams*; return False on overflow."""
         difference, self.initial_window = window - self.initial_window, window
         fits = True
         for stream in streams:
@@ -250,7 +249,7 @@ class Http2StreamWriter:
         return fits
 
     def pump(self) -> int:
-        """Write what there is room for, stream by stream in turn; return how many bytes."""
+        """Write the data that waits, one stream after another; return the bytes written."""
         total = 0
         progress = True
         while progress and self._waiting and not self.held:
@@ -269,7 +268,7 @@ class Http2StreamWriter:
         return total
 
     def _write(self, stream: Http2Stream) -> int:
-        """Write up to one turn of a stream; return how many bytes."""
+        """Write up to one turn of a stream; return the bytes written."""
         waiting = stream.waiting
         most = self.frame_bytes
         left = min(_TURN_BYTES, stream.room, self._room)
@@ -282,7 +281,7 @@ class Http2StreamWriter:
                 total += whole
                 continue
             size = min(left, most)
-            pieces = _take(waiting, size)
+            pieces = _pop_front(waiting, size)
             size = size_of(pieces)
             self._out.append(frame_head(size, h2.DATA, 0, stream.number))
             self._out += pieces
@@ -315,7 +314,7 @@ _LAST: Final = h2.END_HEADERS | h2.END_STREAM
 def _full_frames(
     waiting: deque[memoryview], size: int, most: int, number: int
 ) -> list[bytes | memoryview]:
-    """Take the first *size* bytes, as many frames of *most* bytes, out of the first buffer."""
+    """Remove the first *size* bytes of the first buffer; return them as frames of *most* bytes."""
     first = waiting[0]
     head = frame_head(most, h2.DATA, 0, number)
     frames: list[bytes | memoryview] = [head] * (2 * size // most)
@@ -327,8 +326,8 @@ def _full_frames(
     return frames
 
 
-def _take(waiting: deque[memoryview], size: int) -> list[memoryview]:
-    """Take the first *size* bytes, or all there are."""
+def _pop_front(waiting: deque[memoryview], size: int) -> list[memoryview]:
+    """Remove and return the first *size* bytes, or all."""
     pieces = []
     while waiting and size:
         first = waiting[0]
@@ -342,5 +341,5 @@ def _take(waiting: deque[memoryview], size: int) -> list[memoryview]:
     return pieces
 
 
-def _nobody(_stream: Http2Stream) -> None:
-    """Tell nobody."""
+def _ignore(_stream: Http2Stream) -> None:
+    """Do nothing."""

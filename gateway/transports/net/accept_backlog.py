@@ -1,57 +1,96 @@
-"""Leaving a port that others go on listening on, without leaving clients behind.
+"""Stop listening without losing clients: whoever has connected is accepted and served.
 
-Each of the sockets that share a port has a queue of its own. What the kernel has put into one that
-is then closed is reset, though the next process would have answered: so the queue is emptied first.
-What it puts there in the instant between the last look and the closing is still lost.
+Each socket that listens has a queue of its own. When it is closed, the kernel resets what waits in
+it, though another process that shares the port would have answered. So new handshakes are dropped
+first. Their clients repeat them after a second. They reach another socket of the port, or learn
+that there is none. Handshakes that have begun are finished, and the queue is emptied.
 
-Source: socket(7), SO_REUSEPORT; ip-sysctl, tcp_migrate_req, which is off unless someone sets it.
+Source: socket(7), SO_REUSEPORT and SO_ATTACH_FILTER; RFC 6298 2, the first retransmission.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import os
 import socket
+import struct
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 FIRST_REQUEST_S: Final = 0.25
 """Within this, a client that has just been let in sends what it came for."""
 
+HANDSHAKE_S: Final = 0.05
+"""Within this, handshakes that have begun are finished."""
+
+_SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
+# A packet with SYN and without ACK (byte 13 of the TCP header) is dropped, any other accepted.
+_DROP_SYN: Final = (
+    (0x30, 0, 0, 13),  # BPF_LD | BPF_B | BPF_ABS
+    (0x54, 0, 0, 0x12),  # BPF_ALU | BPF_AND | BPF_K
+    (0x15, 0, 1, 0x02),  # BPF_JMP | BPF_JEQ | BPF_K
+    (0x06, 0, 0, 0),  # BPF_RET: nothing of it
+    (0x06, 0, 0, 0xFFFFFFFF),  # BPF_RET: all of it
+)
+
 
 async def drain_accept_queue(
     server: asyncio.Server, new: Callable[[], asyncio.BaseProtocol], tls: Mapping[str, Any]
 ) -> None:
-    """Close *server* to new connections, but take those that wait, and give them time to ask.
+    """Close *server* to new connections, but accept those that wait, and give them time to ask.
 
     Args:
-        server: Listens on a port that is shared.
+        server: Listens.
         new: Makes the protocol of a connection.
-        tls: How connections are taken, as `connect_accepted_socket` has it.
+        tls: How connections are accepted, as `connect_accepted_socket` has it.
     """
     loop = asyncio.get_running_loop()
-    doors = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
-    server.close()
-    waiting = []
-    for door in doors:
-        with door:
-            door.setblocking(False)  # the library's own
-            waiting += _queued(door)
-    letting_in = [
+    with contextlib.ExitStack() as stack:
+        listening = [
+            stack.enter_context(socket.socket(fileno=os.dup(each.fileno())))
+            for each in server.sockets
+        ]
+        dropping = [drop_handshakes(each) for each in listening]
+        if any(dropping):
+            await asyncio.sleep(HANDSHAKE_S)
+        server.close()
+        waiting = []
+        for each in listening:
+            each.setblocking(False)  # the library's own
+            waiting += _queued(each)
+    accepting = [
         asyncio.ensure_future(loop.connect_accepted_socket(new, each, **tls)) for each in waiting
     ]
     await asyncio.sleep(FIRST_REQUEST_S)
-    for each in letting_in:
-        each.cancel()
+    for connecting in accepting:
+        connecting.cancel()
     # One that left again, or that could not agree on TLS, is gone: that is its own affair.
-    await asyncio.gather(*letting_in, return_exceptions=True)
+    await asyncio.gather(*accepting, return_exceptions=True)
 
 
-def _queued(door: socket.socket) -> list[socket.socket]:
-    """Return the connections that the kernel has made and nobody has taken."""
+def drop_handshakes(listening: socket.socket) -> bool:
+    """Let the kernel drop new handshakes with a TCP socket; return whether it does."""
+    is_tcp = listening.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_tcp or not sys.platform.startswith("linux"):
+        return False
+    code = b"".join(struct.pack("HBBI", *step) for step in _DROP_SYN)
+    program = ctypes.create_string_buffer(code, len(code))
+    option = struct.pack("HP", len(_DROP_SYN), ctypes.addressof(program))
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+    except OSError:  # a kernel without filters: what comes in the last instant is lost
+        return False
+    return True
+
+
+def _queued(listening: socket.socket) -> list[socket.socket]:
+    """Return the connections that the kernel has made and nobody has accepted."""
     found = []
     while True:
         try:
-            found.append(door.accept()[0])
+            found.append(listening.accept()[0])
         except OSError:  # no more of them, or no descriptors for more
             return found

@@ -1,8 +1,8 @@
-"""Holding a TCP address for processes that share it with SO_REUSEPORT, without listening on it.
+"""PortReservation: holds a TCP address for processes that share it with SO_REUSEPORT.
 
 A socket that listens and accepts nothing would swallow its share of the connections, so this one is
-only bound: it settles which port is meant by 0, and keeps others from the address as long as it is
-open. Who shares it must set SO_REUSEPORT and run as the same user.
+only bound.  It decides which port 0 means, and keeps the address from others while it is open.  The
+processes that share it must set SO_REUSEPORT and run as the same user.
 
 Source: socket(7), SO_REUSEPORT.
 """
@@ -16,26 +16,27 @@ from collections.abc import Sequence
 from typing import Any
 
 _ATTEMPTS = 16
-# What a machine without one of the two families says of it.
+# Errors of a machine without one of the two address families.
 _NO_SUCH_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
 
 class PortReservation:
-    """Holds one address, in both families where the host has both.
+    """Holds one address, in both address families if the host has both.
 
     Args:
-        host: To hold; "" for every address.
-        port: 0 picks one that is free.
+        host: The address; "" for every address.
+        port: The port; 0 for a free one.
+        is_shared: Another gateway may listen there, if it shares the port, too.
 
     Raises:
-        OSError: A server listens there, or the address cannot be had for another reason.
+        OSError: The address is in use or invalid.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, is_shared: bool = False) -> None:
         self._sockets: list[socket.socket] = []
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = _held(self._sockets, host, port)
+            self.port = _held(self._sockets, host, port, is_shared=is_shared)
         except OSError as error:
             self.close()
             number = error.errno or 0  # negative for a name that has no address
@@ -43,14 +44,14 @@ class PortReservation:
             raise OSError(number, f"cannot listen on {where}: {reason}") from error
 
     def close(self) -> None:
-        """Let go of the address; harmless the second time."""
+        """Release the address. A second call does nothing."""
         for held in self._sockets:
             held.close()
         self._sockets.clear()
 
 
-def _held(sockets: list[socket.socket], host: str, port: int) -> int:
-    """Bind every address of *host* to one port, and return that."""
+def _held(sockets: list[socket.socket], host: str, port: int, *, is_shared: bool) -> int:
+    """Bind every address of *host* to one port; return the port."""
     found = socket.getaddrinfo(
         host or None,
         port,
@@ -60,12 +61,12 @@ def _held(sockets: list[socket.socket], host: str, port: int) -> int:
     addresses = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
     for attempt in range(_ATTEMPTS):
         try:
-            return _bound(sockets, addresses, port)
+            return _bound(sockets, addresses, port, is_shared=is_shared)
         except OSError as error:
             for each in sockets:
                 each.close()
             sockets.clear()
-            # A port that was free in one family may be taken in the other.
+            # A port that is free in one family may be in use in the other.
             if port or error.errno != errno.EADDRINUSE or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
@@ -75,11 +76,13 @@ def _bound(
     sockets: list[socket.socket],
     addresses: Sequence[tuple[socket.AddressFamily, tuple[Any, ...]]],
     port: int,
+    *,
+    is_shared: bool,
 ) -> int:
     missing: OSError | None = None
     for family, where in addresses:
         try:
-            held = _bound_socket(family, (where[0], port, *where[2:]))
+            held = _bound_socket(family, (where[0], port, *where[2:]), is_shared=is_shared)
         except OSError as error:
             if error.errno not in _NO_SUCH_FAMILY:
                 raise
@@ -92,14 +95,17 @@ def _bound(
     return port
 
 
-def _bound_socket(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
+def _bound_socket(
+    family: socket.AddressFamily, where: tuple[Any, ...], *, is_shared: bool
+) -> socket.socket:
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        # Binding fails where anybody listens, sharing or not, but for connections of a former
-        # server that linger. From then on only those who share may come: what the options are
-        # counts when the others bind.
+        if is_shared:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # SO_REUSEADDR ignores lingering connections of a former server, but not a server that
+        # listens.  SO_REUSEPORT, which counts when others bind, then admits those that share.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(where)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

@@ -1,7 +1,6 @@
-"""A connection that is one too many: it is answered, and closed.
+"""Responds to a connection above a limit, and closes it.
 
-Closing at once would reset the connection, for the client has sent something by then, and the
-response would be lost with it.
+A close with unread data would be a reset, and the client would lose the response.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ _LINGER_S: Final = 1.0
 
 
 class _Discard(asyncio.Protocol):
-    """Reads and drops what comes, until the client closes or a second has passed."""
+    """Reads and drops data until the client closes, or for one second."""
 
     def __init__(self, transport: Any) -> None:
         self._limit = asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
-        """Wait no longer."""
+        """Cancel the timer."""
         self._limit.cancel()
 
 
@@ -27,9 +26,9 @@ def refuse_connection(transport: Any, response: bytes, *, linger: bool) -> None:
     """Write *response* and close the connection.
 
     Args:
-        transport: Of the connection.
-        response: In the protocol of the connection.
-        linger: The descriptor may stay open until the client has read the response.
+        transport: The transport of the connection.
+        response: The response, in the protocol of the connection.
+        linger: Whether the descriptor may stay open until the client has read the response.
     """
     if not linger:
         transport.abort()

@@ -28,6 +28,7 @@ class UpstreamConnector:
         host: A name or an address; "" with *path*.
         port: Of TCP.
         path: Of a unix socket.
+        address: IP address of the host; "" to look it up.
         floor_s: How long what a name stands for is remembered.
         resolve: Looks names up.
         clock: Monotonic seconds.
@@ -39,6 +40,7 @@ class UpstreamConnector:
         port: int,
         path: str = "",
         *,
+        address: str = "",
         floor_s: float = 5.0,
         resolve: Callable[[str, int], Awaitable[list[str]]] = look_up,
         clock: Callable[[], float] = monotonic,
@@ -46,6 +48,7 @@ class UpstreamConnector:
         self._host = host
         self._port = port
         self._path = path
+        self._address = address or (host if is_address(host) else "")
         self._floor_s = floor_s
         self._resolve = resolve
         self._clock = clock
@@ -87,8 +90,8 @@ class UpstreamConnector:
 
     async def _addresses(self) -> list[str]:
         """Return the addresses of the host; stale ones where it cannot be looked up."""
-        if _is_address(self._host):
-            return [self._host]
+        if self._address:
+            return [self._address]
         now = self._clock()
         if self._fresh_until is None or now >= self._fresh_until:
             try:
@@ -101,17 +104,24 @@ class UpstreamConnector:
         return sorted(self._found, key=self._failed.__contains__)
 
 
-def upstream_of(target: str, floor_s: float) -> UpstreamConnector:
-    """Return the upstream of "host:port" or "unix:/path". Raises ValueError."""
+def upstream_of(target: str, floor_s: float, address: str = "") -> UpstreamConnector:
+    """Return the upstream of "host:port" or "unix:/path". Raises ValueError.
+
+    Args:
+        target: Where it is.
+        floor_s: As for `UpstreamConnector`.
+        address: As for `UpstreamConnector`.
+    """
     if target.startswith(UNIX):
         return UpstreamConnector("", 0, target.removeprefix(UNIX))
     host, colon, port = target.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit()):
         raise ValueError(f"upstream {target!r} is not host:port")
-    return UpstreamConnector(host.strip("[]"), int(port), floor_s=floor_s)
+    return UpstreamConnector(host.strip("[]"), int(port), floor_s=floor_s, address=address)
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Return whether *host* is an IP address, and not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

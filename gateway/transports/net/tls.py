@@ -1,7 +1,7 @@
-"""Certificates: from file paths to what each library wants, TLS 1.2 and newer only.
+"""TLS settings: from file paths to what asyncio, aiohttp and grpcio need; TLS 1.2 and newer only.
 
-Every error names the file.  Keys are checked against their certificate when loaded, because the C
-core of gRPC takes any bytes and fails each handshake instead.
+Every error names the file.  Keys are checked against their certificates at load time, because the C
+core of gRPC accepts any bytes and then fails each handshake.
 """
 
 from __future__ import annotations
@@ -9,18 +9,28 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import grpc
+
+TLS_ALERT: Final = b"\x15\x03"
+"""The first bytes of what a TLS server sends to a client without TLS."""
+
+MAYBE_TLS: Final = "if it needs TLS on this port, add `tls: {}` to the upstream"
+"""A hint for a server that closes a new connection without a word, as many with TLS do."""
+
+# What a server without TLS sends instead of a handshake, by the names of OpenSSL.
+_PLAIN: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """A listener's files, PEM each.
+    """The files of a listener, each in PEM format.
 
     Attributes:
-        cert: Certificate, followed by its chain.
+        cert: The certificate, followed by its chain.
         key: Its private key, not encrypted.
-        client_ca: Who signs the clients allowed in; None asks clients for no certificate.
+        client_ca: The authority of client certificates; None to request no certificates.
     """
 
     cert: str
@@ -30,12 +40,12 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """An upstream's files, PEM each.
+    """The files of an upstream, each in PEM format.
 
     Attributes:
-        ca: Who signs the upstream's certificate; None for the system's authorities.
-        cert: Our certificate, where the upstream asks for one.
-        key: Its private key, not encrypted; given together with *cert*.
+        ca: The authority of the upstream's certificate; None for the system's authorities.
+        cert: The client certificate, if the upstream requires one.
+        key: Its private key, not encrypted; required with *cert*.
     """
 
     ca: str | None = None
@@ -48,7 +58,7 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is not what it should be.
+        ValueError: A file has invalid content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -59,12 +69,25 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
     return context
 
 
+def negotiated_http2(transport: Any) -> bool:
+    """Return whether the client of a connection has chosen HTTP/2 in its handshake."""
+    handshake = transport.get_extra_info("ssl_object")
+    return handshake is not None and handshake.selected_alpn_protocol() == "h2"
+
+
+def connect_failure_text(error: OSError) -> str:
+    """Return why a connection was not made, and what to change if the server has no TLS."""
+    if isinstance(error, ssl.SSLError) and error.reason in _PLAIN:
+        return "it uses no TLS on this port; remove `tls` from the upstream"
+    return str(error)
+
+
 def client_context(tls: ClientTls) -> ssl.SSLContext:
     """Return an upstream's context for asyncio and aiohttp; it verifies host and chain.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is not what it should be, or one of *cert* and *key* is missing.
+        ValueError: A file has invalid content, or only one of *cert* and *key* is set.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -79,7 +102,7 @@ def client_context(tls: ClientTls) -> ssl.SSLContext:
 
 
 def grpc_server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Return a listener's credentials for gRPC. Raises as `server_context`."""
+    """Return a listener's credentials for gRPC. Raises what `server_context` raises."""
     server_context(tls)
     return grpc.ssl_server_credentials(
         [(_read(tls.key), _read(tls.cert))],
@@ -89,7 +112,7 @@ def grpc_server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 
 def grpc_channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """Return an upstream's credentials for gRPC. Raises as `client_context`."""
+    """Return an upstream's credentials for gRPC. Raises what `client_context` raises."""
     context = client_context(tls)
     pair = _client_pair(tls)
     return grpc.ssl_channel_credentials(
@@ -100,7 +123,7 @@ def grpc_channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def _system_roots(context: ssl.SSLContext) -> bytes | None:
-    """Return the authorities a default context trusts; None, for grpcio's own, if it has none."""
+    """Return the authorities that the system trusts; None if there are none."""
     roots = [ssl.DER_cert_to_PEM_cert(each) for each in context.get_ca_certs(binary_form=True)]
     return "".join(roots).encode() or None
 

@@ -1,6 +1,7 @@
-"""Unix sockets to listen on: taken over from the dead, opened to whom they should be, and removed.
+"""UnixSocket: binds a listening unix socket, with permissions, and removes its file.
 
-A socket's file outlives its server. One that nobody listens on is replaced; any other file is not.
+The file of a socket outlives its server.  A file without a listening server is replaced; any other
+file is not.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import stat
 from pathlib import Path
 
 PREFIX = "unix:"
-"""What the address of a unix socket begins with; its path follows."""
+"""The prefix of the address of a unix socket; its path follows."""
 
 _PATH_BYTES = 107  # sockaddr_un, less the closing zero
 _CONNECT_S = 1.0
+_BACKLOG = 1024
+_NEXT = ".next"
 
 
 class UnixSocket:
-    """A listening socket's file.
+    """The file of a listening socket.
 
     Args:
-        path: Of the file; its folder must exist.
-        mode: Its permissions: whoever may write may connect.
+        path: The path of the file; its folder must exist.
+        mode: Its permissions: processes that may write to it may connect.
     """
 
     def __init__(self, path: str, mode: int = 0o660) -> None:
@@ -31,19 +34,30 @@ class UnixSocket:
         self._mode = mode
         self._file: tuple[int, int] | None = None
 
-    def bind(self) -> socket.socket:
-        """Return the socket, bound but not yet listening, so that nobody connects too early.
+    def bind(self, *, replaces: bool = False) -> socket.socket:
+        """Return the socket, bound but not listening, so that no client connects too early.
+
+        Args:
+            replaces: Take the place of a server that listens there. It keeps its connections. The
+                socket listens then, so that no client finds the path without a server.
 
         Raises:
             OSError: The path is too long or in use, or its folder cannot be written.
         """
-        if len(os.fsencode(self._path)) > _PATH_BYTES:
-            raise self._error(errno.ENAMETOOLONG, f"longer than {_PATH_BYTES} bytes")
-        self._remove_stale()
+        most = _PATH_BYTES - len(_NEXT) * replaces
+        if len(os.fsencode(self._path)) > most:
+            raise self._error(errno.ENAMETOOLONG, f"longer than {most} bytes")
+        is_served = self._remove_stale(replaces=replaces)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = Path(f"{self._path}{_NEXT}" if is_served else self._path)
         try:
-            sock.bind(self._path)
-            Path(self._path).chmod(self._mode)
+            if is_served:
+                path.unlink(missing_ok=True)
+            sock.bind(str(path))
+            path.chmod(self._mode)
+            if is_served:
+                sock.listen(_BACKLOG)
+                path.rename(self._path)
             self._file = self._identity()
         except OSError as error:
             sock.close()
@@ -51,7 +65,7 @@ class UnixSocket:
         return sock
 
     def remove(self) -> None:
-        """Remove the file, unless another has taken its place; harmless the second time."""
+        """Remove the file, unless another one has replaced it. A second call does nothing."""
         ours, self._file = self._file, None
         if ours is not None and self._identity() == ours:
             Path(self._path).unlink(missing_ok=True)
@@ -63,18 +77,22 @@ class UnixSocket:
             return None
         return found.st_dev, found.st_ino
 
-    def _remove_stale(self) -> None:
+    def _remove_stale(self, *, replaces: bool) -> bool:
+        """Remove a socket without a server; return whether one has a server to replace."""
         try:
             mode = Path(self._path).lstat().st_mode
         except FileNotFoundError:
-            return
+            return False
         except OSError as error:
             raise self._error(error.errno or errno.EIO, error.strerror or str(error)) from error
         if not stat.S_ISSOCK(mode):
-            raise self._error(errno.EEXIST, "there is a file that is no socket")
+            raise self._error(errno.EEXIST, "the path is a file and not a socket")
         if self._is_served():
+            if replaces:
+                return True
             raise self._error(errno.EADDRINUSE, "a server listens on it already")
         Path(self._path).unlink(missing_ok=True)
+        return False
 
     def _is_served(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -83,7 +101,7 @@ class UnixSocket:
                 probe.connect(self._path)
             except (ConnectionRefusedError, FileNotFoundError):
                 return False
-            except OSError as error:  # busy, or not for us to ask: somebody's in any case
+            except OSError as error:  # busy or not permitted: another server has it
                 raise self._error(error.errno or errno.EADDRINUSE, str(error)) from error
         return True
 

@@ -1,4 +1,4 @@
-"""Waiting on a peer, within limits: until it has taken what was written, until a deadline."""
+"""Waits with limits: until the peer has read what was written, and until a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SlowReaderError(ConnectionError):
     """The client does not read its response, or reads too slowly.
 
     Attributes:
-        limit: YAML name of the limit that says so.
+        limit: The YAML name of the limit.
     """
 
     def __init__(self, message: str, limit: str) -> None:
@@ -25,38 +25,39 @@ class SlowReaderError(ConnectionError):
 
 
 async def drain_writes(
-    transport: asyncio.Transport | None, taken: asyncio.Event, limits: ServerLimits
+    transport: asyncio.Transport | None, drained: asyncio.Event, limits: ServerLimits
 ) -> None:
-    """Wait until the kernel has taken everything that was written.
+    """Wait until the write buffer is empty.
 
     Args:
-        transport: Of the connection; None once it is lost.
-        taken: Set while nothing waits to be written.
-        limits: Of the listener: how long the reader may take nothing, and its least rate.
+        transport: The transport of the connection; None once it is lost.
+        drained: Set while the write buffer is empty.
+        limits: The limits of the listener: how long a client may read nothing, and its minimum
+            rate.
 
     Raises:
-        NotTaken: The reader is too slow; the connection is cut.
+        SlowReaderError: The client reads too slowly; the connection is closed.
         ConnectionError: The client has left.
     """
     if transport is None:
         raise ConnectionResetError("the client has left")
     now = asyncio.get_running_loop().time
-    whole = left = transport.get_write_buffer_size()
-    begun = moved = now()
-    while not taken.is_set():
+    total = left = transport.get_write_buffer_size()
+    started = moved = now()
+    while not drained.is_set():
         idle_until = moved + limits.write_idle_timeout_s
-        rate_until = begun + write_time(whole - left, limits)
+        rate_until = started + write_time(total - left, limits)
         try:
             async with asyncio.timeout(max(0.0, min(idle_until, rate_until) - now())):
-                await taken.wait()
+                await drained.wait()
         except TimeoutError:
             left, before = transport.get_write_buffer_size(), left
             if left < before:
                 moved = now()
-                if moved < begun + write_time(whole - left, limits):
+                if moved < started + write_time(total - left, limits):
                     continue
             elif now() < min(idle_until, rate_until):
-                continue  # the timer came early
+                continue  # the timer expired early
             transport.abort()
             limit = (
                 "write_min_rate_bytes_s"
@@ -64,8 +65,8 @@ async def drain_writes(
                 else ("write_idle_timeout_s")
             )
             raise SlowReaderError(
-                f"the client read {whole - left} bytes in {now() - begun:.1f} s, {left} bytes are "
-                f"left ({limit})",
+                f"the client read {total - left} bytes in {now() - started:.1f} s, "
+                f"{left} bytes are left ({limit})",
                 limit,
             ) from None
 
@@ -76,12 +77,12 @@ def write_time(size: int, limits: ServerLimits) -> float:
 
 
 def deadline_scope(deadline: float | None, name: str) -> AbstractAsyncContextManager[None]:
-    """Raise DeadlineExceeded at *deadline*, or now if it is past; *name* is the upstream's."""
+    """Return a scope that raises DeadlineExceeded at *deadline*; *name* is that of the upstream."""
     return _DeadlineScope(deadline, name)
 
 
 class _DeadlineScope:
-    """A class, since a generator made into a context manager costs twice as much."""
+    """Implements `deadline_scope`: a generator as context manager would cost twice as much."""
 
     __slots__ = ("_deadline", "_name", "_timeout")
 

@@ -1,7 +1,7 @@
-"""gRPC client on grpcio: raw bytes out, raw bytes in, limits in force.
+"""GrpcClient of the reference implementation: grpcio with raw messages, within the limits.
 
-A status the server sent is an answer, whatever it is: the codec knows what it means.  Only what
-our own side of the connection ended is raised here; `grpc_errors` tells the two apart.
+A status that the server sent is a response, which the codec interprets.  Only failures of this side
+of the connection are raised; `grpc_errors` distinguishes them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded, Unavailable
-from gateway.transports.admission import ConcurrencyLimiter
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    NotSent,
+    Overloaded,
+    QueueTimeout,
+    Unavailable,
+)
+from gateway.transports.admission import upstream_slots
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.grpc.withheld import WithheldCalls
@@ -33,9 +40,9 @@ class GrpcClient:
 
     Args:
         target: "host:port" or "unix:/path".
-        limits: Of this upstream.
+        limits: The limits of this upstream.
         credentials: From `tls.grpc_channel_credentials`; None for plain text.
-        withheld: Whether calls are cancelled when nobody waits for them.
+        withheld: Decides whether calls without a waiting client are cancelled.
     """
 
     def __init__(
@@ -49,7 +56,7 @@ class GrpcClient:
         self._target = target
         self._withheld = WithheldCalls() if withheld is None else withheld
         self._pool = GrpcChannelPool(target, limits, credentials)
-        self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
+        self._slots = upstream_slots("in_flight", limits.in_flight, limits)
         self._closed = False
 
     async def send(
@@ -60,10 +67,10 @@ class GrpcClient:
         deadline: float | None,
         decode: Decode[GrpcResponse] | None = None,
     ) -> Any:
-        """Send one message and return its one answer, or the status that came instead.
+        """Send one message and return its only response, or the status that replaces it.
 
-        Metadata that gRPC cannot carry is left out. Copies a message of several buffers, and any
-        view, once.
+        Metadata that gRPC cannot carry is omitted.  A message of several buffers, and any view, is
+        copied once.
         """
         answer = await (
             self._send_without_deadline(wire, deadline)
@@ -94,7 +101,7 @@ class GrpcClient:
     async def _send_without_deadline(
         self, wire: GrpcRequest, deadline: float | None
     ) -> GrpcResponse:
-        """Send one message; when nobody waits for it any more, leave the call to end by itself."""
+        """Send one message; if its client leaves, the call ends by itself."""
         channel = await self._enter(deadline)
         call = channel.unary(wire.method)(b"".join(wire.message), metadata=sendable(wire.metadata))
         ending = asyncio.ensure_future(self._reply(call, channel))
@@ -135,7 +142,7 @@ class GrpcClient:
     async def stream(
         self, wire: GrpcRequest, /, *, deadline: float | None
     ) -> AsyncIterator[GrpcResponse]:
-        """Send one message and iterate over its answers; a status other than OK is the last."""
+        """Send one message and yield its responses; a status other than OK is the last."""
         channel = await self._enter(deadline)
         try:
             call = channel.stream(wire.method)(
@@ -169,6 +176,8 @@ class GrpcClient:
         if not self._slots.try_acquire():
             try:
                 await self._slots.wait(left_s)
+            except QueueTimeout:
+                raise
             except Overloaded as error:
                 self._left(deadline)
                 raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
@@ -197,7 +206,7 @@ class GrpcClient:
     def _status(
         self, error: aio.AioRpcError, channel: PooledChannel, deadline: float | None
     ) -> GrpcResponse:
-        """Return the server's status. Raises what our own side of the connection ended."""
+        """Return the server's status. Raises a failure of this side of the connection."""
         details = error.details() or ""
         late = deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S
         ending = Ending(error.code(), details, channel.connected, late)

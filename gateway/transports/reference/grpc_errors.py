@@ -1,8 +1,8 @@
-"""Who ended a call: the server, with a status, or our own side of the connection.
+"""Decides who ended a call: the server with a status, or this side of the connection.
 
-grpcio reports both as the same exception, and no part of it says which.  Told apart here by the
-words of the C core together with what else is known; when in doubt it was the server, because
-what a server said must not be retried as if it had never been asked.
+grpcio raises the same exception for both.  The texts of the C core and other facts distinguish
+them.  In case of doubt it was the server, because a call that the server has seen must not be
+repeated.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from grpc import StatusCode
 
 from gateway.ir.errors import (
+    ConnectFailure,
     DeadlineExceeded,
     GatewayError,
-    NotSent,
     TooLarge,
     Unavailable,
     UpstreamProtocolError,
 )
 
-# Words of the C core, 1.66 to 1.85.
+# Texts of the C core, 1.66 to 1.85.
 _NOT_CONNECTED = (
     "failed to connect to all addresses",
     "errors resolving ",
@@ -50,7 +50,7 @@ class Ending:
 
 
 def local_failure(target: str, ending: Ending) -> GatewayError | None:
-    """Return the error of an ending that is not the server's answer; None when it is."""
+    """Return the error of a call that this side ended; None if the server replied."""
     return _KINDS.get(ending.code, _answered)(target, ending)
 
 
@@ -61,7 +61,7 @@ def _answered(_target: str, _ending: Ending) -> GatewayError | None:
 def _unavailable(target: str, ending: Ending) -> GatewayError | None:
     why = _shown(ending.details)
     if not ending.connected and ending.details.startswith(_NOT_CONNECTED):
-        return NotSent(f"cannot connect to {target}: {why}")
+        return ConnectFailure(f"cannot connect to {target}: {why}")
     if ending.details.startswith(_BROKEN_OFF) or not ending.connected:
         return Unavailable(f"{target} broke the connection before it answered: {why}")
     return None
@@ -90,7 +90,7 @@ def _internal(target: str, ending: Ending) -> GatewayError | None:
 
 
 def _cancelled(target: str, ending: Ending) -> GatewayError | None:
-    if _RESET in ending.details:  # a reset with CANCEL: nobody here cancelled the call
+    if _RESET in ending.details:  # a reset with CANCEL, without a cancellation on this side
         return UpstreamProtocolError(f"answer of {target}: {_shown(ending.details)}")
     return None
 

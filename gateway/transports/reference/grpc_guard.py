@@ -1,12 +1,12 @@
-"""A grpc.aio server that one request with an undecodable path cannot stop.
+"""A grpc.aio server that survives a request with an undecodable path.
 
-From 1.84 on grpc.aio decodes the path of each call in its accept loop, and a path that is not UTF-8
-ends the loop and with it the server: one unauthenticated request, measured with 1.84.0 and 1.85.1.
-Versions before hold an oversized message in memory before they refuse it, which is worse.
+From 1.84 on, grpc.aio decodes the path of each call in its accept loop.  A path that is not UTF-8
+ends the loop and so the server, measured with 1.84.0 and 1.85.1.  Earlier versions hold an
+oversized message in memory before they reject it, which is worse.
 
-So here every method is registered, which lets the C core match paths as bytes, and all other calls
-go past the accept loop to one handler, their path unread.  This leans on names that are private
-to grpcio; where they are missing the plain server is used, and a test says whether it survives.
+Here every method is registered, so the C core matches paths as bytes.  All other calls go to one
+handler, with their path unread.  This uses private names of grpcio; without them, the plain server
+is used, and a test reports whether it survives.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not t
         self._handlers = handlers
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler; one that says so for a path nobody serves."""
+        """Return the handler of a path; for an unknown path, one that replies UNIMPLEMENTED."""
         return self._handlers.get(details.method, _UNKNOWN)
 
 
 async def _unknown(_requests: Any, context: Context) -> None:
-    """Answer without reading a message."""
+    """Reply UNIMPLEMENTED without reading a message."""
     context.set_code(grpc.StatusCode.UNIMPLEMENTED)
     context.set_details("no protocol here serves this method")
 
@@ -77,7 +77,7 @@ class _Server(_server.Server):  # type: ignore[misc]  # grpcio is not typed
         options: Sequence[tuple[str, Any]],
         maximum_calls: int,
     ) -> None:
-        # Not the parent's: that makes a core server of its own, which would never be freed.
+        # Not the parent's `__init__`: it creates a core server that would never be freed.
         self._loop = cygrpc.get_working_loop()
         arguments = _server._augment_channel_arguments(tuple(options), None)  # noqa: SLF001
         self._server = _Core(self._loop, None, (), None, arguments, maximum_calls)
@@ -85,7 +85,7 @@ class _Server(_server.Server):  # type: ignore[misc]  # grpcio is not typed
 
 
 class _Core(cygrpc.AioServer):  # type: ignore[misc]  # grpcio is not typed
-    """Keeps calls of unknown methods away from the accept loop."""
+    """Keeps calls of unknown methods out of the accept loop."""
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
         if method is not None:
@@ -93,7 +93,7 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]  # grpcio is not typed
         return asyncio.ensure_future(self._answer_unknown())
 
     async def _answer_unknown(self) -> None:
-        """Answer unknown calls until the server stops, which ends the wait for the next."""
+        """Reply to unknown calls until the server stops."""
         loop = asyncio.get_running_loop()
         answering: set[asyncio.Task[None]] = set()
         while True:

@@ -40,14 +40,14 @@ class PooledChannel:
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
     def unary(self, method: str) -> Any:
-        """Return the callable for one answer, of raw bytes."""
+        """Return the callable for one response, with raw bytes."""
         found = self._unary.get(method)
         if found is None:
             found = self._unary[method] = self.channel.unary_unary(method)
         return found
 
     def stream(self, method: str) -> Any:
-        """Return the callable for many answers, of raw bytes."""
+        """Return the callable for a stream of responses, with raw bytes."""
         found = self._stream.get(method)
         if found is None:
             found = self._stream[method] = self.channel.unary_stream(method)
@@ -55,10 +55,10 @@ class PooledChannel:
 
 
 class GrpcChannelPool:
-    """Gives each call the first channel with room; opens another when all are full.
+    """Gives each call the first channel that can carry it; opens another when all are full.
 
-    A channel older than `connection_age_s` takes no new calls and is closed after its last one,
-    so that a change of address is seen.
+    A channel older than `connection_age_s` gets no new calls, and is closed after its last one, so
+    that a change of address is noticed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class GrpcChannelPool:
             await asyncio.wait(self._closing)
 
     def _retire(self) -> None:
-        """Let go of channels that are too old."""
+        """Remove channels that are too old."""
         oldest = monotonic() - self._limits.connection_age_s
         if not self._channels or self._channels[0].born >= oldest:  # the first is the oldest
             return
@@ -130,13 +130,13 @@ async def _closed(channel: PooledChannel) -> None:
 
 
 def _options(limits: ClientLimits) -> list[tuple[str, Any]]:
-    """Write the limits as arguments of the C core.
+    """Return the limits as arguments of the C core.
 
-    No keepalive pings: a server with default settings answers them with GOAWAY.
+    There are no keepalive pings: a server with default settings replies to them with GOAWAY.
     """
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
-        # The caller's message was bounded when it came in.
+        # The size of the caller's message was checked when it arrived.
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", _MAX_METADATA),
         ("grpc.absolute_max_metadata_size", _MAX_METADATA),
@@ -145,7 +145,7 @@ def _options(limits: ClientLimits) -> list[tuple[str, Any]]:
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        # The core's name for the time one attempt to connect may take.
+        # The core's name of the connect timeout.
         ("grpc.min_reconnect_backoff_ms", round(limits.connect_timeout_s * 1000)),
         ("grpc.initial_reconnect_backoff_ms", _FIRST_BACKOFF_MS),
         ("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS),

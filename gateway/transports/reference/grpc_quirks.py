@@ -12,16 +12,15 @@ Context: TypeAlias = Any
 """An aio.ServicerContext; grpcio is not typed."""
 
 _LOGGER = "grpc._cython.cygrpc"
-# The last: an answer found nobody there any more.
+# The last one: the client had left before the response.
 _HARMLESS = (asyncio.CancelledError, UnicodeDecodeError, aio.InternalError)
 
 
 def keep_log_quiet() -> None:
-    """Drop the tracebacks grpc.aio logs for calls reset early and for bytes that are not text.
+    """Drop the tracebacks that grpc.aio logs for early resets and for bytes that are not text.
 
-    A client that resets its calls at once, or while they are answered, has each logged as an error
-    with a traceback, and so has one that sends metadata outside of ASCII.  Anything else is still
-    logged.
+    grpc.aio logs an error with a traceback for each call that its client resets, and for metadata
+    outside of ASCII.  Other records are kept.
     """
     logging.getLogger(_LOGGER).addFilter(_is_ours)
 
@@ -30,8 +29,8 @@ async def write(context: Context, message: bytes) -> None:
     """Write one message of a stream.
 
     Raises:
-        CancelledError: The client has left; grpc.aio has an error of its own for that, and logs it
-            with a traceback if it is let through.
+        CancelledError: The client has left.  grpc.aio has another error for that, and logs it with
+            a traceback if it is raised.
     """
     try:
         await context.write(message)

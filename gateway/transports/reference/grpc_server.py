@@ -1,11 +1,11 @@
-"""gRPC server on grpcio: raw bytes in, raw bytes out, limits in force.
+"""GrpcServer of the reference implementation: grpcio with raw messages, within the limits.
 
-Handlers have no deserializer: grpc.aio answers bytes it cannot parse with UNKNOWN and the name of
-a Python class.  What a message means is the frontend's business; what its status is, the codec's.
+Handlers have no deserializer, because grpc.aio replies to bytes that it cannot parse with UNKNOWN
+and the name of a Python class.  The frontend reads the messages.
 
-A message is read whole before its size is known, so the byte budget counts it from then on; until
-then `h2_streams`, the bound on concurrent calls and `body_timeout` hold.  The C core gives no way
-to count connections, to ask a slow sender for a rate or to time a reader that never reads.
+grpcio reads a message completely before its size is known, so the memory budget counts it only from
+then on.  Until then, `h2_streams`, the limit of concurrent calls and `body_timeout` apply.  The C
+core cannot count connections, require a minimum rate or time out a client that does not read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import grpc
 from grpc import aio
 
 from gateway.concurrency.timeouts import Timeout
+from gateway.ir.context import Client
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -28,7 +29,8 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.transports.admission import ClientShares, client_shares
+from gateway.transports.admission import CLIENT_MEMORY, ClientShares, client_shares
+from gateway.transports.callers import agent_of
 from gateway.transports.contract import (
     GrpcFrontend,
     GrpcMount,
@@ -44,16 +46,16 @@ from gateway.transports.reference.grpc_metadata import CODE_OF
 from gateway.transports.reference.grpc_quirks import Context, keep_log_quiet, write
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 
-# Calls that need no place, such as health checks, still go through when all places are taken.
+# Calls that need no slot, such as health checks, are served while all slots are in use.
 _SPARE_CALLS = 64
 _UNBOUNDED = 1 << 62
 _AGE_GRACE_MS = 30_000
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
-# After the last call: for its answer to reach the socket and open health watches to be ended.
-_LAST_WORDS_S = 0.5
-# A call that the C core took before GOAWAY reaches its handler within this, busy as we may be.
+# After the last call: time to write its response, and to end open health watches.
+_CLOSE_GRACE_S = 0.5
+# A call that the C core received before GOAWAY reaches its handler within this time.
 _QUIET_S = 0.25
 
 
@@ -62,12 +64,12 @@ class GrpcServer:
 
     Args:
         address: "host:port", "[v6]:port" or "unix:/path"; port 0 takes a free one.
-        mounts: Who answers which methods; of a method named twice the first mount answers.
-        limits: Of this listener.
-        budget: Bytes in flight, of the whole process.
+        mounts: The frontends and their methods; the first mount with a method gets its calls.
+        limits: The limits of this listener.
+        budget: The memory budget of the process.
         credentials: From `tls.grpc_server_credentials`; None for plain text.
-        extras: Further mounts, whose calls take no place and no bytes: health, reflection.
-        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
+        extras: Mounts whose calls need no slot and no memory: health, reflection.
+        reuse_port: Whether other processes listen on the same port too.
     """
 
     def __init__(
@@ -96,11 +98,11 @@ class GrpcServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, the real port included."""
+        """The address, with the real port."""
         return self._address
 
     async def start(self) -> None:
-        """Listen. Raises OSError, naming the address, when it cannot be had."""
+        """Listen. Raises OSError with the address if it is in use or invalid."""
         if not self._reuse_port:
             await require_free(self._address)
         keep_log_quiet()
@@ -120,33 +122,36 @@ class GrpcServer:
         self._address = bound_address(self._address, port)
         self._server = server
 
+    def announce_close(self) -> None:
+        """Do nothing: grpcio sends GOAWAY only when it stops, which `drain` does."""
+
     async def drain(self, timeout_s: float) -> None:
-        """Send GOAWAY, finish what is in flight, then cancel the rest and close."""
+        """Send GOAWAY, wait for the calls in progress, then cancel the rest and close."""
         if self._server is None:
             return
         stopping = asyncio.ensure_future(self._server.stop(timeout_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._admission.quiet(_QUIET_S)
-        await self._server.stop(_LAST_WORDS_S)
+        await self._server.stop(_CLOSE_GRACE_S)
         await stopping
 
     async def stop(self) -> None:
-        """Close at once; harmless the second time."""
+        """Close at once. A second call does nothing."""
         if self._server is not None:
             await self._server.stop(None)
 
 
 def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]:
-    """Write the limits as arguments of the C core."""
+    """Return the limits as arguments of the C core."""
     return [
-        # Two servers on one port share its connections silently: only where that is wanted.
+        # By default, two servers on one port would share its connections without a warning.
         ("grpc.so_reuseport", int(reuse_port)),
-        # Bounds a compressed message twice: as sent and as inflated.
+        # Limits a compressed message twice: as received and decompressed.
         ("grpc.max_receive_message_length", limits.message_bytes),
-        # Checked here, so that the refusal is the protocol's own.
+        # Checked by `CallAdmission.check`, so that the error has the protocol's form.
         ("grpc.max_send_message_length", -1),
-        # The core refuses at random between the soft and the hard limit: make them one.
+        # The core rejects at random between the soft and the hard limit, so both are equal.
         ("grpc.max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.h2_streams),
@@ -173,8 +178,8 @@ def _handlers(mount: GrpcMount, admission: CallAdmission) -> dict[str, grpc.RpcM
 
 
 def _handler(method: _Method, kind: MethodKind) -> grpc.RpcMethodHandler:
-    # As if requests were streams: of a unary request that ends without a message grpc.aio forgets
-    # to tell the handler, and the client waits for an answer for ever.
+    # Requests are declared as streams: grpc.aio never calls the handler of a unary request that
+    # ends without a message, and the client would wait for ever.
     if kind is MethodKind.UNARY:
         return grpc.stream_unary_rpc_method_handler(method.unary)
     if kind is MethodKind.SERVER_STREAM:
@@ -191,130 +196,132 @@ class _Method:
         self._admission = admission
 
     async def unary(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
-        """Answer one message with one."""
+        """Handle a unary call."""
         try:
             message = await self._message(context)
             request = _request(self._path, message, context)
             async with self._slot(request, len(message), context):
-                answer = await self._one(request)
+                response = await self._single(request)
         except GatewayError as error:
-            answer = self._frontend.reject(error)
-        return _finished(answer, context)
+            response = self._frontend.reject(error)
+        return _finished(response, context)
 
     def _slot(self, request: GrpcRequest, size: int, context: Context) -> Slot:
-        """Return the slot and the bytes of one message, which one about health needs none of."""
+        """Return the slot and memory of a message; a health check needs neither."""
         admission = self._admission
         free = not admission.has_room and is_probe(self._frontend, request, size)
         return Slot(admission, size, self._client(context), free=free)
 
     def _client(self, context: Context) -> ClientShares:
-        """Return what the client has of slots and memory: "ipv4:192.0.2.1:5000" is its peer."""
-        kind, _, rest = context.peer().partition(":")
-        address = rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else ""
-        return client_shares(address, self._admission, self._admission.budget)
+        """Return the client's shares of slots and memory."""
+        shares = client_shares(_address(context), self._admission, self._admission.budget)
+        CLIENT_MEMORY.set(shares.memory)
+        return shares
 
-    async def _one(self, request: GrpcRequest) -> GrpcResponse:
+    async def _single(self, request: GrpcRequest) -> GrpcResponse:
         found = await self._frontend.handle(request)
         if isinstance(found, GrpcResponse):
             return self._checked(found, request)
-        async with aclosing(found) as answers:
-            async for answer in answers:
-                return self._checked(answer, request)
-        raise InternalError(f"{self._path} was given no answer")
+        async with aclosing(found) as responses:
+            async for response in responses:
+                return self._checked(response, request)
+        raise InternalError(f"{self._path} has no response")
 
     async def _message(self, context: Context) -> bytes:
-        """Return the first message. Raises what to answer when it does not come in time."""
+        """Return the first message. Raises DeadlineExceeded or MalformedMessage without one."""
         timeout_s = self._admission.message_timeout_s
         try:
             with Timeout(timeout_s):
                 message: Any = await context.read()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"no message came whole within {timeout_s:g} s", limit="body_timeout"
+                f"no complete message arrived within {timeout_s:g} s", limit="body_timeout"
             ) from None
         if message is aio.EOF:
             raise MalformedMessage("the call ended without a message")
         return message  # type: ignore[no-any-return]  # grpcio is not typed
 
     async def server_stream(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        """Answer one message with many."""
-        async with aclosing(self._first(context)) as answers:
-            async for answer in answers:
-                if not await _written(answer, context):
+        """Handle a call with one request and a stream of responses."""
+        async with aclosing(self._responses(context)) as responses:
+            async for response in responses:
+                if not await _write(response, context):
                     return
 
     async def bidirectional(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        """Answer each message as a call of its own, several at a time; see `base.session`."""
+        """Handle a bidirectional stream; see `ServerFrontend.session`."""
         wires = self._read(context)
-        gate = GrpcSessionLimits(self._admission, self._client(context))
-        async with aclosing(wires), aclosing(self._frontend.session(wires, gate)) as answers:
-            async for answer in answers:
-                if not await _written(answer, context):
+        limits = GrpcSessionLimits(self._admission, self._client(context))
+        session = self._frontend.session(wires, limits)
+        async with aclosing(wires), aclosing(session) as responses:
+            async for response in responses:
+                if not await _write(response, context):
                     return
 
     async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
         while (message := await context.read()) is not aio.EOF:
             yield _request(self._path, message, context)
 
-    async def _first(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
-        """Answer the first message, which must come in time."""
+    async def _responses(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
+        """Yield the responses to the first message, which must arrive in time."""
         try:
             message = await self._message(context)
         except GatewayError as error:
             yield self._frontend.reject(error)
             return
-        async with aclosing(self._answers(message, context)) as answers:
-            async for answer in answers:
-                yield answer
-
-    async def _answers(
-        self, message: bytes, context: Context
-    ) -> AsyncGenerator[GrpcResponse, None]:
         request = _request(self._path, message, context)
         try:
             async with (
                 self._slot(request, len(message), context),
-                aclosing(self._frontend(request)) as answers,
+                aclosing(self._frontend(request)) as responses,
             ):
-                async for answer in answers:
-                    yield self._checked(answer, request)
+                async for response in responses:
+                    yield self._checked(response, request)
         except GatewayError as error:
             yield self._frontend.reject_message(request, error)
 
-    def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
-        """Return *answer*, or the refusal to send so much."""
+    def _checked(self, response: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
+        """Return *response*, or an error if it is too large."""
         try:
-            self._admission.check(answer)
+            self._admission.check(response)
         except TooLarge as error:
             return self._frontend.reject_message(request, error)
-        return answer
+        return response
+
+
+def _address(context: Context) -> str:
+    """Return the address of the client; "" for a unix socket."""
+    kind, _, rest = context.peer().partition(":")
+    return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else ""
 
 
 def _request(path: str, message: bytes, context: Context) -> GrpcRequest:
     left_s = context.time_remaining()
+    metadata = tuple(context.invocation_metadata() or ())
     return GrpcRequest(
         path,
         (memoryview(message),),
-        tuple(context.invocation_metadata() or ()),
+        metadata,
         None if left_s is None else monotonic() + left_s,
+        client=Client(_address(context), agent_of(metadata)),
     )
 
 
-async def _written(answer: GrpcResponse, context: Context) -> bool:
-    """Write one answer of a stream; False after a status that ends it."""
-    message = _finished(answer, context)
-    if answer.status is not GrpcStatus.OK:
+async def _write(response: GrpcResponse, context: Context) -> bool:
+    """Write one response of a stream; return False after a status that ends it."""
+    message = _finished(response, context)
+    if response.status is not GrpcStatus.OK:
         return False
     await write(context, message)
     return True
 
 
-def _finished(answer: GrpcResponse, context: Context) -> bytes:
-    """Set status and trailing metadata; return the message, joined as grpcio needs it."""
-    if answer.metadata:
-        context.set_trailing_metadata(sendable(answer.metadata))
-    if answer.status is not GrpcStatus.OK:
-        context.set_code(CODE_OF[answer.status])
-        context.set_details(answer.details.encode("utf-8", "replace").decode())
+def _finished(response: GrpcResponse, context: Context) -> bytes:
+    """Set status and trailing metadata; return the message in one piece, as grpcio needs it."""
+    if response.metadata:
+        context.set_trailing_metadata(sendable(response.metadata))
+    if response.status is not GrpcStatus.OK:
+        context.set_code(CODE_OF[response.status])
+        context.set_details(response.details.encode("utf-8", "replace").decode())
         return b""
-    return b"".join(answer.message)
+    return b"".join(response.message)

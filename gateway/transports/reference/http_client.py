@@ -1,7 +1,7 @@
-"""HTTP client on aiohttp's session: one upstream, its pool, and what can go wrong with it.
+"""HttpClient of the reference implementation: aiohttp's session for one upstream.
 
-Bodies go out as the buffers they are, with their exact length; answers come in whole or piece by
-piece, within the limits. No redirects, cookies, proxies or fields of aiohttp's own.
+Bodies are sent as the buffers they are, with their exact length.  Responses are returned complete
+or in pieces, within the limits.  There are no redirects, cookies, proxies or fields of aiohttp.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget, Reservation
+from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation, upstream_slots
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
     HEADER_LINE_BYTES,
     IDEMPOTENT,
+    SERVER_FAILED,
     UpstreamErrors,
-    answer_fields,
-    sent_fields,
+    header_fields,
+    response_fields,
 )
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.net.sockets import reset_when_closed
@@ -43,10 +44,13 @@ class HttpClient:
     """A pool of HTTP/1.1 connections to one upstream.
 
     Args:
-        url: "http://host:port", or https; a path becomes a prefix of every request's.
-        limits: Of the upstream.
-        ssl_context: For https, instead of the system's trust.
-        budget: Of the process, for responses.
+        url: "http://host:port", or https.  A path becomes the prefix of the path of each request.
+        limits: The limits of the upstream.
+        ssl_context: For https; None to trust what the system trusts.
+        budget: The memory budget for responses.
+
+    Raises:
+        ValueError: *url* is not an http or https URL with a host.
     """
 
     def __init__(
@@ -64,9 +68,8 @@ class HttpClient:
         self._prefix = f"{base.scheme}://{base.raw_authority}{base.raw_path.rstrip('/')}"
         self._limits = limits
         self._ssl = ssl_context
-        self._slots = ConcurrencyLimiter(
-            "pending", min(limits.connections, limits.in_flight), limits.pending
-        )
+        most = min(limits.connections, limits.in_flight)
+        self._slots = upstream_slots("pending", most, limits)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -78,34 +81,34 @@ class HttpClient:
         deadline: float | None,
         decode: Decode[HttpResponse] | None = None,
     ) -> Any:
-        """Send one request and return its whole answer; see `contract.Client`."""
+        """Send one request and return its complete response; see `contract.Client`."""
         async with self._exchange(wire, deadline) as response:
-            whole = response.content.is_eof()  # small answers come in one piece with their head
-            async with deadline_scope(None if whole else deadline, self._peer.name):
+            # A small response arrives in one piece with its head.
+            complete = response.content.is_eof()
+            async with deadline_scope(None if complete else deadline, self._peer.name):
                 held = self._peer.reservation()
                 try:
-                    body = await self._read(response, held)
+                    body = await self._read(_ResponseBody(response, self._peer), held)
                 finally:
                     held.close()
-            headers, codings = answer_fields(response.raw_headers)
+            headers, codings = response_fields(response.raw_headers)
             body = await self._peer.decode_body(body, codings)
-            answer = HttpResponse(response.status, headers, (body,))
-            return answer if decode is None else await accepted(answer, decode)
+            found = HttpResponse(response.status, headers, (body,))
+            return found if decode is None else await accepted(found, decode)
 
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[HttpResponse, None]:
-        """Send one request and yield its answer piece by piece, at least once."""
+        """Send one request and yield its response in pieces, at least one."""
         async with self._exchange(wire, deadline) as response:
-            headers, codings = answer_fields(response.raw_headers)
+            headers, codings = response_fields(response.raw_headers)
             if coding_of(codings) is not None:
-                raise self._peer.broken("a stream with a content coding nobody asked for")
-            received, yielded = 0, False
+                raise self._peer.broken("a stream with a content coding, not requested")
+            body, yielded = _ResponseBody(response, self._peer), False
             while True:
                 async with deadline_scope(deadline, self._peer.name):
-                    piece = await self._piece(response)
-                received += len(piece)
-                self._peer.check_size(received)
+                    piece = await body.next()
+                self._peer.check_size(body.received)
                 if piece or not yielded:
                     yield HttpResponse(response.status, headers, (piece,))
                     yielded = True
@@ -113,7 +116,7 @@ class HttpClient:
                     return
 
     async def close(self) -> None:
-        """Close every connection; harmless the second time."""
+        """Close every connection. A second call does nothing."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -123,7 +126,7 @@ class HttpClient:
     async def _exchange(
         self, wire: HttpRequest, deadline: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Hold a place in the pool, and the answer's head; not read to its end, it is cut off."""
+        """Yield a response with its head; close its connection unless the body was read."""
         if not self._slots.try_acquire():
             async with deadline_scope(deadline, self._peer.name):
                 await self._slots.wait(None)
@@ -133,12 +136,14 @@ class HttpClient:
             try:
                 yield response
             except UpstreamProtocolError:
-                if attempt.connection is not None:  # which may be in the pool again
+                if attempt.connection is not None:  # it may be in the pool already
                     attempt.connection.abort()
                 raise
             finally:
                 if not response.content.is_eof():
-                    _hurry(response)
+                    _reset_connection(response)
+                elif response.status == SERVER_FAILED and attempt.connection is not None:
+                    attempt.connection.abort()
                 response.close()
         finally:
             self._slots.release()
@@ -150,7 +155,7 @@ class HttpClient:
         try:
             return await self._attempt(wire, deadline, attempt), attempt
         except Unavailable as error:
-            # One replay, where a kept connection turned out dead before the request reached it.
+            # One more attempt if an idle connection was closed before the request reached it.
             silent = attempt.connection is not None and not attempt.connection.answered
             idle = attempt.reused and silent and wire.method in IDEMPOTENT
             if isinstance(error, NotSent) or not silent or not (attempt.never_received or idle):
@@ -168,7 +173,7 @@ class HttpClient:
             return await session.request(
                 wire.method,
                 URL(f"{self._prefix}{wire.path}{query}", encoded=True),
-                headers=sent_fields(wire, deadline),
+                headers=header_fields(wire, deadline),
                 data=_Body(wire.body, attempt) if size_of(wire.body) else None,
                 allow_redirects=False,
             )
@@ -176,7 +181,7 @@ class HttpClient:
             self._forget_addresses()
             raise self._peer.unreached(error) from error
         except aiohttp.ClientResponseError as error:
-            raise self._peer.broken(f"a malformed answer: {error.message}") from error
+            raise self._peer.broken(f"a malformed response: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise self._peer.lost(error) from error
         finally:
@@ -202,7 +207,7 @@ class HttpClient:
                 max_field_size=HEADER_FIELD_BYTES,
                 max_headers=HEADER_COUNT,
             )
-            # aiohttp would replay requests by its own lights.
+            # aiohttp would send requests again by its own rules.
             self._session._retry_connection = False  # noqa: SLF001
         return self._session
 
@@ -211,11 +216,11 @@ class HttpClient:
         if isinstance(connector, HttpConnectionPool):
             connector.clear_dns_cache()
 
-    async def _read(self, response: aiohttp.ClientResponse, held: Reservation) -> memoryview:
-        self._peer.check_size(response.content_length or 0)
-        first = await self._piece(response)
+    async def _read(self, body: _ResponseBody, held: Reservation) -> memoryview:
+        self._peer.check_size(body.length or 0)
+        first = await body.next()
         buffer: bytearray | None = None
-        while piece := await self._piece(response):
+        while piece := await body.next():
             if buffer is None:
                 buffer = bytearray(first)
             buffer += piece
@@ -226,26 +231,61 @@ class HttpClient:
         self._peer.check_size(len(first))
         return memoryview(first if buffer is None else buffer).toreadonly()
 
-    async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
+
+class _ResponseBody:
+    """The body of a response as it arrives, with its chunks counted.
+
+    Attributes:
+        length: Its size, as announced; None for chunks, or where its end is that of the connection.
+        received: Bytes that `next` returned.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, peer: UpstreamErrors) -> None:
+        self._content = response.content
+        self._peer = peer
+        self._chunks = 0
+        self.length = response.content_length
+        self.received = 0
+
+    async def next(self) -> bytes:
+        """Return the next piece; b"" is the end.
+
+        Raises:
+            UpstreamProtocolError: The framing is broken, or there are too many chunks.
+            GatewayError: The connection is lost.
+        """
         try:
-            return await response.content.readany()
+            if self.length is None:
+                piece = await self._next_of_chunks()
+            else:
+                piece = await self._content.readany()
         except HttpProcessingError as error:
             raise self._peer.broken(f"a malformed body: {error.message}") from error
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
             if _framing_broke(error):
                 raise self._peer.broken("a body whose framing is broken") from error
             raise self._peer.lost(error) from error
+        self.received += len(piece)
+        return piece
+
+    async def _next_of_chunks(self) -> bytes:
+        while True:
+            piece, ends_chunk = await self._content.readchunk()
+            self._chunks += ends_chunk
+            self._peer.check_chunks(self._chunks, self.received + len(piece))
+            if piece or not ends_chunk:
+                return piece
 
 
-def _hurry(response: aiohttp.ClientResponse) -> None:
-    """Let the server learn at once, and not by a half-closed connection, that nobody reads on."""
+def _reset_connection(response: aiohttp.ClientResponse) -> None:
+    """Close the connection with a reset: a server may take a plain end for a half-close."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
         reset_when_closed(connection.transport.get_extra_info("socket"))
 
 
 class _Body(aiohttp.Payload):
-    """A body in buffers, written one after the other without being joined when large."""
+    """A body of buffers; a large one is written without joining them."""
 
     def __init__(self, buffers: Sequence[Buffer], attempt: Attempt) -> None:
         super().__init__(buffers)
@@ -254,11 +294,11 @@ class _Body(aiohttp.Payload):
         self._size = self._length = size_of(buffers)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return the body as text; aiohttp asks for it only to show it."""
+        """Return the body as text, which aiohttp uses in messages only."""
         return b"".join(self._buffers).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the body; note when the connection is gone before its last byte."""
+        """Write the body; note if the connection breaks before its last byte."""
         buffers = self._buffers
         if self._length <= _JOIN_BYTES:
             buffers = [b"".join(buffers)]
@@ -271,7 +311,7 @@ class _Body(aiohttp.Payload):
 
 
 def _framing_broke(error: BaseException) -> bool:
-    """Return whether bytes that came were wrong, rather than missing."""
+    """Return whether received bytes are malformed, rather than missing."""
     cause = error.__cause__
     return isinstance(error, aiohttp.ClientPayloadError) and not isinstance(
         cause,

@@ -1,7 +1,7 @@
-"""One HTTP/1 connection: what aiohttp's protocol lacks.
+"""ReferenceHttpConnection: one HTTP/1 connection of aiohttp, with what its protocol lacks.
 
-A deadline and a size for the head, no second answer when framing breaks in a body, half-closed
-connections told from deserted ones, error answers of our own form, and a drain.
+It adds a timeout and a size limit for the head, one error for broken framing in a body, the
+detection of clients that have left, errors in the gateway's form, and a drain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from gateway.transports.admission import (
     connection_refusal,
 )
 from gateway.transports.http.exchange import failure
-from gateway.transports.http.faults import HttpError, connection_refused_response
+from gateway.transports.http.faults import (
+    HttpError,
+    connection_refused_response,
+    text_response,
+)
 from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import (
@@ -41,7 +45,7 @@ from gateway.transports.http.request_head import (
 )
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.net.refused_connection import refuse_connection
-from gateway.transports.net.sockets import pause_until_taken, tune
+from gateway.transports.net.sockets import pause_until_drained, tune
 from gateway.transports.reference.http_request import Sent
 
 _READ_BYTES = 256 * 1024
@@ -52,10 +56,10 @@ class ReferenceHttpConnection(RequestHandler):
 
     Args:
         manager: aiohttp's server.
-        loop: Of the listener.
-        listener: Of the server.
-        count: Of its connections.
-        reserve: May use the descriptors that are kept in reserve.
+        loop: The event loop.
+        listener: The state of the listener.
+        count: Counts its connections.
+        reserve: Whether it may use the descriptors in reserve.
     """
 
     def __init__(
@@ -111,29 +115,29 @@ class ReferenceHttpConnection(RequestHandler):
 
     @property
     def in_flight(self) -> int:
-        """Requests received and not yet answered."""
+        """The number of requests without a complete response."""
         return self._request_count - self.responses_sent
 
     @property
     def request_version(self) -> Version | None:
-        """Version of the request that is being answered; None for no request."""
+        """The HTTP version of the request in progress; None without one."""
         request = self._current_request
         return None if request is None else (request.version.major, request.version.minor)
 
     @property
     def ending(self) -> bool:
-        """Whether an answer may be the last."""
+        """Whether a response may be the last."""
         return self._broken or self.draining or self.half_closed
 
     @property
     def must_close(self) -> bool:
-        """Whether the answer being written is the last."""
+        """Whether the current response is the last."""
         return self._broken or self.draining or (self.half_closed and self.in_flight <= 1)
 
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, or close it at once when there are too many."""
+        """Accept the connection, or close it at once above a limit."""
         sock = transport.get_extra_info("socket")
         address = client_address(transport)
         refusal = connection_refusal(self._count, transport, address, reserve=self._reserve)
@@ -147,11 +151,11 @@ class ReferenceHttpConnection(RequestHandler):
         self.client = client_shares(address, self._listener.slots, self._listener.budget)
         tune(sock)
         super().connection_made(transport)
-        pause_until_taken(transport)
+        pause_until_drained(transport)
         self._head_timer.start()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection; aiohttp cancels what still answers."""
+        """Remove the connection; aiohttp cancels its tasks."""
         if self._address is not None:
             self._count.leave(self._address)
             self._address = None
@@ -163,7 +167,7 @@ class ReferenceHttpConnection(RequestHandler):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Note that the kernel has not taken all that was written."""
+        """Note that the write buffer is full."""
         super().pause_writing()
         self.write_paused = asyncio.Event()
 
@@ -178,10 +182,10 @@ class ReferenceHttpConnection(RequestHandler):
         """Parse, watching how long and how big the head of a request grows."""
         if self._broken:
             return
-        known = self._request_count
+        count_before = self._request_count
         in_body = not self._last_payload.is_eof()
         super().data_received(data)
-        if self._request_count != known:
+        if self._request_count != count_before:
             self._head_timer.stop()
             self._head_bytes = 0
             self._note_messages(in_body)
@@ -192,7 +196,7 @@ class ReferenceHttpConnection(RequestHandler):
                 self._fail_head()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp's says None
-        """Keep a half-closed connection open while whole requests await their answers."""
+        """Keep a half-closed connection open while requests wait for their responses."""
         whole = self.in_flight > 0 and self._last_payload.is_eof()
         if not whole or self.transport is None or self.ssl_context is not None:
             return None
@@ -210,7 +214,7 @@ class ReferenceHttpConnection(RequestHandler):
             return
         self._broken = True
         if in_body:
-            # The framing broke within a body: its reader must learn of it, and answers.
+            # The framing of a body is broken: its reader gets the error and responds.
             self._messages.pop()
             self._request_count -= 1
             self._last_payload.set_exception(RequestPayloadError(first_line(message.message)))
@@ -225,14 +229,19 @@ class ReferenceHttpConnection(RequestHandler):
             self._waiter.set_result(None)
 
     def _head_timed_out(self) -> None:
-        fault = head_too_slow(self._limits)
-        self._refused(fault.error)
+        self._report(head_too_slow(self._limits))
         if self.in_flight:
-            self._broken = True  # answer what came whole, then close
+            self._broken = True  # handle complete requests, then close
         elif self.transport is not None:
             self.transport.abort()
 
-    # -- answers of our own
+    # -- responses of the gateway
+
+    def _report(self, fault: HttpError) -> str:
+        """Report a request that reached no frontend; return its request id."""
+        error = fault.error
+        error.client = self.client.caller.client()
+        return self._refused(error) or ""
 
     def handle_error(
         self,
@@ -241,17 +250,16 @@ class ReferenceHttpConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002
     ) -> StreamResponse:
-        """Answer a request that cannot be parsed, or a bug; the connection closes then."""
+        """Respond to a request that cannot be parsed, or to a bug; then close."""
         if isinstance(exc, HttpProcessingError):
             self.responses_sent += 1
             self.head_sent = False
             fault = self._head_fault(exc)
-            self._refused(fault.error)
-            response = fault.response
+            response = text_response(fault.status, fault.message, self._report(fault))
         else:
             response = failure(exc)
         if self.head_sent or self.transport is None:
-            self.abort()  # what has begun must not look as if it had ended
+            self.abort()  # a response that has started must not look complete
             raise ConnectionError("an answer has begun already")
         self._broken = True
         write_response(self.transport, response, keep=False, version=(1, 1))
@@ -266,28 +274,28 @@ class ReferenceHttpConnection(RequestHandler):
         return malformed(error.message)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a bug; a body whose framing breaks once it has been answered is none."""
+        """Log a bug, but not broken framing after the response."""
         if not isinstance(kw.get("exc_info"), RequestPayloadError):
             super().log_exception(*args, **kw)
 
     def announce_close(self) -> None:
-        """Let the last answer that is due say that it is."""
+        """Send `Connection: close` with the last pending response."""
         self.draining = True
 
     def drain(self) -> None:
-        """Close when idle, else after the last answer that is due."""
+        """Close when idle, or after the last pending response."""
         self.announce_close()
         if not self.in_flight and not self._head_bytes and self.transport is not None:
             self.force_close()
 
     def fail_in_flight(self) -> None:
-        """Answer what is in flight with an error."""
+        """End the requests in progress with an error."""
         if self.cancel_exchange is not None:
             self.cancel_exchange()
         else:
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, without the end of what was being written."""
+        """Close at once, without the rest of the output."""
         if self.transport is not None:
             self.transport.abort()

@@ -1,7 +1,7 @@
-"""Connections to one upstream: aiohttp's pool, made safe to reuse.
+"""Connections to one upstream: aiohttp's pool, with stricter rules for reuse.
 
-A connection goes back only clean, is watched while it idles, has an age, and tells whether a
-request it lost was ever received.
+A connection is reused only if it is clean.  It is watched while idle, has an age limit, and knows
+whether a lost request was received.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 
 from gateway.transports.contract import ClientLimits
-from gateway.transports.net.sockets import peer_refused, reset_when_closed, tune
+from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
 
 
 class Attempt:
@@ -26,13 +26,12 @@ class Attempt:
     def __init__(self) -> None:
         self.connection: PooledHttpConnection | None = None
         self.reused = False
-        self.cut = False  # the connection was gone before the last byte could be given to it
+        self.cut = False  # the connection was closed before the last byte was written
 
     @property
     def never_received(self) -> bool:
-        """Whether the upstream had closed a kept connection before the request reached it whole."""
-        connection = self.connection
-        return self.reused and connection is not None and (self.cut or connection.refused)
+        """Whether an idle connection was closed before the last byte of the request was written."""
+        return self.reused and self.cut
 
 
 ATTEMPT: ContextVar[Attempt] = ContextVar("attempt")
@@ -49,7 +48,6 @@ class PooledHttpConnection(ResponseHandler):
         self.uses = 0
         self.idle = False
         self.answered = False
-        self.refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options."""
@@ -58,7 +56,7 @@ class PooledHttpConnection(ResponseHandler):
         tune(self._socket)
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of an answer; what comes unasked ends the connection."""
+        """Pass on a part of a response; data that no request expects ends the connection."""
         if self.idle and data:
             self.abort()
             return
@@ -66,31 +64,18 @@ class PooledHttpConnection(ResponseHandler):
         super().data_received(data)
 
     def fail(self) -> None:
-        """Close at once; closing in good order would first send what is still unsent.
+        """Close at once with a reset, without sending the data that is still buffered.
 
-        A server that has not answered yet is told by a reset: it may take the mere end of what is
-        sent for half a close, and work on.
+        A server may take a plain end of the stream for a half-close, and go on working.
         """
         if self.transport is not None:
             if not self.answered:
                 reset_when_closed(self._socket)
             self.transport.abort()
 
-    def eof_received(self) -> None:
-        """Learn, while the socket is still open, how the upstream closed it."""
-        self._note_end()
-        super().eof_received()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Note a reset: what was sent was not read."""
-        if isinstance(exc, ConnectionResetError | BrokenPipeError):
-            self.refused = True
-        super().connection_lost(exc)
-
-    def _note_end(self) -> None:
-        # A peer that closed an idle connection resets it when the request arrives; one that took
-        # the request and then failed merely ends it.
-        self.refused = peer_refused(self._socket)
+    def has_ended(self) -> bool:
+        """Return whether the peer has closed it, even if the loop has not read that yet."""
+        return peer_left(self._socket)
 
 
 class HttpConnectionPool(aiohttp.TCPConnector):
@@ -110,7 +95,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
             **options,
         )
         self._age_s = limits.connection_age_s
-        # The only place where aiohttp lets a connector choose its protocol.
+        # aiohttp lets a connector choose its protocol only here.
         self._factory = cast(
             "partial[ResponseHandler]", partial(PooledHttpConnection, loop=self._loop)
         )
@@ -128,11 +113,12 @@ class HttpConnectionPool(aiohttp.TCPConnector):
             assert isinstance(protocol, PooledHttpConnection)  # noqa: S101  # made by our factory
             fresh = not protocol.uses
             age = self._loop.time() - protocol.born
-            if not fresh and (protocol.should_close or age > self._age_s):
+            ended = protocol.should_close or protocol.has_ended()
+            if not fresh and (ended or age > self._age_s):
                 connection.close()
                 continue
             protocol.uses += 1
-            protocol.idle = protocol.answered = protocol.refused = False
+            protocol.idle = protocol.answered = False
             attempt = ATTEMPT.get()
             attempt.connection, attempt.reused = protocol, not fresh
             return connection

@@ -1,4 +1,4 @@
-"""A request as aiohttp has it: its head, and its body read into one buffer."""
+"""ReferenceHttpRequest: a request read by aiohttp, with its body in one buffer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.transports.http.request_head import Head, Version, read_head
 
 
 class Sent:
-    """What aiohttp's protocol asks of a response that is already written."""
+    """The interface that aiohttp's protocol needs of a response that is already written."""
 
     def __init__(self, *, keep_alive: bool) -> None:
         self.keep_alive = keep_alive
@@ -51,7 +51,7 @@ class ReferenceHttpRequest:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it has come."""
+        """Whether the whole body has arrived."""
         return self._payload.is_eof()
 
     def head(self, limits: ServerLimits) -> Head:
@@ -71,7 +71,7 @@ class ReferenceHttpRequest:
             return await _read_sized(self._reader(limits), length, held)
         except RequestPayloadError as error:
             raise MalformedMessage(f"request body is not framed rightly: {error}") from error
-        except RuntimeError as error:  # how aiohttp's reader says that the connection is gone
+        except RuntimeError as error:  # aiohttp's reader raises this when the connection is lost
             raise ConnectionResetError("the client has left") from error
 
     def _reader(self, limits: ServerLimits) -> _PayloadReader:
@@ -79,11 +79,11 @@ class ReferenceHttpRequest:
         return self._body
 
     def received_bytes(self) -> int:
-        """Return how many bytes of its body have been taken."""
+        """Return how many bytes of the body were read."""
         return 0 if self._body is None else self._body.received
 
     def forget(self) -> None:
-        """Do nothing: aiohttp's reader has given its bytes away."""
+        """Do nothing: aiohttp's reader does not keep the bytes."""
 
     async def open_body_stream(
         self,
@@ -93,13 +93,13 @@ class ReferenceHttpRequest:
         held: Reservation,
         broken: Broken,
     ) -> None:
-        """Return None: aiohttp's bodies are received whole."""
+        """Return None: aiohttp's bodies are received completely."""
 
 
 async def _read_sized(reader: _PayloadReader, length: int, held: Reservation) -> memoryview:
     await held.grow(held.step(0, length))
     piece, _ = await reader.next()
-    if len(piece) == length:  # small bodies come in one piece: no copy
+    if len(piece) == length:  # small bodies arrive in one piece: no copy
         return memoryview(piece)
     buffer = bytearray(piece)
     while True:

@@ -17,7 +17,11 @@ from gateway.transports.reference.http_request import ReferenceHttpRequest, Sent
 
 
 class HttpServer(HttpListener):
-    """A listener for HTTP/1 whose connections are aiohttp's."""
+    """A listener for HTTP/1 whose connections are aiohttp's, which has no HTTP/2."""
+
+    @property
+    def _serves_http2(self) -> bool:
+        return False
 
     def _make(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> _Manager:
         return _Manager(listener, count, reserve=reserve)
@@ -31,19 +35,22 @@ class _Manager(web.Server):
         self._reserve = reserve
         self._listener = listener
         self._count = count
+        self.leaving = False
 
     @property
     def open_connections(self) -> list[ReferenceHttpConnection]:
         return [each for each in self.connections if isinstance(each, ReferenceHttpConnection)]
 
     def __call__(self) -> ReferenceHttpConnection:
-        return ReferenceHttpConnection(
+        connection = ReferenceHttpConnection(
             self,
             loop=self._loop,
             listener=self._listener,
             count=self._count,
             reserve=self._reserve,
         )
+        connection.draining = self.leaving
+        return connection
 
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:
         connection = request.protocol

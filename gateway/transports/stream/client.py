@@ -1,8 +1,8 @@
-"""Client for framed byte streams: one upstream, its connections, and what can go wrong with them.
+"""StreamClient: a pool of connections to one upstream that exchanges frames.
 
-Where answers come in order, a connection carries one question at a time, so that a late answer is
-never taken for another's; where frames are numbered, it carries many once there are some
-connections. What happens on a connection is in `stream_exchange`.
+If responses arrive in order, a connection carries one request at a time, so a late response is
+never matched to another request.  If frames are numbered, a connection carries many, once there are
+some connections.
 """
 
 from __future__ import annotations
@@ -12,81 +12,89 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, ConcurrencyLimiter, MemoryBudget, Reservation
+from gateway.ir.errors import ConnectFailure, NotSent, UpstreamProtocolError
+from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation, upstream_slots
 from gateway.transports.contract import ClientLimits, Decode, accepted
-from gateway.transports.net.unix_socket import PREFIX
+from gateway.transports.net.resolver import upstream_of
+from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.transports.stream.client_connection import FramedClientConnection
 from gateway.wire.stream import Frame, Framer
 
-# As many as servers of numbered frames answer at once by default (`h2_streams`).
-_QUESTIONS = 100
-# So many questions have a connection each before they share any: one that is given up can then be
-# told to the server, by closing its connection, and none waits behind another's large frame.
-_SPREAD = 16
+# Servers of numbered frames handle so many requests of a connection at once (`h2_streams`).
+_EXCHANGES = 100
+# So many requests get a connection each before requests share connections: closing a connection of
+# its own cancels a request at the server, and a request does not wait behind another's large frame.
+_UNSHARED = 16
 
 
 class StreamClient:
     """A pool of connections to one upstream.
 
     Args:
-        address: "host:port" or "unix:/path".
-        framer: Makes the framer of one connection; its own limits bound an answer.
-        limits: Of the upstream.
-        ordered: Whether answers come in the order of the questions, or carry their numbers.
-        ssl_context: For TLS.
-        budget: Of the process, for answers as they come.
+        target: "host:port" or "unix:/path".
+        framer: Creates the framer of a connection, which limits the size of a response.
+        limits: The limits of the upstream.
+        ordered: Whether responses arrive in the order of the requests, or have their numbers.
+        ssl_context: For TLS; None for plain TCP.
+        budget: The memory budget for responses.
+        address: IP address of the host; "" to look it up.
+
+    Raises:
+        ValueError: *target* has neither form.
     """
 
     def __init__(
         self,
-        address: str,
+        target: str,
         framer: Callable[[], Framer],
         limits: ClientLimits,
         *,
         ordered: bool = True,
         ssl_context: ssl.SSLContext | None = None,
         budget: MemoryBudget = UNLIMITED,
+        address: str = "",
     ) -> None:
         self._budget = budget
-        self._name = address
+        self._name = target
+        self._upstream = upstream_of(target, limits.resolve_floor_s, address)
         self._framer = framer
         self._limits = limits
         self._ordered = ordered
         self._ssl = ssl_context
-        self._room = 1 if ordered else _QUESTIONS
-        most = min(limits.connections * self._room, limits.in_flight)
-        self._slots = ConcurrencyLimiter("pending", most, limits.pending)
+        self._max_exchanges = 1 if ordered else _EXCHANGES
+        most = min(limits.connections * self._max_exchanges, limits.in_flight)
+        self._slots = upstream_slots("pending", most, limits)
         self._open: set[FramedClientConnection] = set()
-        self._free: list[FramedClientConnection] = []  # with room for a question; the newest last
-        self._spread = min(_SPREAD, limits.connections)
-        self._dialled = 0  # connections that are being opened, to be shared
-        self._opened = asyncio.Event()  # one of those is, or is not to be had
+        # Connections that can carry a further exchange; the newest is the last.
+        self._free: list[FramedClientConnection] = []
+        self._unshared = min(_UNSHARED, limits.connections)
+        self._connecting = 0  # connections being opened that requests will share
+        self._connected = asyncio.Event()  # set when one of them is open or has failed
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def send(
         self, wire: Frame, /, *, deadline: float | None, decode: Decode[Frame] | None = None
     ) -> Any:
-        """Send one frame and return its answer; see `contract.Client`."""
+        """Send one frame and return its response; see `contract.Client`."""
         if not self._slots.try_acquire():
             async with deadline_scope(deadline, self._name):
                 await self._slots.wait(None)
         try:
             async with deadline_scope(deadline, self._name):
-                return await self._ask(Frame(wire.payload, wire.correlation, deadline), decode)
+                return await self._send(Frame(wire.payload, wire.correlation, deadline), decode)
         finally:
             self._slots.release()
 
     async def stream(
         self, wire: Frame, /, *, deadline: float | None
     ) -> AsyncGenerator[Frame, None]:
-        """Send one frame and yield its answer: on these streams, each question has one."""
+        """Send one frame and yield its only response."""
         yield await self.send(wire, deadline=deadline)
 
     async def close(self) -> None:
-        """Close every connection; harmless the second time."""
+        """Close every connection. A second call does nothing."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -95,98 +103,103 @@ class StreamClient:
             connection.abort()
         self._free.clear()
 
-    async def _ask(self, frame: Frame, decode: Decode[Frame] | None) -> Any:
-        connection, reused = await self._take()
+    async def _send(self, frame: Frame, decode: Decode[Frame] | None) -> Any:
+        connection, reused = await self._acquire()
         try:
-            return await self._ask_over(connection, frame, decode)
-        except Unavailable:
-            # One replay, where a kept connection turned out dead before the frame reached it.
-            if not (reused and connection.never_received):
+            return await self._exchange(connection, frame, decode)
+        except NotSent:
+            # One more attempt if an idle connection was closed before the frame was written.
+            if not reused:
                 raise
-        return await self._ask_over(await self._connect(), frame, decode)
+        return await self._exchange(await self._connect(), frame, decode)
 
-    async def _ask_over(
+    async def _exchange(
         self, connection: FramedClientConnection, frame: Frame, decode: Decode[Frame] | None
     ) -> Any:
-        connection.users += 1
+        connection.exchanges += 1
         try:
-            answer = await connection.exchange(frame)
-            return answer if decode is None else await accepted(answer, decode)
+            response = await connection.exchange(frame)
+            return response if decode is None else await accepted(response, decode)
         except UpstreamProtocolError:
-            connection.spoilt = True
+            connection.unusable = True
             raise
         finally:
-            connection.users -= 1
-            self._give_back(connection)
+            connection.exchanges -= 1
+            self._release(connection)
 
     # -- the pool
 
-    async def _take(self) -> tuple[FramedClientConnection, bool]:
-        """Return a connection with room, and whether it was used before."""
+    async def _acquire(self) -> tuple[FramedClientConnection, bool]:
+        """Return a connection for one more exchange, and whether it was used before."""
         while True:
             found = self._idle()
             if found is not None:
                 return found, True
             if self._ordered:
                 return await self._connect(), False
-            if len(self._free) + self._dialled < self._spread:
+            if len(self._free) + self._connecting < self._unshared:
                 try:
-                    return await self._another(), False
+                    return await self._connect_shared(), False
                 except NotSent:
                     if not self._free:
                         raise
             found = self._shared()
             if found is not None:
-                return found, found.asked
-            await self._opened.wait()
+                return found, found.used
+            await self._connected.wait()
 
-    async def _another(self) -> FramedClientConnection:
-        """Open a connection that others may share."""
-        self._dialled += 1
+    async def _connect_shared(self) -> FramedClientConnection:
+        """Open a connection that requests may share."""
+        self._connecting += 1
         try:
             connection = await self._connect()
             self._free.append(connection)
         finally:
-            self._dialled -= 1
-            opened, self._opened = self._opened, asyncio.Event()
-            opened.set()  # whoever waits looks again
+            self._connecting -= 1
+            connected, self._connected = self._connected, asyncio.Event()
+            connected.set()  # each waiter tries again
         return connection
 
     def _idle(self) -> FramedClientConnection | None:
-        """Return the newest connection that nobody uses; those that may not be used are closed."""
+        """Return the newest idle connection; close those that may not be used any more."""
         for connection in reversed(self._free):
             if not self._usable(connection):
                 self._free.remove(connection)
-                if not connection.users:
+                if not connection.exchanges:
                     connection.abort()
-            elif not connection.users:
-                return self._taken(connection)
+            elif not connection.exchanges:
+                return self._reserve(connection)
         return None
 
     def _shared(self) -> FramedClientConnection | None:
-        """Return the connection that the fewest use, among those with room."""
+        """Return the free connection with the fewest exchanges."""
         if not self._free:
             return None
-        return self._taken(min(self._free, key=lambda connection: connection.users))
+        return self._reserve(min(self._free, key=lambda connection: connection.exchanges))
 
-    def _taken(self, connection: FramedClientConnection) -> FramedClientConnection:
-        if connection.users + 1 >= self._room:
+    def _reserve(self, connection: FramedClientConnection) -> FramedClientConnection:
+        if connection.exchanges + 1 >= self._max_exchanges:
             self._free.remove(connection)
         return connection
 
     def _usable(self, connection: FramedClientConnection) -> bool:
-        if connection.spoilt:
+        if connection.unusable:
             return False
         now = asyncio.get_running_loop().time()
-        if now - connection.born > self._limits.connection_age_s:
+        if now - connection.created_at > self._limits.connection_age_s:
             return False
-        return bool(connection.users) or now - connection.idle_since <= self._limits.keepalive_s
+        if connection.exchanges:
+            return True
+        idle_s = now - connection.idle_since
+        if idle_s > self._limits.keepalive_s:
+            return False
+        return idle_s < UNSEEN_S or not connection.has_ended()
 
-    def _give_back(self, connection: FramedClientConnection) -> None:
+    def _release(self, connection: FramedClientConnection) -> None:
         if self._closed or not self._usable(connection):
             if connection in self._free:
                 self._free.remove(connection)
-            if not connection.users:
+            if not connection.exchanges:
                 connection.abort()
         elif connection not in self._free:
             self._free.append(connection)
@@ -198,11 +211,11 @@ class StreamClient:
             self._sweeper = loop.call_later(self._limits.keepalive_s, self._sweep)
 
     def _sweep(self) -> None:
-        """Close connections that have been idle for too long, or were closed at the far end."""
+        """Close connections that were idle too long, or that the server has closed."""
         self._sweeper = None
         for connection in [each for each in self._free if not self._usable(each)]:
             self._free.remove(connection)
-            if not connection.users:
+            if not connection.exchanges:
                 connection.abort()
         self._sweep_later()
 
@@ -212,29 +225,24 @@ class StreamClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
-                connection = await self._dial(loop)
+                connection = await self._open_connection(loop)
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no answer within {self._limits.connect_timeout_s} s"
-            raise NotSent(f"cannot connect to upstream {self._name}: {reason[:200]}") from error
+            raise ConnectFailure(
+                f"cannot connect to upstream {self._name}: {reason[:200]}"
+            ) from error
         return connection
 
-    async def _dial(self, loop: asyncio.AbstractEventLoop) -> FramedClientConnection:
-        def made() -> FramedClientConnection:
+    async def _open_connection(self, loop: asyncio.AbstractEventLoop) -> FramedClientConnection:
+        def make() -> FramedClientConnection:
             return FramedClientConnection(
                 self._name,
                 self._framer(),
                 ordered=self._ordered,
                 loop=loop,
-                open_ones=self._open,
+                open_connections=self._open,
                 held=Reservation(self._budget, self._limits.memory_wait_s),
             )
 
-        if self._name.startswith(PREFIX):
-            path = self._name.removeprefix(PREFIX)
-            return (await loop.create_unix_connection(made, path))[1]
-        host, _, port = self._name.rpartition(":")
-        host = host.strip("[]")
-        tls: dict[str, Any] = {}
-        if self._ssl is not None:
-            tls = {"ssl": self._ssl, "server_hostname": host}
-        return (await loop.create_connection(made, host, int(port), **tls))[1]
+        tls = {} if self._ssl is None else {"ssl": self._ssl}
+        return await self._upstream.connect(make, tls)

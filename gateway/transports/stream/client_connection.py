@@ -1,7 +1,7 @@
-"""One connection to an upstream on a framed byte stream: questions out, answers matched to them.
+"""One connection to an upstream that exchanges frames: sends requests, and matches the responses.
 
-Bytes that nobody asked for, or that cannot be followed, end the connection: what it would say next
-could be taken for the answer to another question.
+An unexpected or malformed response ends the connection: a later response could be matched to the
+wrong request.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any
 from gateway.ir.errors import (
     GatewayError,
     MalformedMessage,
+    NotSent,
     TooLarge,
     Unavailable,
     Unsupported,
     UpstreamProtocolError,
 )
 from gateway.transports.admission import Reservation
-from gateway.transports.net.sockets import peer_refused, reset_when_closed, tune
+from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
 from gateway.wire.stream import Frame, Framer
 
 _NUMBERS = 1 << 31
@@ -28,18 +29,19 @@ class FramedClientConnection(asyncio.Protocol):
     """A connection of a pool.
 
     Attributes:
-        users: Questions on it now; counted by the pool.
-        asked: A question has been put to it.
-        spoilt: It must not be used again.
-        never_received: The upstream had closed it before it could read the question asked last.
+        created_at: When the connection was made, on the clock of the loop.
+        idle_since: When its last exchange ended.
+        exchanges: How many exchanges are in progress, counted by the pool.
+        used: A request was sent on it.
+        unusable: No further request may be sent on it.
 
     Args:
-        name: Of the upstream, for errors.
-        framer: Of this connection.
-        ordered: Whether answers come in the order of the questions.
-        loop: Its clock.
-        open_ones: It is in there while it is open.
-        held: Holds the bytes of an answer that is coming.
+        name: The name of the upstream, for errors.
+        framer: The framer of this connection.
+        ordered: Whether responses arrive in the order of the requests.
+        loop: The event loop.
+        open_connections: Contains the connection while it is open.
+        held: The memory reservation for an incomplete response.
     """
 
     def __init__(
@@ -49,71 +51,68 @@ class FramedClientConnection(asyncio.Protocol):
         *,
         ordered: bool,
         loop: asyncio.AbstractEventLoop,
-        open_ones: set[FramedClientConnection],
+        open_connections: set[FramedClientConnection],
         held: Reservation,
     ) -> None:
         self._name = name
         self._framer = framer
         self._ordered = ordered
         self._loop = loop
-        self._open_ones = open_ones
+        self._open_connections = open_connections
         self._held = held
         self._growing: asyncio.Task[None] | None = None
         self._transport: Any = None
         self._waiting: dict[int | None, asyncio.Future[Frame]] = {}
         self._abandoned: set[int | None] = set()
         self._number = 0
-        self._silent = True  # no byte has come since the last question
-        self._refused = False
-        self.born = self.idle_since = loop.time()
-        self.users = 0
-        self.asked = False
-        self.spoilt = False
-
-    @property
-    def never_received(self) -> bool:
-        """Whether the question asked last met a connection that the upstream had closed."""
-        return self._refused and self._silent
+        self.created_at = self.idle_since = loop.time()
+        self.exchanges = 0
+        self.used = False
+        self.unusable = False
 
     async def exchange(self, frame: Frame) -> Frame:
-        """Send *frame* and return its answer.
+        """Send *frame* and return its response.
 
-        Given up before the answer is whole, the connection is not used again; with nobody else
-        on it, it is closed.
+        If the caller is cancelled before the response is complete, the connection is not used
+        again.  It is closed when it carries no other exchange.
 
         Raises:
+            NotSent: The connection was closed already.
             Unavailable: The connection broke.
-            UpstreamProtocolError: The answer's framing is broken, or nobody asked for it.
-            TooLarge: The answer is over the limit.
-            Unsupported: No frame can carry the question.
+            UpstreamProtocolError: The response is malformed, or matches no request.
+            TooLarge: The response exceeds the limit.
+            Unsupported: The request is too large for a frame.
         """
         if self._transport is None or self._transport.is_closing():
-            self._refused = self._silent = True
-            raise self._lost("it was closed")
+            raise NotSent(f"upstream {self._name} closed the connection")
         number = self._next_number()
         try:
             buffers = self._framer.send(Frame(frame.payload, number, frame.deadline))
-        except TooLarge as error:  # what is over a limit here is not the answer
+        except TooLarge as error:  # of the caller, TooLarge would mean the response
             raise Unsupported(error.message, limit=error.limit) from error
-        answer: asyncio.Future[Frame] = self._loop.create_future()
-        self._waiting[number] = answer
-        self._silent = self.asked = True
+        response: asyncio.Future[Frame] = self._loop.create_future()
+        self._waiting[number] = response
+        self.used = True
         self._transport.writelines(buffers)
         try:
-            return await answer
+            return await response
         finally:
             self.idle_since = self._loop.time()
-            if self._waiting.pop(number, None) is not None:  # given up
-                self.spoilt = True
+            if self._waiting.pop(number, None) is not None:  # cancelled
+                self.unusable = True
                 self._abandoned.add(number)
                 if not self._waiting and self._transport is not None:
-                    # A mere end would leave the upstream to guess whether its answer is still read.
+                    # A reset tells the upstream that nobody reads its response.
                     reset_when_closed(self._transport.get_extra_info("socket"))
                     self.abort()
 
+    def has_ended(self) -> bool:
+        """Return whether the peer has closed it, even if the loop has not read that yet."""
+        return self._transport is None or peer_left(self._transport.get_extra_info("socket"))
+
     def abort(self) -> None:
-        """Close at once; what is unsent stays so."""
-        self.spoilt = True
+        """Close at once, without sending the data that is still buffered."""
+        self.unusable = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -126,22 +125,21 @@ class FramedClientConnection(asyncio.Protocol):
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set the socket's options."""
+        """Set the options of the socket."""
         self._transport = transport
-        self._open_ones.add(self)
+        self._open_connections.add(self)
         tune(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        """Hand answers to those who wait for them."""
-        self._silent = False
+        """Pass each complete response to its caller."""
         try:
             frames = self._framer.receive(data)
             fault = self._framer.fault
         except GatewayError as error:
             frames, fault = [], error
         for frame in frames:
-            if not self._hand_over(frame):
-                fault = fault or MalformedMessage("an answer that nobody asked for")
+            if not self._resolve(frame):
+                fault = fault or MalformedMessage("a response that matches no request")
                 break
         if fault is not None:
             self._fail(self._broken(fault))
@@ -149,10 +147,10 @@ class FramedClientConnection(asyncio.Protocol):
         elif self._framer.wanted and not self._waiting:
             self.abort()
         else:
-            self._hold()
+            self._reserve()
 
-    def _hold(self) -> None:
-        """Hold what has come of an answer, and a step more; read no further until that is had."""
+    def _reserve(self) -> None:
+        """Reserve memory for an incomplete response; stop reading until it is available."""
         wanted, held = self._framer.wanted, self._held
         if not wanted:
             held.close()
@@ -174,45 +172,42 @@ class FramedClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> None:
-        """Learn, while the socket is still open, how the upstream closed it."""
-        # A peer that closed an idle connection resets it when the question arrives; one that took
-        # the question and then failed merely ends it.
-        self._refused = peer_refused(self._transport.get_extra_info("socket"))
-        self.spoilt = True
+        """Send no further request."""
+        self.unusable = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail whatever waits."""
-        self._refused |= isinstance(exc, ConnectionResetError | BrokenPipeError)
-        self.spoilt = True
+        """Fail every exchange in progress."""
+        self.unusable = True
         self._transport = None
-        self._open_ones.discard(self)
+        self._open_connections.discard(self)
         if self._growing is not None:
             self._growing.cancel()
         self._held.close()
-        self._fail(self._lost("it ended without an answer" if exc is None else str(exc)))
+        self._fail(self._lost("it ended without a response" if exc is None else str(exc)))
 
-    # -- answers
+    # -- responses
 
-    def _hand_over(self, frame: Frame) -> bool:
+    def _resolve(self, frame: Frame) -> bool:
+        """Pass a response to its caller; return whether there is or was one."""
         number = None if self._ordered else frame.correlation
-        answer = self._waiting.pop(number, None)
-        if answer is None:
-            known = number in self._abandoned
+        response = self._waiting.pop(number, None)
+        if response is None:
+            was_abandoned = number in self._abandoned
             self._abandoned.discard(number)
-            return known
-        if not answer.done():
-            answer.set_result(frame)
+            return was_abandoned
+        if not response.done():
+            response.set_result(frame)
         return True
 
     def _fail(self, error: GatewayError) -> None:
         waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            if not answer.done():
-                answer.set_exception(error)
+        for response in waiting.values():
+            if not response.done():
+                response.set_exception(error)
 
     def _broken(self, fault: GatewayError) -> GatewayError:
         if isinstance(fault, TooLarge):
-            message = f"the answer of upstream {self._name}: {fault.message}"
+            message = f"the response of upstream {self._name}: {fault.message}"
             return TooLarge(message, limit=fault.limit)
         return UpstreamProtocolError(f"upstream {self._name} broke its framing: {fault.message}")
 

@@ -1,4 +1,4 @@
-"""What the connections of one byte stream listener share, and what it asks of each."""
+"""StreamListenerState: the state that the connections of one stream listener share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Overloaded
 from gateway.transports.admission import (
+    DESCRIPTORS,
     ConcurrencyLimiter,
     ConnectionCount,
     MemoryBudget,
@@ -16,7 +17,9 @@ from gateway.transports.admission import (
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits, StreamFrontend
+from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import tune
+from gateway.transports.stream.refused import RefusedConnection
 from gateway.wire.stream import Framer
 
 
@@ -24,15 +27,15 @@ class FramedConnection(Protocol):
     """A connection, as its listener sees it."""
 
     def drain(self) -> None:
-        """Close when idle, else after the last answer that is due."""
+        """Close when idle, or after the last pending response."""
         ...
 
     def fail_in_flight(self) -> None:
-        """Answer what is in flight with an error, and close."""
+        """End the requests in progress with an error, and close."""
         ...
 
     def abort(self) -> None:
-        """Close at once, without the end of what was being written."""
+        """Close at once, without the rest of the output."""
         ...
 
 
@@ -56,35 +59,54 @@ class StreamListenerState:
     framer: Callable[[], Framer]
     width: int
     ahead: int
-    refused: Callable[[GatewayError], None]
+    refused: Callable[[GatewayError], str | None]
     open: bool = True
     connections: set[FramedConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self, connection: FramedConnection, transport: Any) -> str | None:
-        """Take a connection in and return the address it counts for; None, and it is cut.
+        """Accept a connection and return its client address; return None if it is rejected.
 
-        It is cut where nothing is taken any more, or there are too many.
+        A connection is rejected while the listener is closing, or above a limit.
         """
         if not self.open:
             transport.abort()
             return None
-        sock = transport.get_extra_info("socket")
-        # A unix socket's clients have no addresses: each counts for itself.
-        address = client_address(transport, f"unix {id(connection)}")
-        refusal = connection_refusal(self.count, transport, address)
+        refusal = self.refusal(connection, transport)
         if refusal is not None:
-            self.refused(refusal)
-            transport.abort()
+            self._refuse(transport, refusal)
             return None
+        address = _address_of(connection, transport)
         self.count.enter(address)
         self.connections.add(connection)
         self.emptied.clear()
-        tune(sock)
+        tune(transport.get_extra_info("socket"))
         return address
+
+    def refusal(self, connection: FramedConnection, transport: Any) -> Overloaded | None:
+        """Return the error for a connection above a limit; None if there is room."""
+        return connection_refusal(self.count, transport, _address_of(connection, transport))
+
+    def _refuse(self, transport: Any, refusal: Overloaded) -> None:
+        """Answer a connection above a limit in the form of the protocol, and close it."""
+        if refusal.limit == DESCRIPTORS:
+            self.refused(refusal)
+            transport.abort()
+            return
+        answer, framer = self.frontend.reject(refusal), self.framer()
+        buffers = framer.send(answer)
+        if buffers:
+            refuse_connection(transport, b"".join(buffers), linger=True)
+        else:
+            transport.set_protocol(RefusedConnection(transport, framer, answer))
 
     def forget(self, connection: FramedConnection) -> None:
         """Note that a connection is over."""
         self.connections.discard(connection)
         if not self.connections:
             self.emptied.set()
+
+
+def _address_of(connection: FramedConnection, transport: Any) -> str:
+    """Return the address that a connection counts for. A client of a unix socket has its own."""
+    return client_address(transport, f"unix {id(connection)}")

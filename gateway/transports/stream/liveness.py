@@ -1,8 +1,8 @@
-"""Whether a client that is owed an answer, and from which nothing is read, is still there.
+"""LivenessMonitor: notices that a client has left while its response is pending.
 
-On TCP, a client that has gone and one that has only stopped sending look the same until something
-is written: the beginning of the answer, which is the same for all answers, meets a reset where
-nobody is left. Unix sockets tell at once.
+On TCP, a client that has left and one that has only closed its half look the same until data is
+sent.  The first bytes of every response are the same, so sending them early causes a reset if the
+client has left.  Unix sockets report it at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.transports.net.sockets import peer_ended, peer_gone
 
-# Together well under the 100 ms in which work for nobody ends.
+# Together below 100 ms, the goal for ending the call of a client that has left.
 _PROBE_AFTER_S = 0.05
 _CHECK_EACH_S = 0.02
 
@@ -22,9 +22,9 @@ class LivenessMonitor:
     """Watches the client of one connection.
 
     Args:
-        loop: Its clock and timer.
-        unseen: Whether the client could leave unnoticed; it is watched as long as it could.
-        probe: Writes the beginning of the answer, the first time.
+        loop: The event loop.
+        unseen: Whether the client could leave unnoticed now.
+        probe: Writes the beginning of the response. Called once.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How long a client of a byte stream may take: for its first frame, within one, between two."""
+"""FrameTimeouts: time limits of a client that sends frames."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gateway.transports.contract import ServerLimits
 
 
 class FrameTimeouts:
-    """The time limits of one connection, watched with one timer.
+    """The time limits of one connection, with one timer.
 
-    Waiting for us costs a client nothing: the clock of a frame stands still while nothing is read.
+    The clock of a frame stops while the gateway does not read.
 
     Args:
-        limits: Of the listener.
-        loop: Its clock and timer.
-        expired: Told of the limit that was exceeded, by its YAML name.
+        limits: The limits of the listener.
+        loop: The event loop.
+        expired: Called with the YAML name of the limit that was exceeded.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FrameTimeouts:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the frame has taken so far."""
+        """How many seconds the current frame has taken."""
         return self._loop.time() - self._since
 
     def opened(self) -> None:
@@ -48,7 +48,7 @@ class FrameTimeouts:
         self._watch()
 
     def received(self, size: int, *, partial: bool, frames: int) -> None:
-        """Note *size* bytes, which completed so many *frames* and may have begun another."""
+        """Note *size* bytes, which completed *frames* frames and may have started another."""
         self._asked = True
         now = self._last = self._loop.time()
         if partial and (frames or not self._partial):
@@ -57,7 +57,7 @@ class FrameTimeouts:
         self.received_bytes += size
 
     def go_on(self, *, busy: bool, reading: bool) -> None:
-        """Note whether frames await their answers, and whether more is read."""
+        """Note whether frames wait for their responses, and whether the gateway reads."""
         if (self._busy and not busy and not self._partial) or (reading and not self._reading):
             self._since = self._last = self._loop.time()
             self.received_bytes = 0
@@ -93,7 +93,7 @@ class FrameTimeouts:
     def _watch(self) -> None:
         due = self._due()
         if due is None or (self._timer is not None and self._timer_at <= due[0]):
-            return  # a timer that comes too early looks again
+            return  # the timer expired early
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = due[0]

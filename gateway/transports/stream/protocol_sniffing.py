@@ -1,8 +1,8 @@
-"""HTTP and gRPC on the port of a byte stream: a connection's first bytes say what it speaks.
+"""ProtocolSniffer: recognises HTTP and gRPC on the port of a byte stream by the first bytes.
 
-A connection is handed over once, with what has come of it, to the stream's own protocol or to a
-server that listens nowhere itself; whatever is none of them goes to the stream, whose framer says
-so in its way.
+A connection is passed once, with the bytes received so far, to the stream's own protocol or to a
+server that does not listen itself.  Anything unknown goes to the stream, whose framer reports the
+error in its own form.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.ir.errors import InvalidRequest
-from gateway.transports.admission import ConnectionCount
+from gateway.ir.errors import InvalidRequest, Overloaded
+from gateway.transports.admission import DESCRIPTORS, ConnectionCount
 from gateway.transports.stream.listener import StreamListenerState
+from gateway.transports.stream.refused import FIRST_FRAME_S
 
 # RFC 9110, section 9, and PATCH of RFC 5789.
 _METHODS = (
@@ -28,8 +29,6 @@ _METHODS = (
     b"TRACE ",
     b"PATCH ",
 )
-# RFC 9113, section 3.4.
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class ConnectionServer(Protocol):
@@ -39,8 +38,8 @@ class ConnectionServer(Protocol):
         """Be ready to be handed connections."""
         ...
 
-    def connection(self) -> asyncio.BaseProtocol:
-        """Return the protocol of one more connection; it has not been told of a transport."""
+    def announce_close(self) -> None:
+        """Ask clients to leave, and serve them as before."""
         ...
 
     async def drain(self, timeout_s: float) -> None:
@@ -58,37 +57,34 @@ MatchesPrefix = Callable[[bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class SharedPortProtocols:
-    """What is spoken on a stream's port besides its frames.
+    """The other protocols on the port of a stream.
 
     Attributes:
-        is_frame: Tells the stream's own protocol.
-        servers: Each with what tells its protocol.
-        count: Of the port's connections, which the servers count theirs in too.
+        is_frame: Returns whether the first bytes belong to the stream's own protocol.
+        connections: For each protocol, a test of the first bytes and a factory of connections.
+        servers: The servers of those connections.
+        count: The connection count of the port, which the servers share.
     """
 
     is_frame: MatchesPrefix
-    servers: tuple[tuple[MatchesPrefix, ConnectionServer], ...]
+    connections: tuple[tuple[MatchesPrefix, Callable[[], asyncio.BaseProtocol]], ...]
+    servers: tuple[ConnectionServer, ...]
     count: ConnectionCount
 
 
 def may_be_http(first: bytes) -> bool:
-    """Tell whether a connection that begins with *first* speaks HTTP/1, or may still do so."""
+    """Return whether a connection that starts with *first* speaks HTTP/1, or may do so."""
     return any(first.startswith(method) or method.startswith(first) for method in _METHODS)
 
 
-def may_be_http2(first: bytes) -> bool:
-    """Tell whether a connection that begins with *first* speaks HTTP/2, or may still do so."""
-    return first[: len(_PREFACE)] == _PREFACE[: len(first)]
-
-
 class ProtocolSniffer(asyncio.Protocol):
-    """A connection of *listener* that has not said yet what it speaks.
+    """A connection of *listener* whose protocol is not known yet.
 
     Args:
-        listener: Counts it, until it is handed over.
-        beside: What it may speak.
-        stream: Makes the stream's own protocol.
-        loop: Its timer.
+        listener: Counts the connection until it is passed on.
+        beside: The other protocols.
+        stream: Creates the stream's own protocol.
+        loop: The event loop.
     """
 
     def __init__(
@@ -110,8 +106,15 @@ class ProtocolSniffer(asyncio.Protocol):
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, and wait for its first bytes."""
+        """Accept the connection, and wait for its first bytes.
+
+        One above a limit is refused by the protocol that it speaks, in that protocol's form.
+        """
         self._transport = transport
+        refusal = self._listener.refusal(self, transport)
+        if refusal is not None and refusal.limit != DESCRIPTORS:
+            self._timer = self._loop.call_later(FIRST_FRAME_S, self._refuse, refusal)
+            return
         self._address = self._listener.enter(self, transport)
         if self._address is not None:
             limits = self._listener.limits
@@ -120,11 +123,11 @@ class ProtocolSniffer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand the connection over once it is known to whom."""
         self._first += data
-        servers = [server for may_be, server in self._beside.servers if may_be(self._first)]
+        others = [make for may_be, make in self._beside.connections if may_be(self._first)]
         may_be_frame = self._beside.is_frame(self._first)
-        if len(servers) + may_be_frame > 1:
+        if len(others) + may_be_frame > 1:
             return
-        self._hand_over(servers[0].connection() if servers else self._stream())
+        self._hand_over(others[0]() if others else self._stream())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
         """Forget the connection."""
@@ -133,11 +136,11 @@ class ProtocolSniffer(asyncio.Protocol):
     # -- ending
 
     def drain(self) -> None:
-        """Close: nothing has been asked."""
+        """Close: there is no request."""
         self._transport.close()
 
     def fail_in_flight(self) -> None:
-        """Close: nothing has been asked."""
+        """Close: there is no request."""
         self._transport.close()
 
     def abort(self) -> None:
@@ -150,13 +153,18 @@ class ProtocolSniffer(asyncio.Protocol):
         )
         self._transport.close()
 
+    def _refuse(self, refusal: Overloaded) -> None:
+        self._listener.refused(refusal)
+        self._transport.abort()
+
     def _hand_over(self, protocol: Any) -> None:
         if self._transport.is_closing():
             return
         self._leave()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        protocol.data_received(self._first)
+        if not self._transport.is_closing():  # one that is refused has another protocol now
+            self._transport.get_protocol().data_received(self._first)
 
     def _leave(self) -> None:
         if self._timer is not None:

@@ -1,7 +1,7 @@
-"""Server for framed byte streams over TCP and unix sockets: listening, limits, drain.
+"""StreamServer: a server for framed byte streams over TCP and unix sockets.
 
-What happens on a connection is in `stream_connection`. It reads no message: a framer cuts the
-stream, a frontend answers frames.
+It listens, applies limits and drains; `server_connection` handles connections.  It reads no
+messages: a framer splits the stream, and a frontend handles frames.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from gateway.ir.errors import GatewayError
@@ -35,23 +36,25 @@ def _ignore(_error: GatewayError) -> None: ...
 class StreamServer:
     """A listener for one protocol on a byte stream.
 
-    Limits mean here what they mean for HTTP: a frame is a body, `header_timeout_s` the time to
-    begin the first. `pipelined_requests` of one connection are taken before they are answered
-    where answers are in order, `h2_streams` answered at once where they are not.
+    The limits mean what they mean for HTTP: a frame is a body, and `header_timeout_s` is the time
+    until the first one starts.  Of one connection, `pipelined_requests` frames are read ahead where
+    responses are in order, and `h2_streams` frames are handled at once where they are not.
 
     Args:
-        address: "host:port", ":port" for every address, or "unix:/path"; port 0 picks one.
-        framer: Makes the framer of one connection; its own limits bound a frame.
-        frontend: Answers frames. Answers get the number (`Frame.correlation`) of the question.
-        limits: Of this listener.
-        budget: Of the process.
-        ordered: Whether answers go out in the order of the questions, or as they come.
+        address: "host:port", ":port" for every address, or "unix:/path"; port 0 takes a free one.
+        framer: Creates the framer of a connection, which limits the size of a frame.
+        frontend: Handles frames.  A response has the number (`Frame.correlation`) of its request.
+        limits: The limits of this listener.
+        budget: The memory budget of the process.
+        ordered: Whether responses are sent in the order of the requests.
         ssl_context: For TLS.
-        mode: Permissions of a unix socket's file.
-        refused: Told of connections and frames refused before a frontend was asked.
-        beside: What else is spoken here; told apart by a connection's first bytes.
-        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
-        sock: A unix socket that other processes have too, instead of one of its own there.
+        mode: The permissions of a unix socket.
+        refused: Called for connections and frames that are rejected before they reach the frontend.
+        beside: Other protocols on this port, recognised by the first bytes of a connection.
+        reuse_port: Whether other processes listen on the same port too.
+        sock: A unix socket that other processes share, instead of an own one.
+        count: Counts the connections; None for a count of its own.
+        replaces: Whether the unix socket replaces that of a server that listens there.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -65,19 +68,23 @@ class StreamServer:
         ordered: bool = True,
         ssl_context: ssl.SSLContext | None = None,
         mode: int = 0o660,
-        refused: Callable[[GatewayError], None] = _ignore,
+        refused: Callable[[GatewayError], str | None] = _ignore,
         beside: SharedPortProtocols | None = None,
         reuse_port: bool = False,
         sock: socket.socket | None = None,
+        count: ConnectionCount | None = None,
+        replaces: bool = False,
     ) -> None:
         self._where = address
         self._reuse_port = reuse_port
         self._sock = sock
+        self._replaces = replaces
         self._beside = beside
-        self._others = [] if beside is None else [server for _, server in beside.servers]
+        self._others = () if beside is None else beside.servers
         self._mode = mode
         self._ssl = ssl_context
-        count = ConnectionCount(limits.connections, limits.connections_per_address)
+        if count is None:
+            count = ConnectionCount(limits.connections, limits.connections_per_address)
         self._listener = StreamListenerState(
             limits=limits,
             budget=budget,
@@ -101,7 +108,7 @@ class StreamServer:
         return self._address
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the address cannot be had."""
+        """Listen. Raises OSError if the address is in use or invalid."""
         for server in self._others:
             await server.start()
         try:
@@ -118,7 +125,7 @@ class StreamServer:
             sock = self._sock
             if sock is None:
                 self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
-                sock = self._file.bind()
+                sock = self._file.bind(replaces=self._replaces)
             elif sys.version_info >= (3, 13):  # the file is not ours to remove
                 options["cleanup_socket"] = False
             self._server = await loop.create_unix_server(connection, sock=sock, **options)
@@ -143,16 +150,23 @@ class StreamServer:
             return stream
         return partial(ProtocolSniffer, self._listener, self._beside, stream, loop)
 
+    def announce_close(self) -> None:
+        """Ask clients of HTTP and gRPC to close; framed protocols have no message for it."""
+        for server in self._others:
+            server.announce_close()
+
     async def drain(self, timeout_s: float) -> None:
-        """Take no new connections, finish what is in flight, then cancel the rest and close."""
+        """Accept no new connections, finish the requests in progress, then cancel and close."""
         if self._server is None:
             return
-        if self._reuse_port and not self._where.startswith(PREFIX):
-            connection = self._connections(asyncio.get_running_loop())
-            await drain_accept_queue(self._server, connection, self._tls)
+        end = monotonic() + timeout_s
+        self.announce_close()
+        connection = self._connections(asyncio.get_running_loop())
+        await drain_accept_queue(self._server, connection, self._tls)
         self._close_door()
         for each in list(self._listener.connections):
             each.drain()
+        timeout_s = max(0.0, end - monotonic())
         async with asyncio.TaskGroup() as draining:
             draining.create_task(self._drained(timeout_s))
             for server in self._others:
@@ -181,6 +195,8 @@ class StreamServer:
     def _tls(self) -> dict[str, Any]:
         if self._ssl is None:
             return {}
+        if self._beside is not None:
+            self._ssl.set_alpn_protocols(["h2", "http/1.1"])
         return {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
 
     def _close_door(self) -> None:
@@ -197,4 +213,4 @@ class StreamServer:
             async with asyncio.timeout(timeout_s):
                 await self._listener.emptied.wait()
         except TimeoutError:
-            return  # whoever asked goes on to stronger means
+            return  # the caller aborts the connections next

@@ -1,9 +1,9 @@
-"""One connection of a framed byte stream, on the server's side.
+"""One server connection of a framed byte stream.
 
-Frames are cut as they arrive and answered in tasks of their own: one at a time where the protocol
-answers in order, as they come where it numbers its frames. What is read ahead is bounded, by frames
-and by bytes: over that, nothing is read. How long a client may take is in `stream_pace`, how its
-leaving is noticed in `stream_presence`, listening in `stream_server`.
+Frames are split as they arrive and handled in tasks: one at a time if the protocol responds in
+order, several if it numbers its frames.  The number and the bytes of frames that are read ahead are
+limited.  `pacing` limits the time of a client, `liveness` notices that it has left, and `server`
+listens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.transports.admission import (
     no_memory,
 )
 from gateway.transports.contract import is_probe
-from gateway.transports.net.sockets import pause_until_taken
+from gateway.transports.net.sockets import pause_until_drained
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.liveness import LivenessMonitor
@@ -43,11 +43,11 @@ _LINGER_S = 1.0
 
 @dataclass(slots=True)
 class _PendingFrame:
-    """A whole frame on its way to its answer.
+    """A complete frame without a complete response.
 
     Attributes:
-        late: It came when no more were wanted.
-        answered: An answer, or part of one, was written.
+        late: It arrived after the connection stopped reading.
+        answered: A response, or a part of one, was written.
     """
 
     frame: Frame
@@ -76,10 +76,10 @@ class StreamConnection(asyncio.Protocol):
         self._writing = asyncio.Lock()
         self._taken = asyncio.Event()
         self._taken.set()
-        self._ended = asyncio.Event()  # nothing more comes from the client
+        self._ended = asyncio.Event()  # the client sends nothing more
         self._last_word: GatewayError | None = None
         self._reading = True
-        self._closing = False  # nothing more is taken; what is due is answered
+        self._closing = False  # nothing more is read; pending frames are handled
         self._draining = False
         self._given_up = False
 
@@ -91,18 +91,18 @@ class StreamConnection(asyncio.Protocol):
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, or close it at once when there are too many."""
+        """Accept the connection, or close it at once above a limit."""
         self._transport = transport
         self._address = self._listener.enter(self, transport)
         if self._address is None:
             return
         self._client = client_shares(self._address, self._listener.slots, self._listener.budget)
         self._partial = self._new_lease()
-        pause_until_taken(transport)
+        pause_until_drained(transport)
         self._pace.opened()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
-        """Forget the connection and cancel what still answers."""
+        """Cancel the tasks of the connection."""
         self._transport = None
         self._closing = True
         self._ended.set()
@@ -110,8 +110,8 @@ class StreamConnection(asyncio.Protocol):
         for task in (*self._running, self._room, self._farewell):
             if task is not None:
                 task.cancel()
-        for asked in self._queue:
-            asked.lease.close()
+        for pending in self._queue:
+            pending.lease.close()
         self._queue.clear()
         self._partial.close()
         if self._address is not None:
@@ -120,16 +120,16 @@ class StreamConnection(asyncio.Protocol):
         self._forget_if_over()
 
     def pause_writing(self) -> None:
-        """Note that the kernel has not taken all that was written."""
+        """Note that the write buffer is full."""
         self._taken.clear()
 
     def resume_writing(self) -> None:
         """Note that it has."""
         self._taken.set()
-        self._go_on()
+        self._advance()
 
     def data_received(self, data: bytes) -> None:
-        """Cut frames, and take them."""
+        """Split *data* into frames, and start to handle them."""
         if self._closing:
             return
         try:
@@ -137,22 +137,26 @@ class StreamConnection(asyncio.Protocol):
             fault = self._framer.fault
         except GatewayError as error:
             frames, fault = [], error
-        # In order, what was begun is finished and the rest left unread; otherwise one client could
-        # keep a connection busy for good.
+        # While draining an ordered connection, started frames are finished and the rest is not
+        # read.  Otherwise one client could keep it open for ever.
         late = self._draining and self._listener.width > 1
         for frame in frames:
             self._partial.settle()
-            self._queue.append(_PendingFrame(frame, self._partial, late))
+            client = self._client.caller.client()
+            sent = Frame(
+                frame.payload, frame.correlation, frame.deadline, frame.extra_bytes, client
+            )
+            self._queue.append(_PendingFrame(sent, self._partial, late))
             self._partial = self._new_lease()
         self._pace.received(len(data), partial=self._framer.wanted > 0, frames=len(frames))
         if fault is not None:
             self._end_reading(fault)
         else:
             self._hold()
-        self._go_on()
+        self._advance()
 
     def eof_received(self) -> bool:
-        """Answer what came whole to a client that only stopped sending."""
+        """Finish the complete frames of a client that has closed its half."""
         self._ended.set()
         if self._transport.get_extra_info("sslcontext") is not None:
             return False  # TLS has no half-closed connections
@@ -162,17 +166,22 @@ class StreamConnection(asyncio.Protocol):
         except GatewayError as error:
             fault = error
         self._end_reading(fault)
-        self._go_on()
+        self._advance()
         return True
 
     # -- taking frames
+
+    def _with_client(self, error: GatewayError) -> GatewayError:
+        """Return *error*, after adding the client to it."""
+        error.client = self._client.caller.client()
+        return error
 
     def _new_lease(self) -> Reservation:
         listener = self._listener
         return Reservation(listener.budget, listener.limits.queue_wait_s, self._client.memory)
 
     def _hold(self) -> None:
-        """Reserve what has come of the frame that has begun, and one step ahead."""
+        """Reserve memory for an incomplete frame, one step ahead."""
         wanted, held = self._framer.wanted, self._partial
         if not wanted or self._room is not None:
             return
@@ -187,7 +196,7 @@ class StreamConnection(asyncio.Protocol):
 
     def _gives_way(self, error: GatewayError) -> None:
         self._end_reading(error)
-        self._go_on()
+        self._advance()
 
     async def _wait_for_room(self, size: int) -> None:
         error: GatewayError | None = None
@@ -198,10 +207,10 @@ class StreamConnection(asyncio.Protocol):
         self._room = None
         if error is not None:
             self._end_reading(error)
-        self._go_on()
+        self._advance()
 
     def _end_reading(self, error: GatewayError | None) -> None:
-        """Take nothing more; once what is due is answered, say *error* and close."""
+        """Read nothing more; after the pending responses, send *error* and close."""
         if self._closing:
             return
         self._closing = True
@@ -212,7 +221,7 @@ class StreamConnection(asyncio.Protocol):
         self._partial.close()
 
     def _too_slow(self, limit: str) -> None:
-        """End a connection that has been idle for long, or whose frame comes too slowly."""
+        """Close a connection that is idle too long, or whose frame arrives too slowly."""
         if self._framer.wanted:
             self._end_reading(
                 InvalidRequest(
@@ -221,26 +230,27 @@ class StreamConnection(asyncio.Protocol):
                     limit=limit,
                 )
             )
-            self._go_on()
+            self._advance()
             return
         if limit == "header_timeout_s":
-            self._listener.refused(InvalidRequest("a connection asked nothing", limit=limit))
+            error = InvalidRequest("a connection asked nothing", limit=limit)
+            self._listener.refused(self._with_client(error))
         self._transport.close()
 
-    # -- going on after whatever has happened
+    # -- progress after each event
 
-    def _go_on(self) -> None:
-        """Answer what can be answered now, read or not, and close when nothing is left."""
-        # A client that does not take its answers is not given more.
+    def _advance(self) -> None:
+        """Start the frames that can be handled, update reading, and close at the end."""
+        # A client that does not read its responses gets no further ones.
         while self._queue and len(self._running) < self._listener.width and self._taken.is_set():
-            asked = self._queue.popleft()
-            task = self._loop.create_task(self._answer(asked))
-            self._running[task] = asked
+            pending = self._queue.popleft()
+            task = self._loop.create_task(self._answer(pending))
+            self._running[task] = pending
             task.add_done_callback(self._answered)
         if self._transport is None:
             self._forget_if_over()
             return
-        self._read_or_not()
+        self._update_reading()
         self._presence.watch(self._transport, ended=self._ended.is_set())
         self._pace.go_on(busy=self.in_flight > 0, reading=self._reading and not self._closing)
         if self.in_flight:
@@ -255,10 +265,10 @@ class StreamConnection(asyncio.Protocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("internal error", exc_info=error)
             self.abort()
-        self._go_on()
+        self._advance()
 
-    def _read_or_not(self) -> None:
-        """Read while there is room; what cannot be used is left to the kernel, and so refused."""
+    def _update_reading(self) -> None:
+        """Read while there is room; the kernel keeps the rest."""
         full = self.in_flight >= self._listener.ahead or self._room is not None
         unwanted = self._draining and not self._framer.wanted and self._listener.width == 1
         reading = self._closing or not (full or unwanted)
@@ -274,105 +284,105 @@ class StreamConnection(asyncio.Protocol):
         if self._transport is None and not self._running:
             self._listener.forget(self)
 
-    # -- answering
+    # -- responses
 
-    async def _answer(self, asked: _PendingFrame) -> None:
+    async def _answer(self, pending: _PendingFrame) -> None:
         CLIENT_MEMORY.set(self._client.memory)
         try:
-            await self._ask_or_give_up(asked)
+            await self._ask_or_give_up(pending)
         except SlowReaderError as error:
-            self._listener.refused(Cancelled(str(error), limit=error.limit))
-        except OSError:  # the client has left: there is nobody to tell
+            self._listener.refused(self._with_client(Cancelled(str(error), limit=error.limit)))
+        except OSError:  # the client has left
             self.abort()
         finally:
-            asked.lease.close()
+            pending.lease.close()
 
-    async def _ask_or_give_up(self, asked: _PendingFrame) -> None:
+    async def _ask_or_give_up(self, pending: _PendingFrame) -> None:
         try:
-            if asked.late:
-                await self._refuse(asked, _shutting_down())
+            if pending.late:
+                await self._refuse(pending, _shutting_down())
             else:
-                await self._admit_and_ask(asked)
+                await self._admit_and_ask(pending)
         except asyncio.CancelledError:
-            if not self._given_up or asked.answered or self._transport is None:
-                raise  # a task among the names here would keep the frame till the next collection
+            if not self._given_up or pending.answered or self._transport is None:
+                raise  # a local variable with the task would be a reference cycle
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            await self._refuse(asked, _shutting_down())
+            await self._refuse(pending, _shutting_down())
 
-    async def _admit_and_ask(self, asked: _PendingFrame) -> None:
+    async def _admit_and_ask(self, pending: _PendingFrame) -> None:
         slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots
         try:
-            needed = size_of(asked.frame.payload) + asked.frame.extra_bytes
+            needed = size_of(pending.frame.payload) + pending.frame.extra_bytes
             if not slots.try_acquire(1, client):
-                if is_probe(self._listener.frontend, asked.frame, needed):
-                    await self._ask(asked)
+                if is_probe(self._listener.frontend, pending.frame, needed):
+                    await self._ask(pending)
                     return
                 await slots.wait(limits.queue_wait_s, client)
         except GatewayError as error:
-            await self._refuse(asked, error)
+            await self._refuse(pending, error)
             return
         has_slot = True
         try:
-            more = needed - asked.lease.size_bytes
-            if more > 0:  # it came whole, in one read, or holds more than came
-                await asked.lease.grow(more)
-            found = await self._listener.frontend.handle(asked.frame)
+            more = needed - pending.lease.size_bytes
+            if more > 0:  # the frame arrived in one piece, or more is reserved than arrived
+                await pending.lease.grow(more)
+            found = await self._listener.frontend.handle(pending.frame)
             if isinstance(found, Frame):
                 has_slot = False
                 slots.release(1, client)
-                await self._write(found, asked)
+                await self._write(found, pending)
                 return
-            await self._relay(found, asked)
+            await self._relay(found, pending)
         except Overloaded as error:
-            await self._refuse(asked, error)
+            await self._refuse(pending, error)
         finally:
             if has_slot:
                 slots.release(1, client)
 
-    async def _relay(self, found: AsyncGenerator[Frame, None], asked: _PendingFrame) -> None:
+    async def _relay(self, found: AsyncGenerator[Frame, None], pending: _PendingFrame) -> None:
         async with aclosing(found) as answers:
             async for answer in answers:
-                await self._write(answer, asked)
+                await self._write(answer, pending)
 
-    async def _ask(self, asked: _PendingFrame) -> None:
-        found = await self._listener.frontend.handle(asked.frame)
+    async def _ask(self, pending: _PendingFrame) -> None:
+        found = await self._listener.frontend.handle(pending.frame)
         if isinstance(found, Frame):
-            await self._write(found, asked)
+            await self._write(found, pending)
         else:
-            await self._relay(found, asked)
+            await self._relay(found, pending)
 
-    async def _refuse(self, asked: _PendingFrame, error: GatewayError) -> None:
-        await self._write(self._listener.frontend.reject(error), asked)
+    async def _refuse(self, pending: _PendingFrame, error: GatewayError) -> None:
+        await self._write(self._listener.frontend.reject(self._with_client(error)), pending)
 
-    async def _write(self, answer: Frame, asked: _PendingFrame) -> None:
+    async def _write(self, answer: Frame, pending: _PendingFrame) -> None:
         """Write a frame, with the number of its question, and wait until the kernel has it."""
         size = size_of(answer.payload)
         if size <= RESPONSE_UNCOUNTED_BYTES and not self._writing.locked():
-            await self._write_now(answer, asked)
+            await self._write_now(answer, pending)
             return
-        # Until the client has taken it, it counts in memory, and its request no more.
-        asked.lease.close()
-        asked.frame = Frame((), asked.frame.correlation)
+        # Until the client has read it, the budget counts the response and not the request.
+        pending.lease.close()
+        pending.frame = Frame((), pending.frame.correlation)
         held = self._new_lease()
         try:
             if held.try_grow_response(size):
                 held.move_with(self._unwritten, lambda _error: self.abort(), RESPONSE_PATIENCE_S)
             else:
-                answer = self._listener.frontend.reject(no_memory(size))
-            await self._write_now(answer, asked)
+                answer = self._listener.frontend.reject(self._with_client(no_memory(size)))
+            await self._write_now(answer, pending)
         finally:
             held.close()
 
     def _unwritten(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    async def _write_now(self, answer: Frame, asked: _PendingFrame) -> None:
+    async def _write_now(self, answer: Frame, pending: _PendingFrame) -> None:
         async with self._writing:
             if self._transport is None or self._transport.is_closing():
                 raise ConnectionResetError("the client has left")
-            buffers = self._framed(Frame(answer.payload, asked.frame.correlation))
-            asked.answered = True
+            buffers = self._framed(Frame(answer.payload, pending.frame.correlation))
+            pending.answered = True
             self._transport.writelines(buffers)
             await self._flush()
 
@@ -380,7 +390,7 @@ class StreamConnection(asyncio.Protocol):
         try:
             return self._framer.send(frame)
         except GatewayError as error:  # no frame can carry it
-            refusal = self._listener.frontend.reject(error)
+            refusal = self._listener.frontend.reject(self._with_client(error))
             return self._framer.send(Frame(refusal.payload, frame.correlation))
 
     async def _flush(self) -> None:
@@ -390,20 +400,20 @@ class StreamConnection(asyncio.Protocol):
     # -- ending
 
     def drain(self) -> None:
-        """Close when idle, else after the last answer that is due."""
+        """Close when idle, or after the last pending response."""
         self._draining = True
-        self._go_on()
+        self._advance()
 
     def fail_in_flight(self) -> None:
-        """Answer what is in flight with an error, and close."""
+        """End the requests in progress with an error, and close."""
         self._end_reading(None)
         self._given_up = True
         for task in list(self._running):
             task.cancel()
-        self._go_on()
+        self._advance()
 
     def abort(self) -> None:
-        """Close at once, without the end of what was being written."""
+        """Close at once, without the rest of the output."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -412,31 +422,31 @@ class StreamConnection(asyncio.Protocol):
             # What the client may have sent meanwhile is unread, so it learns that by a reset.
             self._transport.close()
             return
-        self._farewell = self._loop.create_task(self._bid_farewell(self._last_word))
+        self._farewell = self._loop.create_task(self._send_last_frame(self._last_word))
 
-    async def _bid_farewell(self, error: GatewayError | None) -> None:
-        """Say the last word, and read on for a moment so that no reset destroys it."""
+    async def _send_last_frame(self, error: GatewayError | None) -> None:
+        """Send the last frame, and read for a moment so that no reset destroys it."""
         try:
             if error is not None:
-                refusal = self._listener.frontend.reject(error)
+                refusal = self._listener.frontend.reject(self._with_client(error))
                 self._transport.writelines(self._framer.send(refusal))
                 await self._flush()
             if not self._ended.is_set() and self._transport.can_write_eof():
                 self._transport.write_eof()
                 async with asyncio.timeout(_LINGER_S):
                     await self._ended.wait()
-        except (OSError, TimeoutError):  # it does not take or heed it
+        except (OSError, TimeoutError):  # the client does not read it
             self.abort()
         if self._transport is not None:
             self._transport.close()
 
     def _unseen(self) -> bool:
-        """Whether the client could leave unnoticed: it is owed an answer and not read from."""
+        """Whether the client could leave unnoticed: its response is pending and nothing is read."""
         blind = self._ended.is_set() or not self._reading
         return self._transport is not None and self.in_flight > 0 and blind
 
     def _probe(self) -> None:
-        if self._taken.is_set():  # else what is being written tells as much
+        if self._taken.is_set():  # otherwise a failed write would show it
             self._transport.write(self._framer.begin())
 
 

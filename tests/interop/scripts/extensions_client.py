@@ -214,6 +214,9 @@ def steps(name: str) -> dict[str, Callable[[Client], Any]]:
     """Return what is done, by name, in this order; *name* is that of regions of shared memory."""
     return {
         "extensions": lambda client: sorted(client("get_server_metadata")["extensions"]),
+        "identity": lambda client: [
+            client("get_server_metadata")[key] for key in ("name", "version")
+        ],
         "config": lambda client: config(client, "add_sub"),
         "config_version": lambda client: client("get_model_config", "versions", "1") is not None,
         "config_unknown": lambda client: config(client, "nope"),

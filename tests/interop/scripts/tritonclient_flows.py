@@ -230,7 +230,7 @@ def generate(_grpc: str, http: str) -> Any:
 def generate_stream(_grpc: str, http: str) -> Any:
     """An event for each word."""
     url = f"http://{http}/v2/models/generate_text/generate_stream"
-    body = {"text_input": "one two three", "parameters": {"stream": True}}
+    body: dict[str, Any] = {"text_input": "one two three", "parameters": {"stream": True}}
     with requests.post(url, json=body, stream=True, timeout=TIMEOUT_S) as answer:
         kind = answer.headers["Content-Type"]
         lines = [line for line in answer.iter_lines() if line]

@@ -55,6 +55,7 @@ class RunningServer:
         name: `triton`, `mlserver` or `kserve`.
         http_url: With the scheme, without a trailing slash: `http://127.0.0.1:PORT`.
         grpc_address: `127.0.0.1:PORT`.
+        metrics_url: Where its metrics page is, if it has one.
         process: The child process.
         log_path: Where its standard output and error go.
     """
@@ -62,6 +63,7 @@ class RunningServer:
     name: str
     http_url: str
     grpc_address: str
+    metrics_url: str
     process: subprocess.Popen[bytes]
     log_path: Path
 
@@ -140,7 +142,12 @@ def start(name: str, prepare: Prepare, folder: Path, ports: Ports) -> RunningSer
             stderr=subprocess.STDOUT,
         )
     server = RunningServer(
-        name, f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}", process, log_path
+        name,
+        f"http://127.0.0.1:{ports.http}",
+        f"127.0.0.1:{ports.grpc}",
+        f"http://127.0.0.1:{ports.metrics}/metrics",
+        process,
+        log_path,
     )
     try:
         _await_ready(server)

@@ -51,6 +51,42 @@ def test_names_that_stand_for_nothing_are_found(
     assert message in problem.message
 
 
+STATEFUL = """
+version: 1
+listeners: [{http: 8000}]
+upstreams: {up: {url: http://h:8000}}
+models: {dialog: {signature: {stateful: true, inputs: [], outputs: []}}}
+routes:
+  - match: {model: MODEL}
+    retry: {on: [REASON], idempotent: true}
+    targets: [{upstream: up}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "reason", "lines"),
+    [("dialog", "timeout", [8]), ("dialog", "unsent", []), ("other", "timeout", [])],
+)
+def test_calls_of_sequences_are_not_repeated(model: str, reason: str, lines: list[int]) -> None:
+    """A route to a model that holds sequences repeats only what was not sent."""
+    text = STATEFUL.replace("MODEL", model).replace("REASON", reason)
+    problems = check(load_text(text))
+    assert lines == [problem.position[0] for problem in problems]
+    assert all("holds sequences" in problem.message for problem in problems)
+    hedged = text.replace("targets:", "hedge: {after: 20ms}\n    targets:")
+    assert (model == "dialog") == bool(check(load_text(hedged)))
+
+
+@pytest.mark.parametrize(
+    ("ready", "found"), [("nowhere", "unknown route 'nowhere'"), ("[]", "no route")]
+)
+def test_required_routes_must_exist(ready: str, found: str) -> None:
+    """The error lists the routes there are, default routes included."""
+    (problem,) = check(load_text(GOOD + f"lifecycle: {{ready: {ready}}}\n"))
+    assert f"{found}; expected 'any', 'all', or a list of own, upstreams" == problem.message
+    assert [] == check(load_text(GOOD + "lifecycle: {ready: [own, upstreams]}\n"))
+
+
 def test_a_carrier_that_a_protocol_lacks() -> None:
     """The error lists the carriers there are."""
     text = GOOD.replace("http://h:8000", "oip+tcp://h:8000").replace("    passthrough: up\n", "")

@@ -8,7 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app.listeners import RejectionLog
-from gateway.ir.errors import Overloaded
+from gateway.ir.context import Client
+from gateway.ir.errors import MalformedMessage, Overloaded
+from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import ConnectionCount, TooManyConnections
 from gateway.transports.net.sockets import max_descriptors, raise_descriptor_limit
@@ -47,11 +49,11 @@ def test_the_soft_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch
 
 def test_refused_connections_are_logged_once_a_second() -> None:
     """With the address, the limit and their number."""
-    rejections = RejectionLog(Metrics("1"), "main")
+    rejections = RejectionLog("main", Metrics("1"), CallLog())
     with capture_logs() as logs:
         for _ in range(5):
-            rejections.count("http", TooManyConnections("too many", "10.0.0.1", "connections"))
-        rejections.count("http", Overloaded("busy"))
+            refusal = TooManyConnections("too many", "10.0.0.1", "connections")
+            rejections.rejected("http", refusal)
     (line,) = logs
     assert ("connections refused", "main", "10.0.0.1", "connections", 1) == (
         line["event"],
@@ -60,3 +62,34 @@ def test_refused_connections_are_logged_once_a_second() -> None:
         line["limit"],
         line["count"],
     )
+
+
+def test_a_rejected_request_has_a_line_with_its_limit_and_its_id() -> None:
+    """The client and the rule are in it, and the id is the one that the client gets."""
+    rejections = RejectionLog("main", Metrics("1"), CallLog())
+    limited, broken = Overloaded("busy", limit="requests_in_flight"), MalformedMessage("no JSON")
+    limited.client, broken.request_id = Client("10.0.0.1", "curl/8"), "client's own"
+    with capture_logs() as logs:
+        new = rejections.rejected("http", limited)
+        assert "client's own" == rejections.rejected("oip.http", broken)
+    usual = {"event": "rejected", "log_level": "warning", "listener": "main"}
+    assert [
+        {
+            **usual,
+            "code": "overloaded",
+            "limit": "requests_in_flight",
+            "error": "busy",
+            "protocol": "http",
+            "request_id": new,
+            "client": "10.0.0.1",
+            "agent": "curl/8",
+        },
+        {
+            **usual,
+            "code": "invalid_argument",
+            "rule": "MalformedMessage",
+            "error": "no JSON",
+            "protocol": "oip.http",
+            "request_id": "client's own",
+        },
+    ] == logs

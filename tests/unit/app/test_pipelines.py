@@ -272,14 +272,14 @@ async def test_cancellation_reaches_the_models() -> None:
 async def test_readiness_without_asking_is_that_of_the_models() -> None:
     """A pipeline counts as ready once all its models are loaded, by route or directly."""
     built = Gateway(load_text(HEAD + ROUTED))
-    place = built._pipelines.targets["sums"]
+    place = built._graph.pipelines.targets["sums"]
     assert not place.ready()
     await built.start()
     assert place.ready()
     await built.stop()
     direct = SUMS + "routes: [{match: {model: sums}, targets: [{model: sums}]}]\n"
     async with gateway(direct) as one:
-        assert one._pipelines.targets["sums"].ready()
+        assert one._graph.pipelines.targets["sums"].ready()
         assert await one.ready()
         assert (2 * A).tolist() == as_numpy((await one.service(call("sums"))).outputs[0]).tolist()
 
@@ -290,4 +290,4 @@ async def test_steps_ask_models_and_nothing_else() -> None:
         await StepRouter()(call("sums"))
     built = Gateway(load_text(HEAD + SUMS))
     with pytest.raises(Unsupported, match="the index of pipelines does not support InferRequest"):
-        await built._pipelines.index(call("sums"))
+        await built._graph.pipelines.index(call("sums"))

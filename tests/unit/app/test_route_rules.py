@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.route_rules import explain_call, named_models, ruled_routes
+from gateway.app.route_rules import Explanation, explain_call, named_models, ruled_routes
 from gateway.config.load import load_text
 from gateway.config.models import Config
 
@@ -72,6 +72,54 @@ def test_a_target_tells_its_own_names() -> None:
     targets = explain(ROUTED, "digits", x_canary="yes")[1]
     assert targets[0].endswith("as model 'digits-new' version '3'")
     assert ("100% to model 'own' of this gateway",) == explain(ROUTED, "other")[1]
+
+
+POLICIES = """
+version: 1
+listeners: [{http: 8000}]
+upstreams:
+  a: {urls: ["grpc://a:8001", "grpc://b:8001"]}
+  c: {url: "grpc://c:8001"}
+models: {own: {backend: python, options: {callable: "x:y"}}}
+routes:
+  - match: {model: digits}
+    sticky_by: header:x-user
+    retry:
+      on: [unsent, timeout]
+      idempotent: true
+      attempts: 3
+      per_try_timeout: 200ms
+    hedge: {after: 50ms}
+    targets: [{upstream: a, weight: 3}, {upstream: c}, {model: own, priority: 1}]
+  - match: {model: one}
+    targets: [{upstream: c}]
+  - retry: {budget: 0}
+    targets: [{upstream: c}]
+"""
+
+
+def explained(model: str) -> Explanation:
+    return explain_call(config(POLICIES), model=model, version="", protocol="oip.grpc", headers={})
+
+
+def test_what_is_retried_is_told_with_its_places() -> None:
+    """Reasons, attempts, pauses, places and budget of the route."""
+    assert (
+        "slow calls have a second attempt after 50ms: 5% at most",
+        "if unsent or timeout: up to 3 attempts, after pauses of up to 25 ms to 250 ms",
+        "an attempt ends after 200 ms",
+        "at another of a:8001, b:8001, c:8001, local/own than the one that failed",
+        "at most 20% of the calls, but 3 in any case",
+    ) == explained("digits").retries
+    assert "at c:8001" == explained("one").retries[1]
+    assert ("never",) == explained("other").retries
+
+
+def test_keys_and_ranks_of_targets_are_told() -> None:
+    """A share is one of keys where calls are sticky, and a fallback says when it is used."""
+    first, _, last = explained("digits").targets
+    assert first.startswith("75% of the keys of header:x-user to upstream 'a'")
+    assert last.endswith("'own' of this gateway, if no target with a priority below 1 is ready")
 
 
 def test_without_routes_own_models_come_first() -> None:

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.weaknesses import CANCELLED_CALLS, WEAKNESSES, weaknesses_of, withholds_before
+from gateway.app.weaknesses import (
+    CANCELLED_CALLS,
+    WEAKNESSES,
+    weakness_lines,
+    weaknesses_of,
+    withholds_before,
+)
 from gateway.ir.metadata import ServerMetadata
 from schemas.protection import PAGE, page_text
 
-SHIELD = Path(__file__).parents[2] / "interop" / "test_shield.py"
+INTEROP = Path(__file__).parents[2] / "interop"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,8 @@ def test_a_server_that_is_not_known_may_be_an_old_one() -> None:
 
 def test_each_row_has_a_test_with_a_real_server() -> None:
     """A row without a test may describe what never was."""
-    named = set(re.findall(r"""["'](\w+)["']""", SHIELD.read_text("utf-8")))
+    pages = [page.read_text("utf-8") for page in INTEROP.glob("test_shield*.py")]
+    named = set(re.findall(r"""["'](\w+)["']""", "".join(pages)))
     assert [] == [row.name for row in WEAKNESSES if row.name not in named]
     assert len({row.name for row in WEAKNESSES}) == len(WEAKNESSES)
 
@@ -51,3 +58,26 @@ def test_each_row_has_a_test_with_a_real_server() -> None:
 def test_the_page_is_current() -> None:
     """The page in docs is made of the table (make regenerate writes it)."""
     assert page_text(WEAKNESSES) == PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("carrier", "withheld", "end"),
+    [
+        (
+            "grpc",
+            True,
+            "; cancellation is withheld: the call ends by itself, and its reply is dropped",
+        ),
+        ("grpc", False, "; cancellation is forwarded: use `cancellation: auto`"),
+        ("http", True, None),
+    ],
+)
+def test_each_weakness_of_a_server_is_a_line(carrier: str, withheld: bool, end: str | None) -> None:
+    """It has the version that is there, and the one with the repair."""
+    server = ServerMetadata("triton", "2.51.0")
+    lines = weakness_lines(server, carrier, withheld=withheld)
+    cancelled = [line for line in lines if "server 7368, 8034, repaired in 2.59.0" in line]
+    assert [] == [line for line in lines if not line.startswith("triton 2.51.0: ")]
+    assert ([] if end is None else [end]) == [line[line.index(";") :] for line in cancelled]
+    assert len(lines) == len(list(weaknesses_of(server))) - (end is None)
+    assert [] == weakness_lines(ServerMetadata("ovms", "1"), carrier, withheld=withheld)

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from gateway.backends.base import Backend, Inputs, Job, LoadError
 from gateway.backends.validation import Arrays
 from gateway.ir.calls import (
+    Call,
     InferRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
@@ -32,6 +33,7 @@ from gateway.ir.errors import (
     InvalidRequest,
     NotReady,
     Overloaded,
+    QueueTimeout,
     Unsupported,
     UpstreamError,
 )
@@ -467,6 +469,22 @@ async def test_deadline_that_passed_in_the_queue() -> None:
         await second
     assert 1 == len(gate.jobs)
     assert M == (await model(CALL)).model, "the place is free"
+    await model.stop()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_queue_timeout_ends_the_wait_and_not_the_work(is_stream: bool) -> None:
+    """A request that runs keeps running; one that waits too long is refused."""
+    gate = Gate()
+    model = await started(gate)
+    request = CALL.changed(timeout_us=1)
+    first = asyncio.ensure_future(model(request))
+    await until(lambda: gate.running == 1)
+    call: Call[Any] = StreamInferRequest(model=M, request=request) if is_stream else request
+    with pytest.raises(QueueTimeout, match="waited for an instance of model"):
+        await model(call)
+    gate.open.set()
+    assert M == (await first).model
     await model.stop()
 
 

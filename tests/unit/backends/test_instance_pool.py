@@ -8,7 +8,7 @@ import pytest
 
 from gateway.backends.instance_pool import InstancePool, instance_of
 from gateway.ir.context import ModelRef, Sequence
-from gateway.ir.errors import Overloaded
+from gateway.ir.errors import Overloaded, QueueTimeout
 from tests.fakes import settle
 
 
@@ -59,6 +59,17 @@ async def test_a_full_queue_refuses() -> None:
         await some.acquire()
     assert "queue" == caught.value.limit
     waiting.cancel()
+
+
+async def test_a_queue_timeout_bounds_the_wait() -> None:
+    """A request that waits too long leaves the queue; with a free instance it never waits."""
+    some = places(1)
+    place = await some.acquire(timeout_us=1)
+    with pytest.raises(QueueTimeout, match="an instance of model 'm version 1' longer than 30 us"):
+        await some.acquire(timeout_us=30)
+    assert some.waiting == 0
+    some.release(place)
+    assert some.is_idle
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["while it waits", "as it is served"])

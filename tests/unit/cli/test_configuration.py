@@ -56,10 +56,29 @@ def test_a_right_configuration_is_ok(good: Path) -> None:
 def test_problems_are_printed_with_their_places(bad: Path) -> None:
     """Each problem is a line that editors can jump to, with status 1."""
     result = gateway("validate", bad)
-    assert (1, f"{bad}:3:32: upstreams.a.extra: unknown key\n") == (
-        result.exit_code,
-        result.stdout,
-    )
+    line = BAD.splitlines()[2]
+    assert (
+        1,
+        f"{bad}:3:32: upstreams.a.extra: unknown key\n    {line}\n    {' ' * 31}^\n",
+    ) == (result.exit_code, result.stdout)
+
+
+def test_lines_with_secrets_are_not_shown(bad: Path) -> None:
+    """The place is enough to find them."""
+    bad.write_text(BAD.replace("extra: 1", "extra: 1, headers: {authorization: hidden}"))
+    assert "hidden" not in gateway("validate", bad).stdout
+
+
+def test_warnings_fail_only_where_they_are_errors(good: Path) -> None:
+    """A file that can start is ok; `--strict` is for those who want more."""
+    good.write_text("version: 1\nlisteners: [{http: 8000}]\n")
+    result = gateway("validate", good)
+    assert (0, True) == (result.exit_code, result.stdout.endswith("ok\n"))
+    assert f"{good}:1:1: warning: there is no upstream and no model" in result.stdout
+    strict = gateway("validate", good, "--strict")
+    assert (1, False) == (strict.exit_code, strict.stdout.endswith("ok\n"))
+    found = json.loads(gateway("validate", good, "--strict", "--output", "json").stdout)
+    assert (False, 1) == (found["ok"], len(found["warnings"]))
 
 
 def test_what_the_schema_cannot_know_is_checked_as_well(bad: Path) -> None:
@@ -76,10 +95,12 @@ def test_problems_as_json(bad: Path, good: Path) -> None:
     problem = {"line": 3, "column": 32, "path": "upstreams.a.extra", "message": "unknown key"}
     result = gateway("validate", bad, "--output", "json")
     assert result.exit_code == 1
-    assert {"file": str(bad), "ok": False, "problems": [problem]} == json.loads(result.stdout)
+    found = {"file": str(bad), "ok": False, "problems": [problem], "warnings": []}
+    assert found == json.loads(result.stdout)
     result = gateway("validate", "--config", good, "--output", "json")
     assert result.exit_code == 0
-    assert {"file": str(good), "ok": True, "problems": []} == json.loads(result.stdout)
+    found = {"file": str(good), "ok": True, "problems": [], "warnings": []}
+    assert found == json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("arguments", [[], ["none.yaml"], ["--config", "none.yaml"], ["a", "b"]])
@@ -106,8 +127,10 @@ def test_explains_the_route_a_call_takes(good: Path) -> None:
     assert lines[1].split()[:2] == ["special", "no"]
     assert "x-tenant" in lines[1]
     assert lines[2].split()[:2] == ["plain", "yes"]
-    assert lines[-2] == "m uses route plain, to:"
-    assert "upstream 'a' (oip+grpc://h:8001)" in lines[-1]
+    assert lines[4] == "m uses route plain, to:"
+    assert "upstream 'a' (oip+grpc://h:8001)" in lines[5]
+    assert lines[6] == "Failed calls are retried:"
+    assert "if unsent: up to 2 attempts" in lines[7]
 
 
 def test_explains_with_headers_version_and_protocol(good: Path) -> None:

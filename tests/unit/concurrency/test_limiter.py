@@ -9,12 +9,13 @@ import time
 import pytest
 
 from gateway.backends.instance_pool import InstancePool
-from gateway.concurrency.limiter import Limiter, LimiterFull
+from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Overloaded
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.transports.admission import ConcurrencyLimiter, MemoryBudget, Reservation
 from tests.fakes import settle
+from tests.simulation.virtual_time import now, simulate
 
 
 async def test_a_busy_loop_loses_nothing_when_timeout_and_release_meet() -> None:
@@ -47,6 +48,189 @@ async def test_a_client_that_waits_for_its_share_holds_up_nobody() -> None:
     limiter.release(1, one)
     await waiting
     assert (2, 1, 1) == (limiter.used, one.used, other.used)
+
+
+class Groups:
+    """A limiter of one unit whose callers belong to groups."""
+
+    def __init__(self, queue: int) -> None:
+        self._group = ""
+        self._priority = 0
+        self.served: list[str] = []
+        self.limiter = Limiter(
+            1, queue=queue, group=lambda: self._group, priority=lambda: self._priority
+        )
+        assert self.limiter.try_acquire()
+
+    async def wait(self, name: str, priority: int = 0) -> asyncio.Task[None]:
+        """Let a caller wait, whose group is the first letter of its name."""
+        self._group, self._priority = name[0], priority
+        task = asyncio.ensure_future(self._acquire(name))
+        await settle()
+        return task
+
+    async def _acquire(self, name: str) -> None:
+        await self.limiter.acquire()
+        self.served.append(name)
+
+    async def serve_all(self) -> None:
+        while self.limiter.used:
+            self.limiter.release()
+            await settle()
+
+
+async def test_groups_take_turns() -> None:
+    """A caller of a quiet group waits for one caller of a busy group, not for all of them."""
+    groups = Groups(queue=8)
+    for name in ("a1", "a2", "a3", "b1", "a4", "c1", "b2"):
+        await groups.wait(name)
+    await groups.serve_all()
+    assert ["a1", "b1", "c1", "a2", "b2", "a3", "a4"] == groups.served
+
+
+async def test_a_busy_group_does_not_fill_the_queue() -> None:
+    """In a full queue a caller displaces the newest one of the largest group."""
+    groups = Groups(queue=4)
+    busy = [await groups.wait(f"a{n}") for n in range(4)]
+    refused = await groups.wait("a4")
+    quiet = [await groups.wait(f"b{n}") for n in range(3)]
+    found = await asyncio.gather(*busy[2:], refused, quiet[2], return_exceptions=True)
+    assert [LimiterFull] * 4 == [type(each) for each in found]
+    assert 4 == groups.limiter.queued
+    await groups.serve_all()
+    assert (["a0", "b0", "a1", "b1"], 0) == (groups.served, groups.limiter.queued)
+
+
+async def test_callers_of_groups_that_leave_are_forgotten() -> None:
+    """A caller that leaves or that is displaced leaves nothing behind, wherever it stands."""
+    groups = Groups(queue=3)
+    first, second = await groups.wait("a1"), await groups.wait("b1")
+    await groups.wait("b2")
+    first.cancel()
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    await groups.wait("c1")
+    await groups.serve_all()
+    assert (["b2", "c1"], 0, 0) == (groups.served, groups.limiter.queued, groups.limiter.used)
+    assert not groups.limiter.waiting
+
+
+async def test_a_higher_priority_is_served_first() -> None:
+    """Groups of the same priority take turns."""
+    groups = Groups(queue=8)
+    for name, priority in (("a1", -1), ("a2", 0), ("a3", 0), ("b1", 0), ("c1", 1), ("c2", 1)):
+        await groups.wait(name, priority)
+    await groups.serve_all()
+    assert ["c1", "c2", "a2", "b1", "a3", "a1"] == groups.served
+
+
+async def test_a_higher_priority_displaces_the_newest_of_the_lowest() -> None:
+    """Even from a small group; a lower one displaces nobody."""
+    groups = Groups(queue=3)
+    low = [await groups.wait("a1", -1), await groups.wait("b1", -1), await groups.wait("b2", -1)]
+    await groups.wait("c1", 0)
+    await groups.wait("c2", 1)
+    refused = await groups.wait("d1", -1)
+    found = await asyncio.gather(low[2], low[0], refused, return_exceptions=True)
+    assert [LimiterFull] * 3 == [type(each) for each in found]
+    await groups.serve_all()
+    assert ["c2", "c1", "b1"] == groups.served
+    assert not groups.limiter.waiting
+
+
+CODEL = ControlledDelay(target_s=0.005, interval_s=0.1)
+
+
+async def outcome_of(limiter: Limiter, timeout_s: float = 1.0) -> tuple[str, float]:
+    """Acquire a unit; return what came of it, and the milliseconds that it took."""
+    began = now()
+    try:
+        await limiter.acquire(timeout_s=timeout_s)
+    except (LimiterFull, TimeoutError) as error:
+        return type(error).__name__, round(1e3 * (now() - began), 1)
+    return "served", round(1e3 * (now() - began), 1)
+
+
+def callers_of(limiter: Limiter, count: int) -> list[asyncio.Task[tuple[str, float]]]:
+    return [asyncio.create_task(outcome_of(limiter)) for _ in range(count)]
+
+
+def test_a_burst_that_ends_within_the_interval_is_served() -> None:
+    """A queue that gets empty is not late, however long its callers waited."""
+
+    async def run() -> list[tuple[str, float]]:
+        limiter = Limiter(1, delay=CODEL)
+        assert limiter.try_acquire()
+        waiting = callers_of(limiter, 4)
+        for _ in waiting:
+            await asyncio.sleep(0.02)
+            limiter.release()
+        return await asyncio.gather(*waiting)
+
+    assert [("served", 20.0), ("served", 40.0), ("served", 60.0), ("served", 80.0)] == simulate(run)
+
+
+def test_a_late_queue_drops_its_oldest_callers() -> None:
+    """The youngest is served; those before it have waited for too long."""
+
+    async def run() -> list[tuple[str, float]]:
+        limiter = Limiter(1, delay=CODEL)
+        assert limiter.try_acquire()
+        waiting = callers_of(limiter, 3)
+        await asyncio.sleep(0.2)
+        waiting += callers_of(limiter, 2)
+        await asyncio.sleep(0.001)
+        limiter.release()
+        await asyncio.sleep(0.05)
+        assert (limiter.used, limiter.queued) == (1, 0)
+        return await asyncio.gather(*waiting)
+
+    assert [("QueueLate", 201.0)] * 3 + [("served", 1.0), ("QueueLate", 5.0)] == simulate(run)
+
+
+def test_a_late_queue_keeps_its_last_caller() -> None:
+    """A unit that is free serves somebody."""
+
+    async def run() -> list[tuple[str, float]]:
+        limiter = Limiter(1, delay=CODEL)
+        assert limiter.try_acquire()
+        waiting = callers_of(limiter, 3)
+        await asyncio.sleep(0.2)
+        limiter.release()
+        return await asyncio.gather(*waiting)
+
+    assert [("QueueLate", 200.0)] * 2 + [("served", 200.0)] == simulate(run)
+
+
+def test_a_timeout_of_the_caller_below_the_target_holds() -> None:
+    """It is that of the caller, and no sign of a late queue."""
+
+    async def run() -> tuple[str, float]:
+        limiter = Limiter(1, delay=CODEL)
+        assert limiter.try_acquire()
+        waiting = callers_of(limiter, 1)
+        await asyncio.sleep(0.2)
+        found = await outcome_of(limiter, timeout_s=0.002)
+        limiter.release()
+        await asyncio.gather(*waiting)
+        return found
+
+    assert ("TimeoutError", 2.0) == simulate(run)
+
+
+async def test_a_larger_limit_serves_those_who_wait() -> None:
+    """A smaller one takes nothing away, and holds once enough was given back."""
+    limiter = Limiter(1)
+    assert limiter.try_acquire()
+    waiting = asyncio.ensure_future(limiter.acquire())
+    await settle()
+    limiter.resize(2)
+    await waiting
+    limiter.resize(1)
+    limiter.release()
+    assert not limiter.try_acquire()
+    limiter.release()
+    assert limiter.try_acquire()
 
 
 async def test_a_client_fills_its_share_of_the_queue_only() -> None:

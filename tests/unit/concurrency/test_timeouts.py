@@ -1,12 +1,13 @@
-"""Timeouts of tasks, and restartable timers."""
+"""Timeouts of tasks, restartable timers, and deadlines on a wheel."""
 
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 import pytest
 
-from gateway.concurrency.timeouts import RestartableTimer, Timeout
+from gateway.concurrency.timeouts import STEP_S, RestartableTimer, Timeout, TimerWheel
 
 
 async def test_rings_once_however_often_it_is_armed() -> None:
@@ -79,3 +80,130 @@ async def test_timeout_passes_errors_of_the_block() -> None:
     with pytest.raises(LookupError), timeout:
         raise LookupError
     assert not timeout.expired
+
+
+class Target:
+    """Notes when its deadline expired."""
+
+    def __init__(self) -> None:
+        self.expired = asyncio.Event()
+        self.at = 0.0
+
+    def on_timeout(self) -> None:
+        self.at = monotonic()
+        self.expired.set()
+
+
+async def test_deadlines_expire_in_time() -> None:
+    """Each deadline expires in time, whatever the order of scheduling."""
+    wheel, now = TimerWheel(), monotonic()
+    targets = {delay: Target() for delay in (0.06, 0.02, 0.04)}
+    for delay, target in targets.items():
+        wheel.schedule(target, now + delay)
+    async with asyncio.timeout(5):
+        for target in targets.values():
+            await target.expired.wait()
+    assert [0.02, 0.04, 0.06] == sorted(targets, key=lambda delay: targets[delay].at)
+    assert all(target.at >= now + delay for delay, target in targets.items())
+
+
+async def test_late_deadlines_expire_in_order() -> None:
+    """A busy loop expires overdue deadlines in their order."""
+    wheel, order = TimerWheel(), list[str]()
+
+    class Named(Target):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self._name = name
+
+        def on_timeout(self) -> None:
+            order.append(self._name)
+            super().on_timeout()
+
+    last, first = Named("last"), Named("first")
+    wheel.schedule(last, monotonic() - STEP_S)
+    wheel.schedule(first, monotonic() - 3 * STEP_S)
+    async with asyncio.timeout(5):
+        await last.expired.wait()
+    assert ["first", "last"] == order
+
+
+async def test_a_past_deadline_expires_soon() -> None:
+    """A deadline in the past expires in the next step."""
+    wheel, target = TimerWheel(), Target()
+    wheel.schedule(target, monotonic() - 1)
+    async with asyncio.timeout(5):
+        await target.expired.wait()
+
+
+async def test_cancelled_deadlines_do_not_expire() -> None:
+    """A cancelled deadline does not expire; an expired one may be cancelled."""
+    wheel, kept, gone = TimerWheel(), Target(), Target()
+    when = monotonic() + STEP_S
+    step = wheel.schedule(kept, when)
+    wheel.cancel(gone, wheel.schedule(gone, when))
+    async with asyncio.timeout(5):
+        await kept.expired.wait()
+    wheel.cancel(kept, step)
+    assert not gone.expired.is_set()
+
+
+async def test_a_closed_wheel_expires_nothing() -> None:
+    """A closed wheel expires nothing."""
+    wheel, target, other = TimerWheel(), Target(), Target()
+    wheel.schedule(target, monotonic())
+    wheel.close()
+    second = TimerWheel()
+    second.schedule(other, monotonic() + 2 * STEP_S)
+    async with asyncio.timeout(5):
+        await other.expired.wait()
+    assert not target.expired.is_set()
+
+
+def test_wheel_moves_to_another_loop() -> None:
+    """On a new loop, a wheel drops the deadlines of the former one."""
+    wheel, target = TimerWheel(), Target()
+
+    async def left_behind() -> None:
+        wheel.schedule(Target(), monotonic() + 60)
+
+    async def rings() -> None:
+        wheel.schedule(target, monotonic() + STEP_S)
+        async with asyncio.timeout(5):
+            await target.expired.wait()
+
+    asyncio.run(left_behind())
+    asyncio.run(rings())
+    assert target.expired.is_set()
+
+
+async def test_empty_steps_are_dropped() -> None:
+    """After many cancelled deadlines, at most the step of the last one stays."""
+    wheel, target, kept = TimerWheel(), Target(), Target()
+    when = monotonic() + 60
+    step = wheel.schedule(kept, when)
+    for number in range(100):
+        wheel.cancel(target, wheel.schedule(target, when + number * STEP_S))
+    assert 2 == len(wheel._steps)  # what it holds shows nowhere else
+    wheel.cancel(kept, step)
+    wheel.cancel(kept, step)
+    assert 1 == len(wheel._steps)
+
+
+async def test_an_expired_target_may_schedule_a_past_deadline() -> None:
+    """Targets that are scheduled and cancelled during expiry still expire in time."""
+    wheel, last = TimerWheel(), Target()
+    now = monotonic()
+
+    class Busy(Target):
+        def on_timeout(self) -> None:
+            wheel.cancel(self, wheel.schedule(self, now - STEP_S))
+            wheel.cancel(self, wheel.schedule(self, now + 60))
+            super().on_timeout()
+
+    first = Busy()
+    wheel.schedule(first, now - 2 * STEP_S)
+    wheel.schedule(last, now - STEP_S)
+    async with asyncio.timeout(5):
+        await last.expired.wait()
+    assert first.expired.is_set()

@@ -56,7 +56,7 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
             "expected a number and us, ms, s, m or h, as in 250ms"
         ),
         "8:26: routes[0].targets[0].upstream: unknown upstream 'b': this file defines a",
-        "9:1: rotues: unknown key",
+        "9:1: rotues: unknown key; did you mean 'routes'?",
     ]
     assert expected == problems(text)
 
@@ -69,7 +69,14 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
         ("version: 1\nlisteners: []", "2:12: listeners: expected at least one entry"),
         (
             "version: 1\nlisteners: [{}]",
-            "2:13: listeners[0]: a listener needs at least one of 'http', 'grpc' and 'streams'",
+            "2:13: listeners[0]: a listener needs at least one of 'address', 'http', 'grpc' and 'streams'",
+        ),
+        (
+            "version: 1\nlisteners: [{address: 8080, grpc: 8001}]",
+            (
+                "2:13: listeners[0]: 'address' serves HTTP and gRPC on one port; expected either "
+                "'address' alone, or 'http' and 'grpc' without it"
+            ),
         ),
         (
             "version: 1\nlisteners: [{http: [1]}]",
@@ -104,6 +111,32 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
         (
             BASE + "upstreams: {a: {}}",
             "3:16: upstreams.a: an upstream needs exactly one of 'url' and 'urls'",
+        ),
+        (
+            BASE + "upstreams: {a: {url: http://h}}\n"
+            "routes: [{targets: [{upstream: a}], queue_priority: urgent}]",
+            "4:53: routes[0].queue_priority: expected 'high', 'normal' or 'low', found 'urgent'",
+        ),
+        (
+            BASE + "upstreams: {a: {url: http://h}}\n"
+            "routes: [{targets: [{upstream: a}], queue_priority_by: address}]",
+            "4:56: routes[0].queue_priority_by: String should match pattern '^header:",
+        ),
+        (
+            BASE + "policies: {queue_target: 5}",
+            "3:26: policies.queue_target: '5' is not a duration",
+        ),
+        (
+            BASE + "upstreams: {a: {url: grpc://h, resolve: all, transport: reference}}",
+            "3:16: upstreams.a: 'resolve: all' needs 'transport: native'",
+        ),
+        (
+            BASE + "upstreams: {a: {url: 'graphpipe+unix:///run/s', resolve: all}}",
+            "3:16: upstreams.a: 'resolve: all' is for host names, and the carrier is 'unix'",
+        ),
+        (
+            BASE + "upstreams: {a: {url: grpc://h, resolve: each}}",
+            "3:41: upstreams.a.resolve: expected 'first' or 'all', found 'each'",
         ),
         (
             BASE + "upstreams: {a: {urls: [grpc://h, http://h]}}",
@@ -178,7 +211,7 @@ def test_error_names_the_source_in_each_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load_file(path)
     expected = (
-        f"{path}:2:13: listeners[0]: a listener needs at least one of 'http', 'grpc' and 'streams'\n"
+        f"{path}:2:13: listeners[0]: a listener needs at least one of 'address', 'http', 'grpc' and 'streams'\n"
         f"{path}:3:1: more: unknown key"
     )
     assert expected == str(raised.value)

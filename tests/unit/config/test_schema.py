@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+import yaml
 
 from gateway.config.fields import DURATION, SIZE
 from gateway.config.schema import json_schema
@@ -50,7 +51,7 @@ def value_of(text: str, key: dict[str, Any]) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        return text
+        return yaml.safe_load(text) if text.startswith("[") else text
 
 
 def test_the_shipped_schema_is_current() -> None:

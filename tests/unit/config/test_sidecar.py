@@ -7,20 +7,32 @@ from typing import Any
 
 import pytest
 
-from gateway.config.load import ConfigError
+from gateway.config.load import ConfigError, load_file
 from gateway.config.models import PassthroughConfig
 from gateway.config.sidecar import load_mapping, sidecar_config
 from gateway.config.units import Address, Url
+
+QUESTIONS = {"model_configuration": "true", "statistics": "target", "repository_index": "true"}
+READING = {**QUESTIONS, "trace": "read", "logging": "read"}
 
 
 def test_one_flag_is_enough() -> None:
     """The models of an upstream are served on Triton's ports, under their own names."""
     expected = {
         "version": "1",
-        "listeners": [{"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}],
+        "listeners": [
+            {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001", "options": {"oip": READING}}
+        ],
         "upstreams": {"upstream": {"url": "oip+grpc://model-server:8001"}},
     }
     assert expected == sidecar_config(["grpc://model-server:8001"])
+
+
+def test_the_example_has_the_options_of_the_flag() -> None:
+    """`config/sidecar.yaml` serves what `--upstream` serves."""
+    flag = load_mapping(sidecar_config(["oip+grpc://127.0.0.1:9001"]), "flags").config.listeners[0]
+    (example,) = load_file(Path("config/sidecar.yaml")).config.listeners
+    assert (flag.http, flag.grpc, flag.options) == (example.http, example.grpc, example.options)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +54,13 @@ def test_avoids_the_ports_of_an_upstream(url: str, http: str, grpc: str) -> None
 def test_flags_override_the_default_addresses() -> None:
     """Each address flag overrides its own default."""
     (listener,) = sidecar_config(["grpc://127.0.0.1:8001"], http="0.0.0.0:80")["listeners"]
-    assert {"http": "0.0.0.0:80", "grpc": "127.0.0.1:18001"} == listener
+    assert ("0.0.0.0:80", "127.0.0.1:18001") == (listener["http"], listener["grpc"])
 
 
 def test_a_listener_can_be_off() -> None:
     """`off` omits the listener, and the keys that need it."""
     (listener,) = sidecar_config(["http://h"], http="off")["listeners"]
-    assert {"grpc": "127.0.0.1:8001"} == listener
+    assert {"grpc", "options"} == set(listener)
 
 
 def test_not_both_listeners_can_be_off() -> None:
@@ -79,7 +91,7 @@ def test_forwards_other_paths_to_the_first_http_upstream(
     [
         (None, {}),
         ("0.0.0.0:9901", {"admin": {"address": "0.0.0.0:9901"}}),
-        ("off", {"admin": {"address": None}}),
+        ("off", {"admin": {"address": "off"}}),
     ],
 )
 def test_admin_is_set_only_by_its_flag(admin: str | None, expected: dict[str, Any]) -> None:
@@ -108,6 +120,13 @@ def test_reports_a_wrong_address_like_a_file() -> None:
     """Problems name the flags as their source."""
     with pytest.raises(ConfigError, match=r"flags:\d+:\d+: listeners\[0\].http: 'nowhere' is not"):
         load_mapping(sidecar_config(["http://h"], http="nowhere"), "flags")
+
+
+def test_the_identity_is_set_by_its_flag() -> None:
+    """Without the flag the gateway shows its own name."""
+    (listener,) = sidecar_config(["grpc://h:1"], identity="upstream")["listeners"]
+    assert "upstream" == listener["identity"]
+    assert "identity" not in sidecar_config(["grpc://h:1"])["listeners"][0]
 
 
 def test_a_wrong_url_is_refused() -> None:
@@ -154,22 +173,20 @@ def test_requests_without_a_model_reach_the_default_dag_of_grps() -> None:
     """A request without a model stays one for a grps upstream. OIP clients call it `default`."""
     config = sidecar_config(["grps+http://h:1"], enable=["repository_index"])
     (listener,) = config["listeners"]
-    assert {
-        "grps": {"default_model": "default"},
-        "oip": {"repository_index": "true"},
-    } == listener["options"]
+    assert {"grps": {"default_model": "default"}, "oip": QUESTIONS} == listener["options"]
     assert {"url": "grps+http://h:1", "options": {"keys": {"default": ""}}} == (
         config["upstreams"]["upstream"]
     )
     named = sidecar_config(["grps+http://h:1"], default_model="m")
     assert {"url": "grps+http://h:1"} == named["upstreams"]["upstream"]
     two = sidecar_config(["grps+http://h:1", "http://h"])
-    assert "options" not in two["listeners"][0]
+    assert {"oip": READING} == two["listeners"][0]["options"]
 
 
 def test_enables_options_that_are_off_by_default() -> None:
-    """A name alone means true. `shared_memory` is a key of the listener."""
-    flags = ["repository_index", "statistics=target", "shared_memory=forward:app-*,b"]
+    """A name alone means true, `off` ends a default. `shared_memory` is a key of the listener."""
+    flags = ["model_control", "statistics=off", "trace=true", "shared_memory=forward:app-*,b"]
     (listener,) = sidecar_config(["http://h"], enable=flags)["listeners"]
-    assert {"oip": {"repository_index": "true", "statistics": "target"}} == listener["options"]
+    enabled = {"model_control": "true", "statistics": "off", "trace": "true"}
+    assert {"oip": {**READING, **enabled}} == listener["options"]
     assert {"mode": "forward", "keys": ["app-*", "b"]} == listener["shared_memory"]

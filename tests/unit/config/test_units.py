@@ -12,6 +12,7 @@ from gateway.config.units import (
     check_mode,
     parse_address,
     parse_duration,
+    parse_share,
     parse_size,
     parse_stream_address,
     parse_url,
@@ -219,3 +220,18 @@ def test_writes_sizes(size: int, text: str) -> None:
     """A size is written with the largest unit that divides it, and is read as it is written."""
     assert text == size_text(size)
     assert size == parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("0%", 0.0), ("0.1%", 0.001), ("5 %", 0.05), ("100%", 1.0)]
+)
+def test_reads_shares(text: str, share: float) -> None:
+    """A percentage is read as a number from 0 to 1."""
+    assert share == pytest.approx(parse_share(text))
+
+
+@pytest.mark.parametrize("text", ["", "0.1", "%", "-1%", "101%", "1e1%", ".5%", "nan%"])
+def test_refuses_other_shares(text: str) -> None:
+    """A number without % could be either."""
+    with pytest.raises(ValueError, match="is not a share: expected 0% to 100%"):
+        parse_share(text)

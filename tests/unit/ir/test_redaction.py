@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.errors import UpstreamError
-from gateway.ir.redaction import redact, redacted_error
+from gateway.ir.errors import GatewayError, InvalidRequest, Unavailable, UpstreamError
+from gateway.ir.redaction import brief_error, redact, redacted_error, without_addresses
 
 # Triton 2.51.0's own words.
 POOL = (
@@ -47,3 +47,57 @@ def test_an_error_without_a_name_stays_itself() -> None:
     """Nothing is copied."""
     error = UpstreamError("no", origin=Origin("oip.http", "wire"))
     assert error is redacted_error(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (UpstreamError("ValueError: secret"), "the model failed at its server; the log of the"),
+        (InvalidRequest("InvalidInput : no x"), "no x"),
+        (InvalidRequest("pkg.mod.OddError: shape"), "shape"),
+        (InvalidRequest("unexpected shape for input 'Error: x'"), "unexpected shape for input '"),
+    ],
+)
+def test_brief_errors(error: GatewayError, text: str) -> None:
+    """A failure has no text, and other errors have no class; the code stays."""
+    error.origin = Origin("oip.http", None)
+    brief = brief_error(error)
+    assert brief.message.startswith(text)
+    assert (type(error), brief.message == error.message) == (type(brief), brief is error)
+    assert (brief.origin is error.origin) == (brief is error)
+
+
+def test_own_errors_are_never_brief() -> None:
+    """They show nothing of a server."""
+    error = UpstreamError("ValueError: ours")
+    assert error is brief_error(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "cannot connect to upstream 127.0.0.1:9: Connect call failed ('127.0.0.1', 9)",
+            "cannot connect to upstream ...: Connect call failed ...",
+        ),
+        ("no answer from triton.prod:8001 in time", "no answer from ... in time"),
+        ("endpoint 'oip+grpc://[::1]:8001' does not respond", "endpoint '...' does not respond"),
+        ("unix:/run/model.sock broke the connection", "... broke the connection"),
+        ("[::1]:8001 refused ('::1', 8001, 0, 0)", "... refused ..."),
+        ("12 requests are in flight, at most 12: none ended", None),
+    ],
+)
+def test_addresses_of_servers_are_withheld(text: str, shown: str | None) -> None:
+    """Clients see no address of a server, in any form; the class of the error stays."""
+    error = Unavailable(text)
+    found = without_addresses(error)
+    assert (shown or text) == found.message
+    assert type(found) is Unavailable
+    assert (shown is None) == (found is error)
+
+
+def test_texts_of_servers_and_of_requests_keep_addresses() -> None:
+    """A server's own reply, and an error about the request, are unchanged."""
+    reply = Unavailable("at 10.0.0.1:80", origin=Origin("oip.http", None))
+    request = InvalidRequest("unknown option http://10.0.0.1:80")
+    assert (reply, request) == (without_addresses(reply), without_addresses(request))

@@ -46,11 +46,15 @@ def test_sizes_never_wrap() -> None:
         raw_tensor("x", Datatype.FP32, (1 << 32, 1 << 32), memoryview(b""))
 
 
-def test_a_bool_is_0_or_1() -> None:
-    """Another byte means different things to different servers: it is refused."""
-    assert (2,) == raw_tensor("x", Datatype.BOOL, (2,), memoryview(b"\x00\x01")).shape
-    with pytest.raises(InvalidTensor, match="a byte other than 0 and 1"):
-        raw_tensor("x", Datatype.BOOL, (2,), memoryview(b"\x00\x02"))
+def test_a_bool_byte_other_than_0_and_1_was_refused() -> None:
+    """It stays as it is in the wire form, and is true in an array; 0 and 1 are not copied."""
+    odd = raw_tensor("x", Datatype.BOOL, (3,), memoryview(b"\x00\x02\xff"))
+    assert b"\x00\x02\xff" == bytes(as_raw(odd))
+    assert b"\x00\x01\x01" == as_numpy(odd).tobytes()
+    view = memoryview(b"\x00\x01")
+    plain = as_numpy(raw_tensor("x", Datatype.BOOL, (2,), view))
+    assert np.shares_memory(plain, np.frombuffer(view, "?"))
+    assert (2, 0) == as_numpy(raw_tensor("x", Datatype.BOOL, (2, 0), memoryview(b""))).shape
 
 
 def test_bytes_elements_are_counted() -> None:

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from gateway.ir.calls import InferRequest
-from gateway.ir.context import Context
-from gateway.policies.forward_headers import ForwardHeaders
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+    TraceSettingRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.policies.forward_headers import ForwardHeaders, QuestionHeaders
 from tests.fakes import ScriptedService
 
 
@@ -18,6 +32,32 @@ async def forwarded(
     await policy(InferRequest(context=Context(metadata=metadata)))
     context: Context = service.calls[0].context
     return context.metadata
+
+
+QUESTIONS: list[Call[Any]] = [
+    ServerReadyRequest(),
+    ServerMetadataRequest(),
+    ModelReadyRequest(model=ModelRef("m")),
+    ModelMetadataRequest(model=ModelRef("m")),
+    ModelConfigRequest(model=ModelRef("m")),
+    RepositoryIndexRequest(),
+]
+CALLS: list[Call[Any]] = [
+    InferRequest(model=ModelRef("m")),
+    StreamInferRequest(model=ModelRef("m"), request=InferRequest(model=ModelRef("m"))),
+    ModelLoadRequest(model=ModelRef("m")),
+    TraceSettingRequest(),
+]
+
+
+@pytest.mark.parametrize("call", [*QUESTIONS, *CALLS], ids=lambda call: type(call).__name__)
+async def test_questions_have_headers_of_their_own(call: Call[Any]) -> None:
+    """Those of the same name are replaced; calls that run or change something are untouched."""
+    service = ScriptedService(always=True)
+    metadata = (("key", "of the calls"), ("traceparent", "00-1"))
+    await QuestionHeaders(service, {"KEY": "of the probes"})(call.with_metadata(metadata))
+    expected = (("traceparent", "00-1"), ("key", "of the probes"))
+    assert (expected if call in QUESTIONS else metadata) == service.calls[0].context.metadata
 
 
 async def test_nothing_crosses_by_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -103,6 +104,21 @@ async def test_many_ask_once_and_one_may_leave() -> None:
     service.waiting[0].set_result(FOUND)
     assert [FOUND, FOUND] == list(await asyncio.gather(*tasks[1:]))
     assert (1, True) == (len(service.calls), tasks[0].cancelled())
+
+
+async def test_failed_question_of_callers_who_left_is_no_error_of_the_program() -> None:
+    """An exception that nobody retrieves would be logged as an error."""
+    service, reported = ScriptedService(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    caller = asyncio.ensure_future(MetadataCache(service)(CALL))
+    await settle()
+    caller.cancel()
+    await settle()
+    del caller
+    service.waiting.pop().set_exception(Unavailable("down"))
+    await settle()
+    gc.collect()
+    assert reported == []
 
 
 async def test_question_gives_up() -> None:

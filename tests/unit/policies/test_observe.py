@@ -19,8 +19,9 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Overloaded, Unavailable
 from gateway.ir.streams import close_stream
-from gateway.policies.observe import CallRecord, Observe
-from gateway.telemetry.call_path import CALL_PATH, record_route, record_target
+from gateway.policies.observe import Observe
+from gateway.telemetry.call_log import CallLog, CallRecord
+from gateway.telemetry.call_path import CALL_PATH, CallPath, record_target
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m", "2")
@@ -33,14 +34,12 @@ def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> 
         "kind": kind,
         "model": "m",
         "version": "2",
-        "protocol": "oip.http",
-        "route": "",
-        "target": "",
+        "context": CALL.context,
+        "path": CallPath(model="m"),
         "code": code,
         "limit": None,
         "seconds": 0.0,
         "ended": 1000.0,
-        "request_id": "r-1",
     }
     return CallRecord(**{**usual, **fields})
 
@@ -50,15 +49,17 @@ async def test_call_is_reported_with_route_target_and_time() -> None:
     clock, seen = FakeClock(), list[CallRecord]()
 
     def answer(_call: Call[Any]) -> InferResponse:
-        record_route("blue")
+        _record_route("blue")
         record_target("triton")
         clock.advance(0.25)
         return REPLY
 
     with capture_logs() as logs:
-        observe = Observe(ScriptedService(answer), seen.append, clock=clock)
+        observe = Observe(ScriptedService(answer), seen.append, calls=CallLog(), clock=clock)
         assert REPLY == await observe(CALL)
-    assert [observation(route="blue", target="triton", seconds=0.25, ended=1000.25)] == seen
+    assert [
+        observation(path=CallPath("blue", "triton", model="m"), seconds=0.25, ended=1000.25)
+    ] == seen
     assert [
         {
             "event": "call",
@@ -70,7 +71,7 @@ async def test_call_is_reported_with_route_target_and_time() -> None:
             "route": "blue",
             "target": "triton",
             "code": "ok",
-            "us": 250_000,
+            "ms": 250.0,
             "request_id": "r-1",
         }
     ] == logs
@@ -91,12 +92,13 @@ async def test_failure_is_reported_and_rises(
 ) -> None:
     """Every failure has a code, names its limit, and rises unchanged."""
     seen: list[CallRecord] = []
-    observe = Observe(ScriptedService(error), seen.append, clock=FakeClock())
+    observe = Observe(ScriptedService(error), seen.append, calls=CallLog(), clock=FakeClock())
     with capture_logs() as logs, pytest.raises(type(error)) as caught:
         await observe(CALL)
     assert caught.value is error
     assert [observation(code=code, limit=limit)] == seen
-    assert code == logs[0]["code"]
+    assert (code, "warning") == (logs[0]["code"], logs[0]["log_level"])
+    assert limit == logs[0].get("limit")
     assert "secret" not in str(logs)
 
 
@@ -116,7 +118,8 @@ async def test_stream_is_reported_at_its_end() -> None:
 async def test_probes_are_counted_and_not_logged() -> None:
     """Health questions that went well write no line; failed ones do."""
     seen: list[CallRecord] = []
-    observe = Observe(ScriptedService(True, Unavailable("x")), seen.append, clock=FakeClock())
+    service = ScriptedService(True, Unavailable("x"))
+    observe = Observe(service, seen.append, calls=CallLog(), clock=FakeClock())
     with capture_logs() as logs:
         await observe(ServerLiveRequest())
         with pytest.raises(Unavailable):
@@ -129,7 +132,7 @@ async def test_log_can_be_off() -> None:
     """With no lines allowed calls are still counted."""
     seen: list[CallRecord] = []
     with capture_logs() as logs:
-        await Observe(ScriptedService(REPLY), seen.append, lines_per_s=0)(CALL)
+        await Observe(ScriptedService(REPLY), seen.append, calls=CallLog(0))(CALL)
     assert (1, []) == (len(seen), logs)
 
 
@@ -137,13 +140,14 @@ async def test_lines_are_sampled_under_load() -> None:
     """Beyond so many lines a second none is written; the next one counts the missing."""
     clock = FakeClock()
     service = ScriptedService(always=REPLY)
-    observe = Observe(service, lambda _seen: None, lines_per_s=2, clock=clock)
+    observe = Observe(service, lambda _seen: None, calls=CallLog(2), clock=clock)
     with capture_logs() as logs:
         for _ in range(5):
             await observe(CALL)
         clock.advance(1)
         await observe(CALL)
     assert [None, None, 3] == [entry.get("skipped") for entry in logs]
+    assert "calls_per_second" == logs[2]["skipped_by"]
 
 
 async def test_calls_at_the_same_time_keep_their_own_notes() -> None:
@@ -152,14 +156,20 @@ async def test_calls_at_the_same_time_keep_their_own_notes() -> None:
 
     async def route(call: Call[Any]) -> InferResponse:
         name = call.context.request_id
-        record_route(name)
+        _record_route(name)
         await asyncio.sleep(0)
         record_target(name)
         return REPLY
 
-    observe = Observe(ScriptedService(always=route), seen.append, lines_per_s=0)
+    observe = Observe(ScriptedService(always=route), seen.append)
     await asyncio.gather(
         observe(CALL.with_context(request_id="a")), observe(CALL.with_context(request_id="b"))
     )
     await settle()
-    assert [("a", "a"), ("b", "b")] == [(o.route, o.target) for o in seen]
+    assert [("a", "a"), ("b", "b")] == [(o.path.route, o.path.target) for o in seen]
+
+
+def _record_route(name: str) -> None:
+    path = CALL_PATH.get()
+    assert path is not None
+    path.route = name

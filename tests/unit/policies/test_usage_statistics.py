@@ -70,6 +70,15 @@ def tally(statistics: Any = None) -> tuple[UsageStatistics, Served]:
     return UsageStatistics(served, Usage(now_ms=lambda: 5), clock=clock), served
 
 
+async def test_counts_nothing_that_nobody_reads() -> None:
+    """Where targets count themselves, an inference passes without a layer of its own."""
+    service = ScriptedService(InferResponse(model=M, outputs=()), (TOLD,))
+    usage = Usage()
+    layer = UsageStatistics(service, usage, is_counting=lambda: False)
+    await layer(INFER)
+    assert ((), (TOLD,)) == (usage.of(None), await layer(THEIRS))
+
+
 async def test_counts_by_the_callers_name_and_the_answering_version() -> None:
     """Success and failure have their counts and times; waits for a place are told apart."""
     counting, served = tally()

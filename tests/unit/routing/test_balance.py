@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import Context, ModelRef, Sequence
 from gateway.ir.errors import ModelNotFound, Unavailable
 from gateway.routing.balance import (
     Balance,
@@ -17,6 +19,7 @@ from gateway.routing.balance import (
     Target,
     always_ready,
 )
+from gateway.routing.load_balancing import key_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import ScriptedService
 
@@ -41,10 +44,100 @@ async def taken_by(balance: Balance, times: int) -> str:
     return names
 
 
+async def names(balance: Balance, times: int, call: InferRequest = CALL) -> list[str]:
+    """Return the names of the targets that answered *call*."""
+    found = []
+    for _ in range(times):
+        token = CALL_PATH.set(path := CallPath())
+        await balance(call)
+        CALL_PATH.reset(token)
+        found.append(path.target)
+    return found
+
+
 async def test_smooth_turns_have_no_bursts() -> None:
     """Weights 5, 1, 1 give nginx's published order."""
     balance = Balance("r", [target("a", 5), target("b"), target("c")])
     assert "aabacaa" * 2 == await taken_by(balance, 14)
+
+
+async def test_a_further_attempt_goes_to_another_target() -> None:
+    """A small share does not send the retry to the target that has just failed."""
+    balance = Balance("r", [target("a", 99), target("b", 1)])
+    token = ATTEMPT.set(attempt := CallAttempt(("a",)))
+    try:
+        assert "bbb" == await taken_by(balance, 3)
+        assert "b" == attempt.tried
+    finally:
+        ATTEMPT.reset(token)
+
+
+async def test_a_target_of_a_lower_rank_takes_over() -> None:
+    """It gets calls only while no target before it is ready, and both changes are logged."""
+    ready = True
+    first = Target("first", ScriptedService(always=REPLY), 1, lambda: ready)
+    balance = Balance("r", [Target("last", ScriptedService(always=REPLY), 9, priority=1), first])
+    with capture_logs() as lines:
+        assert ["first"] * 3 == await names(balance, 3)
+        ready = False
+        assert ["last"] * 3 == await names(balance, 3)
+        ready = True
+        assert ["first"] * 3 == await names(balance, 3)
+    changes = [line["priority"] for line in lines if line["event"] == "target priority changed"]
+    assert [1, 0] == changes
+
+
+async def test_a_retry_goes_to_the_next_rank() -> None:
+    """With every target of the first rank tried, the next one gets the attempt."""
+    balance = Balance("r", [target("a"), Target("b", ScriptedService(always=REPLY), priority=1)])
+    token = ATTEMPT.set(CallAttempt(("a",)))
+    try:
+        assert ["b"] == await names(balance, 1)
+    finally:
+        ATTEMPT.reset(token)
+
+
+async def test_new_sequences_go_to_the_first_rank() -> None:
+    """A sequence that a fallback holds stays there."""
+    ready = False
+    first = Target("first", ScriptedService(always=REPLY), 1, lambda: ready)
+    balance = Balance("r", [first, Target("last", ScriptedService(always=REPLY), 9, priority=1)])
+    old, new = (CALL.changed(sequence=Sequence(n, start=True)) for n in (1, 2))
+    assert ["last"] == await names(balance, 1, old)
+    ready = True
+    assert ["first"] == await names(balance, 1, new)
+    assert ["last"] == await names(balance, 1, CALL.changed(sequence=Sequence(1)))
+
+
+async def test_a_key_keeps_its_target() -> None:
+    """Calls of one key have one target; over many keys the weights hold."""
+    balance = Balance("r", [target("a", 9), target("b", 1)], key=key_of("header:x-user"))
+    found = Counter[str]()
+    for n in range(1000):
+        call = CALL.changed(context=Context(metadata=(("x-user", f"u{n}"),)))
+        once, again = await names(balance, 2, call)
+        assert once == again
+        found[once] += 1
+    assert 70 < found["b"] < 130
+
+
+async def test_calls_without_a_key_go_by_weight() -> None:
+    """They share the targets as if there were no keys."""
+    balance = Balance("r", [target("a", 3), target("b", 1)], key=key_of("header:x-user"))
+    assert {"a": 6, "b": 2} == Counter(await names(balance, 8))
+
+
+async def test_an_error_names_the_target_unless_an_endpoint_did() -> None:
+    """A retry avoids the smallest part that failed."""
+    of_endpoint = Unavailable("down")
+    of_endpoint.attempted = "e1"
+    for error, named in ((Unavailable("down"), "a"), (of_endpoint, "e1")):
+        balance = Balance(
+            "r", [target("a", answer=error), target("b", 0), target("c", ready=False)]
+        )
+        with pytest.raises(Unavailable) as caught:
+            await balance(CALL)
+        assert named == caught.value.attempted
 
 
 async def test_random_follows_the_draw() -> None:

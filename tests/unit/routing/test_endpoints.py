@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Origin, Sequence
 from gateway.ir.errors import (
     DeadlineExceeded,
+    ErrorCode,
     GatewayError,
+    InternalError,
     InvalidRequest,
     NotSent,
     Overloaded,
     Unavailable,
+    UpstreamProtocolError,
 )
 from gateway.ir.streams import close_stream
-from gateway.routing.endpoints import BalancingPolicy, Endpoint, Endpoints
+from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
@@ -28,12 +34,13 @@ REPLY = InferResponse(model=ModelRef("m"), outputs=())
 
 
 def several(
-    count: int, picker: BalancingPolicy = BalancingPolicy.ROUND_ROBIN, **settings: object
+    count: int, policy: BalancingPolicy = BalancingPolicy.ROUND_ROBIN, **settings: object
 ) -> tuple[Endpoints, list[ScriptedService], FakeClock]:
     clock = FakeClock()
     services = [ScriptedService(always=REPLY) for _ in range(count)]
     endpoints = [Endpoint(f"e{n}", service) for n, service in enumerate(services)]
-    return Endpoints("up", endpoints, picker=picker, clock=clock, **settings), services, clock  # type: ignore[arg-type]  # settings are of mixed types
+    balancer = LoadBalancer(policy)
+    return Endpoints("up", endpoints, balancer=balancer, clock=clock, **settings), services, clock  # type: ignore[arg-type]  # settings are of mixed types
 
 
 def fail(service: ScriptedService, error: BaseException | InferResponse) -> None:
@@ -54,6 +61,34 @@ def test_there_must_be_an_endpoint() -> None:
     """An upstream without endpoints is a mistake of the configuration."""
     with pytest.raises(ValueError, match="upstream 'up' has no endpoints"):
         Endpoints("up", [])
+
+
+@pytest.mark.parametrize("policy", BalancingPolicy)
+async def test_a_further_attempt_avoids_what_was_tried(policy: BalancingPolicy) -> None:
+    """Each attempt gets another endpoint; with all of them tried, not the one tried last."""
+    endpoints, services, _ = several(3, policy)
+    tried: tuple[str, ...] = ()
+    for _ in range(3):
+        ATTEMPT.set(attempt := CallAttempt(tried))
+        await ask(endpoints)
+        assert attempt.tried not in tried
+        tried = (*tried, attempt.tried)
+    assert [1, 1, 1] == counts(services)
+    for _ in range(3):
+        ATTEMPT.set(attempt := CallAttempt(tried))
+        await ask(endpoints)
+        assert tried[-1] != attempt.tried
+
+
+async def test_an_error_names_the_endpoint_that_failed() -> None:
+    """A retry needs it, to go elsewhere."""
+    endpoints, services, _ = several(2)
+    for number, service in enumerate(services):
+        fail(service, Unavailable(f"down {number}"))
+    for _ in range(2):
+        with pytest.raises(Unavailable) as caught:
+            await endpoints(CALL)
+        assert caught.value.attempted == caught.value.message.replace("down ", "e")
 
 
 async def test_round_robin_takes_turns() -> None:
@@ -78,7 +113,7 @@ async def test_least_pending_avoids_the_busy_one() -> None:
 
 async def test_idle_endpoints_share_under_least_pending() -> None:
     """Ties do not all go to the first endpoint."""
-    endpoints, services, _ = several(2, BalancingPolicy.LEAST_PENDING)
+    endpoints, services, _ = several(2, BalancingPolicy.LEAST_REQUEST)
     await ask(endpoints, 4)
     assert [2, 2] == counts(services)
 
@@ -91,6 +126,85 @@ async def test_stream_is_pending_until_it_is_closed() -> None:
     assert [0, 1] == sorted(endpoint.pending for endpoint in both)
     await close_stream(items)
     assert [0, 0] == [endpoint.pending for endpoint in both]
+
+
+async def test_a_slow_endpoint_gets_few_calls_and_is_tried_again() -> None:
+    """It gets a call every few seconds, and its share once it is as fast as the others."""
+    endpoints, services, clock = several(3, BalancingPolicy.LEAST_REQUEST)
+
+    async def slow(_call: object) -> InferResponse:
+        clock.advance(0.5)
+        return REPLY
+
+    async def fast(_call: object) -> InferResponse:
+        clock.advance(0.01)
+        return REPLY
+
+    for service in services:
+        service._always = fast
+    services[0]._always = slow
+    await ask(endpoints, 1000)  # some 10 s
+    assert 1 <= len(services[0].calls) <= 10
+    services[0]._always = fast
+    before = len(services[0].calls)
+    await ask(endpoints, 2000)
+    assert len(services[0].calls) - before > 300
+
+
+async def test_an_endpoint_that_returns_starts_slowly() -> None:
+    """Its share grows from a tenth over the slow start."""
+    endpoints, services, clock = several(2, slow_start_s=10.0, draw=lambda: 0.35)
+    endpoints.endpoints[0].probed(ready=False)
+    await ask(endpoints, 4)
+    endpoints.endpoints[0].probed(ready=True)
+    await ask(endpoints, 10)
+    assert [0, 14] == counts(services)
+    clock.advance(4)  # a share of 0.4 is above the draw
+    await ask(endpoints, 10)
+    assert [5, 19] == counts(services)
+
+
+@pytest.mark.parametrize(("seconds", "ejected"), [(0.09, False), (0.11, True)])
+async def test_an_endpoint_slower_than_the_others_is_ejected(seconds: float, ejected: bool) -> None:
+    """Its mean is compared with the median of the others, once in an interval."""
+    rules = OutlierDetection(slow_factor=10.0, min_requests=5, interval_s=2.0)
+    causes: list[str] = []
+    endpoints, services, clock = several(
+        3, outliers=rules, on_ejected=lambda _name, cause: causes.append(cause)
+    )
+
+    def taking(latency_s: float) -> Callable[[object], Awaitable[InferResponse]]:
+        async def answer(_call: object) -> InferResponse:
+            clock.advance(latency_s)
+            return REPLY
+
+        return answer
+
+    for service in services:
+        service._always = taking(0.01)
+    services[0]._always = taking(seconds)
+    await ask(endpoints, 60)
+    assert (["slow"] if ejected else []) == causes
+    assert ejected == (endpoints.endpoints[0].health.ejected_until is not None)
+
+
+@pytest.mark.parametrize(
+    ("error", "codes", "ejects"),
+    [
+        (UpstreamProtocolError("garbage"), frozenset(), True),
+        (InternalError("broken"), frozenset(), False),
+        (InternalError("broken"), frozenset({ErrorCode.INTERNAL}), True),
+        (InvalidRequest("wrong"), frozenset({ErrorCode.INTERNAL}), False),
+    ],
+)
+async def test_errors_that_eject_are_configurable(
+    error: GatewayError, codes: frozenset[ErrorCode], ejects: bool
+) -> None:
+    """Responses that cannot be decoded always count, and so do the codes that are listed."""
+    endpoints, services, _ = several(2, outliers=OutlierDetection(failure_codes=codes))
+    fail(services[0], error)
+    await ask(endpoints, 20)
+    assert ejects == (endpoints.endpoints[0].health.ejected_until is not None)
 
 
 async def test_five_unavailable_in_a_row_eject() -> None:
@@ -298,7 +412,7 @@ async def test_calls_in_flight_do_not_eject_twice() -> None:
     endpoints = Endpoints(
         "up",
         [Endpoint("slow", slow), Endpoint("good", good)],
-        picker=BalancingPolicy.ROUND_ROBIN,
+        balancer=LoadBalancer(BalancingPolicy.ROUND_ROBIN),
         outliers=OutlierDetection(consecutive_failures=1),
         clock=clock,
     )

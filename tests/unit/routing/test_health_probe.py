@@ -10,13 +10,22 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
     ModelLoadRequest,
     ModelUnloadRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    StreamInferRequest,
 )
-from gateway.ir.context import ModelRef
-from gateway.ir.errors import Unavailable, Unsupported
+from gateway.ir.context import ModelRef, Origin
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    ErrorCode,
+    InvalidRequest,
+    Unavailable,
+    Unsupported,
+)
 from gateway.ir.metadata import ServerMetadata
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
@@ -123,9 +132,10 @@ async def test_a_server_that_has_become_ready_says_who_it_is() -> None:
     """It may be another one than before, and is unknown meanwhile."""
     told: list[ServerMetadata | None] = []
     server = Identified(ScriptedService(True, True, False, False, True))
-    probe, _, _ = prober(server, identify=told.append)
-    for _ in range(4):
+    probe, endpoint, _ = prober(server, identify=told.append)
+    for expected in (TRITON, TRITON, None, None):
         await probe.probe()
+        assert expected == endpoint.server
     server.server = other = ServerMetadata("triton", "2.60.0")
     await probe.probe()
     assert [TRITON, None, other] == told
@@ -180,6 +190,20 @@ async def test_a_ready_server_may_miss_two_probes() -> None:
     assert ([True, False], False) == (reported, endpoint.ready)
 
 
+@pytest.mark.parametrize(
+    ("error", "ready"),
+    [
+        (DeadlineExceeded("the client gave up"), True),
+        (DeadlineExceeded("the server says so", origin=Origin("oip", None)), False),
+    ],
+)
+async def test_a_client_gives_up_before_the_probe_does(error: Exception, ready: bool) -> None:
+    """Its error is no response; the same error from the server is one."""
+    probe, _, _ = prober(ScriptedService(True, error))
+    await probe.probe()
+    assert ready == await probe.probe()
+
+
 async def test_a_response_in_time_begins_the_count_again() -> None:
     """Only probes in a row count."""
     service = ScriptedService(True)
@@ -197,3 +221,122 @@ async def test_a_refused_connection_decides_at_once() -> None:
     probe, endpoint, _ = prober(ScriptedService(True, Unavailable("refused")))
     assert [True, False] == [await probe.probe() for _ in range(2)]
     assert not endpoint.ready
+
+
+def is_infer(call: object) -> bool:
+    return isinstance(call, InferRequest)
+
+
+class HungServer:
+    """Answers no call while it hangs; it counts the inferences that it receives."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.inferences = 0
+        self.reply: object = InferResponse(model=ModelRef("m"), outputs=())
+
+    async def __call__(self, call: Any, /) -> Any:
+        self.inferences += is_infer(call)
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        if isinstance(self.reply, Exception) and is_infer(call):
+            raise self.reply
+        return self.reply if is_infer(call) else True
+
+
+async def hung() -> tuple[HungServer, Prober, Endpoints, FakeClock]:
+    """Return a server that was ready, and had no response to its last three probes."""
+    server = HungServer()
+    probe, endpoint, clock = prober(server, timeout_s=0.01)  # type: ignore[arg-type]  # a Service
+    assert await probe.probe()
+    server.hangs = True
+    for _ in range(3):
+        await probe.probe()
+    assert not endpoint.ready
+    return server, probe, Endpoints("up", [endpoint], clock=clock), clock
+
+
+CALL = InferRequest(model=ModelRef("m"))
+
+
+async def test_calls_to_a_hung_server_fail_at_once() -> None:
+    """They do not wait for it, and it does not receive them."""
+    server, _, endpoints, _ = await hung()
+    with pytest.raises(Unavailable, match="endpoint 'e' does not respond") as caught:
+        await endpoints(CALL)
+    assert ErrorCode.UNAVAILABLE is caught.value.code
+    assert 0 == server.inferences
+
+
+@pytest.mark.parametrize("reply", [None, InvalidRequest("no", origin=Origin("oip", None))])
+async def test_one_trial_call_per_interval(reply: Exception | None) -> None:
+    """A trial that hangs changes nothing; one with a response ends the rejections."""
+    server, _, endpoints, clock = await hung()
+    clock.advance(5.0)
+    trial = asyncio.ensure_future(endpoints(CALL))
+    await settle()
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await endpoints(CALL)
+    assert 1 == server.inferences
+    trial.cancel()
+    server.hangs = False
+    server.reply = server.reply if reply is None else reply
+    with pytest.raises(Unavailable):
+        await endpoints(CALL)
+    clock.advance(5.0)
+    for _ in range(2):
+        with suppress(InvalidRequest):
+            await endpoints(CALL)
+    assert 3 == server.inferences
+
+
+async def test_an_open_stream_is_no_response() -> None:
+    """Only the first reply of a stream shows that the server responds."""
+    server, _, endpoints, clock = await hung()
+    clock.advance(5.0)
+    server.hangs = False
+    await endpoints(StreamInferRequest(request=CALL))
+    with pytest.raises(Unavailable):
+        await endpoints(CALL)
+
+
+async def test_a_probe_with_a_response_ends_the_rejections() -> None:
+    """Also one that says that the server is not ready: it responds."""
+    server, probe, endpoints, _ = await hung()
+    server.hangs = False
+    assert await probe.probe()
+    await endpoints(CALL)
+    assert 1 == server.inferences
+
+
+async def test_a_server_that_is_not_ready_receives_calls() -> None:
+    """A server with one broken model can be not ready for ever, and serve all others."""
+    service = ScriptedService(*[False] * 5, "reply")
+    probe, endpoint, clock = prober(service)
+    for _ in range(5):
+        await probe.probe()
+    assert "reply" == await Endpoints("up", [endpoint], clock=clock)(CALL)
+
+
+async def test_a_call_to_a_server_that_fell_silent_goes_to_no_other() -> None:
+    """It may have started there."""
+    first, second = ScriptedService(), ScriptedService(always="reply")
+    endpoints = Endpoints("up", [Endpoint("a", first), Endpoint("b", second)])
+    calls = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
+    await settle()
+    for future in first.waiting:
+        future.set_exception(DeadlineExceeded("no response"))
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert (1, 1) == (len(first.calls), len(second.calls))
+    assert 1 == sum(isinstance(result, DeadlineExceeded) for result in results)
+
+
+async def test_probes_have_a_service_of_their_own() -> None:
+    """A service that is busy with calls must not decide whether the server is ready."""
+    calls, probes = ScriptedService(), ScriptedService(True, TRITON)
+    endpoint = Endpoint("e", calls)
+    probe = Prober("up", endpoint, service=probes)
+    assert await probe.probe()
+    assert ([], TRITON) == (calls.calls, endpoint.server)
+    assert endpoint.service is not probes

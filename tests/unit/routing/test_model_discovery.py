@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable, Unsupported
 from gateway.ir.metadata import RepositoryEntry
 from gateway.routing.model_discovery import Discover
+from tests.fakes import settle
 
 
 class Server:
@@ -161,3 +163,16 @@ async def test_a_call_without_a_model_is_refused() -> None:
     """Questions to the server are answered elsewhere."""
     with pytest.raises(InvalidRequest, match="names no model"):
         await Discover({"one": Server("m")})(ServerLiveRequest())
+
+
+async def test_failed_lookup_of_callers_who_left_is_no_error_of_the_program() -> None:
+    """An exception that nobody retrieves would be logged as an error."""
+    reported = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    caller = asyncio.ensure_future(Discover({"a": Server(away=True), "b": Server("m")})(about("x")))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await settle()
+    del caller
+    gc.collect()
+    assert reported == []

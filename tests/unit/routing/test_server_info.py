@@ -206,3 +206,16 @@ async def test_log_settings_are_told_where_they_can_be_had() -> None:
     assert ["log settings changed"] == [line["event"] for line in lines]
     with pytest.raises(Unsupported):
         await ServerInfo(ServerOptions(metadata=WHO))(LogSettingsRequest(own=True))
+
+
+async def test_the_reason_of_a_missing_index_has_no_address() -> None:
+    """Clients see why models are not available; where their server is, only the log says."""
+    clock = FakeClock()
+    lost = Unavailable("cannot connect to upstream 10.1.2.3:8001: refused")
+    index = Index("up", ScriptedService((ENTRY,), lost), ttl_s=10, clock=clock)
+    await index.entries()
+    clock.advance(10)
+    with capture_logs() as lines:
+        (entry,) = await index.entries()
+    assert (DOWN, "cannot connect to upstream ...: refused") == (entry.state, entry.reason)
+    assert lost.message in str(lines)

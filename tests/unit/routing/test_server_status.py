@@ -8,6 +8,7 @@ import pytest
 
 from gateway.ir.calls import (
     ModelMetadataRequest,
+    ModelReadyRequest,
     ModelStatisticsRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
@@ -16,7 +17,7 @@ from gateway.ir.calls import (
     ServerTrendsRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import ModelNotFound, Unsupported
+from gateway.ir.errors import ModelNotFound, NoRoute, Unavailable, Unsupported
 from gateway.ir.metadata import (
     ModelMetadata,
     ModelState,
@@ -26,7 +27,7 @@ from gateway.ir.metadata import (
     Trend,
 )
 from gateway.ir.statistics import ModelStatistics
-from gateway.routing.server_status import ServerStatusLayer
+from gateway.routing.server_status import ServerStatusLayer, model_status
 from tests.fakes import FakeClock, ScriptedService
 
 INDEX = (
@@ -145,3 +146,48 @@ async def test_a_model_that_was_never_loaded_is_not_told() -> None:
     assert () == (await layer(ServerStatusRequest())).models
     with pytest.raises(ModelNotFound):
         await layer(ServerStatusRequest(about=ModelRef("x")))
+
+
+LISTED = (RepositoryEntry("m", "1", ModelState.UNAVAILABLE),)
+DOWN = Unavailable("connection refused")
+
+
+@pytest.mark.parametrize(
+    ("ready", "index", "metadata", "expected"),
+    [
+        (True, (), ModelNotFound("-"), True),
+        (False, LISTED, ModelNotFound("-"), False),
+        (False, (), ModelMetadata(name="m"), False),
+        (False, (), ModelNotFound("no such model"), None),
+        (False, (), DOWN, False),
+        (NoRoute("no route"), LISTED, ModelMetadata(name="m"), None),
+        (DOWN, (), ModelNotFound("-"), False),
+    ],
+)
+async def test_the_status_of_a_model_tells_unknown_from_not_ready(
+    ready: Any, index: Any, metadata: Any, expected: bool | None
+) -> None:
+    """A server says "not ready" of unknown names too; the index and the metadata decide."""
+    replies = {
+        ModelReadyRequest: ready,
+        RepositoryIndexRequest: index,
+        ModelMetadataRequest: metadata,
+    }
+
+    def answer(call: Any) -> Any:
+        kind: Any = type(call)
+        reply = replies[kind]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    service = ScriptedService(always=answer)
+    assert expected is await model_status(service, "m")
+
+
+@pytest.mark.parametrize("name", ["..", "a\n", "x" * 300])
+async def test_a_name_that_no_model_can_have_is_unknown(name: str) -> None:
+    """No server is asked for it."""
+    service = ScriptedService()
+    assert await model_status(service, name) is None
+    assert [] == service.calls

@@ -14,10 +14,12 @@ from gateway.ir.calls import (
     ModelStatisticsRequest,
     OpaqueCall,
     ServerLiveRequest,
+    ServerMetadataRequest,
     TraceSettingRequest,
 )
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import InvalidRequest, Unavailable, Unsupported
+from gateway.ir.metadata import ServerMetadata
 from gateway.ir.statistics import Duration, InferStatistics, ModelStatistics
 from gateway.routing.upstream_questions import RefreshModelIndex, UpstreamQuestions
 from tests.fakes import ScriptedService
@@ -42,6 +44,19 @@ def used(name: str, count: int, version: str = "1") -> ModelStatistics:
         inference_count=count,
         inference=InferStatistics(success=Duration(count, 10 * count)),
     )
+
+
+@pytest.mark.parametrize(
+    ("server", "name", "version"),
+    [(None, "gateway", "1"), (ServerMetadata("triton", "2.51.0", ("theirs",)), "triton", "2.51.0")],
+)
+async def test_the_identity_may_be_that_of_a_server(
+    server: ServerMetadata | None, name: str, version: str
+) -> None:
+    """Name and version are the server's, once it is known; the extensions are the gateway's."""
+    inner = ScriptedService(always=ServerMetadata("gateway", "1", ("ours",)))
+    questions = UpstreamQuestions(inner, {}, lambda _name: True, lambda: server)
+    assert ServerMetadata(name, version, ("ours",)) == await questions(ServerMetadataRequest())
 
 
 QUESTIONS: list[Call[Any]] = [TraceSettingRequest(), LogSettingsRequest()]

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.ir.context import Context
 from gateway.telemetry.aggregation import (
     MetricsAggregator,
     Snapshot,
@@ -18,6 +19,8 @@ from gateway.telemetry.aggregation import (
     total_of,
     write_page,
 )
+from gateway.telemetry.call_log import CallRecord
+from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
 
 CALLS = "gateway_requests_total"
@@ -28,7 +31,9 @@ def counted(calls: int, *, model: str = "m", ready: bool = True) -> Snapshot:
     metrics = Metrics("1", triton=True)
     metrics.allow_models([model])
     for _ in range(calls):
-        metrics.call(("r", model, "oip.http", "InferRequest", "ok"), "", 0.001)
+        path = CallPath(route="r", target="t", upstream_s=0.0005)
+        context = Context(protocol="oip.http")
+        metrics.call(CallRecord("InferRequest", model, "", context, path, "ok", None, 0.001, 1.0))
     metrics.upstream_ready("up", "h:1", ready)
     metrics.watch("gateway_in_flight_bytes", "Bytes.", lambda: 10.0 * calls)
     found: Snapshot = orjson.loads(orjson.dumps(snapshot(metrics.registry)))
@@ -47,8 +52,24 @@ def values(metrics: Iterable[Metric]) -> dict[str, float]:
     }
 
 
-REQUESTS = f"{CALLS},code=ok,kind=InferRequest,model={{}},protocol=oip.http,route=r"
+REQUESTS = f"{CALLS},code=ok,kind=InferRequest,model={{}},protocol=oip.http,route=r,target=t"
 BUCKET = "gateway_request_duration_seconds_bucket,kind=InferRequest,le={},protocol=oip.http,route=r"
+
+
+def test_exemplars_cross_processes() -> None:
+    """Of two processes, the bucket has the trace of the last one; the counts are added up."""
+    totals = MetricsAggregator()
+    for process, trace_id in (("one", "a" * 32), ("other", "b" * 32)):
+        metrics = Metrics("1")
+        path, context = CallPath(trace_id=trace_id), Context(protocol="oip.http")
+        record = CallRecord("InferRequest", "", "", context, path, "ok", None, 0.001, 1.0)
+        metrics.call(record)
+        metrics.exemplify(record)
+        totals.update(process, orjson.loads(orjson.dumps(snapshot(metrics.registry))))
+    page, _ = write_page(totals.collect(), "application/openmetrics-text")
+    (line,) = [line for line in page.decode().splitlines() if "trace_id" in line]
+    assert f'2.0 # {{trace_id="{"b" * 32}"}} 0.001 ' in line
+    assert 'le="0.001"' in line
 
 
 def test_counters_and_histograms_are_added_up() -> None:

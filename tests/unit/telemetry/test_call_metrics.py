@@ -1,4 +1,4 @@
-"""Counting of answered calls: beside the client library's own counters and histogram."""
+"""Counting of answered calls: beside the client library's own counters and histograms."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.exposition import generate_latest
 
 from gateway.telemetry.call_metrics import CallMetrics
+from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.upstream_metrics import BOUNDS_S
 
 BOUNDS = (0.001, 0.25, 1.0)
+TIMES = {
+    "gateway_upstream_duration_seconds": "Time of an inference in upstreams or in-process models.",
+    "gateway_queue_duration_seconds": "Time of an inference in the queues of the gateway.",
+    "gateway_overhead_duration_seconds": "Time of an inference in the gateway itself.",
+}
 CALL = st.tuples(
     st.tuples(
         st.sampled_from(["r", "s"]),
         st.sampled_from(["m", "n"]),
         st.just("oip.http"),
-        st.just("InferRequest"),
+        st.sampled_from(["InferRequest", "ServerReadyRequest"]),
         st.sampled_from(["ok", "internal"]),
+        st.sampled_from(["t", ""]),
     ),
     # Exact in binary: sums do not depend on the order of addition.
-    st.sampled_from([0.0, 0.001, 0.125, 0.25, 0.5, 1.0, 64.0]),
+    st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0, 64.0]),
+    st.sampled_from([0.0, 0.125, 2.0]),
+    st.sampled_from([0.0, 0.25, 4.0]),
 )
 
 
 @given(calls=st.lists(CALL, max_size=30))
 def test_page_is_that_of_the_library(
-    calls: list[tuple[tuple[str, str, str, str, str], float]],
+    calls: list[tuple[tuple[str, str, str, str, str, str], float, float, float]],
 ) -> None:
     """The same calls make the same page, buckets at their very bounds included."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
@@ -34,7 +44,7 @@ def test_page_is_that_of_the_library(
     counter = Counter(
         "gateway_requests",
         "Completed calls.",
-        ("route", "model", "protocol", "kind", "code"),
+        ("route", "model", "protocol", "kind", "code", "target"),
         registry=theirs,
     )
     histogram = Histogram(
@@ -44,8 +54,18 @@ def test_page_is_that_of_the_library(
         buckets=BOUNDS,
         registry=theirs,
     )
-    for labels, seconds in calls:
-        answered.count(labels, seconds)
+    upstream, queue, overhead = [
+        Histogram(name, text, ("model",), buckets=BOUNDS_S, registry=theirs)
+        for name, text in TIMES.items()
+    ]
+    answered.allow_models(["m", "n"])
+    for labels, seconds, upstream_s, queued_s in calls:
+        path = CallPath(upstream_s=upstream_s, queued_s=queued_s / 2, batched_s=queued_s / 2)
+        answered.count(labels, seconds, path)
         counter.labels(*labels).inc()
         histogram.labels(labels[0], labels[2], labels[3]).observe(seconds)
+        if labels[3] == "InferRequest":
+            upstream.labels(labels[1]).observe(upstream_s)
+            queue.labels(labels[1]).observe(queued_s)
+            overhead.labels(labels[1]).observe(max(0.0, seconds - upstream_s - queued_s))
     assert generate_latest(theirs).splitlines() == generate_latest(ours).splitlines()

@@ -1,23 +1,23 @@
-"""The note of the way a call took."""
+"""The record of a call's path."""
 
 from __future__ import annotations
 
-from gateway.telemetry.call_path import CALL_PATH, CallPath, record_route, record_target
+from gateway.telemetry.call_path import CALL_PATH, CallPath, current_route, record_target
 
 
-def test_notes_reach_who_asked_for_them() -> None:
-    """Route and target are written into the note of the call in progress."""
-    token = CALL_PATH.set(CallPath())
+def test_the_target_is_recorded_for_the_current_call() -> None:
+    """The target is written into the record of the call in progress."""
+    token = CALL_PATH.set(CallPath("blue"))
     try:
-        record_route("blue")
         record_target("triton")
         assert CallPath("blue", "triton") == CALL_PATH.get()
+        assert "blue" == current_route()
     finally:
         CALL_PATH.reset(token)
 
 
-def test_notes_are_dropped_when_nobody_asked() -> None:
-    """Without an observer there is no note, and noting is harmless."""
-    record_route("blue")
+def test_without_a_record_nothing_is_recorded() -> None:
+    """Without a record, recording does nothing."""
     record_target("triton")
     assert CALL_PATH.get() is None
+    assert "" == current_route()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from gateway.ir.context import Context
 from gateway.ir.errors import TooLarge
+from gateway.telemetry.call_log import CallRecord
+from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
 
 
@@ -9,10 +12,12 @@ def page(metrics: Metrics) -> str:
 
 
 def call(metrics: Metrics, model: str = "m", code: str = "ok", kind: str = "InferRequest") -> None:
-    metrics.call(("r", model, "oip.http", kind, code), "1", 0.002)
+    path = CallPath(route="r", target="t", upstream_s=0.001)
+    context = Context(protocol="oip.http")
+    metrics.call(CallRecord(kind, model, "1", context, path, code, None, 0.002, 1.0))
 
 
-LABELS = 'kind="InferRequest",model="{}",protocol="oip.http",route="r"'
+LABELS = 'kind="InferRequest",model="{}",protocol="oip.http",route="r",target="t"'
 
 
 def test_counts_calls_by_their_labels() -> None:

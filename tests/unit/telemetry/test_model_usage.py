@@ -7,6 +7,9 @@ from gateway.ir.statistics import BatchStatistics, Duration
 from gateway.telemetry.model_usage import Usage, epoch_ms
 
 V1, V2 = ModelRef("m", "1"), ModelRef("m", "2")
+ONCE = BatchStatistics(
+    compute_input=Duration(1), compute_infer=Duration(1), compute_output=Duration(1)
+)
 
 
 def test_batches_are_executions() -> None:
@@ -19,8 +22,10 @@ def test_batches_are_executions() -> None:
     (found,) = usage.of(V1)
     assert (3, 2) == (found.inference_count, found.execution_count)
     assert 750_000_000 == found.inference.queue.ns
-    one = BatchStatistics(compute_infer=Duration(1))
-    assert {1: one, 2: one} == found.batches
+    assert {1: ONCE, 2: ONCE} == found.batches
+    phases = found.inference
+    assert Duration(2) == phases.compute_input == phases.compute_output
+    assert 2 == phases.compute_infer.count
 
 
 def test_kept_answers_are_no_executions() -> None:
@@ -41,9 +46,7 @@ def test_what_is_shared_is_told_with_the_version_used_last() -> None:
     usage.record_call(V1, ok=True, seconds=0.0, queued_s=0.0)
     usage.record_call(V2, ok=True, seconds=0.0, queued_s=0.0)
     usage.record_batch("m", 4, [0.0])
-    assert [{}, {4: BatchStatistics(compute_infer=Duration(1))}] == [
-        found.batches for found in usage.of(ModelRef("m"))
-    ]
+    assert [{}, {4: ONCE}] == [found.batches for found in usage.of(ModelRef("m"))]
 
 
 def test_there_are_so_many_at_most() -> None:

@@ -35,7 +35,7 @@ def test_a_second_is_told_once_it_is_over() -> None:
     clock = FakeClock(7200.0)
     trends = RollingStats(clock)
     for seconds, failed in ((0.010, False), (0.030, True)):
-        trends.add(seconds, failed=failed, at=clock())
+        trends.add(seconds, clock(), failed=failed)
     assert 0.0 == values(trends, QPS)[SECOND]
     clock.advance(1.0)
     assert (2.0, 50.0) == (values(trends, QPS)[SECOND], values(trends, FAIL_RATE)[SECOND])
@@ -52,7 +52,7 @@ def test_seconds_become_minutes_hours_and_days() -> None:
     clock = FakeClock(86400.0)
     trends = RollingStats(clock)
     for _ in range(60):
-        trends.add(0.001, failed=False, at=clock())
+        trends.add(0.001, clock(), failed=False)
         clock.advance(1.0)
     assert 1.0 == values(trends, QPS)[MINUTE]
     assert [1.0] * 60 == values(trends, QPS)[MINUTE + 1 :]
@@ -71,7 +71,7 @@ def test_reading_in_between_loses_nothing() -> None:
     often, once = RollingStats(clock), RollingStats(clock)
     for step in range(200):
         for trends in (often, once):
-            trends.add(step / 1000, failed=step % 7 == 0, at=clock())
+            trends.add(step / 1000, clock(), failed=step % 7 == 0)
         often.read()
         clock.advance(0.9)
     assert once.read() == often.read()
@@ -81,7 +81,7 @@ def test_the_distribution_of_latencies() -> None:
     """So many percent took no longer than that; 100 and 101 stand for 99.9 and 99.99."""
     trends = RollingStats(FakeClock())
     for number in range(1000, 0, -1):
-        trends.add(number / 1000, failed=False, at=1000.0)
+        trends.add(number / 1000, 1000.0, failed=False)
     found = trends.read()[LATENCY_CDF]
     assert found.distribution
     expected = {10: 100.0, 50: 500.0, 90: 900.0, 99: 990.0, 100: 999.0, 101: 1000.0}

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import pytest
 
-from gateway.ir.errors import Overloaded
+from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
+from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.transports.admission import (
     ConcurrencyLimiter,
     ConnectionCount,
     MemoryBudget,
     Reservation,
     request_slots,
+    upstream_slots,
 )
-from gateway.transports.contract import ServerLimits
+from gateway.transports.contract import ClientLimits, ServerLimits
+from tests.fakes import settle
 
 
 def test_budget_at_its_limit() -> None:
@@ -169,3 +174,46 @@ def test_connections_are_counted_by_address() -> None:
     assert count.exceeded("b") == "connections"
     count.leave("a")
     assert (count.exceeded("a"), count.total) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("pending_by", "served"),
+    [("route", ["busy", "quiet", "busy", "busy"]), ("none", ["busy", "busy", "busy", "quiet"])],
+)
+async def test_routes_take_turns_at_an_upstream(
+    pending_by: Literal["route", "none"], served: list[str]
+) -> None:
+    """A busy route does not keep a quiet one waiting, unless requests wait in their order."""
+    slots = upstream_slots("pending", 1, ClientLimits(pending_by=pending_by))
+    assert slots.try_acquire()
+    found: list[str] = []
+
+    async def call(route: str) -> None:
+        CALL_PATH.set(CallPath(route))
+        await slots.wait(None)
+        found.append(route)
+        slots.release()
+
+    tasks = [asyncio.create_task(call(route)) for route in ("busy", "busy", "busy", "quiet")]
+    await settle()
+    slots.release()
+    await asyncio.gather(*tasks)
+    assert served == found
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+async def test_a_slot_is_awaited_no_longer_than_the_request_allows(timeout_s: float | None) -> None:
+    """The queue timeout of a request is a limit beside that of the caller; the shorter one holds."""
+    slots = ConcurrencyLimiter("pending", 1, 1)
+    await slots.wait(None)
+    token = QUEUE_TIMEOUT_US.set(30)
+    try:
+        with pytest.raises(QueueTimeout, match=r"Request timeout expired: .*pending.* 30 us"):
+            await slots.wait(timeout_s)
+        QUEUE_TIMEOUT_US.set(5_000_000)
+        with pytest.raises(Overloaded, match="none ended within 1e-05 s"):
+            await slots.wait(0.00001)
+    finally:
+        QUEUE_TIMEOUT_US.reset(token)
+    slots.release()
+    assert (0, 0) == (slots.used, slots.queued)

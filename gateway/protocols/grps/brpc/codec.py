@@ -34,6 +34,7 @@ from gateway.protocols.grps.brpc.compression import (
     most_elements,
 )
 from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame, words
+from gateway.protocols.grps.brpc.tracing import trace_headers, write_trace
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.errors import (
     NoMethod,
@@ -105,7 +106,10 @@ class BrpcCodec(Codec[Frame, Frame]):
         message = self._message(meta, rest)
         request_id = valid_request_id(words(meta.request.request_id))
         origin = Origin(NAME, wire, ReplyFormat(message.form))
-        context = Context(NAME, (), request_id, wire.deadline, None, calls.REPLY_NEEDS, origin)
+        metadata = trace_headers(meta.request) if meta.request.trace_id else ()
+        context = Context(
+            NAME, metadata, request_id, wire.deadline, None, calls.REPLY_NEEDS, origin, wire.client
+        )
         return calls.decode_method(method, message, context, self._settings, self._limits)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
@@ -148,6 +152,8 @@ class BrpcCodec(Codec[Frame, Frame]):
         request = RpcRequestMeta(service_name=SERVICE, method_name=method)
         if call.context.request_id:
             request.request_id = call.context.request_id
+        if call.context.metadata:
+            write_trace(request, call.context.metadata)
         meta = RpcMeta(request=request, compress_type=self._compress)
         parts: list[Buffer] = list(write_message(message))
         if self._compress != NONE:

@@ -86,10 +86,10 @@ def _plain(data: memoryview, _most: int) -> memoryview:
 
 
 def _ungzipped(data: memoryview, most: int) -> memoryview:
-    said = _said_by_gzip(data, most)
-    if said > most:
+    size = _gzip_size(data, most)
+    if size > most:
         raise _too_large(most)
-    return _inflated(data, said, _GZIP_BITS)
+    return _inflated(data, size, _GZIP_BITS)
 
 
 def _inflated(data: memoryview, most: int, bits: int = zlib.MAX_WBITS) -> memoryview:
@@ -129,7 +129,7 @@ def _said_by_snappy(data: memoryview, _most: int) -> int:
         return 0
 
 
-def _said_by_gzip(data: memoryview, _most: int) -> int:
+def _gzip_size(data: memoryview, _most: int) -> int:
     return int.from_bytes(data[-_GZIP_SIZE_BYTES:], "little")
 
 
@@ -153,7 +153,7 @@ def _too_large(most: int) -> Unreadable:
 
 _SIZES: Final[dict[int, Callable[[memoryview, int], int]]] = {
     SNAPPY: _said_by_snappy,
-    GZIP: _said_by_gzip,
+    GZIP: _gzip_size,
     ZLIB: _counted,
 }
 _UNPACK: Final[dict[int, Callable[[memoryview, int], memoryview]]] = {

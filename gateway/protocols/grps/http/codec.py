@@ -59,7 +59,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     name = NAME
     needs = calls.NEEDS
-    first_error_ends = True  # it has an HTTP status of its own
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -95,8 +94,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         Raises:
             Unsupported: grps cannot carry the reply in the requested form.
         """
-        asked = _reply_format(call)
-        return responses.encode_response(call, reply, asked, _route(asked))
+        reply_format = _reply_format(call)
+        return responses.encode_response(call, reply, reply_format, _route(reply_format))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
         """Write one response of a stream, as a part of one HTTP response.
@@ -106,9 +105,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """
         if item.error is not None:
             return self.encode_late_error(call, item.error)
-        asked = _reply_format(call)
+        reply_format = _reply_format(call)
         return responses.encode_part(
-            item, asked, _route(asked), self._settings.streaming.content_type
+            item, reply_format, _route(reply_format), self._settings.streaming.content_type
         )
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
@@ -118,13 +117,17 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """
         return self._failure(call, error, late=False)
 
+    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+        """Return True: the first error has an HTTP status of its own."""
+        return True
+
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> HttpResponse | None:
         """Write the end of a customised route's stream; the headers of a stream without items."""
-        asked = _reply_format(call)
+        reply_format = _reply_format(call)
         content_type = self._settings.streaming.content_type
-        return responses.encode_end(_route(asked), content_type, empty=last is None)
+        return responses.encode_end(_route(reply_format), content_type, empty=last is None)
 
     def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
         """Write *error* as the last message of a stream, whose HTTP status was sent before."""
@@ -250,5 +253,5 @@ def _reply_format(call: Call[Any]) -> ReplyFormat:
     return ReplyFormat()
 
 
-def _route(asked: ReplyFormat) -> GrpsRoute | None:
-    return asked.route if isinstance(asked.route, GrpsRoute) else None
+def _route(reply_format: ReplyFormat) -> GrpsRoute | None:
+    return reply_format.route if isinstance(reply_format.route, GrpsRoute) else None

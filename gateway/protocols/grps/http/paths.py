@@ -101,21 +101,21 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
         _check(method, path, _EITHER)
         surface = Surface.CUSTOM if custom.inputs else Surface.GRPS
         return GrpsRoute(surface, calls.PREDICT, custom)
-    asked = _METHODS.get(path)
-    if asked is not None:
-        _check(method, path, _POST if asked in _ONLY_POST else _EITHER)
-        return GrpsRoute(Surface.GRPS, asked)
+    name = _METHODS.get(path)
+    if name is not None:
+        _check(method, path, _POST if name in _ONLY_POST else _EITHER)
+        return GrpsRoute(Surface.GRPS, name)
     if path in _PAGES:
         _check(method, path, ("GET", "HEAD"))
         return GrpsRoute(Surface.PAGE, calls.SERVER_METADATA)
     if path == _SERIES:
         _check(method, path, ("GET",))
         return GrpsRoute(Surface.SERIES, calls.SERVER_METADATA)
-    service, _, asked = path.rpartition("/")
+    service, _, name = path.rpartition("/")
     if service in BRPC_PREFIXES:
-        if asked not in brpc.METHODS:
+        if name not in brpc.METHODS:
             raise NoMethod(f"Fail to find method on `{clip(path, _SHOWN)}'")
-        return GrpsRoute(Surface.BRPC, asked)
+        return GrpsRoute(Surface.BRPC, name)
     raise NotFound(f"path {clip(path, _SHOWN)!r} does not exist in grps")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
-from gateway.ir.errors import ErrorCode, GatewayError, NotFound, Unsupported
+from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import Trend
 from gateway.protocols.grps import methods as calls
@@ -25,7 +25,7 @@ from gateway.protocols.grps.http.status_page import write_page
 from gateway.protocols.grps.json.message import write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import write_message
-from gateway.wire.errors import MethodNotAllowed, clip
+from gateway.wire.errors import RETRY_AFTER_CODES, MethodNotAllowed, clip
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.json_floats import dump_exact
 
@@ -37,14 +37,14 @@ _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
 def encode_response(
-    call: Call[Any], reply: Any, asked: ReplyFormat, route: GrpsRoute | None
+    call: Call[Any], reply: Any, reply_format: ReplyFormat, route: GrpsRoute | None
 ) -> HttpResponse:
     """Return the response to *call*.
 
     Args:
         call: The request.
         reply: Its reply.
-        asked: The form of the request.
+        reply_format: The form of the request.
         route: The path's rules; None for those of grps itself.
 
     Raises:
@@ -59,7 +59,7 @@ def encode_response(
     if route is not None and route.custom is not None and surface is Surface.CUSTOM:
         document = render(route.custom.answer, _values(reply))
         return HttpResponse(OK, JSON_HEADERS, (_dumped(document),), compressible=True)
-    message = calls.encode_method_reply(call, reply, asked)
+    message = calls.encode_method_reply(call, reply, reply_format)
     if surface is Surface.BRPC and route is not None:
         return _of_brpc(message, binary=route.binary)
     if message.form is ContentFormat.BIN_DATA and len(message.data):
@@ -78,7 +78,7 @@ def _series(trends: Mapping[str, Trend], name: str) -> bytes:
 
 
 def encode_part(
-    item: InferResponse, asked: ReplyFormat, route: GrpsRoute | None, content_type: str
+    item: InferResponse, reply_format: ReplyFormat, route: GrpsRoute | None, content_type: str
 ) -> HttpResponse:
     """Return one item of a stream as a part of an HTTP response.
 
@@ -92,7 +92,7 @@ def encode_part(
         text = _framed(custom, _dumped(render(template, _values(item))))
         headers = Headers((("Content-Type", stream.switch.content_type),))
         return HttpResponse(OK, headers, (text,))
-    message = reply_message(asked, item)
+    message = reply_message(reply_format, item)
     body = message.data if message.form is ContentFormat.BIN_DATA else write_json(message)
     return HttpResponse(OK, Headers((("Content-Type", content_type),)), (body,))
 
@@ -143,7 +143,7 @@ def encode_failure(
     headers = JSON_HEADERS
     if isinstance(error, MethodNotAllowed):
         headers = Headers((*headers.pairs, ("Allow", error.allow)))
-    elif error.code is ErrorCode.OVERLOADED:
+    elif error.code in RETRY_AFTER_CODES:
         headers = Headers((*headers.pairs, _RETRY_AFTER))
     text = write_json(message)
     custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom

@@ -44,13 +44,13 @@ _PIECE: Final = 1 << 17
 
 
 def read_data(
-    name: str, known: WireType, shape: Shape, flat: list[Any], limits: MessageLimits
+    name: str, kind: WireType, shape: Shape, flat: list[Any], limits: MessageLimits
 ) -> TensorData:
     """Read the elements of one tensor.
 
     Args:
         name: Of the tensor, for errors.
-        known: Its datatype.
+        kind: Its datatype.
         shape: Its shape; *flat* has as many elements.
         flat: As in the JSON document.
         limits: For the size of text.
@@ -59,19 +59,19 @@ def read_data(
         InvalidTensor: An element is of another kind or out of range; the error has the first index.
         TooLarge: A text exceeds the limit.
     """
-    if known.datatype is Datatype.BYTES:
+    if kind.datatype is Datatype.BYTES:
         charge(len(flat))
         return ItemsData(_texts(name, flat, limits))
     values: npt.NDArray[Any]
-    if known.datatype.is_integer:
+    if kind.datatype.is_integer:
         values = _integers(name, flat)
     else:
         values = _floats(name, flat)
-        if known.datatype is Datatype.FP16:
+        if kind.datatype is Datatype.FP16:
             # Through float32, as on the wire.
             with np.errstate(over="ignore"):
                 values = values.astype("<f4")
-    return ArrayData(narrowed(name, known, values).reshape(shape))
+    return ArrayData(narrowed(name, kind, values).reshape(shape))
 
 
 def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:

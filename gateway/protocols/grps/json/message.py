@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
+from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import (
     MessageLimits,
     check_bytes_elements,
@@ -52,13 +54,13 @@ _DATA: Final = (*_PARSED, "ndarray", "bin_data")
 _CAMEL: Final = {"strData": "str_data", "binData": "bin_data"}
 
 # Nested members exist in both spellings; the last three are mistakes in the documentation.
-_FLATS: Final = {known.member: known for known in WIRE_TYPES} | {
-    known.member.replace("_", " ").title().replace(" ", "").replace("Flat", "flat", 1): known
-    for known in WIRE_TYPES
+_FLATS: Final = {kind.member: kind for kind in WIRE_TYPES} | {
+    kind.member.replace("_", " ").title().replace(" ", "").replace("Flat", "flat", 1): kind
+    for kind in WIRE_TYPES
 }
 _ALIASES: Final = {
-    known: wire_type("", name)
-    for known, name in (
+    kind: wire_type("", name)
+    for kind, name in (
         ("flat_double", "DT_FLOAT64"),
         ("flat_float", "DT_FLOAT32"),
         ("flat_half", "DT_FLOAT16"),
@@ -181,6 +183,9 @@ def _with_data(
     if not isinstance(tensors, list):
         raise InvalidRequest(f"gtensors.tensors is {_show(tensors)}: expected a list")
     check_count("tensors", len(tensors), limits.tensors, "tensors")
+    if is_comparing():
+        names = [tensor.get("name") for tensor in tensors if isinstance(tensor, dict)]
+        compare_inputs(ModelRef(model), [name for name in names if isinstance(name, str)])
     found = tuple([_read_tensor(tensor, limits) for tensor in tensors])
     texts = [prod(one.shape or ()) for one in found if one.datatype is Datatype.BYTES]
     check_bytes_elements(sum(texts), limits)
@@ -196,16 +201,16 @@ def _read_tensor(tensor: Any, limits: MessageLimits) -> Tensor:
     if not isinstance(name, str):
         raise InvalidTensor(f"the name of a tensor is {_show(name)}: expected a string")
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
-    known = _read_dtype(name, tensor.get("dtype"))
+    kind = _read_dtype(name, tensor.get("dtype"))
     shape = _read_shape(name, tensor.get("shape"), limits)
-    count = check_shape(name, known.datatype, shape, limits)
-    flat = _read_flat(name, known, tensor)
+    count = check_shape(name, kind.datatype, shape, limits)
+    flat = _read_flat(name, kind, tensor)
     if len(flat) != count:
         raise InvalidTensor(
-            f"tensor {name!r} has {len(flat)} elements in {known.member}: "
+            f"tensor {name!r} has {len(flat)} elements in {kind.member}: "
             f"expected {count} for shape {list(shape)}"
         )
-    return Tensor(name, known.datatype, shape, read_data(name, known, shape, flat, limits))
+    return Tensor(name, kind.datatype, shape, read_data(name, kind, shape, flat, limits))
 
 
 def _read_dtype(name: str, dtype: Any) -> WireType:
@@ -232,7 +237,7 @@ def _read_shape(name: str, shape: Any, limits: MessageLimits) -> tuple[int, ...]
     return tuple([read_integer(what, dim, 0, _MOST_DIM) for dim in shape])
 
 
-def _read_flat(name: str, known: WireType, tensor: Mapping[str, Any]) -> list[Any]:
+def _read_flat(name: str, kind: WireType, tensor: Mapping[str, Any]) -> list[Any]:
     """Return the elements, which must be only in the member that dtype determines."""
     found: list[Any] | None = None
     for member, holder in _MEMBERS.items():
@@ -241,12 +246,12 @@ def _read_flat(name: str, known: WireType, tensor: Mapping[str, Any]) -> list[An
             continue
         if not isinstance(value, list):
             raise InvalidTensor(f"tensor {name!r} has {_show(value)} in {member}: expected a list")
-        if not value and holder is not known:
+        if not value and holder is not kind:
             continue
-        if holder is not known:
+        if holder is not kind:
             raise InvalidTensor(
-                f"tensor {name!r} is {known.name} and has data in {member}: "
-                f"expected {known.member} alone"
+                f"tensor {name!r} is {kind.name} and has data in {member}: "
+                f"expected {kind.member} alone"
             )
         if found is not None:
             raise InvalidTensor(f"tensor {name!r} has data twice, in {member} too")
@@ -367,11 +372,11 @@ def _tensor(tensor: Tensor, *, numbers: bool) -> dict[str, Any]:
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
         raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape: grps needs both")
-    known = BY_DATATYPE[datatype]
+    kind = BY_DATATYPE[datatype]
     written: dict[str, Any] = {}
     if tensor.name:
         written["name"] = tensor.name
-    written["dtype"] = known.name
+    written["dtype"] = kind.name
     if shape:
         if max(shape) > _MOST_DIM:
             raise Unsupported(
@@ -387,5 +392,5 @@ def _tensor(tensor: Tensor, *, numbers: bool) -> dict[str, Any]:
         flat = tensor.data.array if isinstance(tensor.data, ArrayData) else as_numpy(tensor)
         elements = written_elements(flat.reshape(-1), numbers=numbers)
     if prod(shape):
-        written[known.member] = elements
+        written[kind.member] = elements
     return written

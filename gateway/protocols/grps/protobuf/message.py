@@ -14,9 +14,11 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
@@ -95,7 +97,7 @@ _LIBRARY_BYTES = 8 << 20
 _STATUS_KEY, _MODEL_KEY, _TENSORS_KEY = _key(1), _key(2), _key(1)
 _NAME_KEY, _DTYPE_KEY, _SHAPE_KEY = _key(1), _key(2, VARINT), _key(3)
 _CODE_KEY, _MSG_KEY, _FLAG_KEY = _key(1, VARINT), _key(2), _key(3, VARINT)
-_FLAT_KEYS: Final = {known.field: _key(known.field) for known in BY_FIELD.values()}
+_FLAT_KEYS: Final = {kind.field: _key(kind.field) for kind in BY_FIELD.values()}
 _MOST_DIM = (1 << 32) - 1
 
 
@@ -178,7 +180,7 @@ def _with_data(  # the parts of one message
     counter: FieldCounter,
 ) -> GrpsMessage:
     if form is ContentFormat.GTENSORS:
-        tensors = _read_tensors(data, limits, counter)
+        tensors = _read_tensors(data, model, limits, counter)
         return GrpsMessage(form=form, model=model, status=status, tensors=tensors)
     if form is ContentFormat.STR_DATA:
         words = text(data, "str_data")
@@ -217,13 +219,23 @@ def _read_status(view: memoryview, counter: FieldCounter) -> GrpsStatus:
 
 
 def _read_tensors(
-    view: memoryview, limits: MessageLimits, counter: FieldCounter
+    view: memoryview, model: str, limits: MessageLimits, counter: FieldCounter
 ) -> tuple[Tensor, ...]:
     found = [value for key, value in fields(view, MAX_FIELDS, counter) if key == _TENSORS]
     check_count("tensors", len(found), limits.tensors, "tensors")
+    if is_comparing():
+        compare_inputs(ModelRef(model), map(_leading_name, found))
     # Each string is a field of its own, and their number is unknown before.
     counter.left += limits.bytes_elements
     return tuple([_read_tensor(value, limits, counter) for value in found])
+
+
+def _leading_name(view: memoryview) -> str:
+    """Return the name of a tensor where it is the first field, as writers put it; "" elsewhere."""
+    if not len(view) or view[0] != _NAME:
+        return ""
+    size, at = read_varint(view, 1)
+    return text(view[at : at + size], "tensor name")
 
 
 def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> Tensor:
@@ -247,17 +259,17 @@ def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter)
             dims.append(uint32(value))
             _check_rank(dims, limits)
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
-    known = wire_type(name, number)
+    kind = wire_type(name, number)
     shape = tuple(dims)
-    count = check_shape(name, known.datatype, shape, limits)
-    values = flats.pop(known.field, [])
+    count = check_shape(name, kind.datatype, shape, limits)
+    values = flats.pop(kind.field, [])
     for place, others in flats.items():
         if place == _STRINGS or any(not isinstance(one, memoryview) or len(one) for one in others):
             raise InvalidTensor(
-                f"tensor {name!r} is {known.name} and has data in {BY_FIELD[place].member}: "
-                f"expected {known.member} alone"
+                f"tensor {name!r} is {kind.name} and has data in {BY_FIELD[place].member}: "
+                f"expected {kind.member} alone"
             )
-    return Tensor(name, known.datatype, shape, _data(name, known, shape, count, values, limits))
+    return Tensor(name, kind.datatype, shape, _data(name, kind, shape, count, values, limits))
 
 
 def _tensor_fields(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> list[Field]:
@@ -283,12 +295,12 @@ def _holds(place: int, kind: int) -> bool:
     """Return whether an element's field may have this wire type; others are unknown fields."""
     if kind == LEN:
         return True
-    known = BY_FIELD[place]
-    if known.datatype is Datatype.BYTES:
+    datatype = BY_FIELD[place].datatype
+    if datatype is Datatype.BYTES:
         return False
-    if known.datatype.is_integer:
+    if datatype.is_integer:
         return kind == VARINT
-    return kind == (1 if known.datatype is Datatype.FP64 else 5)
+    return kind == (1 if datatype is Datatype.FP64 else 5)
 
 
 def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
@@ -308,39 +320,39 @@ def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
 
 def _data(
     name: str,
-    known: WireType,
+    kind: WireType,
     shape: Shape,
     count: int,
     values: list[Any],
     limits: MessageLimits,
 ) -> TensorData:
-    if known.datatype is Datatype.BYTES:
-        _check_found(name, known, shape, count, len(values))
+    if kind.datatype is Datatype.BYTES:
+        _check_found(name, kind, shape, count, len(values))
         return ItemsData(_strings(name, values, limits))
-    if known.datatype.is_float:
-        size = 8 if known.datatype is Datatype.FP64 else 4
+    if kind.datatype.is_float:
+        size = 8 if kind.datatype is Datatype.FP64 else 4
         run = fixed_run(values, size) if values else memoryview(b"")
-        _check_found(name, known, shape, count, len(run) // size)
-        if known.datatype is not Datatype.FP16:
+        _check_found(name, kind, shape, count, len(run) // size)
+        if kind.datatype is not Datatype.FP16:
             return RawData(run)
         wide = np.frombuffer(run, "<f4")
     else:
         size = len(values[0]) if len(values) == 1 and type(values[0]) is memoryview else count
         if size > _MANY_BYTES:
             charge(size * _VARINT_BYTE)
-        narrow = unpacked(values, known.datatype)
+        narrow = unpacked(values, kind.datatype)
         if narrow is not None:
-            _check_found(name, known, shape, count, narrow.size)
+            _check_found(name, kind, shape, count, narrow.size)
             return ArrayData(narrow.reshape(shape))
-        wide = varint_array(values, known.carrier)
-        _check_found(name, known, shape, count, wide.size)
-    return ArrayData(narrowed(name, known, wide).reshape(shape))
+        wide = varint_array(values, kind.carrier)
+        _check_found(name, kind, shape, count, wide.size)
+    return ArrayData(narrowed(name, kind, wide).reshape(shape))
 
 
-def _check_found(name: str, known: WireType, shape: Shape, count: int, found: int) -> None:
+def _check_found(name: str, kind: WireType, shape: Shape, count: int, found: int) -> None:
     if found != count:
         raise InvalidTensor(
-            f"tensor {name!r} has {found} elements in {known.member}: "
+            f"tensor {name!r} has {found} elements in {kind.member}: "
             f"expected {count} for shape {list(shape)}"
         )
 
@@ -419,11 +431,11 @@ def _tensor(tensor: Tensor) -> Parts:
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
         raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape: grps needs both")
-    known = BY_DATATYPE[datatype]
+    kind = BY_DATATYPE[datatype]
     head = bytearray()
     if tensor.name:
         put_text(head, _NAME_KEY, tensor.name)
-    put_varint(head, _DTYPE_KEY, known.number)
+    put_varint(head, _DTYPE_KEY, kind.number)
     if shape:
         if max(shape) > _MOST_DIM:
             raise Unsupported(
@@ -431,7 +443,7 @@ def _tensor(tensor: Tensor) -> Parts:
                 f"{_MOST_DIM}"
             )
         put_int64s(head, _SHAPE_KEY, shape)
-    key = _FLAT_KEYS[known.field]
+    key = _FLAT_KEYS[kind.field]
     parts: Parts = [head]
     if datatype is Datatype.BYTES:
         items = as_items(tensor)

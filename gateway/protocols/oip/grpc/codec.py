@@ -30,11 +30,13 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Origin
+from gateway.ir.data import StreamedData
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
+    TooLarge,
     Unsupported,
 )
 from gateway.ir.limits import MessageLimits
@@ -62,12 +64,12 @@ from gateway.protocols.oip.grpc.streaming import (
     open_envelope,
     stream_message,
 )
-from gateway.protocols.oip.options import check_options, read_extensions
+from gateway.protocols.oip.options import UNKNOWN, check_options, read_extensions
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.codec import CutThroughCodec, StreamCodec, unsupported
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.http import Buffer
+from gateway.wire.http import Buffer, size_of
 from gateway.wire.interleaved_body import InterleavedBody
 from gateway.wire.metadata import grpc_metadata
 
@@ -105,14 +107,16 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
 
     name = NAME
     needs = NEEDS
-    first_error_ends = False
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         checked = check_options(options)
         dialect = checked.get("dialect", "auto")
         self._limits = limits
-        self._dialect = DIALECTS["triton" if dialect == "auto" else dialect]
+        self._dialect = DIALECTS["triton" if dialect in ("auto", UNKNOWN) else dialect]
+        self.only_known_models = self._dialect.keeps_names
         self._extensions = read_extensions(checked)
+        given = limits.request_bytes
+        self._request_bytes = self._dialect.request_bytes if given is None else given
         self._infer = Inferences(limits, self._dialect)
         self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
 
@@ -161,6 +165,10 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             return self._streams.error(call, item.error, final=item.final)
         return self._streams.item(call, item)
 
+    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+        """Return False: the error of a message is a message, and the stream goes on."""
+        return False
+
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> GrpcResponse | None:
@@ -177,9 +185,9 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         An error of a stream's request is a message without a status, which would end other
         requests.
         """
-        asked = call if isinstance(call, StreamInferRequest) else stream_message(error)
-        if asked is not None:
-            return self._streams.error(asked, error, final=True)
+        request = call if isinstance(call, StreamInferRequest) else stream_message(error)
+        if request is not None:
+            return self._streams.error(request, error, final=True)
         return error_response(error, self._limits)
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
@@ -187,16 +195,22 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
 
         Raises:
             Unsupported: The dialect cannot carry it.
+            TooLarge: The server accepts no request of this size.
         """
         if isinstance(call, InferRequest):
-            message = self._infer.encode_call(call, call.context.request_id)
-            return _request(call, _INFER, message)
+            context = call.context
+            message = self._infer.encode_call(call, context.request_id)
+            if self._request_bytes is not None:
+                self._check_size(call, message)
+            return GrpcRequest(_INFER, message, grpc_metadata(context), context.deadline)
         if call.model is not None:
             check_version(self._dialect, call.model)
         if isinstance(call, StreamInferRequest):
             if not self._dialect.streams:
                 raise Unsupported(f"the dialect {self._dialect.name!r} has no streams")
             message = self._infer.encode_call(call.request, call.context.request_id)
+            if self._request_bytes is not None:
+                self._check_size(call.request, message)
             return _request(call, STREAM, message)
         check_asked(call, self._dialect)
         extension = EXTENSIONS.get(type(call))
@@ -259,18 +273,32 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         try:
             if self._dialect.plain_streams:
                 return self._infer.decode_reply(request, wire, wire.view, stream=True, final=False)
-            said, answer = open_envelope(wire.view)
+            error_text, answer = open_envelope(wire.view)
             reply = self._infer.decode_reply(request, wire, answer, stream=True)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
                 raise
             raise MalformedMessage(error.message) from error
-        if not said:
+        if not error_text:
             return reply
-        failed = error_said(clip(strip_traceback(said), self._limits.error_text_bytes), call.model)
+        failed = error_said(
+            clip(strip_traceback(error_text), self._limits.error_text_bytes), call.model
+        )
         if reply.final:
             raise failed
         return reply.changed(outputs=(), error=failed)
+
+    def _check_size(self, call: InferRequest, message: Sequence[Buffer]) -> None:
+        most = self._request_bytes
+        size = size_of(message)
+        size += sum(one.nbytes for one in call.inputs if type(one.data) is StreamedData)
+        if most is not None and size > most:
+            raise TooLarge(
+                f"the request has {size} bytes, {self._dialect.name} accepts at most {most} over "
+                "gRPC (request_bytes of the upstream)",
+                model=call.model,
+                limit="request_bytes",
+            )
 
     def _decode_stream(self, wire: GrpcRequest) -> StreamInferRequest:
         try:

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from gateway.ir.data import RawData, SharedMemoryData, TensorData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, raw_tensor
@@ -77,6 +78,8 @@ class InferReader:
             message, request_id, raws = self._scanner.scan(view, RAW_INPUTS, counter)
             if message.columns is not None:
                 return message, request_id, _plain(message.columns, raws)
+            if is_comparing():
+                compare_inputs(message.model, [one.name for one in message.tensors])
             return message, request_id, self._inputs(message.tensors, raws, counter)
         except WireError as error:
             _check_for_library(error, view, ModelInferRequest, rewritten=rewritten)

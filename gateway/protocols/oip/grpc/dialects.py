@@ -28,11 +28,15 @@ class GrpcDialect:
         selects: It returns the requested outputs only; KServe returns all of them.
         extended: It has Triton's extensions: configuration, statistics and the like.
         control: Its models can be loaded and unloaded.
+        nonfinite_words: Over HTTP it writes NaN and infinities as words.
         name_first: Its requests to load and unload have the model's name in field 1.
         needs_id: It fails, or creates an id, when a request has none.
         streams: It has ModelStreamInfer.
         plain_streams: The messages of its streams are bare responses, without the envelope for
             errors and the mark of the last one.
+        echoes_id: The id of a response is that of its request; models of KServe choose ids.
+        keeps_names: It keeps metrics for each name of a model, also for unknown ones.
+        request_bytes: Largest request that it accepts by default; None for no limit.
     """
 
     name: str
@@ -48,6 +52,10 @@ class GrpcDialect:
     plain_streams: bool = False
     control: bool = False
     name_first: bool = False
+    echoes_id: bool = True
+    keeps_names: bool = False
+    request_bytes: int | None = None
+    nonfinite_words: bool = False
 
 
 DIALECTS: dict[str, GrpcDialect] = {
@@ -61,8 +69,16 @@ DIALECTS: dict[str, GrpcDialect] = {
             index=True,
             extended=True,
             control=True,
+            nonfinite_words=True,
         ),
-        GrpcDialect(name="mlserver", index=True, plain_streams=True, control=True),
+        GrpcDialect(
+            name="mlserver",
+            index=True,
+            plain_streams=True,
+            control=True,
+            keeps_names=True,
+            request_bytes=4 << 20,
+        ),
         GrpcDialect(
             name="kserve",
             versions=False,
@@ -71,6 +87,8 @@ DIALECTS: dict[str, GrpcDialect] = {
             streams=False,
             control=True,
             name_first=True,
+            echoes_id=False,
+            request_bytes=8 << 20,
         ),
         GrpcDialect(name="ovms"),
         GrpcDialect(

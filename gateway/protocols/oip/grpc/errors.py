@@ -13,9 +13,9 @@ from gateway.ir.calls import Call
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.errors import grpc_error_class
+from gateway.protocols.oip.errors import grpc_error_class, text_of
 from gateway.protocols.oip.grpc.context import NAME
-from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback
+from gateway.wire.errors import GRPC_STATUS, strip_traceback
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
 # Statuses of servers for a model that is not ready: Triton responds with OK and false, KServe
@@ -38,7 +38,7 @@ def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
         return GrpcResponse(status=origin.wire.status, details=strip_traceback(origin.wire.details))
     return GrpcResponse(
         status=GRPC_STATUS[error.code],
-        details=clip(error.message, limits.error_text_bytes),
+        details=text_of(error, limits.error_text_bytes),
     )
 
 

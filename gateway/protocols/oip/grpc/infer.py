@@ -82,7 +82,9 @@ class Inferences:
             outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
         return InferRequest(
             model=message.model,
-            context=grpc_context(wire, NAME, NEEDS, form, spare_id),
+            context=grpc_context(
+                wire, NAME, NEEDS, form, spare_id, has_bytes=message.columns is not None
+            ),
             inputs=inputs,
             outputs=outputs,
             id=request_id,
@@ -155,12 +157,12 @@ class Inferences:
         """
         where = outputs_in_shared_memory(call.outputs) if call.outputs else NOWHERE
         message, reply_id, outputs = self._reader.response(view, where)
-        if call.id and reply_id and reply_id != call.id:
+        if call.id and reply_id and reply_id != call.id and self._dialect.echoes_id:
             raise MalformedMessage(f"response has id {reply_id!r}: the request had {call.id!r}")
         parameters = message.parameters
         if FINAL in parameters:
-            said, parameters = said_final(parameters)
-            final = final and said
+            is_final, parameters = said_final(parameters)
+            final = final and is_final
         if call.outputs and (outputs or not stream):
             outputs = self._selected(call, outputs)
         model = message.model
@@ -172,6 +174,7 @@ class Inferences:
             id=call.id,
             parameters=parameters,
             final=final,
+            nonfinite_words=self._dialect.nonfinite_words,
             origin=Origin(NAME, wire),
         )
 

@@ -65,7 +65,6 @@ _VARINT_BYTES = 10
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 256
 # Raw contents whose bytes are checked too, not only their number.
-_LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
 # Messages without their id and their raw contents.
 _OUTLINES = 256
 _OUTLINE_BYTES = 1024
@@ -243,8 +242,8 @@ class InferMessageScanner:
         found = []
         items = 0
         for view in tensors:
-            known = self._remembered(bytes(view)) if len(view) <= _REMEMBERED_BYTES else None
-            one = _describe(view, self._limits, counter) if known is None else known
+            cached = self._remembered(bytes(view)) if len(view) <= _REMEMBERED_BYTES else None
+            one = _describe(view, self._limits, counter) if cached is None else cached
             if one.datatype is _BYTES:
                 items += one.count
             found.append(one)
@@ -285,7 +284,13 @@ def _requested(
         return []
     check_count("requested outputs", len(outputs), limits.outputs, "outputs")
     found = [_output(output, limits, counter) for output in outputs]
-    _check_unique("requested output", [name for name, _ in found])
+    if len({name for name, _ in found}) != len(found):
+        # Triton replies to a request that repeats an output.
+        first: dict[str, tuple[str, Parameters]] = {}
+        found = [
+            one for one in found if first.setdefault(one[0], one) is one or first[one[0]] != one
+        ]
+        _check_unique("requested output", [name for name, _ in found])
     return found
 
 
@@ -327,7 +332,7 @@ def _describe(view: memoryview, limits: MessageLimits, counter: FieldCounter) ->
     shape = tuple(dims)
     count = check_shape(name, datatype, shape, limits)
     parameters = _custom(_parameters(entries, limits, counter))
-    plain = not parameters and contents is None and datatype not in _LOOKED_INTO
+    plain = not parameters and contents is None and datatype is not _BYTES
     return TensorDescription(
         name,
         datatype,
@@ -386,7 +391,7 @@ def _parameters(
         return NO_PARAMETERS
     found = dict(_entry(entry, counter) for entry in entries)
     check_count("parameters", len(found), limits.parameters, "parameters")
-    known: dict[str, Parameter] = {}
+    cached: dict[str, Parameter] = {}
     for name, value in found.items():
         check_name("parameter name", name, limits.name_bytes, "name_bytes")
         if value is None:
@@ -394,8 +399,8 @@ def _parameters(
                 f"parameter {name!r} has no value: expected one of bool_param, int64_param, "
                 "string_param, double_param, uint64_param"
             )
-        known[name] = value
-    return known
+        cached[name] = value
+    return cached
 
 
 def _entry(view: memoryview, counter: FieldCounter) -> tuple[str, Parameter | None]:

@@ -24,13 +24,14 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamError,
 )
+from gateway.protocols.oip.errors import text_of
 from gateway.protocols.oip.grpc.context import NAME
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.encode import InferEncoder
 from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.errors import GRPC_STATUS, clip
+from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.protobuf import (
     LEN,
@@ -118,23 +119,23 @@ class StreamReplyEncoder:
         )
 
     def error(
-        self, asked: StreamInferRequest | GrpcRequest, error: GatewayError, *, final: bool
+        self, request: StreamInferRequest | GrpcRequest, error: GatewayError, *, final: bool
     ) -> GrpcResponse:
         """Write an error of one request: in a message with its id, or as the end of the stream.
 
         Args:
-            asked: The request; its message where it could not be read.
+            request: The request; its message where it could not be read.
             error: The failure.
             final: Whether no item of the request follows.
         """
-        details = clip(error.message, self._error_text_bytes)
-        if isinstance(asked, GrpcRequest):
-            metadata = asked.metadata
-            model, request_id = _named(asked.view)
+        details = text_of(error, self._error_text_bytes)
+        if isinstance(request, GrpcRequest):
+            metadata = request.metadata
+            model, request_id = _named(request.view)
         else:
-            metadata = asked.context.metadata
-            model = "" if asked.model is None else asked.model.name
-            request_id = asked.request.id
+            metadata = request.context.metadata
+            model = "" if request.model is None else request.model.name
+            request_id = request.request.id
         if _STATUS_ERRORS in metadata:
             return GrpcResponse(status=status_of(error), details=details)
         head = bytearray()

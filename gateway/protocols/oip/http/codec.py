@@ -32,11 +32,12 @@ from gateway.ir.errors import (
     MalformedMessage,
     NotFound,
     Unsupported,
+    UpstreamError,
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import DIALECTS, check_whole_version
-from gateway.protocols.oip.errors import INFERENCE_NOT_READY
+from gateway.protocols.oip.errors import GENERATE_FAILED, INFERENCE_NOT_READY
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -48,8 +49,16 @@ from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.http.errors import error_of_status, error_response
 from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
 from gateway.protocols.oip.http.generate import encode_generate
-from gateway.protocols.oip.http.infer_request import RequestMoulds, decode_request, encode_request
-from gateway.protocols.oip.http.infer_response import ReplyMoulds, decode_response
+from gateway.protocols.oip.http.infer_request import (
+    RequestTemplates,
+    decode_request,
+    encode_request,
+)
+from gateway.protocols.oip.http.infer_response import (
+    ReplyTemplates,
+    decode_response,
+    response_targets,
+)
 from gateway.protocols.oip.http.infer_routes import (
     decode_event,
     decode_generated,
@@ -57,6 +66,7 @@ from gateway.protocols.oip.http.infer_routes import (
     encode_answer,
     encode_event,
     error_event,
+    is_generated,
 )
 from gateway.protocols.oip.http.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.http.paths import INDEX_PATH, find_route, model_path, server_path
@@ -69,6 +79,7 @@ from gateway.protocols.oip.json.binary_tensors import (
 )
 from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.templates import JsonTemplateCache
+from gateway.protocols.oip.json.write import Nonfinite
 from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.codec import CutThroughCodec, FramingCodec, StreamCodec, unsupported
 from gateway.wire.errors import HTTP_STATUS
@@ -108,7 +119,9 @@ class HttpCodec(
         options: `dialect`: the kind of server of an upstream (triton, mlserver, kserve, ovms);
             `auto`, until the server's name is known, means triton;
             `not_ready_status`: the status of "not ready" for clients (503, 409); without it, 503,
-            and 409 for an inference that the gateway itself refuses.
+            and 409 for an inference that the gateway itself refuses;
+            `nonfinite`: what JSON has for NaN and infinities (refuse, literal, null); without it,
+            literal for replies of Triton, else refuse.
 
     Raises:
         ValueError: An option is wrong.
@@ -116,22 +129,24 @@ class HttpCodec(
 
     name = NAME
     needs = NEEDS
-    first_error_ends = True
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
         checked = check_options(options)
         self._extensions = read_extensions(checked)
+        nonfinite = checked.get("nonfinite")
+        self._targets = response_targets(None if nonfinite is None else Nonfinite(nonfinite))
         self._dialect = DIALECTS[checked.get("dialect", "auto")]
         self.prefers_single_reply = self._dialect.generate_stream
+        self.only_known_models = self._dialect.keeps_names
         if self._dialect.generate_stream:
             self.needs = NEEDS | {Need.FLAT_MEMBERS}
         self._not_ready: int = checked.get("not_ready_status", HTTP_STATUS[ErrorCode.NOT_READY])
         self._not_ready_inference: int = checked.get("not_ready_status", INFERENCE_NOT_READY)
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
-        self._requests: RequestMoulds = JsonTemplateCache("input", limits)
-        self._replies: ReplyMoulds = JsonTemplateCache("output", limits)
+        self._requests: RequestTemplates = JsonTemplateCache("input", limits)
+        self._replies: ReplyTemplates = JsonTemplateCache("output", limits)
         # Clients repeat the same few paths.
         self._find_route = partial(find_route, limits=limits)
         self._remembered = lru_cache(_REMEMBERED)(self._find_route)
@@ -211,7 +226,7 @@ class HttpCodec(
                 response.
         """
         if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
-            return encode_answer(call, reply)
+            return encode_answer(call, reply, self._targets)
         answer: Any = reply
         key = _HEALTH.get(type(call))
         if key is not None:
@@ -233,7 +248,14 @@ class HttpCodec(
         Raises:
             Unsupported: JSON cannot represent an output.
         """
-        return encode_event(call, item, self._limits)
+        return encode_event(call, item, self._limits, self._targets)
+
+    def is_terminal(self, call: StreamInferRequest, error: GatewayError, /) -> bool:
+        """Return whether a first error ends the stream: it has a status, so its body is no stream.
+
+        Triton replies to `generate_stream` with 400 and a stream that begins with the error.
+        """
+        return not (is_generated(call) and type(error) is UpstreamError)
 
     def encode_end(
         self, _call: StreamInferRequest, last: InferResponse | None, /
@@ -250,9 +272,13 @@ class HttpCodec(
 
         Never raises.
         """
+        if isinstance(call, StreamInferRequest) and not self.is_terminal(call, error):
+            return error_event(error, self._limits, GENERATE_FAILED)
         status = self._not_ready
         if error.origin is None and isinstance(call, InferRequest | StreamInferRequest):
             status = self._not_ready_inference
+        if type(error) is UpstreamError and isinstance(call, InferRequest) and is_generated(call):
+            return error_response(error, self._limits, status, GENERATE_FAILED)
         return error_response(error, self._limits, status)
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
@@ -313,7 +339,14 @@ class HttpCodec(
         try:
             if isinstance(call, InferRequest):
                 sent_id = call.id or call.context.request_id or self._spare_id
-                inferred: Any = decode_response(call, sent_id, wire, self._replies)
+                inferred: Any = decode_response(
+                    call,
+                    sent_id,
+                    wire,
+                    self._replies,
+                    nonfinite_words=self._dialect.nonfinite_words,
+                    echoes_id=self._dialect.echoes_id,
+                )
                 answer = inferred
             else:
                 answer = self._answer(call, wire)

@@ -41,7 +41,9 @@ def fields_of(headers: Headers) -> Fields:
     return Fields(*sender_metadata(headers), told_length(headers))
 
 
-def inference_context(wire: HttpRequest, fields: Fields, form: Any, request_id: str) -> Context:
+def inference_context(
+    wire: HttpRequest, fields: Fields, form: Any, request_id: str, *, has_bytes: bool = False
+) -> Context:
     """Return the context of an inference with parsed *fields*; as `context_of`.
 
     Args:
@@ -49,7 +51,10 @@ def inference_context(wire: HttpRequest, fields: Fields, form: Any, request_id: 
         fields: Its own.
         form: Kept for the response.
         request_id: For a request without an id of the client.
+        has_bytes: As in `Origin`.
     """
     metadata, found, _ = fields
-    origin = Origin(NAME, wire, form)
-    return Context(NAME, metadata, found or request_id, wire.deadline, None, NEEDS, origin)
+    origin = Origin(NAME, wire, form, has_bytes)
+    return Context(
+        NAME, metadata, found or request_id, wire.deadline, None, NEEDS, origin, wire.client
+    )

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import orjson
+
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Parameter
 from gateway.ir.data import SharedMemoryData
@@ -21,7 +23,12 @@ from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.json.parse import read_flat
 from gateway.protocols.oip.json.tensors import text_member
-from gateway.protocols.oip.json.write import elements_for_json
+from gateway.protocols.oip.json.write import (
+    JsonTarget,
+    JsonTargets,
+    Nonfinite,
+    elements_text,
+)
 from gateway.protocols.oip.parameters import join_parameters, split_parameters
 from gateway.wire.http import HttpRequest
 
@@ -106,7 +113,7 @@ def _scalar(name: str, value: Any) -> Parameter:
     return found
 
 
-def generated(request: InferRequest, reply: InferResponse) -> dict[str, Any]:
+def generated(request: InferRequest, reply: InferResponse, targets: JsonTargets) -> dict[str, Any]:
     """Return a reply in the form of the extension: outputs by name, one element without a list.
 
     Raises:
@@ -118,15 +125,15 @@ def generated(request: InferRequest, reply: InferResponse) -> dict[str, Any]:
     document["model_name"] = reply.model.name
     document["model_version"] = reply.model.version
     for tensor in reply.outputs:
-        document[tensor.name] = _elements(tensor)
+        document[tensor.name] = _elements(tensor, targets[reply.nonfinite_words])
     return document
 
 
-def _elements(tensor: Tensor) -> Any:
+def _elements(tensor: Tensor, target: JsonTarget) -> orjson.Fragment:
     if tensor.datatype is None or tensor.shape is None:
         raise Unsupported(f"output {tensor.name!r} has no datatype or shape: {_HINT}")
-    found = elements_for_json("output", tensor, _HINT, nan=True)
-    return found[0] if len(found) == 1 else found
+    text = elements_text("output", tensor, _HINT, nonfinite=target.nonfinite)
+    return orjson.Fragment(text[1:-1] if math.prod(tensor.shape) == 1 else text)
 
 
 def encode_generate(call: InferRequest) -> dict[str, Any]:
@@ -172,8 +179,9 @@ def _values(tensor: Tensor) -> Any:
         raise _uncarried(f"input {tensor.name!r}, which is in shared memory or has no datatype")
     if math.prod(shape[:-1]) != 1 or 0 in shape:
         raise _uncarried(f"input {tensor.name!r} of shape {list(shape)}, only one row of elements")
-    found = elements_for_json("input", tensor, _WAY_OUT)
-    return found[0] if len(found) == 1 else found
+    # Triton, whose extension this is, reads the words that it writes.
+    text = elements_text("input", tensor, _WAY_OUT, nonfinite=Nonfinite.LITERAL)
+    return orjson.Fragment(text[1:-1] if math.prod(shape) == 1 else text)
 
 
 def _uncarried(what: str) -> Unsupported:

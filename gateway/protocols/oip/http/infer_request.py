@@ -19,6 +19,7 @@ from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter
 from gateway.ir.data import RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items
 from gateway.protocols.oip.dialects import Dialect
@@ -34,14 +35,14 @@ from gateway.protocols.oip.json.binary_tensors import (
 )
 from gateway.protocols.oip.json.parse import Document, dump, read_document
 from gateway.protocols.oip.json.server_limits import (
+    check_inputs,
     check_numbers,
-    check_rectangle,
-    check_text_input,
     too_long,
 )
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import (
     TensorReader,
+    input_names,
     list_member,
     read_parameters,
     refuse_twice,
@@ -102,13 +103,13 @@ class ParsedRequest(Struct, frozen=True):
     form: InferReplyFormat
 
 
-RequestMoulds = JsonTemplateCache[ParsedRequest]
+RequestTemplates = JsonTemplateCache[ParsedRequest]
 
 
 def decode_request(
     model: ModelRef,
     wire: HttpRequest,
-    moulds: RequestMoulds,
+    templates: RequestTemplates,
     request_id: str = "",
 ) -> InferRequest:
     """Read an inference request; *request_id* is for one without an id of the client.
@@ -131,21 +132,24 @@ def decode_request(
         context = inference_context(wire, fields, ALL_BINARY, request_id)
         return InferRequest(model=model, context=context, inputs=(whole,))
     # A template does not help large tensors, and only these arrive later.
-    found, cut = moulds.parse(body, end) if rest is None else (None, None)
+    found, cut = templates.parse(body, end) if rest is None else (None, None)
     if found is None:
-        document = _document(body[:end], moulds.limits, has_header=length is not None)
+        document = _document(body[:end], templates.limits, has_header=length is not None)
         binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
-        said, own_id, inputs = _read(document, binary, moulds.limits)
+        parsed, own_id, inputs = _read(model, document, binary, templates.limits)
         if cut is not None:
-            moulds.learn(cut, said, own_id, inputs)
+            templates.learn(cut, parsed, own_id, inputs)
     else:
-        said, own_id, inputs = found
-    parameters = said.parameters
+        parsed, own_id, inputs = found
+    parameters = parsed.parameters
     return InferRequest(
         model=model,
-        context=inference_context(wire, fields, said.form, request_id),
+        # A template is that of a message whose tensors are in it.
+        context=inference_context(
+            wire, fields, parsed.form, request_id, has_bytes=found is not None
+        ),
         inputs=inputs,
-        outputs=said.outputs,
+        outputs=parsed.outputs,
         id=own_id,
         sequence=parameters.sequence,
         priority=parameters.priority,
@@ -155,11 +159,13 @@ def decode_request(
 
 
 def _read(
-    document: Document, binary: BinaryPart, limits: MessageLimits
+    model: ModelRef, document: Document, binary: BinaryPart, limits: MessageLimits
 ) -> tuple[ParsedRequest, str, tuple[Tensor, ...]]:
     """Read a request without a template."""
     members = document.members
     parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
+    if is_comparing():
+        compare_inputs(model, input_names(document))
     inputs = TensorReader("input", binary, limits).read(document)
     outputs, listed = _requested(members, limits)
     form = ALL_JSON
@@ -204,6 +210,13 @@ def _requested(
         listed[name] = _takes_binary(name, parameters)
         outputs.append(requested_output(name, parameters, limits, least_classes=0))
     if len(listed) != len(outputs):
+        # Triton replies to a request that repeats an output.
+        first: dict[str, RequestedOutput] = {}
+        outputs = [
+            one
+            for one in outputs
+            if first.setdefault(one.name, one) is one or first[one.name] != one
+        ]
         refuse_twice("output", [output.name for output in outputs])
     return tuple(outputs), listed
 
@@ -247,11 +260,13 @@ def encode_request(
         Unsupported: The dialect cannot carry a part of it.
         TooLarge: It would occupy a server of one process for long.
     """
-    asked, inputs = call.outputs, call.inputs
+    inputs = call.inputs
     binary_out = binary_out and dialect.binary
+    if dialect.numbers is not None:
+        check_inputs(inputs, dialect, dialect.numbers, limits)
     text = [
         b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{",
-        _parameters(call, dialect, all_binary=binary_out and not asked),
+        _parameters(call, dialect, all_binary=binary_out and not call.outputs),
     ]
     binary: list[memoryview] = []
     before = b'"inputs":['
@@ -265,8 +280,8 @@ def encode_request(
         raise too_long(inputs[-1].name, size, limits, _hint(dialect))
     if not inputs:
         text.append(before)
-    if asked:
-        outputs = [_output(output, dialect, binary=binary_out) for output in asked]
+    if call.outputs:
+        outputs = [_output(output, dialect, binary=binary_out) for output in call.outputs]
         text.append(b'],"outputs":%b}' % dump(outputs))
     else:
         text.append(b"]}")
@@ -312,16 +327,11 @@ def _put_input(
         text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
     elif dialect.binary:
         if datatype is Datatype.BYTES and dialect.text_only:
-            if dialect.single_process:
-                check_text_input(tensor, shape, limits, dialect.name)
             _check_text(tensor, dialect)
         put_binary(text, binary, "input", tensor, datatype, shape)
     else:
         hint = _hint(dialect)
-        if datatype is Datatype.BYTES:
-            check_text_input(tensor, shape, limits, dialect.name)
-            check_rectangle(tensor, limits, dialect.name)
-        else:
+        if datatype is not Datatype.BYTES:
             check_numbers(tensor, shape, limits, hint, half=dialect.half_in_json)
         taker = JsonTarget("input", hint, half=dialect.half_in_json)
         return append_elements(text, taker, tensor, datatype, shape)

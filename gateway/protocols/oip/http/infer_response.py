@@ -16,8 +16,14 @@ from msgspec import Struct
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.data import SharedMemoryData
-from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
-from gateway.ir.limits import MessageLimits
+from gateway.ir.errors import (
+    InvalidRequest,
+    MalformedMessage,
+    TooLarge,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
@@ -31,11 +37,13 @@ from gateway.protocols.oip.json.binary_tensors import (
 )
 from gateway.protocols.oip.json.parse import Document, dump, read_leniently
 from gateway.protocols.oip.json.templates import JsonTemplateCache
-from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, read_parameters, text_member
+from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
-    JsonTarget,
+    JsonTargets,
+    Nonfinite,
     append_elements,
     gathered,
+    json_targets,
     put_binary,
     tensor_prefix,
 )
@@ -51,7 +59,11 @@ _USE_BINARY = (
     "request it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
     "request) or over gRPC"
 )
-_CLIENT = JsonTarget("output", _USE_BINARY, nan=True)
+
+
+def response_targets(nonfinite: Nonfinite | None) -> JsonTargets:
+    """Return how outputs of responses are written, as `json_targets`."""
+    return json_targets("output", _USE_BINARY, nonfinite)
 
 
 class ParsedResponse(Struct, frozen=True):
@@ -61,16 +73,21 @@ class ParsedResponse(Struct, frozen=True):
     parameters: Parameters
 
 
-ReplyMoulds = JsonTemplateCache[ParsedResponse]
+ReplyTemplates = JsonTemplateCache[ParsedResponse]
 
 
 def encode_response(
-    call: InferRequest, reply: InferResponse, form: InferReplyFormat
+    call: InferRequest, reply: InferResponse, form: InferReplyFormat, targets: JsonTargets
 ) -> HttpResponse:
     """Write the response to *call*; binary outputs are views.
 
-    The id is the client's own; an id of the gateway is omitted.  In JSON NaN becomes `null`, see
-    `json/write.py`.
+    The id is the client's own; an id of the gateway is omitted.
+
+    Args:
+        call: The request.
+        reply: Its reply.
+        form: Which outputs are binary.
+        targets: How the others are written.
 
     Raises:
         Unsupported: The client requested JSON, and JSON cannot represent an output.
@@ -95,7 +112,7 @@ def encode_response(
             text += (tensor_prefix("output", name, datatype, shape, tensor.parameters), b"}")
         elif form.listed.get(name, form.default):
             put_binary(text, binary, "output", tensor, datatype, shape)
-        elif append_elements(text, _CLIENT, tensor, datatype, shape):
+        elif append_elements(text, targets[reply.nonfinite_words], tensor, datatype, shape):
             is_long = True
     text.append(b"]}" if outputs else b'"outputs":[]}')
     whole = gathered(text) if is_long else (b"".join(text),)
@@ -115,7 +132,13 @@ def _model(model: ModelRef) -> bytes:
 
 
 def decode_response(
-    call: InferRequest, sent_id: str, wire: HttpResponse, moulds: ReplyMoulds
+    call: InferRequest,
+    sent_id: str,
+    wire: HttpResponse,
+    templates: ReplyTemplates,
+    *,
+    nonfinite_words: bool = False,
+    echoes_id: bool | None = None,
 ) -> InferResponse:
     """Read the response to *call*; binary outputs are views of the body.
 
@@ -123,7 +146,9 @@ def decode_response(
         call: The request.
         sent_id: Its id on the wire.
         wire: A response of status 200.
-        moulds: Templates of responses; the limits for requests apply.
+        templates: Templates of responses; the limits for requests apply.
+        nonfinite_words: Of the reply.
+        echoes_id: Of the dialect.
 
     Raises:
         MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
@@ -136,29 +161,30 @@ def decode_response(
         raise too_short(end, len(body))
     places = outputs_in_shared_memory(call.outputs) if call.outputs else NOWHERE
     # The call determines which outputs are in shared memory, not the response.
-    known, cut = (None, None) if places else moulds.parse(body, end)
-    if known is None:
+    cached, cut = (None, None) if places else templates.parse(body, end)
+    if cached is None:
         binary = BinaryPart("output", body[end:], has_header=length is not None)
-        document = read_leniently(body[:end], _WHAT, moulds.limits)
-        found = text_member(document.members, "id", moulds.limits)
-        _check_id(call, sent_id, found)
-        said, outputs = _read(document, binary, moulds.limits, places)
+        document = read_leniently(body[:end], _WHAT, templates.limits)
+        found = _scalar_text(document.members.get("id"))
+        _check_id(call, sent_id, found, echoes_id)
+        parsed, outputs = _read(document, binary, templates.limits, places)
         if cut is not None:
-            moulds.learn(cut, said, found, outputs)
+            templates.learn(cut, parsed, found, outputs)
     else:
-        said, found, outputs = known
+        parsed, found, outputs = cached
         if found != sent_id:
-            _check_id(call, sent_id, found)
+            _check_id(call, sent_id, found, echoes_id)
     if call.outputs:
         outputs = _selected(call, outputs)
-    model = said.model
+    model = parsed.model
     if not model.name and call.model is not None:
         model = ModelRef(call.model.name, model.version)
     return InferResponse(
         model=model,
         outputs=outputs,
         id=call.id,
-        parameters=said.parameters,
+        parameters=parsed.parameters,
+        nonfinite_words=nonfinite_words,
         origin=Origin(NAME, wire),
     )
 
@@ -174,18 +200,40 @@ def _read(
     reader = TensorReader("output", binary, limits, lenient=True, placed=places)
     outputs = reader.read(document)
     model = ModelRef(
-        text_member(members, "model_name", limits), text_member(members, "model_version", limits)
+        _model_text(members, "model_name", limits), _model_text(members, "model_version", limits)
     )
     parameters = read_parameters(members.get("parameters"), _WHAT, limits, lenient=True)
     return ParsedResponse(model, parameters), outputs
 
 
-def _check_id(call: InferRequest, sent_id: str, found: str) -> None:
-    if sent_id and found and found != sent_id:
-        raise UpstreamProtocolError(
-            f"response has the id {clip(found, 64)!r}: the request has {sent_id!r}",
-            model=call.model,
-        )
+def _scalar_text(value: Any) -> str:
+    """Return a text, or the digits of an integer; "" for any other value.
+
+    A server that writes `"model_version": 1` has still sent its tensors.
+    """
+    if type(value) is int:
+        return str(value)
+    return value if type(value) is str else ""
+
+
+def _model_text(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
+    """Return a part of the model's name; "" where it is no usable name."""
+    found = _scalar_text(members.get(key))
+    try:
+        if not is_plain(found, limits):
+            check_name(key, found, limits.name_bytes, "name_bytes")
+    except (InvalidRequest, TooLarge):
+        return ""
+    return found
+
+
+def _check_id(call: InferRequest, sent_id: str, found: str, echoes_id: bool | None) -> None:
+    if not sent_id or found == sent_id or echoes_id is False or not (found or echoes_id):
+        return
+    what = f"the id {clip(found, 64)!r}" if found else "no id"
+    raise UpstreamProtocolError(
+        f"response has {what}: the request has {sent_id!r}", model=call.model
+    )
 
 
 def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

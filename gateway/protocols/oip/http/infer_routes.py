@@ -16,18 +16,18 @@ from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamError
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.errors import HTTP_OK
+from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, text_of
 from gateway.protocols.oip.http.context import NAME, context_of
 from gateway.protocols.oip.http.generate import decode_generate, generated, read_members
 from gateway.protocols.oip.http.infer_request import (
     ALL_BINARY,
     ALL_JSON,
     InferReplyFormat,
-    RequestMoulds,
+    RequestTemplates,
     decode_request,
 )
 from gateway.protocols.oip.http.infer_response import (
-    ReplyMoulds,
+    ReplyTemplates,
     decode_response,
     encode_response,
     error_text,
@@ -37,7 +37,7 @@ from gateway.protocols.oip.http.paths import OipRoute
 from gateway.protocols.oip.http.sse import event, json_event
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.oip.json.parse import read_leniently
-from gateway.wire.errors import clip
+from gateway.protocols.oip.json.write import JsonTargets
 from gateway.wire.http import HttpRequest, HttpResponse
 
 GENERATED: Final = "generated"
@@ -48,7 +48,11 @@ _GENERATE: Final = frozenset({"generate", "generate_stream"})
 
 
 def decode_inference(
-    route: OipRoute, model: ModelRef, wire: HttpRequest, moulds: RequestMoulds, request_id: str
+    route: OipRoute,
+    model: ModelRef,
+    wire: HttpRequest,
+    templates: RequestTemplates,
+    request_id: str,
 ) -> InferRequest | StreamInferRequest:
     """Read an inference request, or one for a stream, as `route` determines.
 
@@ -59,9 +63,11 @@ def decode_inference(
     """
     request = None
     if route.action in _GENERATE and wire.headers.get(LENGTH_HEADER.lower()) is None:
-        request = decode_generate(model, wire, moulds.limits, lambda: context_of(wire, GENERATED))
+        request = decode_generate(
+            model, wire, templates.limits, lambda: context_of(wire, GENERATED)
+        )
     if request is None:
-        request = decode_request(model, wire, moulds, request_id)
+        request = decode_request(model, wire, templates, request_id)
     if route.call is not StreamInferRequest:
         return request
     if _asks_binary(request.context):
@@ -72,22 +78,26 @@ def decode_inference(
     return StreamInferRequest(model=model, context=request.context, request=request)
 
 
-def encode_answer(call: InferRequest, reply: InferResponse) -> HttpResponse:
+def encode_answer(call: InferRequest, reply: InferResponse, targets: JsonTargets) -> HttpResponse:
     """Write the only response to *call*; all outputs are binary for a call of another codec.
 
     Raises:
         Unsupported: JSON was requested and cannot represent an output.
     """
-    form = _form(call.context)
+    origin = call.context.origin
+    form = origin.form if origin is not None and origin.codec == NAME else None
     if type(form) is InferReplyFormat:
-        return encode_response(call, reply, form)
+        return encode_response(call, reply, form, targets)
     if form == GENERATED:
-        return json_response(HTTP_OK, generated(call, reply))
-    return encode_response(call, reply, ALL_BINARY)
+        return json_response(HTTP_OK, generated(call, reply, targets))
+    return encode_response(call, reply, ALL_BINARY, targets)
 
 
 def encode_event(
-    call: StreamInferRequest, item: InferResponse, limits: MessageLimits
+    call: StreamInferRequest,
+    item: InferResponse,
+    limits: MessageLimits,
+    targets: JsonTargets,
 ) -> HttpResponse:
     """Write one item of a stream, or its error.
 
@@ -95,19 +105,25 @@ def encode_event(
         Unsupported: JSON cannot represent an output.
     """
     if item.error is not None:
-        return error_event(item.error, limits)
-    if _form(call.context) == GENERATED:
-        return json_event(generated(call.request, item))
-    return event(*encode_response(call.request, item, ALL_JSON).body)
+        status = GENERATE_FAILED if is_generated(call) else HTTP_OK
+        return error_event(item.error, limits, status)
+    if is_generated(call):
+        return json_event(generated(call.request, item, targets))
+    return event(*encode_response(call.request, item, ALL_JSON, targets).body)
 
 
-def error_event(error: GatewayError, limits: MessageLimits) -> HttpResponse:
-    """Write an error after an item."""
-    return json_event({"error": clip(error.message, limits.error_text_bytes)})
+def error_event(error: GatewayError, limits: MessageLimits, status: int = HTTP_OK) -> HttpResponse:
+    """Write an error as an event; *status* is that of the response if the event is the first."""
+    return json_event({"error": text_of(error, limits.error_text_bytes)}, status)
+
+
+def is_generated(call: InferRequest | StreamInferRequest) -> bool:
+    """Return whether *call* has the form of the generate extension."""
+    return _form(call.context) == GENERATED
 
 
 def decode_event(
-    call: StreamInferRequest, sent_id: str, wire: HttpResponse, moulds: ReplyMoulds
+    call: StreamInferRequest, sent_id: str, wire: HttpResponse, templates: ReplyTemplates
 ) -> InferResponse:
     """Read one event of an upstream's stream, which does not mark the last one.
 
@@ -115,13 +131,13 @@ def decode_event(
         MalformedMessage, InvalidTensor, TooLarge: It cannot be used.
         UpstreamProtocolError: It is the response to another request.
     """
-    limits = moulds.limits
+    limits = templates.limits
     members = read_leniently(wire.view, "an event", limits).members
     if "error" in members and "outputs" not in members:
         failed = UpstreamError(error_text(wire, limits), model=call.model)
         model = call.model or ModelRef("")
         return InferResponse(model=model, outputs=(), final=False, error=failed)
-    return decode_response(call.request, sent_id, wire, moulds).changed(final=False)
+    return decode_response(call.request, sent_id, wire, templates).changed(final=False)
 
 
 def decode_generated(
@@ -146,6 +162,7 @@ def decode_generated(
         id=call.request.id,
         final=False,
         flat_members=read_members(members),
+        nonfinite_words=True,
     )
 
 

@@ -164,8 +164,8 @@ def _tensor(key: str, item: Any, limits: MessageLimits) -> TensorMetadata:
 def _shape(shape: Any, limits: MessageLimits) -> tuple[int, ...] | None:
     if type(shape) is not list or len(shape) > limits.rank:
         return None
-    known = all(type(dim) is int and dim >= -1 for dim in shape)
-    return tuple(shape) if known else None
+    is_valid = all(type(dim) is int and dim >= -1 for dim in shape)
+    return tuple(shape) if is_valid else None
 
 
 WHOLE_INDEX = "whole index"

@@ -147,7 +147,7 @@ def find_route(method: str, path: str, limits: MessageLimits) -> OipRoute:
 
 def server_path(call: type[Call[Any]]) -> str | None:
     """Return the path of a call about the server; None when it has none."""
-    return next((path for path, asked in SERVER_PATHS.items() if asked is call), None)
+    return next((path for path, kind in SERVER_PATHS.items() if kind is call), None)
 
 
 @lru_cache(_REMEMBERED)  # calls repeat the same few
@@ -179,12 +179,12 @@ def _model_route(path: str, limits: MessageLimits) -> OipRoute | None:
     version = ""
     if rest.startswith(f"{_VERSIONS}/"):
         version, _, action = rest[len(_VERSIONS) + 1 :].partition("/")
-        known = bool(version)
+        is_valid = bool(version)
     else:
         action = rest
-        known = True
+        is_valid = True
     # A path that ends in a slash differs from the one without.
-    if not name or not known or path.endswith("/"):
+    if not name or not is_valid or path.endswith("/"):
         return None
     call = _MODEL_CALLS.get(action)
     if call is None:

@@ -1,7 +1,8 @@
 """Streams over HTTP: server-sent events, each with one response as JSON, or an error.
 
 An event is a line `data: ...` and an empty line.  The first response determines the status; a later
-error is an event, and the stream continues.  The end of the body is the end of the stream.
+error is an event, and the stream continues.  So is the first error of a model with Triton's
+`generate_stream`.  The end of the body is the end of the stream.
 
 Source: WHATWG HTML, "Server-sent events"; Triton generate extension; MLServer's `infer_stream`;
 docs/protocols/open-inference.md, "10. Streams".
@@ -30,14 +31,14 @@ _LINES: Final = re.compile(rb"\r?\n")
 _DATA: Final = b"data:"
 
 
-def event(*text: Buffer) -> HttpResponse:
+def event(*text: Buffer, status: int = HTTP_OK) -> HttpResponse:
     """Return one event, a part of a response; *text* has no line ends."""
-    return HttpResponse(HTTP_OK, EVENT_HEADERS, (b"data: ", *text, b"\n\n"))
+    return HttpResponse(status, EVENT_HEADERS, (b"data: ", *text, b"\n\n"))
 
 
-def json_event(document: Mapping[str, Any]) -> HttpResponse:
+def json_event(document: Mapping[str, Any], status: int = HTTP_OK) -> HttpResponse:
     """Return one event whose data is *document*."""
-    return event(dump(document))
+    return event(dump(document), status=status)
 
 
 class EventSplitter:
@@ -54,7 +55,9 @@ class EventSplitter:
         self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
-        """Return the events that *part* completes; one of another status comes at its end.
+        """Return the events that *part* completes; a failure that is no stream comes at its end.
+
+        Triton's stream has another status if it begins with an error.
 
         Raises:
             TooLarge: An event exceeds the limit.
@@ -62,7 +65,7 @@ class EventSplitter:
         held = self._held
         held += part.view
         found: list[HttpResponse] = []
-        if part.status != HTTP_OK:
+        if part.status != HTTP_OK and not _is_stream(part):
             self._failed = part
             self._check_held()
             return found
@@ -71,7 +74,7 @@ class EventSplitter:
             del held[: end.end()]
             self._searched = 0
             if data is not None:
-                found.append(HttpResponse(part.status, JSON_HEADERS, (data,)))
+                found.append(HttpResponse(HTTP_OK, JSON_HEADERS, (data,)))
         self._searched = max(0, len(held) - _LONGEST_END)
         self._check_held()
         return found
@@ -97,6 +100,10 @@ class EventSplitter:
                 f"event of the upstream has over {self._most} bytes, which are allowed",
                 limit="json_bytes",
             )
+
+
+def _is_stream(part: HttpResponse) -> bool:
+    return (part.headers.get("content-type") or "").startswith("text/event-stream")
 
 
 def _data_of(text: bytes) -> bytes | None:

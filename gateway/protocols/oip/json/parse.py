@@ -5,12 +5,14 @@ the tensor elements.  orjson reads small documents.  In large ones simdjson leav
 member as a proxy, so that its elements never become Python objects.
 
 orjson and simdjson both keep one of two equal keys silently, and another parser may keep the other,
-so duplicates are refused.
+so duplicates are refused.  Triton repeats keys in the parameters of its replies: there the last one
+counts.
 """
 
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,10 +25,12 @@ import simdjson
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, PARSED_BYTE, charge
+from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 
 # Below this size orjson is faster, above it simdjson.
 SIMD_FROM_BYTES: Final = 8192
 
+_PARAMETERS = "parameters"
 _TENSOR_LISTS = ("inputs", "outputs")
 _TENSOR_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 _TOP_MEMBERS = frozenset({"id", "model_name", "model_version", "parameters", *_TENSOR_LISTS})
@@ -60,13 +64,16 @@ class Document:
     arrays_left: int | None = None
 
 
-def read_document(view: memoryview, what: str, limits: MessageLimits) -> Document:
+def read_document(
+    view: memoryview, what: str, limits: MessageLimits, *, lenient: bool = False
+) -> Document:
     """Read one JSON object.
 
     Args:
         view: The whole text.
         what: Names the document in errors.
         limits: `json_bytes`, `json_depth`, `json_keys` and `tensors` are enforced.
+        lenient: Objects called `parameters` may repeat keys; the last one counts.
 
     Raises:
         MalformedMessage: It is not JSON, not an object, or an object has a key twice.
@@ -79,13 +86,15 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
             "tensors may be sent as binary",
             limit="json_bytes",
         )
-    if not size or (view[0] != _BRACE and bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{"):
-        raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
+    if not size or view[0] != _BRACE:
+        view = _without_mark(view)
+        if bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{":
+            raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if size < SIMD_FROM_BYTES:
-        return Document(_read_small(text_of(view), what, limits))
+        return Document(_read_small(text_of(view), what, limits, lenient=lenient))
     # A long document may be nothing but short numbers, which shows only once it is parsed.
     charge(size * (JSON_BYTE if size > _LONG_BYTES else PARSED_BYTE), size * JSON_ELEMENT)
-    return _read_large(view, what, limits)
+    return _read_large(view, what, limits, lenient=lenient)
 
 
 def text_of(view: memoryview) -> bytes:
@@ -94,7 +103,7 @@ def text_of(view: memoryview) -> bytes:
     return whole if type(whole) is bytes and len(whole) == view.nbytes else bytes(view)
 
 
-def _read_small(text: bytes, what: str, limits: MessageLimits) -> dict[str, Any]:
+def _read_small(text: bytes, what: str, limits: MessageLimits, *, lenient: bool) -> dict[str, Any]:
     try:
         document: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -102,7 +111,7 @@ def _read_small(text: bytes, what: str, limits: MessageLimits) -> dict[str, Any]
     # Each key has one colon outside of strings. So as many colons as keys exclude duplicates and
     # strings with colons; otherwise check each object.
     if text.count(b":") != _count_keys(document):
-        check_closely(text, what, limits)
+        check_closely(text, what, limits, lenient=lenient)
     elif text.count(b"[") + text.count(b"{") > limits.json_depth:
         check_depth(document, what, limits)
     return document
@@ -145,27 +154,26 @@ def _count_keys(document: dict[str, Any]) -> int:
     return count
 
 
-def check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
+def check_closely(text: bytes, what: str, limits: MessageLimits, *, lenient: bool = False) -> None:
     """Check keys and depth of a text that another parser accepted, object by object.
+
+    Args:
+        text: The whole text.
+        what: Names the document in errors.
+        limits: `json_depth` and `json_keys` are enforced.
+        lenient: Objects called `parameters` may repeat keys.
 
     Raises:
         MalformedMessage: An object has a key twice.
         TooLarge: Too deep, or an object with too many keys.
     """
     charge(len(text) * OBJECT_BYTE)
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        check_count(f"keys in an object of {what}", len(found), limits.json_keys, "json_keys")
-        kept = dict(found)
-        if len(kept) != len(found):
-            raise MalformedMessage(_twice(what, [key for key, _ in found]))
-        return kept
-
+    objects = _CheckedObjects(what, limits, lenient=lenient)
     try:
         # Numbers are not converted: other parsers did, and int() refuses 4,301 digits.
         document = json.loads(
             text.decode(),
-            object_pairs_hook=pairs,
+            object_pairs_hook=objects.read,
             parse_int=_nothing,
             parse_float=_nothing,
         )
@@ -173,7 +181,47 @@ def check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
         raise _too_deep(what, limits) from error
     except ValueError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    objects.finish()
     check_depth(document, what, limits)
+
+
+class _CheckedObjects:
+    """Makes dictionaries of the objects of one document, and finds keys that an object repeats.
+
+    The parser reads an object before it knows the key that the object belongs to.  So an object
+    with repeated keys is remembered until its parent shows that it is `parameters`.
+    """
+
+    def __init__(self, what: str, limits: MessageLimits, *, lenient: bool) -> None:
+        self._what = what
+        self._limits = limits
+        self._lenient = lenient
+        self._repeating: dict[int, dict[str, Any]] = {}
+        self._first: MalformedMessage | None = None
+
+    def read(self, found: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object by its members; of equal keys the last counts."""
+        what = self._what
+        check_count(f"keys in an object of {what}", len(found), self._limits.json_keys, "json_keys")
+        members = dict(found)
+        if len(members) != len(found):
+            keys = [key for key, _ in found]
+            error = MalformedMessage(_twice(what, keys))
+            # A size that comes twice makes a tensor ambiguous.
+            if not self._lenient or keys.count(BINARY_SIZE) > 1:
+                raise error
+            self._first = self._first or error
+            self._repeating[id(members)] = members
+        if self._repeating:
+            for key, value in found:
+                if key == _PARAMETERS:
+                    self._repeating.pop(id(value), None)
+        return members
+
+    def finish(self) -> None:
+        """Raise `MalformedMessage` if an object other than `parameters` repeats a key."""
+        if self._repeating and self._first is not None:
+            raise self._first
 
 
 def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
@@ -195,7 +243,7 @@ def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
     raise _too_deep(what, limits)
 
 
-def _read_large(view: memoryview, what: str, limits: MessageLimits) -> Document:
+def _read_large(view: memoryview, what: str, limits: MessageLimits, *, lenient: bool) -> Document:
     try:
         root = simdjson.Parser().parse(view)  # makes the only copy, with padding behind it
     except (ValueError, RuntimeError) as error:
@@ -207,8 +255,8 @@ def _read_large(view: memoryview, what: str, limits: MessageLimits) -> Document:
             ) from error
         # Not JSON, and orjson knows the position; or an integer beyond 64 bits, allowed as a float.
         charge(view.nbytes * OBJECT_BYTE)
-        return Document(_read_small(text_of(view), what, limits))
-    reader = _LargeReader(what, limits)
+        return Document(_read_small(text_of(view), what, limits, lenient=lenient))
+    reader = _LargeReader(what, limits, lenient=lenient)
     try:
         members = reader.members(root, _TOP_MEMBERS, 1)
         for key in _TENSOR_LISTS:
@@ -249,9 +297,10 @@ def _count_arrays(view: memoryview) -> int:
 class _LargeReader:
     """Takes objects of one large document apart, and bounds what it holds beside tensor data."""
 
-    def __init__(self, what: str, limits: MessageLimits) -> None:
+    def __init__(self, what: str, limits: MessageLimits, *, lenient: bool) -> None:
         self._what = what
         self._limits = limits
+        self._lenient = lenient
         self._held_bytes = 0
         self._lookups = 0
 
@@ -275,15 +324,15 @@ class _LargeReader:
         if self._lookups > _LOOKUPS:
             raise TooLarge(f"{what} has too many unknown keys: {len(unknown)}", limit="json_keys")
         for key in unknown:
-            self._check_held(self._value(item, key), depth)
+            self._check_held(key, self._value(item, key), depth)
         members: dict[str, Any] = {}
         for key in found & wanted:
             value = item[key]
             if type(value) is simdjson.Object:
-                self._check_held(value, depth)
+                self._check_held(key, value, depth)
                 value = value.as_dict()
             elif type(value) is simdjson.Array and key not in ("data", *_TENSOR_LISTS):
-                self._check_held(value, depth)
+                self._check_held(key, value, depth)
                 value = value.as_list()
             members[key] = value
         return members
@@ -296,7 +345,7 @@ class _LargeReader:
                 f"{self._what} has the key {key[:_SHOWN]!r}, which cannot be read"
             ) from None
 
-    def _check_held(self, value: Any, depth: int) -> None:
+    def _check_held(self, key: str, value: Any, depth: int) -> None:
         if type(value) is not simdjson.Object and type(value) is not simdjson.Array:
             return
         text: Any = value.mini  # bytes, unlike in its stub
@@ -309,27 +358,32 @@ class _LargeReader:
             )
         if b"{" not in text and text.count(b"[") + depth <= self._limits.json_depth:
             return  # no keys, and not deep: such as a shape
-        check_closely(b"[" * depth + text + b"]" * depth, self._what, self._limits)
+        member = b'{"parameters":%b}' % text if key == _PARAMETERS else b"[%b]" % text
+        whole = b"[" * (depth - 1) + member + b"]" * (depth - 1)
+        check_closely(whole, self._what, self._limits, lenient=self._lenient)
 
 
 def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Document:
     """Read one JSON object as servers write it.
 
-    That is: with NaN and Infinity as bare words (Triton), and with bytes that are not UTF-8 in
-    its strings (Triton); these become lone surrogates, as with `surrogateescape`.
+    That is: with keys that `parameters` repeats (Triton's ensembles), with NaN and Infinity as bare
+    words (Triton), and with bytes that are not UTF-8 in its strings (Triton); these become lone
+    surrogates, as with `surrogateescape`.
 
     Raises:
         MalformedMessage: It cannot be read like this either.
         TooLarge: A limit is exceeded.
     """
     try:
-        return read_document(view, what, limits)
+        return read_document(view, what, limits, lenient=True)
     except MalformedMessage as error:
         charge(view.nbytes * OBJECT_BYTE)
+        objects = _CheckedObjects(what, limits, lenient=True)
         try:
             members = json.loads(
-                str(view, "utf-8", "surrogateescape"), object_pairs_hook=_refuse_twice
+                str(view, "utf-8", "surrogateescape"), object_pairs_hook=objects.read
             )
+            objects.finish()
         except (ValueError, RecursionError):
             raise error from None
         if type(members) is not dict:
@@ -352,18 +406,16 @@ def read_value(view: memoryview, what: str, limits: MessageLimits) -> Any:
         )
     charge(view.nbytes * OBJECT_BYTE)
     try:
-        value = orjson.loads(view)
+        value = orjson.loads(_without_mark(view))
     except orjson.JSONDecodeError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
     check_depth([value], what, limits)
     return value
 
 
-def _refuse_twice(found: list[tuple[str, Any]]) -> dict[str, Any]:
-    kept = dict(found)
-    if len(kept) != len(found):
-        raise ValueError("a key comes twice")
-    return kept
+def _without_mark(view: memoryview) -> memoryview:
+    """Return a text without the UTF-8 byte order mark that editors and PowerShell put before it."""
+    return view[len(BOM_UTF8) :] if bytes(view[: len(BOM_UTF8)]) == BOM_UTF8 else view
 
 
 def _nothing(_text: str) -> None:

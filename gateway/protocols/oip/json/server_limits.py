@@ -1,4 +1,4 @@
-"""What servers of one process can bear of an input that is written as JSON for them.
+"""What servers of one process can bear of the inputs of a request over HTTP.
 
 MLServer and KServe answer nobody else while they read a request. The limits are those of the
 upstream's `messages`.
@@ -7,6 +7,7 @@ upstream's `messages`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.ir.data import RawData
@@ -14,6 +15,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
+from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.json.write import elements_text
 
 _SAMPLE: Final = 4096
@@ -21,35 +23,49 @@ _SAMPLE: Final = 4096
 _CHARACTER_BYTES: Final = 4
 
 
-def check_text_input(tensor: Tensor, shape: Shape, limits: MessageLimits, server: str) -> None:
-    """Refuse more BYTES elements than a server can read in time.
+def check_inputs(
+    inputs: Sequence[Tensor], dialect: Dialect, numbers: int, limits: MessageLimits
+) -> None:
+    """Refuse more elements than a server of one process can read in time.
+
+    Args:
+        inputs: Of the request.
+        dialect: Of the server.
+        numbers: Its default of `json_numbers`.
+        limits: Of the upstream.
 
     Raises:
-        TooLarge: There are more than `json_strings`.
+        TooLarge: All inputs together have more than `json_strings` or `json_numbers` elements, or
+            take more than `bytes_rectangle` in a server that makes numpy arrays of text.
     """
-    count = math.prod(shape)
-    if count > limits.json_strings:
+    texts = others = rectangle = 0
+    for tensor in inputs:
+        count = math.prod(tensor.shape or ())
+        if tensor.datatype is not Datatype.BYTES:
+            others += count
+            continue
+        texts += count
+        if not dialect.binary and texts <= limits.json_strings:
+            items = as_items(tensor)
+            rectangle += len(items) * max(map(len, items), default=0) * _CHARACTER_BYTES
+    _check_count("BYTES", texts, limits.json_strings, "json_strings", dialect)
+    most = numbers if limits.json_numbers is None else limits.json_numbers
+    _check_count("numeric", others, most, "json_numbers", dialect)
+    if rectangle > limits.bytes_rectangle:
         raise TooLarge(
-            f"input {tensor.name!r} has {count} BYTES elements, {server} gets at most "
-            f"{limits.json_strings} over HTTP: use its gRPC port",
-            limit="json_strings",
+            f"the BYTES inputs would take {rectangle} bytes in {dialect.name}, which makes each "
+            f"element as wide as the longest; at most {limits.bytes_rectangle} are allowed over "
+            "HTTP: use its gRPC port",
+            limit="bytes_rectangle",
         )
 
 
-def check_rectangle(tensor: Tensor, limits: MessageLimits, server: str) -> None:
-    """Refuse BYTES of which one is so long that an array of all as wide as it is too large.
-
-    Raises:
-        TooLarge: The array is larger than `bytes_rectangle`.
-    """
-    items = as_items(tensor)
-    size = len(items) * max(map(len, items), default=0) * _CHARACTER_BYTES
-    if size > limits.bytes_rectangle:
+def _check_count(kind: str, count: int, most: int, limit: str, dialect: Dialect) -> None:
+    if count > most:
         raise TooLarge(
-            f"input {tensor.name!r} would take {size} bytes in {server}, which makes each of "
-            f"{len(items)} elements as wide as the longest; at most {limits.bytes_rectangle} are "
-            "allowed over HTTP: use its gRPC port",
-            limit="bytes_rectangle",
+            f"the inputs have {count} {kind} elements, {dialect.name} gets at most {most} over "
+            "HTTP: use its gRPC port",
+            limit=limit,
         )
 
 

@@ -29,7 +29,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Shape, Tensor
 from gateway.protocols.oip.json.elements import packer, unnested
-from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES, text_of
+from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
 from gateway.wire.message_cache import ParseCache
 
 T = TypeVar("T")
@@ -50,8 +50,6 @@ _NOTHING: Final = memoryview(b"")
 _NO_HOLES: Final[Sequence[bytes]] = ()
 # Not in any id or list of numbers.
 _MARK: Final = rb'"\u0000%d"'
-# Their bytes are checked in every message.
-_LOOKED_INTO: Final = frozenset({Datatype.BOOL, Datatype.BYTES})
 
 Cut = tuple[bytes, Sequence[bytes], memoryview]
 """The text around the holes, the holes, and the bytes after the JSON."""
@@ -89,7 +87,7 @@ class _Template(Struct, Generic[T], frozen=True):
         tail_bytes: Size of the bytes after the JSON.
     """
 
-    said: T
+    rest: T
     id: str
     id_hole: int | None
     holes: int
@@ -129,34 +127,37 @@ class JsonTemplateCache(Generic[T]):
         """
         if end > self._most_bytes:
             return None, None
-        mould, holes = None, _NO_HOLES
+        template, holes = None, _NO_HOLES
         if end == len(body):
-            key, tail = text_of(body), _NOTHING
+            whole = body.obj
+            if type(whole) is not bytes or len(whole) != end:
+                whole = bytes(body)
+            key, tail = whole, _NOTHING
         else:
             key, tail = bytes(body[:end]), body[end:]
-            mould = self._kept_for(key)  # exists if all elements are after the JSON
-        if mould is None:
+            template = self._kept_for(key)  # exists if all elements are after the JSON
+        if template is None:
             pieces = _HOLE.split(key)
             key, holes = _GAP.join(pieces[_TEXT]), pieces[_HOLES]
-            mould = self._kept_for(key)
+            template = self._kept_for(key)
         cut = key, holes, tail
-        if mould is None or len(holes) != mould.holes or len(tail) != mould.tail_bytes:
+        if template is None or len(holes) != template.holes or len(tail) != template.tail_bytes:
             return None, cut
-        return self._read(mould, holes, tail), cut
+        return self._read(template, holes, tail), cut
 
     def _read(
-        self, mould: _Template[T], holes: Sequence[bytes], tail: memoryview
+        self, template: _Template[T], holes: Sequence[bytes], tail: memoryview
     ) -> Read[T] | None:
         """Fill a template; None where the content of a hole does not fit."""
-        request_id = mould.id
-        if mould.id_hole is not None:
-            hole = holes[mould.id_hole]
+        request_id = template.id
+        if template.id_hole is not None:
+            hole = holes[template.id_hole]
             request_id = hole[1:-1].decode()
             if not hole.startswith(b'"') or len(request_id) > self.limits.name_bytes:
                 return None
         tensors = []
         try:
-            for slot in mould.slots:
+            for slot in template.slots:
                 if slot.pack is None:
                     data = tail[slot.start : slot.stop]
                 else:
@@ -171,21 +172,21 @@ class JsonTemplateCache(Generic[T]):
                 )
         except (ValueError, OverflowError, struct.error):
             return None
-        return mould.said, request_id, tuple(tensors)
+        return template.rest, request_id, tuple(tensors)
 
-    def learn(self, cut: Cut, said: T, request_id: str, tensors: Sequence[Tensor]) -> None:
+    def learn(self, cut: Cut, rest: T, request_id: str, tensors: Sequence[Tensor]) -> None:
         """Cache the template of a completely parsed message, once it occurs a second time.
 
         Args:
             cut: The message.
-            said: The parsed message without id and tensors; depends on the text alone.
+            rest: The parsed message without id and tensors; depends on the text alone.
             request_id: Its id.
             tensors: As parsed.
         """
         key, holes, tail = cut
         if not self._kept.should_admit(key):
             return
-        mould = None
+        template = None
         try:
             document = orjson.loads(_marked(key, holes))
             marks = {f"\0{hole}": hole for hole in range(len(holes))}
@@ -195,9 +196,9 @@ class JsonTemplateCache(Generic[T]):
             pass  # it was read leniently, or an element is in no hole
         else:
             if not marks and tail.nbytes == sum(slot.stop - slot.start for slot in slots):
-                mould = _Template(said, request_id, id_hole, len(holes), tail.nbytes, slots)
+                template = _Template(rest, request_id, id_hole, len(holes), tail.nbytes, slots)
         # None is cached too: this text has no template.
-        self._kept.put(key, mould)
+        self._kept.put(key, template)
 
 
 def _marked(key: bytes, holes: Sequence[bytes]) -> bytes:
@@ -226,7 +227,7 @@ def _slots(
         data, datatype, shape = tensor.data, tensor.datatype, tensor.shape
         if type(data) is not RawData or shape is None or datatype is None or not len(data.view):
             raise LookupError(tensor.name)
-        if datatype in _LOOKED_INTO:
+        if datatype is Datatype.BYTES:  # its elements are checked in every message
             raise LookupError(tensor.name)
         size = len(data.view)
         listed = member.get("data")

@@ -28,12 +28,13 @@ from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE, BinaryPart, NeededWhole
 from gateway.protocols.oip.json.elements import ElementReader
 from gateway.protocols.oip.json.parse import Document
-from gateway.protocols.oip.parameters import check_integer
+from gateway.protocols.oip.parameters import INT64_MIN, UINT64_MAX, check_integer
 from gateway.protocols.oip.shared_memory import KEYS, located
 
 NOTHING = RawData(memoryview(b""))
 NOWHERE: Mapping[str, SharedMemoryData] = {}
 _INT = {int}
+_SCALARS = {float, bool, str}
 _SHOWN = 40
 
 
@@ -115,7 +116,7 @@ class TensorReader:
                 )
             custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
             if self._binary.arrives:
-                if datatype is Datatype.BYTES or datatype is Datatype.BOOL:
+                if datatype is Datatype.BYTES:
                     raise NeededWhole
                 awaited = self._binary.await_(name, parameters[BINARY_SIZE])
                 return streamed_tensor(name, datatype, shape, awaited, custom)
@@ -179,6 +180,13 @@ class TensorReader:
                 _wrong(f"{self._kind} {name!r}", "shape", value, "a list of integers")
             )
         return tuple(value)
+
+
+def input_names(document: Document) -> list[str]:
+    """Return the names of a document's inputs, those that are texts; none where it has no list."""
+    members = document.members.get("inputs")
+    found = [each.get("name") for each in members or () if type(each) is dict]
+    return [name for name in found if type(name) is str]
 
 
 def list_member(members: Mapping[str, Any], key: str, *, required: bool = False) -> list[Any]:
@@ -277,7 +285,7 @@ def read_parameters(
         found: The member; None when it is absent or null.
         what: Names the message or tensor in errors.
         limits: On count and names.
-        lenient: Keep lists and objects as their JSON text.
+        lenient: Keep lists, objects and longer integers as their JSON text.
 
     Raises:
         MalformedMessage: They are not an object, or a value is not a scalar.
@@ -293,23 +301,40 @@ def read_parameters(
     for key, value in found.items():
         if not is_plain(key, limits):
             check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
-        if type(value) is int:
-            check_integer(key, value)
-        elif type(value) is str:
-            value = _clean(value) if lenient and not value.isascii() else value  # noqa: PLW2901
-        elif value is None and (lenient or not _is_typed(key)):
-            continue
-        elif type(value) not in (float, bool):
-            if not lenient:
-                raise MalformedMessage(
-                    f"parameter {key!r} of {what} is {_show(value)}: "
-                    "expected a string, a number, true or false"
-                )
-            # Not orjson: it refuses long integers and text that is not UTF-8, which servers write.
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-            value = _clean(text)  # noqa: PLW2901
-        parameters[key] = value
+        if value is not None:
+            parameters[key] = _lenient(value) if lenient else _checked(key, value, what)
+        elif not lenient and _is_typed(key):
+            raise _no_scalar(key, value, what)
     return parameters
+
+
+def _checked(key: str, value: Any, what: str) -> Parameter:
+    """Return the value of a client's parameter."""
+    if type(value) is int:
+        return check_integer(key, value)
+    if type(value) not in _SCALARS:
+        raise _no_scalar(key, value, what)
+    found: Parameter = value
+    return found
+
+
+def _lenient(value: Any) -> Parameter:
+    """Return the value of a server's parameter."""
+    if type(value) is int:
+        return value if INT64_MIN <= value <= UINT64_MAX else str(value)
+    if type(value) is str:
+        return value if value.isascii() else _clean(value)
+    if type(value) in _SCALARS:
+        found: Parameter = value
+        return found
+    # Not orjson: it refuses long integers and text that is not UTF-8, which servers write.
+    return _clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def _no_scalar(key: str, value: Any, what: str) -> MalformedMessage:
+    return MalformedMessage(
+        f"parameter {key!r} of {what} is {_show(value)}: expected a string, a number, true or false"
+    )
 
 
 def _clean(text: str) -> str:

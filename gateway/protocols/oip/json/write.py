@@ -3,9 +3,9 @@
 Messages repeat the descriptions of tensors, so their text is cached.  `infer_request.py` and
 `infer_response.py` assemble messages.
 
-NaN becomes `null`, which MLServer and KServe write, and which tritonclient and kserve read as NaN.
-An infinity would be read as NaN too, so it is refused: clients that need infinities request binary
-outputs.
+JSON has no NaN and no infinity, and servers differ, so `Nonfinite` chooses.  Triton writes the
+words `NaN`, `Infinity` and `-Infinity`, which its clients read.  MLServer and KServe write `null`,
+which tritonclient and kserve read as NaN; an infinity would be read as NaN too.
 
 Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md,
 "3. Tensors as JSON".
@@ -13,6 +13,7 @@ Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -35,6 +36,21 @@ from gateway.protocols.oip.json.elements import CODES
 from gateway.protocols.oip.json.parse import dump
 from gateway.wire.json_floats import SHORTEST, has_largest, with_exact_largest
 
+
+class Nonfinite(enum.Enum):
+    """What is written for a float that is not finite."""
+
+    REFUSE_ALL = enum.auto()
+    """Nothing: NaN and infinities are refused, as in requests to servers."""
+    REFUSE = "refuse"
+    """`null` for NaN; infinities are refused."""
+    NULL = "null"
+    """`null` for all three."""
+    LITERAL = "literal"
+    """The words that Triton and Python's json module write."""
+
+
+_REFUSING: Final = (Nonfinite.REFUSE, Nonfinite.REFUSE_ALL)
 _REMEMBERED: Final = 512
 _BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
 # Of integers: fewer are written faster by Python than through an array.
@@ -105,18 +121,30 @@ def put_binary(
 
 
 class JsonTarget(Struct, frozen=True):
-    """The target of elements in JSON and what it accepts; see `elements_for_json`."""
+    """The target of elements in JSON and what it accepts; see `elements_text`."""
 
     kind: str
     hint: str
     half: bool = False
-    nan: bool = False
+    nonfinite: Nonfinite = Nonfinite.REFUSE_ALL
+
+
+JsonTargets = tuple[JsonTarget, JsonTarget]
+"""For replies of other servers, and of those that write NaN and infinities as words."""
+
+
+def json_targets(kind: str, hint: str, nonfinite: Nonfinite | None) -> JsonTargets:
+    """Return how tensors are written; with *nonfinite*, whatever the server of a reply does."""
+    return (
+        JsonTarget(kind, hint, nonfinite=nonfinite or Nonfinite.REFUSE),
+        JsonTarget(kind, hint, nonfinite=nonfinite or Nonfinite.LITERAL),
+    )
 
 
 def append_elements(
     text: list[bytes], taker: JsonTarget, tensor: Tensor, datatype: Datatype, shape: Shape
 ) -> bool:
-    """Append the object of a tensor with its elements to *text*; as `elements_for_json`.
+    """Append the object of a tensor with its elements to *text*; as `elements_text`.
 
     Returns:
         Whether the text of its elements is long.
@@ -135,7 +163,7 @@ def append_elements(
                 text += (few[0], orjson.dumps(data.array.ravel().tolist()), b"}")
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
-    elements = elements_text(kind, tensor, taker.hint, half=taker.half, nan=taker.nan)
+    elements = elements_text(kind, tensor, taker.hint, half=taker.half, nonfinite=taker.nonfinite)
     text += (opened, b',"data":', elements, b"}")
     return len(elements) > _COPIED_BYTES
 
@@ -156,23 +184,53 @@ def gathered(text: Sequence[bytes]) -> list[bytes]:
 
 
 def elements_text(
-    kind: str, tensor: Tensor, hint: str, *, half: bool = False, nan: bool = False
+    kind: str,
+    tensor: Tensor,
+    hint: str,
+    *,
+    half: bool = False,
+    nonfinite: Nonfinite = Nonfinite.REFUSE_ALL,
 ) -> bytes:
-    """Return the text of a tensor's elements, a flat list; as `elements_for_json`."""
+    """Return the text of a tensor's elements, a flat list.
+
+    Args:
+        kind: "input" or "output", for errors.
+        tensor: With datatype and shape.
+        hint: Another way to send it; ends the error's sentence.
+        half: FP16 may be written as numbers.
+        nonfinite: What is written for NaN and infinities.
+
+    Raises:
+        Unsupported: FP16, BF16, or BYTES that are not UTF-8; an infinity, or NaN; the error has
+            the first index.
+    """
     datatype = tensor.datatype
-    if datatype is None or not datatype.is_float:
-        found = elements_for_json(kind, tensor, hint, half=half, nan=nan)
-        return _flat_text(found) if isinstance(found, np.ndarray) else dump(found)
     flat = _elements(kind, tensor, hint, half=half)
+    if datatype is None or not datatype.is_float:
+        return _flat_text(flat) if isinstance(flat, np.ndarray) else dump(flat)
     text = _flat_text(flat)
     # Non-finite values are written as null. To search for them in a short text costs a tenth of
     # the check by numpy; in a long one it is the other way around.
     is_long = len(text) > _COPIED_BYTES
-    if is_long or b"null" in text:
-        _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
+    lost = ~np.isfinite(flat) if is_long or b"null" in text else None
+    has_lost = lost is not None and bool(lost.any())
+    if has_lost and nonfinite in _REFUSING:
+        _refuse_non_finite(kind, tensor.name, flat, hint, nonfinite)
     if has_largest(flat) if is_long else SHORTEST in text:
-        return dump(with_exact_largest(flat))
+        text = dump(with_exact_largest(flat))
+    if lost is not None and has_lost and nonfinite is Nonfinite.LITERAL:
+        return _with_words(text, flat[lost])
     return text
+
+
+def _with_words(text: bytes, values: npt.NDArray[Any]) -> bytes:
+    """Return the text of a list with the word of each of *values*, in order, for each `null`."""
+    charge(values.size * JSON_NUMBER)
+    words = np.where(np.isnan(values), b"NaN", np.where(values > 0, b"Infinity", b"-Infinity"))
+    pieces: list[bytes] = [b""] * (2 * values.size + 1)
+    pieces[::2] = text.split(b"null")
+    pieces[1::2] = words.tolist()
+    return b"".join(pieces)
 
 
 def _flat_text(flat: npt.NDArray[Any]) -> bytes:
@@ -200,29 +258,6 @@ def _few_integers(
     opened = _described(kind, name, datatype, shape) + b',"data":'
     count = size // datatype.size_bytes
     return opened, struct.Struct(f"<{count}{_INTEGERS[datatype]}").unpack
-
-
-def elements_for_json(
-    kind: str, tensor: Tensor, hint: str, *, half: bool = False, nan: bool = False
-) -> Any:
-    """Return a tensor's elements, flat, in a form that `json.dump` writes.
-
-    Args:
-        kind: "input" or "output", for errors.
-        tensor: With datatype and shape.
-        hint: Another way to send it; ends the error's sentence.
-        half: FP16 may be written as numbers.
-        nan: NaN may be written as `null`: only infinities are refused.
-
-    Raises:
-        Unsupported: FP16, BF16, or BYTES that are not UTF-8; an infinity, or NaN; the error has
-            the first index.
-    """
-    flat = _elements(kind, tensor, hint, half=half)
-    if tensor.datatype is not None and tensor.datatype.is_float:
-        _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
-        return with_exact_largest(flat)
-    return flat
 
 
 def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
@@ -266,11 +301,14 @@ def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
 
 
 def _refuse_non_finite(
-    kind: str, name: str, flat: npt.NDArray[Any], hint: str, *, nan: bool
+    kind: str, name: str, flat: npt.NDArray[Any], hint: str, nonfinite: Nonfinite
 ) -> None:
-    lost = np.isinf(flat) if nan else ~np.isfinite(flat)
+    """Raise `Unsupported` for the first value that *nonfinite* refuses, if there is one."""
+    lost = np.isinf(flat) if nonfinite is Nonfinite.REFUSE else ~np.isfinite(flat)
     if lost.any():
         index = int(np.argmax(lost))
+        if nonfinite is Nonfinite.REFUSE:
+            hint += "; the listener's option 'nonfinite' allows it"
         raise Unsupported(
             f"{kind} {name!r} has {flat[index]} at index {index}, which is not JSON: {hint}"
         )

@@ -150,6 +150,14 @@ class SumAndEmpty(Base):
         return self.answer(request, total, np.zeros((0,), np.float32))
 
 
+class Rows(Base):
+    """Answers the rows of a V1 request, which KServe writes one by one."""
+
+    async def predict(self, request: dict[str, object], *_: object, **__: object) -> object:
+        """Answer one request."""
+        return {"predictions": request["instances"]}
+
+
 def main() -> None:
     """Serve on the loopback until a signal."""
     _bind_loopback_only()
@@ -165,6 +173,7 @@ def _models() -> Iterator[Base]:
     yield Fail("fail_always")
     yield Slow("slow")
     yield SumAndEmpty("sum_and_empty")
+    yield Rows("rows")
 
 
 def _bind_loopback_only() -> None:

@@ -78,7 +78,11 @@ MODELS: tuple[Model, ...] = tuple(_models())
 
 
 SACRIFICIAL: tuple[Model, ...] = (
-    *(model for model in MODELS if model.name in {"identity_fp32", "sum_and_empty"}),
+    *(
+        model
+        for model in MODELS
+        if model.name in {"identity_fp32", "sum_and_empty", "repeat_stream"}
+    ),
     Model("count_text", "CountText", (("X", "BYTES", (-1,)),), (("COUNT", "INT64", (1,)),)),
 )
 """The models of a server that tests hurt."""

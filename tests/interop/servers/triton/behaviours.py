@@ -57,6 +57,7 @@ class TritonPythonModel:
             "classify": _classify,
             "fail_always": _fail,
             "params_echo": _params_echo,
+            "reciprocal": _reciprocal,
             "sequence_sum": self._sequence_sum,
             "simple_sequence": _simple_sequence,
             "sequence_number": _simple_sequence,
@@ -108,6 +109,15 @@ def _failure(text: str, code: str = "INTERNAL") -> Answer:
 def _identity(request: Any) -> Answer:
     """Answer the one input unchanged."""
     return _response(OUTPUT0=_input(request, "INPUT0"))
+
+
+def _reciprocal(request: Any) -> Answer:
+    """Answer 1/x of each value, and the three values that are not finite behind them."""
+    value = _input(request, "INPUT0")
+    with np.errstate(all="ignore"):
+        inverse = 1 / value
+    special = np.array([np.inf, -np.inf, np.nan])
+    return _response(OUTPUT0=np.concatenate([inverse, special]))
 
 
 def _identity_without_numpy(request: Any) -> Answer:
@@ -215,4 +225,6 @@ _STREAMS: dict[str, Callable[[Any], Iterator[Answer]]] = {
     "repeat_stream": _repeat_stream,
     "repeat_int32": _repeat_int32,
     "generate_text": _generate_text,
+    "reciprocal_stream": lambda request: iter((_reciprocal(request),)),
+    "slow_stream": lambda request: iter((_slow(request),)),
 }

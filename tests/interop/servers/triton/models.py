@@ -35,6 +35,8 @@ class Model:
     max_batch_size: int = 0
     versions: tuple[int, ...] = (1,)
     extra: str = ""
+    is_ensemble: bool = False
+    instances: int = 1
 
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
@@ -74,6 +76,23 @@ def _identity(name: str, datatype: str, dims: tuple[int, ...], max_batch_size: i
     )
 
 
+def _two_steps(name: str, step: str, datatype: str) -> Model:
+    """Return an ensemble whose two steps, both the model *step*, each give one output."""
+    steps = ", ".join(
+        f'{{ model_name: "{step}" model_version: -1 '
+        'input_map { key: "INPUT0" value: "INPUT0" } '
+        f'output_map {{ key: "OUTPUT0" value: "{output}" }} }}'
+        for output in ("OUTPUT0", "OUTPUT1")
+    )
+    return Model(
+        name,
+        (Port("INPUT0", datatype, (-1,)),),
+        (Port("OUTPUT0", datatype, (-1,)), Port("OUTPUT1", datatype, (-1,))),
+        extra=f"ensemble_scheduling {{ step [ {steps} ] }}",
+        is_ensemble=True,
+    )
+
+
 def _identity_dims(datatype: str) -> tuple[int, ...]:
     return (-1, -1) if datatype in {"FP32", "BYTES"} else (-1,)
 
@@ -93,6 +112,8 @@ MODELS: tuple[Model, ...] = (
         (Port("SCORES", "FP32", (4,), labels=("apple", "pear", "plum", "fig")),),
         max_batch_size=4,
     ),
+    _two_steps("ensemble_fp64", identity_name("FP64"), "FP64"),
+    _two_steps("ensemble_int32", identity_name("INT32"), "INT32"),
     Model("fail_always", (Port("INPUT0", "INT32", (-1,)),), (Port("OUTPUT0", "INT32", (-1,)),)),
     Model(
         "generate_text",
@@ -105,6 +126,12 @@ MODELS: tuple[Model, ...] = (
         extra=DECOUPLED,
     ),
     Model("params_echo", (Port("INPUT0", "INT32", (-1,)),), (Port("PARAMS", "BYTES", (1,)),)),
+    *(
+        Model(
+            name, (Port("INPUT0", "FP64", (-1,)),), (Port("OUTPUT0", "FP64", (-1,)),), extra=extra
+        )
+        for name, extra in (("reciprocal", ""), ("reciprocal_stream", DECOUPLED))
+    ),
     Model(
         "repeat_stream",
         (Port("IN", "INT32", (-1,)),),
@@ -132,6 +159,13 @@ MODELS: tuple[Model, ...] = (
         extra=STATEFUL,
     ),
     Model("slow", (Port("MS", "INT32", (1,)),), (Port("MS_OUT", "INT32", (1,)),)),
+    Model(
+        "slow_stream",
+        (Port("MS", "INT32", (1,)),),
+        (Port("MS_OUT", "INT32", (1,)),),
+        extra=DECOUPLED,
+        instances=2,
+    ),
     Model(
         "sum_and_empty",
         (Port("X", "FP32", (-1,)),),
@@ -187,11 +221,13 @@ def write_repository(folder: Path, models: Sequence[Model] = MODELS) -> None:
 def _config(model: Model) -> str:
     lines = (
         f'name: "{model.name}"',
-        'backend: "python"',
+        'platform: "ensemble"' if model.is_ensemble else 'backend: "python"',
         f"max_batch_size: {model.max_batch_size}",
         f"input [ {', '.join(map(_port, model.inputs))} ]",
         f"output [ {', '.join(map(_port, model.outputs))} ]",
-        "instance_group [ { kind: KIND_CPU count: 1 } ]",
+        ""
+        if model.is_ensemble
+        else f"instance_group [ {{ kind: KIND_CPU count: {model.instances} }} ]",
         model.extra,
     )
     return "\n".join(lines) + "\n"

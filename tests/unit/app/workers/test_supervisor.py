@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import cast
 
 import pytest
 import structlog
 
 from gateway.app.errors import StartError
-from gateway.app.workers.channel import WorkerSetup
-from gateway.app.workers.restart_policy import RestartPolicy
+from gateway.app.processes.channel import WorkerSetup
+from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.workers.supervisor import Launch, Supervisor
 from gateway.config.load import LoadedConfig, load_text
 from gateway.telemetry.aggregation import Snapshot
@@ -37,6 +37,8 @@ class FakeChild:
         self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
         self.over: asyncio.Future[int] = asyncio.Future()
         self.ends_when_told = True
+        self.loaded, self.drained = setup.loaded, setup.drained
+        self.refuses: Callable[[LoadedConfig], bool] = lambda _loaded: False
         if listens:
             self.startup.set_result(ADDRESSES)
 
@@ -63,6 +65,12 @@ class FakeChild:
 
     async def update_metrics(self) -> None:
         self.heard.append("count")
+
+    async def reload(self, loaded: LoadedConfig, drained: frozenset[str]) -> dict[str, list[str]]:
+        if self.refuses(loaded):
+            raise StartError("it cannot")
+        self.loaded, self.drained = loaded, drained
+        return {"replaced": ["route a"]}
 
     def stop(self) -> None:
         self.heard.append("stop")
@@ -313,6 +321,52 @@ async def test_counts_go_on_when_a_worker_is_replaced(
     assert 'gateway_worker_requests_total{worker="1"} 6.0' in found
     assert 'gateway_worker_requests_total{worker="2"} 2.0' in found
     assert 'gateway_worker_up{worker="1"} 1.0' in found
+
+
+OTHER = LOADED.changed(in_flight_bytes=5, listeners=())
+
+
+async def test_reload_reaches_all_workers(supervisor: Supervisor, nursery: Nursery) -> None:
+    """Each gets the new configuration with the reserved addresses, and so does one that restarts."""
+    await supervisor.start()
+    drained = frozenset({"a/b:1"})
+    assert await supervisor.reload(OTHER, drained) == {"replaced": ["route a"]}
+    nursery.born[0].end(KILLED)
+    await nursery.reached(3)
+    for worker in nursery.born[1:]:
+        assert worker.loaded.config.in_flight_bytes == 5
+        assert worker.loaded.config.listeners == LOADED.config.listeners
+        assert worker.drained == drained
+
+
+async def test_reload_that_one_worker_refuses_is_undone(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """The workers before it get the old configuration again; one that cannot is restarted."""
+    await supervisor.start()
+    first, second = nursery.born
+    first.refuses = lambda loaded: loaded is LOADED
+    second.refuses = lambda _loaded: True
+    with pytest.raises(StartError, match="worker 2: it cannot"):
+        await supervisor.reload(OTHER)
+    assert "stop" in first.heard
+    third = await nursery.reached(3)
+    assert third.loaded is LOADED
+
+
+async def test_worker_that_starts_during_a_reload_gets_the_new_configuration(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """It began with the old one, and serves only with the new one."""
+    await supervisor.start()
+    nursery.listen = False
+    nursery.born[0].end(KILLED)
+    third = await nursery.reached(3)
+    await supervisor.reload(OTHER)
+    assert third.loaded is LOADED
+    third.startup.set_result(ADDRESSES)
+    await settle()
+    assert third.loaded.config.in_flight_bytes == 5
 
 
 async def page(supervisor: Supervisor) -> str:

@@ -29,6 +29,7 @@ from gateway.ir.errors import (
     NotFound,
     NotOneReply,
     Overloaded,
+    QueueTimeout,
     TooLarge,
     Unavailable,
     Unsupported,
@@ -382,6 +383,24 @@ async def test_who_is_late_leaves_the_others() -> None:
     assert [[1], [3]] == bench.sent
     bench.target.waiting[1].set_result(tenfold(ask(3)))
     assert [[10], DeadlineExceeded, [30], DeadlineExceeded] == await outcomes(tasks)
+
+
+async def test_a_queue_timeout_ends_what_waits() -> None:
+    """It ends a request that waits for the target, and neither the batch that runs nor others."""
+    bench = Bench(max_delay_s=0.0)
+    tasks = await bench.start(ask(1, timeout_us=5))
+    tasks += await bench.start(
+        ask(2, timeout_us=100_000), ask(3, deadline=1005.0, timeout_us=10**6)
+    )
+    await bench.advance(0.6)
+    assert [False, True, False] == [task.done() for task in tasks]
+    bench.target.waiting[0].set_result(tenfold(ask(1)))
+    await settle()
+    bench.target.waiting[1].set_result(tenfold(ask(3)))
+    assert [[10], QueueTimeout, [30]] == await outcomes(tasks)
+    assert [5, 10**6] == [
+        call.timeout_us for call in bench.target.calls if isinstance(call, InferRequest)
+    ]
 
 
 async def test_who_comes_too_late_is_not_sent() -> None:

@@ -149,15 +149,6 @@ def test_untold_datatype_is_named() -> None:
         apply_batch_size(request(share("a", b"", 0)), model(a=(None, (-1, 2))), whole=False)
 
 
-def test_bool_bytes_are_0_or_1() -> None:
-    """A BOOL byte other than 0 and 1 is refused."""
-    flags = model(f=(Datatype.BOOL, (-1, 2)))
-    with pytest.raises(InvalidTensor, match="BOOL"):
-        apply_batch_size(
-            request(Tensor("f", None, (2,), RawData(memoryview(b"\x01\x02")))), flags, whole=False
-        )
-
-
 def test_one_scalar_for_an_item_is_written_as_one_element() -> None:
     """Dims [1] fit a model whose items are scalars, both ways."""
     scalars = model(a=(Datatype.INT32, (-1,)))

@@ -16,7 +16,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
     inference_of,
 )
-from gateway.ir.context import Context, ModelRef, Need, Sequence
+from gateway.ir.context import Context, ModelRef, Need, Origin, Sequence
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
@@ -174,6 +174,15 @@ async def test_unknown_model_is_named_without_a_word_of_metadata() -> None:
         await Complete(model.service, ALL_NEEDS)(request(NAMELESS))
     expected = "unknown model 'm': no model 'm'"
     assert expected == caught.value.message
+
+
+async def test_a_servers_text_about_an_unknown_model_stays_as_it_is() -> None:
+    """Clients compare it with what the server says itself."""
+    text = "Request for unknown model: 'm' is not found"
+    model = Model(metadata=ModelNotFound(text, origin=Origin("oip.http", None)))
+    with pytest.raises(ModelNotFound) as caught:
+        await Complete(model.service, ALL_NEEDS)(request(NAMELESS))
+    assert text == caught.value.message
 
 
 LARGE = Sequence(1 << 63, start=True)

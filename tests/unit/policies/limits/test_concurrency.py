@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest, StreamInferRequest
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    StreamInferRequest,
+)
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import Overloaded, Unavailable
+from gateway.ir.errors import Overloaded, QueueTimeout, Unavailable
 from gateway.ir.streams import close_stream
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.policy import CallLimits
@@ -61,6 +68,25 @@ async def test_wait_is_short() -> None:
     for _ in range(2):
         with pytest.raises(Overloaded, match=r"no place for another inference within 0\.01 s"):
             await limit(CALL)
+    service.waiting[0].set_result(REPLY)
+    assert REPLY == await first
+
+
+@pytest.mark.parametrize(
+    "call",
+    [CALL.changed(timeout_us=30), StreamInferRequest(model=M, request=CALL.changed(timeout_us=30))],
+)
+async def test_the_queue_timeout_of_a_request_bounds_its_wait(call: Call[Any]) -> None:
+    """It expires before the route's `queue_wait`; a call that runs is not affected."""
+    service = ScriptedService()
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=60))
+    first = asyncio.ensure_future(limit(CALL.changed(timeout_us=1)))
+    await settle()
+    with pytest.raises(
+        QueueTimeout, match=r"Request timeout expired: .* slot of route 'r' .* 30 us"
+    ):
+        await limit(call)
+    assert not first.done()
     service.waiting[0].set_result(REPLY)
     assert REPLY == await first
 

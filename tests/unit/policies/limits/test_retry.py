@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.errors import GatewayError, NotSent, Overloaded, Unavailable
+from gateway.ir.attempts import ATTEMPT
+from gateway.ir.calls import InferRequest, InferResponse, ModelLoadRequest, StreamInferRequest
+from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.errors import (
+    ConnectFailure,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    NotReady,
+    NotSent,
+    Overloaded,
+    Unavailable,
+)
 from gateway.ir.streams import close_stream
 from gateway.policies.limits.policy import CallLimits
-from gateway.policies.limits.retry import RetryBudget, RetryUnsentStream
+from gateway.policies.limits.retry import (
+    AttemptTimeout,
+    RetryBudget,
+    RetryRules,
+    RetryStream,
+    retry_reason,
+)
+from gateway.service import Service
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -22,18 +44,188 @@ UNSENT = NotSent("refused")
 
 
 def retrying(service: ScriptedService, draw: float = 0.0) -> tuple[CallLimits, FakeClock]:
+    return limited(service, RetryRules(), draw)
+
+
+def limited(
+    service: Service, rules: RetryRules, draw: float = 0.0, **settings: Any
+) -> tuple[CallLimits, FakeClock]:
     clock = FakeClock()
-    retries = RetryBudget(draw=lambda: draw, sleep=clock.sleep, clock=clock)
+    retries = RetryBudget(rules, draw=lambda: draw, sleep=clock.sleep, clock=clock, **settings)
     return CallLimits(service, retries=retries, clock=clock), clock
 
 
-@pytest.mark.parametrize(("draw", "pause_s"), [(0.0, 0.025), (0.5, 0.1375), (1.0, 0.25)])
+@pytest.mark.parametrize(("draw", "pause_s"), [(0.0, 0.0), (0.5, 0.0125), (1.0, 0.025)])
 async def test_unsent_call_is_asked_again_after_a_pause(draw: float, pause_s: float) -> None:
-    """The second attempt comes 25 to 250 ms later."""
+    """The second attempt comes at most 25 ms later, at a random time."""
     service = ScriptedService(UNSENT, REPLY)
     retry, clock = retrying(service, draw)
     assert REPLY == await retry(CALL)
     assert ([CALL, CALL], [pause_s]) == (service.calls, clock.sleeps)
+
+
+async def test_pauses_double_up_to_a_bound() -> None:
+    """Each attempt comes after a longer pause, and the last error stands."""
+    service = ScriptedService(*[UNSENT] * 5)
+    rules = RetryRules(attempts=5, base_s=0.1, max_s=0.3, least=9)
+    retry, clock = limited(service, rules, draw=1.0)
+    with pytest.raises(NotSent):
+        await retry(CALL)
+    assert [0.1, 0.2, 0.3, 0.3] == clock.sleeps
+
+
+REPLIED = Origin("oip.http", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectFailure("refused"), "connect_failure"),
+        (NotSent("went away"), "unsent"),
+        (Unavailable("reset"), "reset_before_answer"),
+        (Unavailable("no instance", origin=REPLIED), "unavailable"),
+        (NotReady("loading", origin=REPLIED), "unavailable"),
+        (Overloaded("full", origin=REPLIED), "overloaded"),
+        (DeadlineExceeded("late"), "timeout"),
+        (InvalidRequest("wrong"), None),
+        (InternalError("defect"), None),
+    ],
+)
+async def test_only_errors_of_the_listed_reasons_are_repeated(
+    error: GatewayError, reason: str | None
+) -> None:
+    """Each error has one reason, and `on` decides; unsent includes failed connections."""
+    assert reason == retry_reason(error)
+    for listed in ("unsent", "connect_failure", "reset_before_answer", "unavailable", "timeout"):
+        service = ScriptedService(error, always=REPLY)
+        retry, _ = limited(service, RetryRules(reasons=frozenset({listed})))
+        with contextlib.suppress(GatewayError):
+            await retry(CALL)
+        is_part = (listed, reason) == ("unsent", "connect_failure")
+        assert (2 if listed == reason or is_part else 1) == len(service.calls)
+
+
+async def test_a_load_is_not_repeated_once_it_was_sent() -> None:
+    """What the operator says of models does not hold for their control."""
+    service = ScriptedService(Unavailable("reset"), Unavailable("reset"), always=None)
+    retry, _ = limited(service, RetryRules(reasons=frozenset({"reset_before_answer"})))
+    with pytest.raises(Unavailable):
+        await retry(ModelLoadRequest(model=M))
+    assert 1 == len(service.calls)
+
+
+async def test_retries_of_sent_calls_are_a_share_of_the_calls() -> None:
+    """However fast they fail, the upstream gets at most 1.2 times the calls and three."""
+    service = ScriptedService(always=Unavailable("reset"))
+    counted: list[tuple[str, str]] = []
+    rules = RetryRules(reasons=frozenset({"reset_before_answer"}))
+    retry, clock = limited(service, rules, report=lambda *found: counted.append(found))
+    for _ in range(1000):
+        clock.advance(0.001)
+        with contextlib.suppress(Unavailable):
+            await retry(CALL)
+    assert 1150 < len(service.calls) <= 1203
+    assert len(service.calls) - 1000 == counted.count(("reset_before_answer", "failed"))
+    assert 2000 - len(service.calls) == counted.count(("reset_before_answer", "no_budget"))
+
+
+async def test_the_budget_says_once_that_it_is_exhausted() -> None:
+    """One line when it is used up, and one when a retry is possible again."""
+    service = ScriptedService(always=Unavailable("reset"))
+    retry, clock = limited(service, RetryRules(reasons=frozenset({"reset_before_answer"})))
+    with capture_logs() as lines:
+        for _ in range(20):
+            with contextlib.suppress(Unavailable):
+                await retry(CALL)
+        clock.advance(60)
+        with contextlib.suppress(Unavailable):
+            await retry(CALL)
+    events = [line["event"] for line in lines if line["event"] != "retry"]
+    assert ["retry budget exhausted", "retry budget available"] == events[:2]
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_the_next_attempt_goes_elsewhere(elsewhere: bool) -> None:
+    """A retry avoids every endpoint that has failed, and the task is as before afterwards."""
+    avoided: list[tuple[str, ...]] = []
+
+    def fail(_call: object) -> None:
+        attempt = ATTEMPT.get()
+        avoided.append(() if attempt is None else attempt.avoid)
+        error = NotSent("refused")
+        error.attempted = f"e{len(avoided)}"
+        raise error
+
+    rules = RetryRules(attempts=3, elsewhere=elsewhere)
+    retry, _ = limited(ScriptedService(fail, fail, fail), rules)
+    with pytest.raises(NotSent):
+        await retry(CALL)
+    assert ([(), ("e1",), ("e1", "e2")] if elsewhere else [(), (), ()]) == avoided
+    assert ATTEMPT.get() is None
+
+
+async def test_an_attempt_that_takes_too_long_is_cancelled_and_repeated() -> None:
+    """The first attempt is cancelled at its own timeout, well before the deadline of the call."""
+    ended = asyncio.Event()
+
+    async def hang(_call: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    service = ScriptedService(hang, REPLY)
+    rules = RetryRules(reasons=frozenset({"timeout"}))
+    retries = RetryBudget(rules, draw=lambda: 0.0)
+    limits = CallLimits(AttemptTimeout(service, 0.02), 5.0, retries=retries)
+    assert REPLY == await limits(CALL)
+    assert ended.is_set()
+    ends = [call.context.deadline for call in service.calls]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert 0.01 < ends[1] - ends[0] < 4.0
+
+
+async def test_the_deadline_covers_all_attempts() -> None:
+    """The last attempt has what remains of the time, and the caller gets its error in time."""
+    service = ScriptedService()
+    rules = RetryRules(reasons=frozenset({"timeout"}), attempts=5)
+    retries = RetryBudget(rules, draw=lambda: 0.0)
+    limits = CallLimits(AttemptTimeout(service, 0.04), 0.1, retries=retries)
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await limits(CALL)
+    assert time.monotonic() - begun < 1.0
+    assert 2 <= len(service.calls) == service.cancelled
+
+
+async def test_a_caller_that_leaves_cancels_the_attempt() -> None:
+    """Nothing runs on, and nothing counts as in flight."""
+    service = ScriptedService(UNSENT)
+    retry, _ = retrying(service)
+    task = asyncio.ensure_future(retry(CALL))
+    await settle()
+    assert 2 == len(service.calls)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (1, 0, 0) == (service.cancelled, retry._retries.active, retry._retries._retrying)
+
+
+async def test_a_stream_has_the_time_of_an_attempt_for_its_first_reply() -> None:
+    """A stream that stays silent is opened again; later replies have no such time."""
+
+    class Silent(FakeStream):
+        async def __anext__(self) -> InferResponse:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    silent = Silent([])
+    service = ScriptedService(silent, FakeStream([REPLY]))
+    rules = RetryRules(reasons=frozenset({"timeout"}))
+    limits = CallLimits(AttemptTimeout(service, 0.02), retries=RetryBudget(rules))
+    items = await limits(STREAM)
+    assert [REPLY] == [item async for item in items]
+    assert (1, None) == (silent.closed, service.calls[1].context.deadline)
 
 
 async def test_there_is_no_third_attempt() -> None:
@@ -67,11 +259,11 @@ async def test_sequences_are_not_repeated() -> None:
     assert 2 == len(service.calls)
 
 
-@pytest.mark.parametrize(("left_s", "attempts"), [(0.025, 1), (0.026, 2)])
+@pytest.mark.parametrize(("left_s", "attempts"), [(0.0125, 1), (0.013, 2)])
 async def test_pause_must_fit_the_deadline(left_s: float, attempts: int) -> None:
     """A second attempt that could only come too late is not made."""
     service = ScriptedService(UNSENT, UNSENT)
-    retry, clock = retrying(service)
+    retry, clock = retrying(service, draw=0.5)
     call = InferRequest(model=M, context=Context(deadline=clock() + left_s))
     with pytest.raises(NotSent):
         await retry(call)
@@ -108,7 +300,7 @@ async def test_stream_that_fails_unsent_is_opened_again() -> None:
     retry, clock = retrying(service)
     items = await retry(STREAM)
     assert [REPLY, REPLY] == [item async for item in items]
-    assert ([0.025], 0) == (clock.sleeps, retry._retries.active)
+    assert ([0.0], 0) == (clock.sleeps, retry._retries.active)
 
 
 async def test_stream_that_cannot_be_opened_is_opened_again_once() -> None:
@@ -148,8 +340,5 @@ async def test_empty_stream_is_complete() -> None:
 
 async def test_fresh_stream_can_be_iterated_by_itself() -> None:
     """The stream that may begin anew is an iterator like any other."""
-
-    async def never(error: NotSent) -> None:
-        raise AssertionError from error
-
-    assert [REPLY] == [item async for item in RetryUnsentStream(FakeStream([REPLY]), never)]
+    stream = RetryStream(RetryBudget(), ScriptedService(), STREAM, FakeStream([REPLY]))
+    assert [REPLY] == [item async for item in stream]

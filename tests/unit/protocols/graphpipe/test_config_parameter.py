@@ -35,7 +35,7 @@ def test_well_known_keys_are_settings() -> None:
     }
     found = read(document)
     text = orjson.dumps(document).decode()
-    assert ("abc", 2, 1_500_000) == (found.id, found.priority, found.timeout_us)
+    assert ("abc", 2, 1.5) == (found.id, found.priority, found.timeout_s)
     assert {"graphpipe_config": text, "a": 1, "b": "x", "c": True} == found.parameters
 
 
@@ -59,7 +59,7 @@ def test_any_other_form_is_tolerated(document: Any) -> None:
     assert ("", 0, None, {"graphpipe_config"}) == (
         found.id,
         found.priority,
-        found.timeout_us,
+        found.timeout_s,
         set(found.parameters),
     )
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.items import ItemViews
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -217,7 +218,7 @@ def test_bytes_after_the_message_are_let_be() -> None:
     message = FlatbufferMessage(memoryview(body), DEFAULT_LIMITS)
     at = open_request(message)
     assert at is not None
-    assert 1 == len(read_infer_request(message, at, lenient=False)[1])
+    assert 1 == len(read_infer_request(message, at, ModelRef("m"), lenient=False)[1])
 
 
 def test_a_message_of_two_gigabytes_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

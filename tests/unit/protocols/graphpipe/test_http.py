@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,18 @@ def places(call: Call[Any], reply: InferResponse) -> list[int]:
 
 def plain(call: Call[Any]) -> Call[Any]:
     return call.changed(context=Context())
+
+
+def test_the_timeout_of_a_config_is_a_deadline() -> None:
+    """`timeout_ms` counts from the arrival; an earlier deadline of the caller holds."""
+    plain_request = oracle.PlainRequest(b'{"timeout_ms": 60000}', (), (PLAIN_FP32,), ())
+    request = post(oracle.build_request(plain_request))
+    now = time.monotonic()
+    deadline = CODEC.decode_call(request).context.deadline
+    assert deadline is not None
+    assert now + 60 <= deadline <= time.monotonic() + 60
+    early = HttpRequest("POST", request.path, "", Headers(()), request.body, now + 1)
+    assert now + 1 == CODEC.decode_call(early).context.deadline
 
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -25,7 +26,12 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.protocols.oip.dialects import DIALECTS as HTTP_DIALECTS
 from gateway.protocols.oip.extension_policy import advertised_extensions, apply_policy, check_asked
 from gateway.protocols.oip.grpc.dialects import DIALECTS as GRPC_DIALECTS
-from gateway.protocols.oip.options import check_options, read_extensions
+from gateway.protocols.oip.options import (
+    Extensions,
+    check_options,
+    extension_status,
+    read_extensions,
+)
 
 M = ModelRef("m")
 LOADING = ModelLoadRequest(model=M, parameters={"config": "{}", "file:1/model.onnx": b"x"})
@@ -47,9 +53,40 @@ IDS = [next(iter(options)) for _, options in GATED]
 def test_what_is_off_is_refused_by_its_option(call: Call[Any], options: dict[str, Any]) -> None:
     """The text names the option that would switch it on, and then it passes."""
     off, *others = options
-    with pytest.raises(Unsupported, match=rf"option {off}\)"):
+    with pytest.raises(
+        Unsupported, match=rf"not enabled \(--enable {off}(=target)?, or options: {{oip: {{{off}: "
+    ):
         apply_policy(call, read_extensions({key: options[key] for key in others}))
     assert call == apply_policy(call, read_extensions(options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [(TraceSettingRequest, "trace"), (LogSettingsRequest, "logging")]
+)
+def test_settings_can_be_read_without_changes(kind: Any, option: str) -> None:
+    """The value `read` passes the question, and refuses a change with the option that allows it."""
+    extensions = read_extensions({option: "read"})
+    call = kind()
+    assert call is apply_policy(call, extensions)
+    with pytest.raises(Unsupported, match=f"changes of {option.removesuffix('ging')}.*{option}: "):
+        apply_policy(kind(changes={"log_info": True}), extensions)
+
+
+@pytest.mark.parametrize(
+    ("options", "on"),
+    [
+        ({}, ()),
+        ({"trace": "read", "statistics": "target"}, ("statistics=target", "trace=read")),
+        ({"model_control": "true", "logging": "off"}, ("model_control",)),
+    ],
+)
+def test_the_status_lists_what_is_on(options: dict[str, str], on: tuple[str, ...]) -> None:
+    """Each extension is on, with its value, or off."""
+    found, off = extension_status(options)
+    assert on == found
+    names = [name.partition("=")[0] for name in found]
+    assert {each.name for each in fields(Extensions)} == {*names, *off}
+    assert len(off) + len(on) == len(fields(Extensions))
 
 
 def test_what_has_no_option_passes() -> None:
@@ -204,6 +241,8 @@ def test_exactly_what_is_on_is_advertised(
         ({"repository_index": "false"}, {"repository_index": False}),
         ({"not_ready_status": "409"}, {"not_ready_status": 409}),
         ({"dialect": "kserve"}, {"dialect": "kserve"}),
+        ({"nonfinite": None}, {"nonfinite": "null"}),
+        ({"nonfinite": "literal"}, {"nonfinite": "literal"}),
     ],
 )
 def test_options_of_yaml_get_their_types(given: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -216,6 +255,7 @@ def test_options_of_yaml_get_their_types(given: dict[str, Any], expected: dict[s
     [
         ({"model_configuration": "yes"}, "is 'yes': expected true or false"),
         ({"repository_index": 1}, "is 1: expected true or false"),
+        ({"nonfinite": "words"}, "is 'words': expected one of refuse, literal, null"),
         ({"statistik": True}, "oip has no option 'statistik': expected one of dialect"),
     ],
 )

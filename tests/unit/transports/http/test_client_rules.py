@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.transports.http.client_rules import sent_fields
+from gateway.transports.http.client_rules import header_fields
 from gateway.wire.http import Headers, HttpRequest
 
 
@@ -20,6 +20,6 @@ def test_the_request_id_of_a_request_is_a_field_of_its_own(request_id: str) -> N
     for _ in range(2):
         for headers, expected in ((kept, plain), (Headers((("accept-encoding", "gzip"),)), coded)):
             wire = HttpRequest("POST", "/", "", headers, request_id=request_id)
-            assert expected == sent_fields(wire, None)
-            (name, _left) = sent_fields(wire, time.monotonic() + 5)[-1]
+            assert expected == header_fields(wire, None)
+            (name, _left) = header_fields(wire, time.monotonic() + 5)[-1]
             assert "grpc-timeout" == name

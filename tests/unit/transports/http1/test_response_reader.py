@@ -51,9 +51,9 @@ def test_reads_the_same_however_it_is_cut(
     """Status, fields and body do not depend on pieces, framing, and whether the head is known."""
     known = ResponseHeadCache()
     for _ in range(2 * heads):
-        fed(ResponseReader(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
+        fed(ResponseReader(PEER, "GET", streamed=streamed, heads=known), FRAMED[framing])
     answer = fed(
-        ResponseReader(PEER, "GET", streamed=streamed, known=known), *cut(FRAMED[framing], cuts)
+        ResponseReader(PEER, "GET", streamed=streamed, heads=known), *cut(FRAMED[framing], cuts)
     )
     assert answer.ended()
     body = b"".join(answer.pieces) if streamed else bytes(answer.body())
@@ -69,7 +69,7 @@ def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> Non
     known = ResponseHeadCache()
     said = []
     for _ in range(3):
-        answer = fed(ResponseReader(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
+        answer = fed(ResponseReader(PEER, "GET", streamed=streamed, heads=known), FRAMED[framing])
         assert answer.ended()
         body = b"".join(answer.pieces) if streamed else bytes(answer.body())
         said.append((answer.head, answer.keeps, body))
@@ -82,7 +82,7 @@ def known_after(times: int, data: bytes, peer: UpstreamErrors = PEER) -> Respons
     known = ResponseHeadCache()
     for _ in range(times):
         with contextlib.suppress(TooLarge):
-            ResponseReader(peer, "GET", streamed=False, known=known).feed(data)
+            ResponseReader(peer, "GET", streamed=False, heads=known).feed(data)
     return known
 
 
@@ -138,7 +138,7 @@ def test_a_known_head_is_checked_against_the_limit_each_time() -> None:
     """A body that is too large is refused the second time as it was the first."""
     known = ResponseHeadCache()
     for streamed in (True, True, False, False):
-        answer = ResponseReader(PEER, "GET", streamed=streamed, known=known)
+        answer = ResponseReader(PEER, "GET", streamed=streamed, heads=known)
         with contextlib.nullcontext() if streamed else pytest.raises(TooLarge):
             answer.feed(HEAD + b"Content-Length: 101\r\n\r\n")
 
@@ -147,8 +147,8 @@ def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
     """What is remembered of an answer to GET is read by the method of the next request."""
     known = ResponseHeadCache()
     for _ in range(2):
-        fed(ResponseReader(PEER, "GET", streamed=False, known=known), FRAMED["length"])
-    answer = ResponseReader(PEER, "HEAD", streamed=False, known=known)
+        fed(ResponseReader(PEER, "GET", streamed=False, heads=known), FRAMED["length"])
+    answer = ResponseReader(PEER, "HEAD", streamed=False, heads=known)
     head = FRAMED["length"].removesuffix(b"hello")
     assert answer.feed(FRAMED["length"]) == len(head)
     assert answer.done
@@ -175,7 +175,7 @@ def test_leaves_what_follows_an_answer() -> None:
     known = ResponseHeadCache()
     data = FRAMED["length"]
     for _ in range(3):
-        answer = ResponseReader(PEER, "GET", streamed=False, known=known)
+        answer = ResponseReader(PEER, "GET", streamed=False, heads=known)
         assert len(data) == answer.feed(data + b"HTTP/1.1 200 OK")
         assert b"hello" == bytes(answer.body())
     assert 1 == len(known)

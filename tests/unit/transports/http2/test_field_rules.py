@@ -43,7 +43,7 @@ def test_names_and_values_are_held_to_their_rules(fields: list[tuple[bytes, byte
         ([b":", b":"], "pseudo-header"),
         ([b":path:"], "pseudo-header"),
         ([b"x:"], "pseudo-header"),
-        ([b"x", b"upgrade"], "of a connection"),
+        ([b"x", b"upgrade"], "connection-specific"),
     ],
 )
 def test_pseudo_fields_come_first_and_once(names: list[bytes], why: str | None) -> None:

@@ -6,9 +6,9 @@ import pytest
 from grpc import StatusCode
 
 from gateway.ir.errors import (
+    ConnectFailure,
     DeadlineExceeded,
     GatewayError,
-    NotSent,
     TooLarge,
     Unavailable,
     UpstreamProtocolError,
@@ -18,18 +18,18 @@ from gateway.transports.reference.grpc_errors import Ending, local_failure
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
 
 CASES: list[tuple[Ending, type[GatewayError] | None]] = [
-    (Ending(StatusCode.UNAVAILABLE, REFUSED, connected=False, late=False), NotSent),
+    (Ending(StatusCode.UNAVAILABLE, REFUSED, connected=False, late=False), ConnectFailure),
     # The upstream is a proxy whose own upstream is away: it was asked.
     (Ending(StatusCode.UNAVAILABLE, REFUSED, connected=True, late=False), None),
     (
         Ending(
             StatusCode.UNAVAILABLE, "errors resolving no.such:1: []", connected=False, late=False
         ),
-        NotSent,
+        ConnectFailure,
     ),
     (
         Ending(StatusCode.UNAVAILABLE, "DNS resolution failed for x", connected=False, late=False),
-        NotSent,
+        ConnectFailure,
     ),
     (Ending(StatusCode.UNAVAILABLE, "Socket closed", connected=False, late=False), Unavailable),
     (

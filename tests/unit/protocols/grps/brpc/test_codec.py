@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Context, Metadata, ModelRef, Need
 from gateway.ir.errors import (
     GatewayError,
     InvalidTensor,
@@ -37,6 +37,7 @@ from gateway.protocols.grps.brpc.compression import (
     unpacked_bytes,
 )
 from gateway.protocols.grps.brpc.framing import BaiduFramer, frame_bytes, server_framer, split_frame
+from gateway.protocols.grps.brpc.tracing import trace_headers
 from gateway.protocols.grps.errors import Unreadable
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
 from gateway.wire.stream import Frame
@@ -301,6 +302,32 @@ def test_the_request_id_travels() -> None:
     odd = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="a\nb")))
     calls = [CODEC.decode_call(received(sent(one))[0]) for one in (wire, odd)]
     assert ["r-1", ""] == [call.context.request_id for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (
+            (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),),
+            (("traceparent", "00-00000000000000008448eb211c80319c-b7ad6b7169203331-01"),),
+        ),
+        ((("traceparent", f"00-{'a' * 32}-{'b' * 16}-00"),), ()),
+        ((("traceparent", "00-1"), ("other", "x")), ()),
+    ],
+    ids=["sampled", "not_sampled", "invalid"],
+)
+def test_half_of_the_trace_id_travels(metadata: Metadata, expected: Metadata) -> None:
+    """The ids have 64 bits; only those of sampled traces are sent."""
+    wire = CODEC.encode_call(CALL.with_context(metadata=metadata))
+    assert expected == CODEC.decode_call(wire).context.metadata
+
+
+def test_a_trace_without_a_span_has_no_header() -> None:
+    """Both ids are needed."""
+    request = RpcRequestMeta(service_name="s", method_name="m", trace_id=-1)
+    assert () == trace_headers(request)
+    request.span_id = 1
+    assert (("traceparent", f"00-{'f' * 16:0>32}-{1:016x}-01"),) == trace_headers(request)
 
 
 def test_there_are_no_streams() -> None:

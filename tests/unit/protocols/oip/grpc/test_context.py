@@ -58,9 +58,9 @@ def test_an_inference_may_have_its_id_from_the_start() -> None:
 
 
 def test_origin_of_a_call() -> None:
-    """A call remembers the message it came from."""
+    """A call remembers the message it came from, and that its inputs have their bytes."""
     wire = infer(pb.ModelInferRequest(model_name="m"))
-    assert Origin("oip.grpc", wire) == CODEC.decode_call(wire).context.origin
+    assert Origin("oip.grpc", wire, has_bytes=True) == CODEC.decode_call(wire).context.origin
 
 
 def test_metadata_for_an_upstream() -> None:

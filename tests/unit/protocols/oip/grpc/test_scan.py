@@ -255,7 +255,16 @@ def test_unknown_fields_are_passed_over() -> None:
             InvalidTensor,
             r"'X' has shape \[-1\]: dimensions must not be negative",
         ),
-        (request(outputs=[Wanted(name="Y")] * 2), InvalidTensor, "output 'Y' occurs 2 times"),
+        (
+            request(
+                outputs=[
+                    Wanted(name="Y"),
+                    Wanted(name="Y", parameters={"a": pb.InferParameter(bool_param=True)}),
+                ]
+            ),
+            InvalidTensor,
+            "output 'Y' occurs 2 times",
+        ),
     ],
 )
 def test_refuses(data: bytes, kind: type[GatewayError], text: str) -> None:
@@ -407,3 +416,9 @@ def test_bytes_elements_of_all_tensors_count_together() -> None:
     with pytest.raises(TooLarge, match="6 in all tensors") as caught:
         scan(b"".join(tensors), MessageLimits(bytes_elements=5))
     assert "bytes_elements" == caught.value.limit
+
+
+def test_an_output_that_is_requested_twice() -> None:
+    """It is requested once, where both say the same: Triton replies to such a request."""
+    message, *_ = scan(request(outputs=[Wanted(name=name) for name in ("Y", "Z", "Y")]))
+    assert ["Y", "Z"] == [name for name, _ in message.outputs]

@@ -12,8 +12,10 @@ from gateway.ir.calls import (
     InferResponse,
     ModelReadyRequest,
     RepositoryIndexRequest,
+    StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -21,15 +23,24 @@ from gateway.ir.errors import (
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
+    TooLarge,
     Unsupported,
     UpstreamError,
 )
-from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, raw_tensor
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    as_numpy,
+    raw_tensor,
+    streamed_tensor,
+)
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 from tests.cases.oip_grpc import CALLS, REPLIES, CallCase, ReplyCase
+from tests.fakes import FakeArriving
 
 CODEC = GrpcCodec(DEFAULT_LIMITS, {})
 M = ModelRef("m")
@@ -243,3 +254,33 @@ def test_undescribed_tensor_is_refused(tensor: Tensor, text: str) -> None:
     """A tensor that Open Inference cannot describe is not sent."""
     with pytest.raises(Unsupported, match=text):
         CODEC.encode_call(InferRequest(model=M, inputs=(tensor,)))
+
+
+@pytest.mark.parametrize(("dialect", "most"), [("mlserver", 4 << 20), ("kserve", 8 << 20)])
+def test_a_request_that_a_server_would_not_accept_is_not_sent(dialect: str, most: int) -> None:
+    """Its default is known; a server with another one needs the option."""
+    large = array_tensor("X", np.zeros(most, "|u1"))
+    small = array_tensor("X", np.zeros(most - 100, "|u1"))
+    for call in (_infer(large), StreamInferRequest(request=_infer(large))):
+        if dialect == "kserve" and isinstance(call, StreamInferRequest):
+            continue  # it has no streams
+        with pytest.raises(TooLarge, match=f"{dialect} accepts at most {most}") as raised:
+            codec(dialect).encode_call(call)
+        assert "request_bytes" == raised.value.limit
+    assert codec(dialect).encode_call(_infer(small)).message
+    more = GrpcCodec(MessageLimits(request_bytes=2 * most), {"dialect": dialect})
+    assert more.encode_call(_infer(large)).message
+    assert codec("triton").encode_call(_infer(large)).message
+
+
+def test_a_body_that_is_not_here_yet_counts_too() -> None:
+    """Its length is known."""
+    source = FakeArriving(bytes(8 << 20), 0)
+    data = StreamedData(source, 0, source.end)
+    call = _infer(streamed_tensor("X", Datatype.UINT8, (8 << 20,), data))
+    with pytest.raises(TooLarge, match="request_bytes"):
+        codec("mlserver").encode_cut_through(call)
+
+
+def _infer(tensor: Tensor) -> InferRequest:
+    return InferRequest(model=M, inputs=(tensor,), id="1")

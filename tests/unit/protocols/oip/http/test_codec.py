@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from gateway.ir.errors import (
     ModelNotFound,
     NotReady,
     Overloaded,
+    Unavailable,
     Unsupported,
     UpstreamProtocolError,
 )
@@ -345,13 +347,15 @@ def test_encodes_every_error(code: ErrorCode) -> None:
     """Each kind of error has its status and the text under `error`."""
     wire = CODEC.encode_error(None, ERROR_CLASSES[code]("it broke"))
     assert HTTP_STATUS[code] == wire.status
-    assert b'{"error":"it broke"}' == bytes(wire.view)
+    text = "Deadline Exceeded: it broke" if code is ErrorCode.DEADLINE_EXCEEDED else "it broke"
+    assert {"error": text} == json.loads(bytes(wire.view))
     assert "application/json" == wire.headers.get("content-type")
 
 
 def test_error_details() -> None:
     """Overload says when to come back, a wrong method which is right, long texts are cut."""
-    assert "1" == CODEC.encode_error(None, Overloaded("full")).headers.get("retry-after")
+    for error in (Overloaded("full"), Unavailable("hung")):
+        assert "1" == CODEC.encode_error(None, error).headers.get("retry-after")
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_call(HttpRequest("PUT", "/v2/models/m/infer"))
     wire = CODEC.encode_error(None, caught.value)
@@ -379,6 +383,53 @@ def test_not_ready_status_is_an_option() -> None:
     assert 409 == chosen.encode_error(None, NotReady("loading")).status
     assert 409 == chosen.encode_reply(ModelReadyRequest(model=M), False).status
     assert 503 == chosen.encode_reply(ServerLiveRequest(), False).status
+
+
+INFINITE = array_tensor("y", np.array([np.inf, np.nan], "f4"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "data"),
+    [
+        ({}, True, b"[Infinity,NaN]"),
+        ({"nonfinite": "null"}, True, b"[null,null]"),
+        ({"nonfinite": None}, False, b"[null,null]"),
+        ({"nonfinite": "literal"}, False, b"[Infinity,NaN]"),
+        ({"nonfinite": "refuse"}, True, None),
+        ({}, False, None),
+    ],
+)
+def test_values_that_are_not_finite_follow_the_option_or_the_server(
+    options: dict[str, Any], words: bool, data: bytes | None
+) -> None:
+    """Without the option, words are for replies of servers that write words."""
+    listener = codec(**options)
+    reply = InferResponse(model=M, outputs=(INFINITE,), nonfinite_words=words)
+    plain = listener.decode_call(post({"inputs": [X_JSON]}))
+    flat = listener.decode_call(post({}, path="/v2/models/m/generate"))
+    stream = listener.decode_call(post({}, path="/v2/models/m/generate_stream"))
+    assert isinstance(stream, StreamInferRequest)
+    writers: tuple[Callable[[], HttpResponse], ...] = (
+        partial(listener.encode_reply, plain, reply),
+        partial(listener.encode_reply, flat, reply),
+        partial(listener.encode_item, stream, reply),
+    )
+    for write in writers:
+        if data is None:
+            with pytest.raises(Unsupported, match=r"inf at index 0.* 'nonfinite' allows it"):
+                write()
+        else:
+            assert data in bytes(write().view)
+
+
+def test_a_changed_reply_still_tells_how_its_server_writes() -> None:
+    """Layers that rename or complete a reply drop its origin only."""
+    words = CODEC.decode_reply(InferRequest(model=M), answer({"outputs": [X_JSON]}))
+    nulls = codec(dialect="mlserver").decode_reply(
+        InferRequest(model=M), answer({"outputs": [X_JSON]})
+    )
+    assert words == nulls
+    assert [True, False] == [each.changed(id="7").nonfinite_words for each in (words, nulls)]
 
 
 def test_error_of_an_upstream_comes_back_as_it_was() -> None:

@@ -193,7 +193,6 @@ def test_colons_in_strings_are_no_keys() -> None:
         b'{"inputs":[{"name":"x","shape":[1],"datatype":"BYTES","data":["\xff"]}]}',
         b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[' + b"9" * 5000 + b"]}]}",
         b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1_0]}]}',
-        b'\xef\xbb\xbf{"inputs":[]}',
         b'{"inputs":[]}}',
         b'{"inputs":[],}',
         b"{'inputs':[]}",
@@ -241,7 +240,7 @@ def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
         ({"inputs": [X_JSON], "outputs": 5}, "'outputs' of the message is 5"),
         ({"inputs": [X_JSON], "outputs": [5]}, "output 0 is 5"),
         (
-            {"inputs": [X_JSON], "outputs": [{"name": "y"}, {"name": "y"}]},
+            {"inputs": [X_JSON], "outputs": [{"name": "y"}, {"name": "y", "parameters": {"a": 1}}]},
             "output 'y' occurs twice",
         ),
         (
@@ -550,3 +549,10 @@ def test_large_numbers_in_one_go() -> None:
 def test_default_limits_are_those_of_the_page() -> None:
     """The codec's own default is the reliability page's."""
     assert (16 << 20, 64) == (DEFAULT_LIMITS.json_bytes, DEFAULT_LIMITS.json_depth)
+
+
+def test_an_output_that_is_requested_twice() -> None:
+    """It is requested once, where both say the same: Triton replies to such a request."""
+    outputs = [{"name": "y"}, {"name": "z"}, {"name": "y"}]
+    call = decode(padded({"inputs": [X_JSON], "outputs": outputs}, b""))
+    assert ["y", "z"] == [output.name for output in call.outputs]

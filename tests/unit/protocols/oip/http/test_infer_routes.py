@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import Context, ModelRef, Origin, Sequence
 from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.errors import (
     Decoupled,
     GatewayError,
     InvalidRequest,
     MalformedMessage,
+    ModelNotFound,
     NotFound,
     TooLarge,
     Unsupported,
@@ -171,6 +172,21 @@ def test_the_first_error_has_a_status_and_later_ones_are_events() -> None:
     assert {"error": "bad"} == data_of(LISTENER.encode_item(call, failed))
 
 
+def test_generate_stream_begins_with_the_error_of_a_model() -> None:
+    """Triton's status is 400 then, its body a stream; an error before the model ran is JSON."""
+    call = opened(post("generate_stream", {"text": "a"}))
+    error = UpstreamError("bad")
+    failed = InferResponse(model=M, outputs=(), final=False, error=error)
+    first = LISTENER.encode_item(call, failed)
+    assert (400, b'data: {"error":"bad"}\n\n') == (first.status, bytes(first.view))
+    assert "text/event-stream; charset=utf-8" == first.headers.get("content-type")
+    assert first == LISTENER.encode_error(call, error)  # the only item
+    assert [False, True] == [
+        LISTENER.is_terminal(call, each) for each in (error, ModelNotFound("m"))
+    ]
+    assert LISTENER.is_terminal(opened(post("infer_stream", {"inputs": [X_JSON]})), error)
+
+
 def test_a_stream_of_no_answers_is_a_response_without_events() -> None:
     """And one that has said something needs no last words."""
     call = opened(post("infer_stream", {"inputs": [X_JSON]}))
@@ -298,13 +314,20 @@ def test_triton_is_asked_for_a_stream_by_generate() -> None:
     assert {"k": 1.5, "A": (1, 2, 3), "B": "text", "C": 0.1} == opened(wire).request.flat_members
 
 
+def test_values_that_are_not_finite_are_words_for_generate() -> None:
+    """Triton reads the words that it writes."""
+    values = array_tensor("A", np.array([np.inf, -np.inf, 1], np.float32))
+    request = InferRequest(model=M, inputs=(values,))
+    wire = TRITON.encode_call(StreamInferRequest(model=M, request=request))
+    assert b'{"A":[Infinity,-Infinity,1.0]}' == bytes(wire.view)
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
         ({"inputs": (array_tensor("A", np.zeros((2, 3), np.int8)),)}, "input 'A' of shape"),
         ({"inputs": (array_tensor("A", np.zeros((0,), np.int8)),)}, "input 'A' of shape"),
         ({"inputs": (array_tensor("A", np.zeros((1,), np.float16)),)}, "FP16"),
-        ({"inputs": (array_tensor("A", np.array([np.inf], np.float32)),)}, "'A' has inf"),
         ({"inputs": (array_tensor("id", np.zeros((1,), np.int8)),)}, "the name 'id'"),
         ({"inputs": (Tensor("A", X.datatype, (1,), SharedMemoryData("r", 0, 4)),)}, "'A'"),
         ({"outputs": (RequestedOutput("Y", 2),)}, "output 'Y' as classes"),
@@ -327,3 +350,23 @@ def test_events_of_triton_have_outputs_by_name() -> None:
     assert "it broke" == str(failed.error)
     with pytest.raises(MalformedMessage, match="'Y' of the response is no value"):
         TRITON.decode_item(CALL, HttpResponse(200, body=(b'{"Y": {"a": 1}}',)))
+
+
+def test_generate_has_one_status_for_the_errors_of_a_model() -> None:
+    """Triton's is 400, whatever the error; one before the model ran keeps its own."""
+    call = generate({"text": "a"})
+    refused = HttpResponse(500, Headers(()), (b'{"error":"bad"}',))
+    error = UpstreamError("bad", origin=Origin("oip.http", refused))
+    assert 400 == LISTENER.encode_error(call, error).status
+    assert 500 == LISTENER.encode_error(CALL.request, error).status
+    assert 404 == LISTENER.encode_error(call, ModelNotFound("m")).status
+
+
+@pytest.mark.parametrize(("own", "shown"), [("", "<id_unknown>"), ("7", "7")])
+def test_the_error_of_a_server_has_the_clients_id(own: str, shown: str) -> None:
+    """Triton's text begins with the id of the request, which is the gateway's where there is none."""
+    call = InferRequest(model=M, inputs=(X,), id=own, context=Context(request_id="gateway-1"))
+    text = f'{{"error":"[request id: {own or "gateway-1"}] bad"}}'.encode()
+    with pytest.raises(InvalidRequest) as raised:
+        LISTENER.decode_reply(call, HttpResponse(400, Headers(()), (text,)))
+    assert f"[request id: {shown}] bad" == raised.value.message

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.oip.http.sse import EventSplitter, event, json_event
+from gateway.protocols.oip.http.sse import EVENT_HEADERS, EventSplitter, event, json_event
 from gateway.wire.http import HttpResponse
 
 TEXT = b'data: {"a": 1}\n\ndata: {"b": "x"}\r\n\r\n: a comment\n\nid: 7\ndata:{\ndata: }\n\n'
@@ -59,6 +59,16 @@ def test_an_error_is_no_stream() -> None:
         assert [] == splitter.receive(HttpResponse(404, body=(piece,)))
     (whole,) = splitter.end()
     assert (404, b'{"error": "no"}') == (whole.status, bytes(whole.view))
+
+
+def test_a_stream_that_begins_with_an_error_was_one_text() -> None:
+    """Triton's `generate_stream` has the status 400 then, and goes on."""
+    splitter = EventSplitter(DEFAULT_LIMITS)
+    body = b'data: {"error":"no"}\n\ndata: {"a":1}\n\n'
+    found = splitter.receive(HttpResponse(400, EVENT_HEADERS, (body,)))
+    assert [b'{"error":"no"}', b'{"a":1}'] == [bytes(each.view) for each in found]
+    assert {200} == {each.status for each in found}
+    assert [] == splitter.end()
 
 
 def test_an_error_has_a_limit() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.calls import InferRequest
+from gateway.ir.calls import InferRequest, RepositoryIndexRequest
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import as_numpy
@@ -177,3 +177,28 @@ def test_texts_of_all_tensors_count_together(binary: bool) -> None:
         HttpCodec(limits, {}).decode_call(
             HttpRequest("POST", "/v2/models/m/infer", "", headers, (body,))
         )
+
+
+@pytest.mark.parametrize("count", [1, 2, 10_000])
+def test_a_byte_order_mark_is_skipped(count: int) -> None:
+    """Editors and PowerShell write one; the same message again is read by its template."""
+    data = ",".join("7" * count)
+    row = f'{{"name": "X", "datatype": "INT32", "shape": [{count}], "data": [{data}]}}'
+    body = f'\ufeff {{"inputs": [{row}]}}'.encode()
+    codec = HttpCodec(DEFAULT_LIMITS, {"repository_index": True})
+    wire = HttpRequest("POST", "/v2/models/m/infer", "", Headers(()), (memoryview(body),))
+    for _ in range(3):
+        call = codec.decode_call(wire)
+        assert isinstance(call, InferRequest)
+        assert [7] * count == as_numpy(call.inputs[0]).tolist()
+    ready = (memoryview('\ufeff{"ready": true}'.encode()),)
+    index = codec.decode_call(HttpRequest("POST", "/v2/repository/index", "", Headers(()), ready))
+    assert isinstance(index, RepositoryIndexRequest)
+    assert index.ready_only
+
+
+@pytest.mark.parametrize("text", ["", "\ufeff", "\ufeff\ufeff{}", "\ufffe{}"])
+def test_other_text_before_the_object_is_refused(text: str) -> None:
+    """One mark is skipped, and nothing else."""
+    with pytest.raises(MalformedMessage, match="is not a JSON object"):
+        read(text.encode())

@@ -347,3 +347,21 @@ def test_ids_fill_no_memory() -> None:
     for number in range(20):
         reader.decode_call(request(compact(TWO).replace(b"a-1", b"id-%d" % number)))
     assert 1 == len(moulds_of(reader))
+
+
+def test_a_repeated_message_is_known_to_have_its_bytes() -> None:
+    """Only a message with a template: shared memory has none, and its regions are looked at."""
+    shared = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
+    tensor = {"name": "A", "shape": [1], "datatype": "INT32"}
+    for inputs, expected in (
+        ([{**tensor, "data": [1]}], True),
+        ([{**tensor, "parameters": shared}], False),
+    ):
+        reader, text = codec(), compact({"inputs": inputs})
+        calls = [read(reader, request(text)) for _ in range(3)]
+        origins = [call.context.origin for call in calls]
+        assert [False, expected] == [
+            origin is not None and origin.has_bytes for origin in (origins[0], origins[-1])
+        ]
+        changed = calls[-1].changed(model=ModelRef("n"))
+        assert changed.context.origin is None

@@ -19,17 +19,19 @@ from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON
-from gateway.protocols.oip.http.infer_response import encode_response
+from gateway.protocols.oip.http.infer_response import encode_response, response_targets
 from gateway.protocols.oip.json.write import (
     JsonTarget,
+    Nonfinite,
     append_elements,
     described_binary,
-    elements_for_json,
     elements_text,
     gathered,
     tensor_prefix,
 )
 
+TARGETS = response_targets(None)
+REFUSE = Nonfinite.REFUSE
 INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]
 
 
@@ -100,12 +102,28 @@ def test_what_is_not_finite_is_found_in_few_and_many(datatype: Datatype, count: 
         values[index] = value
         raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
         if math.isnan(value):
-            assert b"[0.0,null" == elements_text("output", raw, "", nan=True)[:9]
+            assert b"[0.0,null" == elements_text("output", raw, "", nonfinite=REFUSE)[:9]
         else:
             with pytest.raises(Unsupported, match=f"-inf at index {index}, .* ask otherwise"):
-                elements_text("output", raw, "ask otherwise", nan=True)
+                elements_text("output", raw, "ask otherwise", nonfinite=REFUSE)
         with pytest.raises(Unsupported, match="at index 1, "):
             elements_text("input", raw, "")
+
+
+@pytest.mark.parametrize("count", [5, 20_000])
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64], ids=lambda each: each.name)
+def test_what_is_not_finite_is_written_as_words_or_as_null(datatype: Datatype, count: int) -> None:
+    """Python's json module writes and reads the same words as Triton."""
+    values = np.zeros(count, datatype.numpy_dtype)
+    values[[0, 1, 2, count - 1]] = [math.inf, -math.inf, math.nan, np.finfo(np.float32).max]
+    raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
+    text = elements_text("output", raw, "", nonfinite=Nonfinite.LITERAL)
+    np.testing.assert_array_equal(values, np.array(json.loads(text), datatype.numpy_dtype))
+    assert text.startswith(b"[Infinity,-Infinity,NaN,0.0,")
+    nulls = elements_text("output", raw, "", nonfinite=Nonfinite.NULL)
+    assert nulls == text.replace(b"-Infinity", b"Infinity").replace(b"Infinity", b"null").replace(
+        b"NaN", b"null"
+    )
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
@@ -128,7 +146,7 @@ def test_an_output_in_shared_memory_has_no_data() -> None:
     shared = Tensor("s", Datatype.INT8, (1,), SharedMemoryData("r", 0, 1), {"a": 1})
     here = Tensor("h", Datatype.INT8, (1,), RawData(memoryview(b"\7")))
     reply = InferResponse(model=ModelRef("m", "2"), outputs=(shared, here), parameters={"p": "x"})
-    found = b"".join(encode_response(InferRequest(id="i"), reply, ALL_JSON).body)
+    found = b"".join(encode_response(InferRequest(id="i"), reply, ALL_JSON, TARGETS).body)
     assert {
         "id": "i",
         "model_name": "m",
@@ -144,7 +162,7 @@ def test_an_output_in_shared_memory_has_no_data() -> None:
 def test_an_answer_may_have_no_outputs() -> None:
     """An empty list, and no comma before it ends."""
     reply = InferResponse(model=ModelRef("m"), outputs=())
-    found = b"".join(encode_response(InferRequest(), reply, ALL_JSON).body)
+    found = b"".join(encode_response(InferRequest(), reply, ALL_JSON, TARGETS).body)
     assert b'{"model_name":"m","outputs":[]}' == found
 
 
@@ -156,7 +174,7 @@ def test_long_elements_are_a_buffer_of_their_own() -> None:
     asked = InferRequest(model=ModelRef("m"), inputs=(many, one))
     mlserver = HttpCodec(DEFAULT_LIMITS, {"dialect": "mlserver"})
     for kind, body in (
-        ("outputs", encode_response(InferRequest(), reply, ALL_JSON).body),
+        ("outputs", encode_response(InferRequest(), reply, ALL_JSON, TARGETS).body),
         ("inputs", mlserver.encode_call(asked).body),
     ):
         assert elements_text("output", many, "") in body
@@ -172,7 +190,7 @@ def test_a_binary_output_has_its_parameters() -> None:
         Tensor("b", Datatype.INT8, (1,), raw),
     )
     reply = InferResponse(model=ModelRef("m"), outputs=outputs)
-    text, *binary = encode_response(InferRequest(), reply, ALL_BINARY).body
+    text, *binary = encode_response(InferRequest(), reply, ALL_BINARY, TARGETS).body
     assert [b"\7", b"\7"] == [bytes(each) for each in binary]
     found = [output["parameters"] for output in json.loads(bytes(text))["outputs"]]
     assert [{"p": 1, "binary_data_size": 1}, {"binary_data_size": 1}] == found
@@ -195,5 +213,3 @@ def test_the_largest_fp32_has_all_its_digits(count: int) -> None:
     text = elements_text("output", array_tensor("y", values), "")
     assert text.endswith(b"0.1,-3.4028234663852886e38]")
     assert values.tobytes() == np.array(orjson.loads(text), np.float32).tobytes()
-    flat = elements_for_json("output", array_tensor("y", values), "")
-    assert text == orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,151 @@
+"""Instructions and cache misses of one request, as cachegrind counts them.
+
+The whole gateway runs on connections in memory (`stages`), on a simulated processor with fixed
+caches. The figures do not depend on the machine, nor on its load. The load generator and the canned
+server are included. `counted` forks twice for each way after a warm-up, for a short and for a long
+run, and the difference of the two is divided by the requests.
+
+`counts.json` has the recorded figures. A way that takes 3 % more instructions has become slower.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks import messages
+from benchmarks.stages import Way, ways
+
+RECORDED = Path(__file__).parent / "counts.json"
+TOLERANCE = 1.03
+SHORT, LONG = 320, 1280
+"""Requests of the two runs."""
+
+_CACHES = ("--I1=32768,8,64", "--D1=49152,12,64", "--LL=2097152,16,64")
+_EVENTS = {
+    "instructions": ("Ir",),
+    "i1_misses": ("I1mr",),
+    "d1_misses": ("D1mr", "D1mw"),
+    "ll_misses": ("ILmr", "DLmr", "DLmw"),
+}
+
+
+class CannotCountError(Exception):
+    """Nothing was counted, for the reason in the text."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one request of a way costs.
+
+    Attributes:
+        ll_misses: Misses of the last cache; each waits for the memory.
+    """
+
+    way: str
+    instructions: int
+    i1_misses: int
+    d1_misses: int
+    ll_misses: int
+
+
+def all_ways() -> list[Way]:
+    """Return the small ways, and a binary tensor of 602 KB from HTTP to HTTP."""
+    image = messages.image()
+    binary = Way("binary-http 602KB", "http", "http", messages.binary_request(image), image)
+    return [*ways(), binary]
+
+
+def measure(only: str, say: Callable[[str], None]) -> list[Count]:
+    """Count the ways whose names contain *only*; this takes some minutes.
+
+    Raises:
+        CannotCountError: valgrind is missing or has failed, or no name contains *only*.
+    """
+    every = [way.name for way in all_ways()]
+    names = [name for name in every if only in name]
+    if not names:
+        raise CannotCountError(f"no way has {only!r} in its name: {', '.join(every)}")
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        raise CannotCountError("valgrind is not installed: apt-get install valgrind")
+    with tempfile.TemporaryDirectory() as folder:
+        words = [valgrind, "--tool=cachegrind", "--cache-sim=yes", *_CACHES]
+        words += [f"--cachegrind-out-file={folder}/%p", f"--log-file={folder}/log.%p"]
+        words += [sys.executable, "-m", "benchmarks.counted", folder, *names]
+        say(f"  counts: {', '.join(names)}")
+        done = subprocess.run(words, check=False, env={**os.environ, "PYTHONHASHSEED": "0"})
+        if done.returncode:
+            raise CannotCountError(f"valgrind ended with exit status {done.returncode}")
+        return [_count(Path(folder), name) for name in names]
+
+
+def _count(folder: Path, name: str) -> Count:
+    """Return the cost of a request: the difference of the two runs of a way."""
+    pids = json.loads((folder / f"{name}.json").read_text())
+    short, long = (events((folder / pid).read_text()) for pid in pids)
+    per_request = {
+        field: round(sum(long[event] - short[event] for event in found) / (LONG - SHORT))
+        for field, found in _EVENTS.items()
+    }
+    return Count(name, **per_request)
+
+
+def events(text: str) -> Mapping[str, int]:
+    """Return the totals of an output file of cachegrind by the names of the events."""
+    lines = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    return dict(zip(lines["events"].split(), map(int, lines["summary"].split()), strict=True))
+
+
+def table(counts: list[Count], recorded: Mapping[str, Count]) -> str:
+    """Return a table of *counts*, with the change of the instructions since they were recorded."""
+    lines = [
+        "| way | instructions | change | I1 misses | D1 misses | LL misses |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for count in counts:
+        before = recorded.get(count.way)
+        change = "" if before is None else f"{count.instructions / before.instructions - 1:+.1%}"
+        lines.append(
+            f"| {count.way} | {count.instructions:,} | {change} | {count.i1_misses:,} "
+            f"| {count.d1_misses:,} | {count.ll_misses:,} |"
+        )
+    return "\n".join(lines)
+
+
+def grown(counts: list[Count], recorded: Mapping[str, Count]) -> Iterator[str]:
+    """Yield a sentence for each way that takes more instructions than the tolerance allows."""
+    for count in counts:
+        before = recorded.get(count.way)
+        if before is not None and count.instructions > before.instructions * TOLERANCE:
+            yield (
+                f"{count.way} takes {count.instructions:,} instructions per request, "
+                f"expected at most 3 % more than the recorded {before.instructions:,}"
+            )
+
+
+def load(path: Path = RECORDED) -> dict[str, Count]:
+    """Return the recorded counts by way.
+
+    Raises:
+        CannotCountError: Another version of Python recorded them.
+    """
+    document = json.loads(path.read_text())
+    if document["python"] != platform.python_version():
+        raise CannotCountError(
+            f"{path.name} was recorded with Python {document['python']}, "
+            f"this is Python {platform.python_version()}: its figures differ (use --record)"
+        )
+    return {count["way"]: Count(**count) for count in document["counts"]}
+
+
+def record(counts: list[Count], path: Path = RECORDED) -> None:
+    """Write *counts* with the version of Python, which they depend on."""
+    document = {"python": platform.python_version(), "counts": [asdict(each) for each in counts]}
+    path.write_text(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,68 @@
+"""What the log says when the gateway has started: where it listens, and what to try first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from gateway.config.models import ListenerConfig
+from gateway.ir.calls import RepositoryIndexRequest
+from gateway.ir.context import Context
+from gateway.ir.metadata import ModelState
+from gateway.service import Service
+
+log = structlog.get_logger(__name__)
+
+_LISTED: Final = 20
+_PATIENCE_S: Final = 5.0
+
+
+def log_addresses(addresses: Mapping[str, str]) -> None:
+    """Log one line for each address that the gateway listens on."""
+    for server, address in addresses.items():
+        log.info("listening", server=server, address=address)
+
+
+async def log_models(
+    index: Service, listeners: Iterable[ListenerConfig], addresses: Mapping[str, str]
+) -> None:
+    """Log the models that clients can reach, and a command to try.
+
+    Args:
+        index: Handles a RepositoryIndexRequest.
+        listeners: Of the configuration.
+        addresses: By the names of the servers.
+    """
+    context = Context(deadline=time.monotonic() + _PATIENCE_S)
+    entries = await index(RepositoryIndexRequest(context=context))
+    names = list(dict.fromkeys(entry.name for entry in entries))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    log.info("models found", count=len(names), models=", ".join(names[:_LISTED]) + more)
+    ready = [entry.name for entry in entries if entry.state is ModelState.READY]
+    command = example_command(listeners, addresses, next(iter(ready or names), ""))
+    if command:
+        log.info("try", command=command)
+
+
+def example_command(
+    listeners: Iterable[ListenerConfig], addresses: Mapping[str, str], model: str
+) -> str:
+    """Return a command that asks for the metadata of *model*; "" without Open Inference over HTTP.
+
+    Args:
+        listeners: Of the configuration.
+        addresses: By the names of the servers.
+        model: "" for no model: the command asks for the server's metadata.
+    """
+    for listener in listeners:
+        if listener.protocols is not None and "oip" not in listener.protocols:
+            continue
+        names = (f"{listener.name}.http", f"{listener.name}.http+grpc")
+        for address in (addresses[name] for name in names if name in addresses):
+            host = address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+            scheme = "http" if listener.tls is None else "https"
+            return f"curl {scheme}://{host}/v2" + (f"/models/{model}" if model else "")
+    return ""

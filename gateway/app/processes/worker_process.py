@@ -1,0 +1,186 @@
+"""A worker process from the supervisor's side: the process, and the channel to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+from gateway.app.errors import StartError
+from gateway.app.processes.channel import (
+    Message,
+    WorkerChannel,
+    WorkerSetup,
+    encode_loaded,
+    open_channel,
+)
+from gateway.config.load import LoadedConfig
+from gateway.telemetry.aggregation import Snapshot
+
+MODULES: Final = {"serving": "gateway.app.workers.worker", "shadow": "gateway.app.shadow.process"}
+"""The main module of a process, by its role."""
+_REPLY_TIMEOUT_S: Final = 1.0
+
+
+async def launch(setup: WorkerSetup) -> WorkerProcess:
+    """Start a worker in a new process, without a fork of this one."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # do not import modules from the working directory
+            "-m",
+            MODULES[setup.slot.role],
+            f"{setup.slot.number}/{setup.slot.count}",
+            str(theirs.fileno()),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), *setup.descriptors),
+            # A terminal signals the whole process group; the parent forwards the signal once.
+            # uvloop knows no `process_group`.
+            start_new_session=True,
+            # The worker imports models from the same paths as this process.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        )
+    channel = await open_channel(ours)
+    channel.send_setup(setup)
+    return WorkerProcess(process, channel)
+
+
+class WorkerProcess:
+    """The supervisor's interface to a worker process.
+
+    Attributes:
+        pid: The process id.
+        metrics: The last metrics that the worker sent.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
+        self.pid = process.pid
+        self.metrics: Snapshot = ()
+        self._process = process
+        self._channel = channel
+        self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._last_number = 0
+        self._has_exited = False
+        # The addresses, or the reason why the worker cannot start.
+        self._startup: asyncio.Future[Mapping[str, str] | str] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._receiver = asyncio.create_task(self._receive())
+
+    async def wait_started(self) -> Mapping[str, str]:
+        """Wait until the worker listens, and return its addresses.
+
+        Raises:
+            StartError: The worker cannot start.
+        """
+        result = await asyncio.shield(self._startup)
+        if isinstance(result, str):
+            raise StartError(result)
+        return result
+
+    async def ready(self) -> bool:
+        """Request the readiness of the worker; return False on timeout."""
+        return bool((await self._request("ready")).get("ready"))
+
+    async def status(self) -> dict[str, Any]:
+        """Request the status of the worker; return an empty one on timeout."""
+        found: dict[str, Any] = (await self._request("status")).get("status", {})
+        return found
+
+    async def update_metrics(self) -> None:
+        """Request the metrics of the worker; keep the last ones on timeout."""
+        await self._request("metrics")
+
+    async def reload(self, loaded: LoadedConfig, drained: AbstractSet[str]) -> dict[str, list[str]]:
+        """Let the worker put another configuration in force; return what changed.
+
+        Args:
+            loaded: The configuration.
+            drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
+
+        Raises:
+            StartError: The worker cannot, and uses the old one; or it has exited.
+        """
+        content = {"loaded": encode_loaded(loaded), "drained": sorted(drained)}
+        reply = await self._request("reload", timeout_s=None, **content)
+        if "changes" not in reply:
+            raise StartError(reply.get("error", f"worker process {self.pid} exited meanwhile"))
+        changes: dict[str, list[str]] = reply["changes"]
+        return changes
+
+    def stop(self) -> None:
+        """Send SIGTERM: the worker drains and exits."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Wait until the process exits; return its status, negative for a signal."""
+        status = await self._process.wait()
+        await self._receiver
+        await self._channel.close()
+        return status
+
+    async def _request(
+        self, name: str, *, timeout_s: float | None = _REPLY_TIMEOUT_S, **content: Any
+    ) -> Message:
+        """Send a request and return the reply; an empty one on timeout or exit."""
+        if self._has_exited:
+            return {}
+        self._last_number += 1
+        number = self._last_number
+        reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pending[number] = reply
+        self._channel.send({"request": name, "number": number, **content})
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await reply
+        except TimeoutError:
+            return {}
+        finally:
+            del self._pending[number]
+
+    async def _receive(self) -> None:
+        while (message := await self._channel.receive()) is not None:
+            if "metrics" in message:
+                self.metrics = message["metrics"]
+            if "started" in message:
+                self._set_startup(message["started"])
+            elif "failed" in message:
+                self._set_startup(str(message["failed"]))
+            reply = self._pending.get(message.get("number", 0))
+            if reply is not None and not reply.done():
+                reply.set_result(message)
+        self._has_exited = True
+        for reply in self._pending.values():
+            if not reply.done():
+                reply.set_result({})
+        status = await self._process.wait()
+        self._set_startup(f"worker process {self.pid} {describe_exit(status)} before it was ready")
+
+    def _set_startup(self, result: Mapping[str, str] | str) -> None:
+        if not self._startup.done():
+            self._startup.set_result(result)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+def describe_exit(status: int) -> str:
+    """Return a text such as "exited with status 1" or "was killed by SIGKILL"."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-status}"

@@ -1,0 +1,250 @@
+"""Reloads the configuration while the gateway runs.
+
+`Reloader` reads and checks the file as the start does, and passes it to the gateway or to the
+supervisor of the workers. A file with an error changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import structlog
+
+from gateway.app.config_watch import watch_config
+from gateway.app.errors import StartError
+from gateway.app.runtime_changes import RuntimeChanges
+from gateway.config.load import ConfigError, LoadedConfig
+from gateway.config.models import Config, ListenerConfig
+from gateway.config.yaml_tree import Finding, KeyPath, Problem
+from gateway.telemetry.reload_metrics import APPLIED, FAILED, REJECTED, ReloadMetrics
+
+log = structlog.get_logger(__name__)
+
+Changes = Mapping[str, list[str]]
+"""Names of parts that were added, replaced or removed, such as "upstream a"."""
+
+Load = Callable[[], LoadedConfig]
+Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
+"""Puts a configuration in force, with the names of drained endpoints."""
+
+_FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
+    ("workers",),
+    ("admin",),
+    ("security",),
+    ("capture",),
+    ("state",),
+    ("stock",),
+    ("telemetry", "log", "format"),
+    ("telemetry", "metrics"),
+    ("telemetry", "otlp"),
+    ("lifecycle", "online"),
+    ("lifecycle", "hand_over"),
+    ("lifecycle", "reload"),
+    ("in_flight_bytes",),
+    ("in_flight_bytes_per_address",),
+    ("shared_regions",),
+)
+
+
+def _ignore() -> None: ...
+
+
+_NEEDS_RESTART: Final = "this change needs a restart"
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadResult:
+    """The outcome of a reload.
+
+    Attributes:
+        outcome: "applied", "rejected" or "failed".
+        source: The file.
+        sha256: The hash of the configuration that is in force afterwards.
+        changes: What an applied configuration changed.
+        problems: The errors of a rejected one.
+        reason: Why a correct configuration could not be applied; "" for no failure.
+    """
+
+    outcome: str
+    source: str
+    sha256: str
+    changes: Changes = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    reason: str = ""
+
+    @property
+    def error(self) -> str:
+        """The errors, one for each line, as `gateway validate` prints them; "" for none."""
+        return self.reason or "\n".join(f"{self.source}:{problem}" for problem in self.problems)
+
+
+class Reloader:
+    """Reads the configuration again, and puts it in force.
+
+    Args:
+        load: Reads and checks the configuration; called on a thread.
+        loaded: The configuration in force.
+        apply: Puts another configuration in force.
+        clock: Seconds since the epoch.
+
+    Attributes:
+        metrics: Counts the reloads.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        loaded: LoadedConfig,
+        apply: Apply,
+        *,
+        clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
+    ) -> None:
+        self._load = load
+        self._loaded = loaded
+        self._apply = apply
+        self._clock = clock
+        self._runtime_changes = RuntimeChanges()
+        self._lock = asyncio.Lock()
+        self._requested = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.metrics = ReloadMetrics(clock())
+
+    @property
+    def loaded(self) -> LoadedConfig:
+        """The configuration in force, as it is in the file."""
+        return self._loaded
+
+    @property
+    def runtime_changes(self) -> RuntimeChanges:
+        """The changes that are not in the file."""
+        return self._runtime_changes
+
+    async def change(self, change: Callable[[RuntimeChanges, Config], RuntimeChanges]) -> None:
+        """Put other runtime changes in force.
+
+        Args:
+            change: Returns them, given those in force and the configuration of the file.
+
+        Raises:
+            LookupError: It names something that the configuration does not have.
+            ValueError: It is invalid.
+            StartError: It cannot be applied; nothing has changed.
+        """
+        async with self._lock:
+            changes = change(self._runtime_changes, self._loaded.config)
+            await self._apply(changes.apply(self._loaded), changes.drained)
+            self._runtime_changes = changes
+        log.info("runtime changes", **changes.document())
+
+    def handle_signal(self) -> None:
+        """Reload at SIGHUP, or ignore it if the configuration says so."""
+        wants = self._loaded.config.lifecycle.reload.signal
+        handler = self.request if wants else _ignore
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, handler)
+
+    def request(self) -> None:
+        """Reload the configuration soon; several requests may become one reload."""
+        self._requested.set()
+
+    async def __aenter__(self) -> Self:
+        """Begin to reload after each request, and after each change of a file that is watched."""
+        self._tasks = [asyncio.create_task(self._run())]
+        settings, loaded = self._loaded.config.lifecycle.reload, self._loaded
+        if settings.watch:
+            path = Path(loaded.source)
+            watch = watch_config(path, loaded.sha256, settings.debounce, self.request)
+            self._tasks.append(asyncio.create_task(watch))
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        """End a reload in progress, and ignore further requests."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._requested.wait()
+            self._requested.clear()
+            await self.reload()
+
+    async def reload(self) -> ReloadResult:
+        """Read the configuration and put it in force, if it is correct; raise nothing."""
+        async with self._lock:  # one reload at a time
+            result = await self._reload()
+        self.metrics.record(result.outcome, self._clock())
+        if result.outcome == APPLIED:
+            log.info(
+                "configuration reloaded",
+                source=result.source,
+                sha256=result.sha256,
+                **result.changes,
+            )
+        else:
+            log.error("configuration not reloaded", source=result.source, error=result.error)
+        return result
+
+    async def _reload(self) -> ReloadResult:
+        old = self._loaded
+        try:
+            loaded = await asyncio.to_thread(self._load)
+            check_restart(old.config, loaded)
+            runtime = self._runtime_changes
+            changes = await self._apply(runtime.apply(loaded), runtime.drained)
+        except ConfigError as error:
+            problems = tuple(error.problems)
+            return ReloadResult(REJECTED, old.source, old.sha256, problems=problems)
+        except StartError as error:
+            return ReloadResult(FAILED, old.source, old.sha256, reason=str(error))
+        except Exception as error:  # a bug, or a backend of the user: the old configuration serves
+            log.exception("internal error", source=old.source)
+            reason = f"internal error: {type(error).__name__}"
+            return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
+        self._loaded = loaded
+        return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
+
+
+def check_restart(old: Config, loaded: LoadedConfig) -> None:
+    """Check that *loaded* can replace *old* while the gateway runs.
+
+    Raises:
+        ConfigError: The change of a key needs a restart; the error has a problem for each key.
+    """
+    findings = _fixed_findings(old, loaded.config)
+    problems = [loaded.problem(path, message) for path, message in findings]
+    if problems:
+        raise ConfigError(loaded.source, problems)
+
+
+def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
+    for path in _FIXED_KEYS:
+        if _value(old, path) != _value(new, path):
+            yield path, _NEEDS_RESTART
+    before = {listener.name: listener for listener in old.listeners}
+    for index, listener in enumerate(new.listeners):
+        at: KeyPath = ("listeners", index)
+        if listener.name not in before:
+            yield at, f"a new listener: {_NEEDS_RESTART}"
+        else:
+            yield from _listener_findings(at, before[listener.name], listener)
+    for name in before.keys() - {listener.name for listener in new.listeners}:
+        yield ("listeners",), f"listener {name!r} is missing: {_NEEDS_RESTART}"
+
+
+def _listener_findings(at: KeyPath, old: ListenerConfig, new: ListenerConfig) -> Iterator[Finding]:
+    for key in type(new).model_fields:
+        if getattr(old, key) != getattr(new, key):
+            yield (*at, key), _NEEDS_RESTART
+
+
+def _value(config: Any, path: KeyPath) -> Any:
+    for key in path:
+        config = getattr(config, str(key))
+    return config

@@ -1,0 +1,152 @@
+"""Changes of an operator while the gateway runs: drained endpoints, weights, and the capture.
+
+They are no part of the file. A reload keeps them, and they end when they are undone, or with the
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gateway.app.capture_options import privacy_of
+from gateway.app.route_rules import ruled_routes, target_name
+from gateway.config.load import LoadedConfig
+from gateway.config.models import Config, UpstreamConfig
+from gateway.config.routes import RouteConfig
+from gateway.routing.endpoints import ALL
+
+Weights = Mapping[str, int]
+"""Weight of each target of a route, by the name of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeChanges:
+    """All changes that are in force.
+
+    Attributes:
+        drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT"; "*" means all endpoints of
+            an upstream whose addresses are looked up.
+        weights: Weights by the name of the route.
+        capture: Keys of `capture` with other values than in the file.
+    """
+
+    drained: frozenset[str] = frozenset()
+    weights: Mapping[str, Weights] = field(default_factory=dict)
+    capture: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_drained(self, config: Config, name: str, *, drained: bool) -> RuntimeChanges:
+        """Return the changes after draining or enabling endpoints.
+
+        Args:
+            config: The configuration in force.
+            name: "UPSTREAM/ENDPOINT", or "UPSTREAM" for all its endpoints. With `resolve: all` an
+                endpoint is an IP address with its port, which need not be in use yet.
+            drained: Whether they are drained from now on.
+
+        Raises:
+            LookupError: There is no such upstream or endpoint.
+            ValueError: One endpoint cannot be enabled, because all are drained by one name.
+        """
+        upstream, _, endpoint = name.partition("/")
+        if upstream not in config.upstreams:
+            raise LookupError(_unknown("upstream", upstream, config.upstreams))
+        names = _endpoint_names(config.upstreams[upstream])
+        if endpoint and names != [ALL] and endpoint not in names:
+            raise LookupError(_unknown(f"endpoint of upstream {upstream!r}", endpoint, names))
+        changed = {f"{upstream}/{each}" for each in ([endpoint] if endpoint else names)}
+        if drained:
+            return replace(self, drained=self.drained | changed)
+        if not endpoint:
+            changed = {each for each in self.drained if each.startswith(f"{upstream}/")}
+        elif f"{upstream}/{ALL}" in self.drained:
+            raise ValueError(f"all of upstream {upstream!r} is drained; enable {upstream!r} first")
+        return replace(self, drained=self.drained - changed)
+
+    def with_weights(self, config: Config, route: str, weights: Weights | None) -> RuntimeChanges:
+        """Return the changes after setting the weights of targets of a route.
+
+        Args:
+            config: The configuration in force.
+            route: The name of the route.
+            weights: Weights of some or all targets; None for those of the file.
+
+        Raises:
+            LookupError: There is no such route or target.
+            ValueError: No target would have a weight above 0.
+        """
+        configs = {ruled.name: ruled.config for ruled in ruled_routes(config)}
+        found = configs.get(route)
+        if found is None:
+            routes = [name for name, each in configs.items() if each is not None]
+            raise LookupError(_unknown("route with targets", route, routes))
+        others = {name: each for name, each in self.weights.items() if name != route}
+        if weights is None:
+            return replace(self, weights=others)
+        names = [target_name(target) for target in found.targets]
+        for name in weights:
+            if name not in names:
+                raise LookupError(_unknown(f"target of route {route!r}", name, names))
+        merged = {**self.weights.get(route, {}), **weights}
+        if not any(merged.get(target_name(each), each.weight) for each in found.targets):
+            raise ValueError(f"all targets of route {route!r} would have weight 0")
+        return replace(self, weights={**others, route: merged})
+
+    def with_capture(self, config: Config, changed: Mapping[str, Any]) -> RuntimeChanges:
+        """Return the changes after starting or stopping the capture.
+
+        Args:
+            config: The configuration in force.
+            changed: Keys of `capture` and their values. All others are as in the file.
+
+        Raises:
+            LookupError: The configuration has no capture.
+            ValueError: A value is invalid, or contradicts the file.
+        """
+        if config.capture is None:
+            raise LookupError("nothing can be captured; expected 'capture' in the configuration")
+        percent = changed.get("percent", 100.0)
+        if not 0 < percent <= 100:  # noqa: PLR2004
+            raise ValueError(f"percent is {percent:g}; expected more than 0 and at most 100")
+        privacy_of(config.capture.model_copy(update=dict(changed)))
+        return replace(self, capture=dict(changed))
+
+    def apply(self, loaded: LoadedConfig) -> LoadedConfig:
+        """Return the configuration with the changes; unknown routes and targets are ignored."""
+        capture = loaded.config.capture
+        if self.capture and capture is not None:
+            loaded = loaded.changed(capture=capture.model_copy(update=dict(self.capture)))
+        if not self.weights:
+            return loaded
+        routes = tuple(
+            _weighted(route, self.weights.get(ruled.name, {}))
+            for route, ruled in zip(loaded.config.routes, ruled_routes(loaded.config), strict=False)
+        )
+        return loaded.changed(routes=routes)
+
+    def document(self) -> dict[str, Any]:
+        """Return the changes as a JSON object."""
+        found: dict[str, Any] = {"drained": sorted(self.drained), "weights": self.weights}
+        return found | {"capture": self.capture} if self.capture else found
+
+
+def _endpoint_names(config: UpstreamConfig) -> list[str]:
+    if config.resolve == "all":
+        return [ALL]
+    return [url.authority for url in config.all_urls]
+
+
+def _weighted(route: RouteConfig, weights: Weights) -> RouteConfig:
+    targets = tuple(
+        target.model_copy(update={"weight": weights.get(target_name(target), target.weight)})
+        for target in route.targets
+    )
+    # After a reload a route may have other targets, of which none has a weight.
+    if not any(target.weight for target in targets):
+        return route
+    return route.model_copy(update={"targets": targets})
+
+
+def _unknown(kind: str, name: str, names: Any) -> str:
+    return f"unknown {kind} {name!r}; expected one of {', '.join(sorted(names)) or 'none'}"

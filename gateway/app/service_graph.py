@@ -1,0 +1,509 @@
+"""The services between the listeners and the sockets of upstreams, for one configuration.
+
+A reload builds the next graph from the previous one. Parts whose configuration did not change are
+kept: connections, loaded models, caches, limits. `gateway.py` exchanges the graphs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from gateway import __version__
+from gateway.app.batching import share_upstream_calls
+from gateway.app.kept_parts import KeptParts
+from gateway.app.layers import ListenerParts, Tracing, build_chain
+from gateway.app.listeners import ListenerEntry, max_message_bytes
+from gateway.app.models import BuiltModels, build_models
+from gateway.app.pipelines import BuiltPipelines, build_pipelines
+from gateway.app.process import memory_bound
+from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
+from gateway.app.routes import (
+    BuiltRoute,
+    RouteTarget,
+    build_route,
+    ready_unless_unloaded,
+    route_state,
+)
+from gateway.app.status import route_entries, upstream_entries
+from gateway.app.upstreams import BuiltUpstream, build_upstream
+from gateway.app.worker_slot import WorkerSlot
+from gateway.config.load import LoadedConfig
+from gateway.config.models import Config, ListenerConfig, TlsConfig, UpstreamConfig
+from gateway.ir.metadata import ServerMetadata, Trend
+from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
+from gateway.policies.observe import Recorder
+from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
+from gateway.policies.shared_memory.policy import (
+    CopyRegions,
+    SharedMemoryMode,
+    SharedMemoryOff,
+)
+from gateway.policies.shared_memory.regions import Regions
+from gateway.policies.take_stock import CountCall
+from gateway.routing.balance import Readiness
+from gateway.routing.match import Matcher
+from gateway.routing.model_keys import ModelKeyIndex
+from gateway.routing.router import Router
+from gateway.routing.server_info import Index, ServerInfo, ServerOptions
+from gateway.routing.upstream_questions import UpstreamQuestions
+from gateway.service import Service
+from gateway.telemetry import log as logs
+from gateway.telemetry.call_log import CallLog
+from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.log_settings import LogSettings
+from gateway.telemetry.metrics import Metrics
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.http.passthrough import PassthroughClient
+
+log = structlog.get_logger(__name__)
+
+P = TypeVar("P")
+
+# Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
+EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessParts:
+    """The objects of the process, which every graph uses.
+
+    Attributes:
+        record: Called with the record of each call.
+        call_log: Writes the line of each call.
+        trends: Returns recent measurements.
+        regions: Shared memory that clients registered with the gateway.
+        forwarded: Shared memory that clients registered with upstreams.
+        load: The load of the process.
+        new_path: Makes the record of a call's path.
+        stock: Counts who calls what; None if nothing does.
+        tracing: Makes spans; None for no spans.
+    """
+
+    metrics: Metrics
+    budget: MemoryBudget
+    slot: WorkerSlot
+    record: Recorder
+    call_log: CallLog
+    trends: Callable[[], Mapping[str, Trend]]
+    regions: Regions
+    forwarded: ForwardedRegions
+    load: ProcessLoad
+    new_path: Callable[..., CallPath] = CallPath
+    stock: CountCall | None = None
+    tracing: Tracing | None = None
+
+
+class ServiceGraph:
+    """The upstreams, models, pipelines and routes of one configuration.
+
+    Args:
+        loaded: A configuration without errors.
+        process: The objects of the process.
+        previous: The graph whose parts are kept if their configuration did not change.
+
+    Attributes:
+        parts: All parts, and those that are kept from the previous graph.
+        server: Handles the calls to the gateway itself.
+        entries: What each listener calls, by the name of the listener. The name "" has no default
+            model and no shared memory.
+        pipelines: The pipelines of the configuration.
+    """
+
+    def __init__(
+        self, loaded: LoadedConfig, process: ProcessParts, previous: ServiceGraph | None = None
+    ) -> None:
+        self.loaded = loaded
+        self.config = config = loaded.config
+        self._process = process
+        self.parts: KeptParts = KeptParts({} if previous is None else previous.parts.current)
+        process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
+        self._models: BuiltModels = build_models(
+            config,
+            loaded.directory,
+            process.metrics,
+            self.parts,
+            workers=process.slot.count,
+            tracing=process.tracing,
+        )
+        self._upstreams = self._build_upstreams()
+        self._targets = self._build_targets()
+        self.pipelines: BuiltPipelines = build_pipelines(config, process.metrics, process.tracing)
+        own = {**self._models.targets, **self.pipelines.targets}
+        self._routes = routes = [self._build_route(ruled, own) for ruled in ruled_routes(config)]
+        matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
+        online = config.lifecycle.online if previous is None else previous.server.is_online
+        self.server: ServerInfo = self._server_info(routes, matcher, online=online)
+        self.pipelines.step_router.connect(routes, own, self.server)
+        model_keys = ModelKeyIndex(self.server, matcher.matches_model)
+        http_clients = {
+            name: PassthroughClient(built.http)
+            for name, built in self._upstreams.items()
+            if built.http is not None
+        }
+        services = {
+            listener.name: self._entry(
+                listener.default_model or "",
+                self._shared_memory_mode(listener),
+                self._upstream_identity if listener.identity == "upstream" else lambda: None,
+            )
+            for listener in config.listeners
+        }
+        self.entries: Mapping[str, ListenerEntry] = {
+            name: ListenerEntry(service, model_keys, http_clients)
+            for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
+        }
+
+    async def start(self) -> None:
+        """Load the new models and probe the new upstreams.
+
+        Raises:
+            LoadError: A model cannot be loaded; the others are unloaded.
+            MismatchError: The models of a pipeline do not fit together.
+        """
+        await self._models.load(
+            [name for name in self._models.loadable if self.parts.is_new("model", name)]
+        )
+        upstreams = [
+            built for name, built in self._upstreams.items() if self.parts.is_new("upstream", name)
+        ]
+        # Probe each upstream once, so that readiness is correct from the first request on.
+        await asyncio.gather(*(built.probe() for built in upstreams))
+        for built in upstreams:
+            built.start()
+        await self.pipelines.check()
+
+    def retire(self) -> asyncio.Event:
+        """Give up the entries; return an event that is set when the last call of them has ended.
+
+        A call in progress refers to the entry at which it began. Listeners must have been connected
+        to another graph, so that calls in progress are the only ones that still do.
+        """
+        ended = asyncio.Event()
+        entries, self.entries = self.entries.values(), {}
+        pending: set[weakref.ref[object]] = set()
+
+        def on_end(reference: weakref.ref[object]) -> None:
+            pending.discard(reference)
+            if not pending:
+                ended.set()
+
+        for entry in entries:
+            for used in (entry.service, *entry.http_clients.values()):
+                pending.add(weakref.ref(used, on_end))
+        return ended
+
+    def status(self) -> dict[str, Any]:
+        """Return the part of the status that a configuration decides; see `status`."""
+        required = required_routes(self.config)
+        names = [ruled.name for ruled in ruled_routes(self.config)]
+        return {
+            "config": {"file": self.loaded.source, "sha256": self.loaded.sha256},
+            "routes": list(route_entries(self._routes, self._upstreams, required or names)),
+            "upstreams": list(upstream_entries(self._upstreams, self._process.metrics.attempts)),
+            "models": [
+                {"name": name, "ready": model.ready(), "unloaded": model.is_unloaded}
+                for name, model in self._models.loadable.items()
+            ],
+        }
+
+    def open_sequences(self, kept: KeptParts) -> Callable[[], bool] | None:
+        """Return a function that tells whether a sequence that is open now still is.
+
+        Returns:
+            None if there is no such sequence, or if *kept* has all routes.
+        """
+        if all(kept.has("route", built.ruled.name, built) for built in self._routes):
+            return None
+        models = self._models.loadable.items()
+        if any(
+            model.has_sequences() for name, model in models if not kept.has("model", name, model)
+        ):
+            return lambda: True  # only the model knows which of them have ended
+        found = [
+            (built.endpoints.affinity, built.endpoints.affinity.open_sequences())
+            for built in self._upstreams.values()
+        ]
+        open_at_first = [(affinity, sequences) for affinity, sequences in found if sequences]
+        if not open_at_first:
+            return None
+        return lambda: any(affinity.is_any_open(sequences) for affinity, sequences in open_at_first)
+
+    def drain_endpoints(self, names: AbstractSet[str]) -> None:
+        """Let the endpoints *names* get no new calls, and all others get calls.
+
+        Args:
+            names: As "UPSTREAM/ENDPOINT"; the endpoint "*" means all of the upstream.
+        """
+        for name, built in self._upstreams.items():
+            prefix = f"{name}/"
+            own = {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
+            built.endpoints.drain(own)
+
+    def endpoints(self) -> set[tuple[str, str]]:
+        """Return the names of all upstreams, each with its endpoints."""
+        return {
+            (name, endpoint.name)
+            for name, built in self._upstreams.items()
+            for endpoint in built.endpoints.endpoints
+        }
+
+    async def drain(self, timeout_s: float, kept: KeptParts | None = None) -> None:
+        """Wait for cancelled calls that still run, because closing would cancel them too.
+
+        Args:
+            timeout_s: The longest time to wait.
+            kept: Has the upstreams that are not closed.
+        """
+        removed = self._removed_upstreams(kept)
+        await asyncio.gather(*(built.drain(timeout_s) for built in removed))
+
+    async def close(self, kept: KeptParts | None = None) -> None:
+        """Close the upstreams and models, except those in *kept*; idempotent."""
+        for built in self._removed_upstreams(kept):
+            await built.close()
+        kept = kept or KeptParts()
+        models = self._models.loadable.items()
+        await self._models.close(
+            [name for name, model in models if not kept.has("model", name, model)]
+        )
+
+    def _removed_upstreams(self, kept: KeptParts | None) -> list[BuiltUpstream]:
+        kept = kept or KeptParts()
+        upstreams = self._upstreams.items()
+        return [built for name, built in upstreams if not kept.has("upstream", name, built)]
+
+    def _build_upstreams(self) -> dict[str, BuiltUpstream]:
+        config, process = self.config, self._process
+        signatures = {
+            name: model.signature
+            for name, model in config.models.items()
+            if model.backend is None and model.signature is not None
+        }
+
+        def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
+            longest_call_s = _longest_timeout(config, name)
+            text_routes = _text_routes(config, name)
+            idle_s = config.policies.sequence_idle
+            files = _tls_stamps(upstream.tls, self.loaded.directory)
+            source = (upstream, signatures, idle_s, longest_call_s, text_routes, files)
+            return self.parts.get(
+                "upstream",
+                name,
+                source,
+                lambda: build_upstream(
+                    name,
+                    upstream,
+                    signatures,
+                    process.metrics,
+                    self.loaded.directory,
+                    sequence_idle_s=idle_s,
+                    longest_call_s=longest_call_s,
+                    text_routes=text_routes,
+                    budget=process.budget,
+                    tracing=process.tracing,
+                ),
+            )
+
+        return {name: build(name, upstream) for name, upstream in config.upstreams.items()}
+
+    def _build_targets(self) -> dict[str, RouteTarget]:
+        config, metrics, tracing = self.config, self._process.metrics, self._process.tracing
+        models = {name: model for name, model in config.models.items() if model.backend is None}
+
+        def build(name: str, built: BuiltUpstream) -> RouteTarget:
+            return self.parts.get(
+                "target",
+                name,
+                (built, models),
+                lambda: RouteTarget(
+                    share_upstream_calls(
+                        built.service, config.upstreams[name], models, metrics, tracing
+                    ),
+                    built.ready,
+                ),
+            )
+
+        return {name: build(name, built) for name, built in self._upstreams.items()}
+
+    def _build_route(self, ruled: RuledRoute, own: Mapping[str, RouteTarget]) -> BuiltRoute:
+        if ruled.config is not None:
+            targets = [
+                self._targets[target.upstream]
+                if target.upstream is not None
+                else own[target.model or ""]
+                for target in ruled.config.targets
+            ]
+        else:
+            targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
+        state = route_state(ruled, self.config.policies, self.parts)
+        source = (ruled, self.config.policies, targets)
+        return self.parts.get(
+            "route",
+            ruled.name,
+            source,
+            lambda: build_route(
+                ruled, self.config, self._targets, own, self._process.metrics, state
+            ),
+        )
+
+    def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
+        sharing, process = listener.shared_memory, self._process
+        if sharing.mode == "forward":
+            services = [built.service for built in self._upstreams.values()]
+            return ForwardRegions(services, sharing.keys, process.forwarded)
+        if sharing.mode == "map":
+            return CopyRegions(process.regions, process.budget, max_message_bytes(listener))
+        return SharedMemoryOff()
+
+    def _entry(
+        self,
+        default_model: str,
+        memory: SharedMemoryMode,
+        identity: Callable[[], ServerMetadata | None] = lambda: None,
+    ) -> Service:
+        process = self._process
+        services = {name: target.service for name, target in self._targets.items()}
+        server = UpstreamQuestions(self.server, services, self.server.served, identity)
+        routes = [route for built in self._routes for route in built.routes()]
+        router = Router(routes, server, default_model=default_model)
+        parts = ListenerParts(
+            record=process.record,
+            calls=process.call_log,
+            usage=process.metrics.usage if _statistics_of(self.config) else None,
+            is_counting=self._is_counting(),
+            forget=self._forget,
+            memory=memory,
+            shed=self._shed(),
+            new_path=process.new_path,
+            stock=process.stock,
+            trace=None if process.tracing is None else process.tracing.call,
+        )
+        return build_chain("listener", router, parts)
+
+    def _shed(self) -> Callable[[Service], ShedLoad] | None:
+        config = self.config.policies.overload
+        if config is None:
+            return None
+        process = self._process
+        memory = None if config.memory is None else memory_bound(config.memory, process.slot)
+        rules = ShedRules(memory_bytes=memory, lag_s=config.loop_lag)
+        return partial(ShedLoad, load=process.load, rules=rules)
+
+    def _upstream_identity(self) -> ServerMetadata | None:
+        """Return the metadata of the first server that has told them; None if none has."""
+        members = [each for built in self._upstreams.values() for each in built.members]
+        servers = (each.identity.server for each in members)
+        return next((server for server in servers if server is not None), None)
+
+    def _is_counting(self) -> Callable[[], bool]:
+        """Return a function: whether inferences are counted, because a target counts none itself.
+
+        Targets do not know the names of routes, nor models and pipelines of the gateway.
+        """
+        config, upstreams = self.config, tuple(self._upstreams.values())
+        if self._models.loadable or config.pipelines or config.routes:
+            return lambda: True
+        if _statistics_of(config) != {"target"}:
+            return lambda: True
+        return lambda: not all(built.has_statistics() for built in upstreams)
+
+    def _forget(self) -> None:
+        """Forget what a load or unload may have changed."""
+        self.server.forget()
+        for built in self._upstreams.values():
+            built.sequence_ids.forget()
+
+    def _server_info(
+        self, routes: list[BuiltRoute], matcher: Matcher, *, online: bool
+    ) -> ServerInfo:
+        by_name = {built.ruled.name: built for built in routes}
+        named = {name: by_name[route].ready for route, name in _routes_of(self.config, routes)}
+        models, pipelines = self._models.loadable, self.pipelines.pipelines
+        required = required_routes(self.config)
+        decisive = [built for built in routes if required is None or built.ruled.name in required]
+        indexes = [Index("local", self._models.index, ttl_s=0)]
+        indexes.append(Index("pipelines", self.pipelines.index, ttl_s=0))
+        indexes += [Index(name, built.service) for name, built in self._upstreams.items()]
+        return ServerInfo(
+            ServerOptions(
+                metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
+                routes=[ready_unless_unloaded(built, models, pipelines) for built in decisive],
+                readiness=Readiness.ANY if required is None else Readiness.ALL,
+                trends=self._process.trends,
+                online=online,
+                named=named,
+                served=matcher.matches_model,
+                log=LogSettings(*logs.current(), logs.set_level),
+            ),
+            indexes,
+        )
+
+
+def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
+    if ruled.config is None:
+        return not ruled.model
+    return any(target.upstream == upstream for target in ruled.config.targets)
+
+
+def _longest_timeout(config: Config, upstream: str) -> float:
+    """Return the longest timeout of any route to *upstream*."""
+    own = [
+        ruled.config.timeout
+        for ruled in ruled_routes(config)
+        if ruled.config is not None
+        and ruled.config.timeout is not None
+        and _targets_upstream(ruled, upstream)
+    ]
+    return max([config.policies.timeout, *own])
+
+
+def _text_routes(config: Config, upstream: str) -> frozenset[str]:
+    """Return the routes to *upstream* that forward text sequence ids to unknown models."""
+    return frozenset(
+        ruled.name
+        for ruled in ruled_routes(config)
+        if ruled.config is not None
+        and ruled.config.sequence_ids == "text"
+        and _targets_upstream(ruled, upstream)
+    )
+
+
+def _tls_stamps(tls: TlsConfig | None, directory: Path) -> list[tuple[str, int, int]]:
+    """Return the time and size of each TLS file, so that a reload reads changed files again."""
+    names: Iterable[str | None] = () if tls is None else (tls.cert, tls.key, tls.ca)
+    stamps = []
+    for name in names:
+        if name is not None:
+            found = (directory / name).stat()
+            stamps.append((name, found.st_mtime_ns, found.st_size))
+    return stamps
+
+
+def _statistics_of(config: Config) -> set[str]:
+    """Return whose statistics the listeners report: "target", "gateway" or both; empty for none."""
+    return {
+        options["statistics"]
+        for listener in config.listeners
+        for options in listener.options.values()
+        if options.get("statistics", "off") != "off"
+    }
+
+
+def _routes_of(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
+    """Return the routes of each model that the configuration names: pairs of route and model."""
+    names = set(named_models(config))
+    return [
+        (built.ruled.name, name)
+        for built in reversed(routes)
+        for name in names
+        if any(rule.model == name for rule in built.ruled.rules) or built.ruled.model == name
+    ]

@@ -1,0 +1,187 @@
+"""Outbox: sends sampled calls to the shadow process, and never waits for it.
+
+It sends one packet in each turn of the event loop. What the socket does not take stays here as
+views, up to a limit; further calls are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import Counter
+
+import structlog
+
+from gateway.app.shadow.packets import PACKET_BYTES, PacketWriter
+from gateway.captures.records import RecordedCall
+from gateway.captures.sampling import CALL_BYTES, CaptureSampler
+from gateway.captures.transfer import (
+    Confirmation,
+    SampleMessage,
+    decode_confirmation,
+    encode_message,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Outbox:
+    """One end of a socket to the shadow process; used by one event loop.
+
+    Args:
+        sock: Non-blocking; it keeps the bounds of packets. It is not closed.
+        sampler: Has the limits and the counts.
+
+    Attributes:
+        stopped: Why the capture has stopped; "" while it runs.
+        used_bytes: Bytes that wait for the socket.
+    """
+
+    def __init__(self, sock: socket.socket, sampler: CaptureSampler) -> None:
+        self._sock = sock
+        self._sampler = sampler
+        self._counts = sampler.counts
+        self._epoch = int.from_bytes(os.urandom(4), "big") | 1
+        self._writer = PacketWriter(self._epoch)
+        self._numbers = 0
+        self._confirmed = 0
+        self._flushes: set[int] = set()  # numbers that are no calls
+        # Calls without a message since the last one.
+        self._skipped: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_scheduled = self._is_waiting = False
+        self._all_confirmed: asyncio.Event | None = None
+        self.stopped = ""
+        self.used_bytes = 0
+
+    def start(self) -> None:
+        """Begin to send and to receive, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._sock.fileno(), self._receive)
+        self._schedule()
+
+    def put(self, record: RecordedCall) -> None:
+        """Send a sampled call, or drop and count it; never waits.
+
+        Elements and messages are not copied, and must not change.
+        """
+        options, size = self._sampler.options, CALL_BYTES + record.nbytes
+        if size > options.sample_bytes:
+            self._drop("too_large")
+        elif self.stopped:
+            self._drop("stopped")
+        elif (
+            self.used_bytes + size > options.outbox_bytes
+            or len(self._writer) >= options.outbox_calls
+        ):
+            self._drop("queue")
+        else:
+            self._send(record)
+
+    def skip(self, reason: str) -> None:
+        """Count a sampled call that cannot be recorded."""
+        self._counts.skipped[reason] += 1
+        self._skipped[reason] += 1
+
+    def _drop(self, reason: str, count: int = 1) -> None:
+        self._counts.dropped[reason] += count
+        self._dropped[reason] += count
+
+    def _send(self, record: RecordedCall | None) -> None:
+        message = SampleMessage(record, dict(self._skipped), dict(self._dropped))
+        buffers = encode_message(message)  # raises for text that is not Unicode
+        self._skipped.clear()
+        self._dropped.clear()
+        self._numbers += 1
+        if record is None:
+            self._flushes.add(self._numbers)
+        self.used_bytes += self._writer.put(self._numbers, buffers)
+        self._schedule()
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait until everything is written, and stop; what then has no result is dropped."""
+        if self._loop is None:
+            return
+        self._all_confirmed = asyncio.Event()
+        self._send(None)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_confirmed.wait()
+        except TimeoutError:
+            log.warning("calls not recorded", reason="the shadow process did not confirm them")
+        self._loop.remove_reader(self._sock.fileno())
+        self._stop_waiting()
+        self._writer.clear()
+        self.used_bytes = 0
+        self._resolve(Confirmation(self._epoch, self._numbers))
+        self._loop = None
+
+    # -- sending
+
+    def _schedule(self) -> None:
+        if self._loop is not None and not self._is_scheduled and not self._is_waiting:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send one packet; wait until the socket is writable if it takes none."""
+        self._is_scheduled = False
+        if self._loop is None or not self._writer:
+            self._stop_waiting()
+            return
+        buffers, parts = self._writer.packet()
+        try:
+            self._sock.sendmsg(buffers)
+        except (BlockingIOError, InterruptedError):
+            if not self._is_waiting:
+                self._is_waiting = True
+                self._loop.add_writer(self._sock.fileno(), self._flush)
+            return
+        except OSError as error:  # no memory for it; the next turn tries again
+            log.warning("calls not sent to the shadow process", reason=str(error))
+            self._loop.call_later(1.0, self._schedule)
+            return
+        self.used_bytes -= self._writer.sent(parts)
+        if self._writer:
+            self._schedule()
+        else:
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._is_waiting and self._loop is not None:
+            self._is_waiting = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    # -- receiving
+
+    def _receive(self) -> None:
+        try:
+            packet = self._sock.recv(PACKET_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not packet and self._loop is not None:  # the parent and the shadow process have exited
+            self._loop.remove_reader(self._sock.fileno())
+            return
+        confirmation = decode_confirmation(packet)
+        if not confirmation.epoch:  # a new process: what the old one had read is lost
+            self._send(None)
+        elif confirmation.epoch == self._epoch:
+            self._resolve(confirmation)
+
+    def _resolve(self, confirmation: Confirmation) -> None:
+        """Count what became of all calls up to the confirmed number."""
+        flushes = {each for each in self._flushes if each <= confirmation.done}
+        self._flushes -= flushes
+        calls = confirmation.done - self._confirmed - len(flushes)
+        self._confirmed = max(self._confirmed, confirmation.done)
+        self._counts.recorded += confirmation.recorded
+        self._counts.nbytes += confirmation.nbytes
+        self._counts.dropped.update(confirmation.lost)
+        lost = calls - confirmation.recorded - sum(confirmation.lost.values())
+        if lost > 0:
+            self._drop("shadow_down", lost)
+        self.stopped = confirmation.stopped
+        if self._all_confirmed is not None and self._confirmed == self._numbers:
+            self._all_confirmed.set()

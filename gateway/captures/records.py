@@ -1,0 +1,506 @@
+"""A recorded call: its rows, made from a call and its replies, and read back into these.
+
+`schema.py` stores the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final, cast
+
+from msgspec import Struct, field
+from msgspec.structs import (
+    astuple,
+    replace,  # noqa: TID251  # rows have no wire origin
+)
+
+from gateway.captures.privacy import Hasher, Privacy
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Sequence as CallSequence
+from gateway.ir.data import ArrayData, RawData, SharedMemoryData, SlicedData, StreamedData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
+from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
+
+OK: Final = "ok"
+INPUT, OLD, NEW = "input", "old", "new"
+
+RAW, SLICED, ABSENT = "raw", "sliced", "absent"
+"""Forms of a tensor: elements in wire form; a slice of elements whose end only the model knows, of
+which the first has all bytes; elements that were not in the message."""
+
+
+INVALID_VALUES: Final = (KeyError, TypeError, ValueError, IndexError, RecursionError)
+"""What reading a row raises whose checksum is right, but whose values no gateway writes."""
+
+
+class TensorRow(Struct, frozen=True, array_like=True):
+    """One tensor of a call.
+
+    Attributes:
+        side: "input", or "old" or "new" for an output.
+        item: Position of the reply in a stream; 0 for inputs.
+        datatype: None where only the model knows it; the same for *shape*.
+        declared: What a sender declared of a slice, bytes; None for nothing.
+        size: Bytes of the wire form; 0 for all slices but the first.
+        digest: Keyed hash of the elements; None unless the payload is hashed.
+        data: The elements; None unless the payload is full.
+    """
+
+    side: str
+    item: int
+    place: int
+    name: str
+    datatype: str | None
+    shape: str | None
+    form: str
+    declared: int | None
+    size: int
+    digest: bytes | None = None
+    data: bytes | None = None
+
+
+class ItemRow(Struct, frozen=True, array_like=True):
+    """One reply of a call.
+
+    Attributes:
+        at_us: Time since the start of the call.
+        code: "ok", or the code of the error that this reply is.
+        parameters: JSON; None unless parameters are written.
+    """
+
+    item: int
+    at_us: int
+    code: str
+    parameters: str | None = None
+
+
+class WireRow(Struct, frozen=True, array_like=True):
+    """One message as the client sent or received it.
+
+    Attributes:
+        side: "request" or "reply".
+        place: Position among the messages of this side.
+        head: JSON: carrier, and method and path or status.
+    """
+
+    side: str
+    place: int
+    head: str
+    body: bytes
+
+
+class CallRow(Struct, frozen=True, kw_only=True, array_like=True):
+    """A call without its tensors.
+
+    Attributes:
+        at_us: Start in UTC, microseconds since 1970.
+        took_us: Until the complete reply.
+        kind: "InferRequest", "StreamInferRequest", or "" for a request that could not be read.
+        needs: Names of what the caller's codec needs in the reply, JSON.
+        sequence: JSON [id, start, end]; None outside a sequence.
+        parameters: JSON; None unless parameters are written.
+        details: JSON of the rest: id, batch size, priority, requested outputs, listed headers.
+        code: "ok" or the code of the error.
+        error: Its text; "" unless the payload is full.
+    """
+
+    at_us: int
+    took_us: int
+    request_id: str = ""
+    kind: str = ""
+    client: str = ""
+    agent: str = ""
+    protocol: str = ""
+    needs: str = "[]"
+    route: str = ""
+    target: str = ""
+    model: str = ""
+    version: str = ""
+    sequence: str | None = None
+    parameters: str | None = None
+    details: str = "{}"
+    code: str = OK
+    error: str = ""
+
+
+class RecordedCall(Struct, frozen=True):
+    """A call with everything that belongs to it.
+
+    Attributes:
+        id: "SEGMENT-NUMBER" in a capture, "" before it is written.
+    """
+
+    call: CallRow
+    tensors: Sequence[TensorRow] = ()
+    items: Sequence[ItemRow] = ()
+    wire: Sequence[WireRow] = ()
+    id: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of elements and messages."""
+        found = sum(len(each.data) for each in self.tensors if each.data is not None)
+        return found + sum(len(each.body) for each in self.wire)
+
+    def crc32(self) -> int:
+        """Return the checksum of all rows."""
+        found = 0
+        texts: list[str] = []  # one checksum of all texts between elements: a third of the time
+        for row in (self.call, *self.tensors, *self.items, *self.wire):
+            for value in astuple(row):
+                if isinstance(value, bytes):
+                    texts.append(f"b{len(value)};")
+                    found = zlib.crc32(value, zlib.crc32(_encoded("".join(texts)), found))
+                    texts.clear()
+                else:
+                    text = repr(value)
+                    size = len(text) if text.isascii() else len(_encoded(text))
+                    texts.append(f"v{size};{text}")
+        return zlib.crc32(_encoded("".join(texts)), found)
+
+    @property
+    def missing(self) -> str:
+        """Why the call cannot be sent again; "" if it can."""
+        if not self.call.kind:
+            return "request could not be read"
+        inputs = [each for each in self.tensors if each.side == INPUT]
+        if any(each.form == ABSENT for each in inputs):
+            return "inputs were not in the message"
+        if any(each.data is None and (each.size or each.form == RAW) for each in inputs):
+            return "payload not recorded"
+        if self.call.parameters is None and json.loads(self.call.details).get("has_parameters"):
+            return "parameters not recorded"
+        return ""
+
+    def request(self) -> InferRequest:
+        """Return the call, without a deadline.
+
+        Raises:
+            GatewayError: A row has values that no call has.
+        """
+        try:
+            return self._request()
+        except INVALID_VALUES as error:
+            raise MalformedMessage(f"recorded call {self.id} is malformed: {error}") from error
+
+    def _request(self) -> InferRequest:
+        details: dict[str, Any] = json.loads(self.call.details)
+        sequence = None
+        if self.call.sequence is not None:
+            number, start, end = json.loads(self.call.sequence)
+            sequence = CallSequence(number, bool(start), bool(end))
+        inputs = [each for each in self.tensors if each.side == INPUT]
+        outputs = [RequestedOutput(name, classes) for name, classes in details.get("outputs", ())]
+        needs = _needs_of(self.call.needs)
+        return InferRequest(
+            model=ModelRef(self.call.model, self.call.version),
+            context=Context(
+                protocol=self.call.protocol, request_id=self.call.request_id, needs=needs
+            ),
+            inputs=tuple(tensors_of(inputs, has_batch="batch_size" not in details)),
+            outputs=tuple(outputs),
+            id=details.get("id", ""),
+            sequence=sequence,
+            priority=details.get("priority", 0),
+            timeout_us=details.get("timeout_us"),
+            parameters=json.loads(self.call.parameters or "{}"),
+            flat_members=_members_of(details.get("flat_members", {})),
+            batch_size=details.get("batch_size"),
+        )
+
+    def outputs(self, side: str = OLD) -> tuple[tuple[Tensor, ...], ...] | None:
+        """Return the outputs of each reply of a side; None if their elements are not recorded.
+
+        Raises:
+            GatewayError: A row has values that no tensor has.
+        """
+        rows = [each for each in self.tensors if each.side == side]
+        if any(each.data is None for each in rows):
+            return None
+        try:
+            return tuple(
+                tuple(tensors_of([each for each in rows if each.item == item.item]))
+                for item in self.items
+            )
+        except INVALID_VALUES as error:
+            raise MalformedMessage(f"recorded call {self.id} is malformed: {error}") from error
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the values of the rows; "" for nothing."""
+        try:
+            dict(json.loads(self.call.details))
+            _ = self.missing, self.class_outputs, self.error_code
+            for row in self.tensors:
+                if row.shape is not None:
+                    _shape_of(row.shape)
+                if row.datatype is not None:
+                    Datatype[row.datatype]
+            _needs_of(self.call.needs)
+            for text in (self.call.sequence, self.call.parameters):
+                if text:
+                    json.loads(text)
+        except INVALID_VALUES as error:
+            return f"malformed: {type(error).__name__} {str(error)[:80]}"
+        return ""
+
+    @property
+    def class_outputs(self) -> frozenset[str]:
+        """Names of the outputs that were requested as classes."""
+        if '"outputs"' not in self.call.details:
+            return frozenset()
+        requested = json.loads(self.call.details)["outputs"]
+        return frozenset(name for name, classes in requested if classes)
+
+    @property
+    def error_code(self) -> ErrorCode | None:
+        """The code of the error that ended the call; None for a reply."""
+        return None if self.call.code == OK else ErrorCode(self.call.code)
+
+
+class Recordable(Struct):
+    """A call while it is served: what the recorder needs of it.
+
+    Attributes:
+        started_us: In UTC, microseconds since 1970.
+        request: None for a request that could not be read.
+        items: Each reply with its time since the start, microseconds.
+        code: "ok" or the code of the error that ended the call.
+    """
+
+    started_us: int
+    request: InferRequest | None
+    kind: str
+    context: Context
+    agent: str = ""
+    client: str = ""
+    route: str = ""
+    target: str = ""
+    took_us: int = 0
+    items: list[tuple[int, InferResponse]] = field(default_factory=list)
+    code: str = OK
+    error: str = ""
+    wire: list[WireRow] = field(default_factory=list)
+
+    def fail(self, error: GatewayError) -> None:
+        """Note the error that ended the call; without the object, which refers to frames."""
+        self.code, self.error = error.code.value, error.message
+
+
+def record_of(source: Recordable, privacy: Privacy, hasher: Hasher | None) -> RecordedCall:
+    """Return the rows of a call, without what *privacy* withholds.
+
+    Args:
+        source: The call.
+        privacy: What to withhold.
+        hasher: Hashes elements; the rest is copied. None for rows that go to another process:
+            they refer to the elements, and an empty digest marks those that `with_hashes` hashes
+            there. Arrays are copied.
+
+    Raises:
+        InvalidTensor: A tensor cannot be written in wire form.
+    """
+    tensors: list[TensorRow] = []
+    items = []
+    request = source.request
+    if request is not None:
+        tensors += _tensor_rows(request.inputs, INPUT, 0, privacy, hasher)
+    for number, (at_us, reply) in enumerate(source.items):
+        tensors += _tensor_rows(outputs_of(reply), OLD, number, privacy, hasher)
+        code = OK if reply.error is None else reply.error.code.value
+        parameters = json.dumps(dict(reply.parameters)) if privacy.parameters else None
+        items.append(ItemRow(number, at_us, code, parameters))
+    return RecordedCall(_call_row(source, privacy), tensors, items, source.wire)
+
+
+def with_hashes(record: RecordedCall, hasher: Hasher) -> RecordedCall:
+    """Return a record that `record_of` made without a hasher, with the hashes."""
+
+    def hashed(row: TensorRow) -> TensorRow:
+        if row.data is None or row.digest is None:
+            return row
+        return replace(row, digest=hasher(memoryview(row.data)), data=None)
+
+    return RecordedCall(record.call, list(map(hashed, record.tensors)), record.items, record.wire)
+
+
+def outputs_of(reply: InferResponse) -> tuple[Tensor, ...]:
+    """Return the outputs of a reply, with the batch axis in every shape.
+
+    A client with a separate batch size cannot tell items of shape [] from items of shape [1].
+    """
+    size = reply.batch_size
+    if size is None:
+        return reply.outputs
+    return tuple(
+        Tensor(each.name, each.datatype, (size, *(each.shape or (1,))), each.data, each.parameters)
+        if each.shape is not None
+        else each
+        for each in reply.outputs
+    )
+
+
+def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
+    context, request = source.context, source.request
+    model = ModelRef("") if request is None or request.model is None else request.model
+    sequence = None if request is None else request.sequence
+    return CallRow(
+        at_us=source.started_us,
+        took_us=source.took_us,
+        request_id=context.request_id,
+        kind=source.kind,
+        client=source.client,
+        agent=source.agent,
+        protocol=context.protocol,
+        needs=json.dumps(sorted(each.value for each in context.needs)),
+        route=source.route,
+        target=source.target,
+        model=model.name,
+        version=model.version,
+        sequence=None
+        if sequence is None
+        else json.dumps([sequence.id, sequence.start, sequence.end]),
+        parameters=json.dumps(dict(request.parameters))
+        if request is not None and privacy.parameters
+        else None,
+        details=json.dumps(_details(source, privacy)),
+        code=source.code,
+        error=source.error if privacy.payload == "full" else "",
+    )
+
+
+def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
+    request = source.request
+    details: dict[str, Any] = {}
+    if request is not None:
+        details = {
+            "id": request.id,
+            "priority": request.priority,
+            "timeout_us": request.timeout_us,
+            "batch_size": request.batch_size,
+            "outputs": [[each.name, each.classes] for each in request.outputs],
+            "has_parameters": bool(request.parameters or request.flat_members),
+        }
+        details = {key: value for key, value in details.items() if value}
+        if request.flat_members and privacy.payload == "full" and privacy.parameters:
+            details["flat_members"] = {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in request.flat_members.items()
+            }
+    if privacy.headers:
+        listed = [pair for pair in source.context.metadata if pair[0] in privacy.headers]
+        details["headers"] = listed
+    return details
+
+
+def _members_of(members: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in members.items()
+    }
+
+
+def _tensor_rows(
+    tensors: Iterable[Tensor], side: str, item: int, privacy: Privacy, hasher: Hasher | None
+) -> Iterable[TensorRow]:
+    for place, tensor in enumerate(tensors):
+        form, declared, elements = _elements_of(tensor)
+        payload = privacy.of_tensor(tensor.name) if form != ABSENT else "none"
+        view = elements() if payload != "none" else None
+        digest = data = None
+        if view is not None and hasher is None:
+            # A model may write to its array again; received bytes never change.
+            data = bytes(view) if isinstance(tensor.data, ArrayData) else cast("bytes", view)
+            digest = b"" if payload == "hash" else None
+        elif view is not None and hasher is not None:
+            digest = hasher(view) if payload == "hash" else None
+            data = bytes(view) if payload == "full" else None
+        yield TensorRow(
+            side=side,
+            item=item,
+            place=place,
+            name=tensor.name,
+            datatype=None if tensor.datatype is None else tensor.datatype.name,
+            shape=None if tensor.shape is None else json.dumps(tensor.shape),
+            form=form,
+            declared=declared,
+            size=tensor.nbytes,
+            digest=digest,
+            data=data,
+        )
+
+
+def _elements_of(tensor: Tensor) -> tuple[str, int | None, Callable[[], memoryview]]:
+    data = tensor.data
+    if isinstance(data, SlicedData):
+        whole = memoryview(b"") if data.index else data.whole
+        return SLICED, data.declared_bytes, lambda: whole
+    if isinstance(data, SharedMemoryData | StreamedData):
+        return ABSENT, None, lambda: memoryview(b"")
+    return RAW, None, lambda: as_raw(tensor)
+
+
+def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable[Tensor]:
+    """Yield the tensors of *rows* in their order; their elements are recorded.
+
+    Args:
+        rows: Of one side and reply.
+        has_batch: Whether shapes include the batch axis.
+
+    Raises:
+        InvalidTensor: Elements do not match datatype and shape.
+        ValueError: A value is out of range.
+    """
+    whole = memoryview(b"")
+    for index, row in enumerate(sorted(rows, key=lambda each: each.place)):
+        datatype = None if row.datatype is None else Datatype[row.datatype]
+        shape = None if row.shape is None else _shape_of(row.shape)
+        view = memoryview(row.data or b"")
+        if row.form == SLICED:
+            whole = view if not index else whole
+            yield Tensor(row.name, datatype, shape, SlicedData(whole, index, row.declared))
+        elif datatype is None or shape is None or not has_batch:
+            yield Tensor(row.name, datatype, shape, RawData(view))
+        else:
+            yield raw_tensor(row.name, datatype, shape, view)
+
+
+_MAX_RANK: Final = 32
+_MAX_ELEMENTS: Final = 1 << 40
+_MAX_KNOWN: Final = 64
+
+
+def _shape_of(text: str) -> tuple[int, ...]:
+    """Return a shape; those of short texts are kept, because calls repeat them."""
+    return _known_shape(text) if len(text) <= _MAX_KNOWN else _parse_shape(text)
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    shape = tuple(json.loads(text))
+    if len(shape) > _MAX_RANK or not all(type(axis) is int and axis >= 0 for axis in shape):
+        raise ValueError(f"shape {text[:80]} is invalid")
+    if math.prod(shape) > _MAX_ELEMENTS:
+        raise ValueError(f"shape {text[:80]} has too many elements")
+    return shape
+
+
+_known_shape: Final = lru_cache(1024)(_parse_shape)
+
+
+@lru_cache(64)
+def _needs_of(text: str) -> frozenset[Need]:
+    return frozenset(Need(each) for each in json.loads(text))
+
+
+def error_of(code: str, text: str) -> GatewayError | None:
+    """Return the error that a recorded code is; None for "ok"."""
+    return None if code == OK else ERROR_CLASSES[ErrorCode(code)](text or "recorded error")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,139 @@
+"""Which calls are recorded, and what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from gateway.captures.privacy import Privacy
+from gateway.captures.records import Recordable, RecordedCall
+from gateway.ir.data import SharedMemoryData, StreamedData
+
+_MIB: Final = 1 << 20
+CALL_BYTES: Final = 512
+"""Counted for a call besides its elements and messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """Where and what to record.
+
+    Attributes:
+        percent: Share of the calls, 0 to 100.
+        models: Only calls of these models; empty for all.
+        segment_s: A segment is sealed after this time, or when it has `segment_bytes`.
+        max_bytes: Of all segments together; `rotate` then removes the oldest.
+        min_free: Share of the disk that stays free.
+        outbox_bytes: Elements that may wait in a serving process.
+        outbox_calls: Calls that may wait there.
+        sample_bytes: Largest call.
+    """
+
+    directory: Path
+    percent: float = 100.0
+    models: frozenset[str] = frozenset()
+    privacy: Privacy = field(default_factory=Privacy)
+    segment_bytes: int = 256 * _MIB
+    segment_s: float = 3600.0
+    max_bytes: int = 4096 * _MIB
+    rotates: bool = True
+    min_free: float = 0.1
+    outbox_bytes: int = 64 * _MIB
+    outbox_calls: int = 1024
+    sample_bytes: int = 64 * _MIB
+    max_items: int = 1024
+
+
+class CaptureCounts:
+    """What became of the calls that one process sampled.
+
+    Attributes:
+        recorded: Calls in committed transactions.
+        nbytes: Bytes of their elements and messages.
+        skipped: Calls that cannot be recorded, by reason.
+        dropped: Calls that were lost, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.sampled = 0
+        self.recorded = 0
+        self.nbytes = 0
+        self.skipped: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Dropped and skipped calls by reason."""
+        return dict(self.dropped + self.skipped)
+
+    @property
+    def in_flight(self) -> int:
+        """Sampled calls that have no result or are not written yet."""
+        left_out = self.skipped.total() + self.dropped.total()
+        return self.sampled - self.recorded - left_out
+
+
+class CaptureSampler:
+    """Decides which calls are recorded, and counts them.
+
+    Args:
+        options: What to record.
+    """
+
+    def __init__(self, options: CaptureOptions) -> None:
+        self.counts = CaptureCounts()
+        self.change(options)
+
+    def change(self, options: CaptureOptions) -> None:
+        """Choose by other options from now on; the counts continue."""
+        self.options = options
+        self._threshold = options.percent / 100
+
+    def samples(self, model: str, key: str) -> bool:
+        """Return whether to record a call.
+
+        The same key gives the same answer everywhere, so that a sequence is taken whole.
+
+        Args:
+            model: Its name.
+            key: "model|sequence id" in a sequence, else the request id.
+        """
+        models = self.options.models
+        if models and model not in models:
+            return False
+        threshold = self._threshold
+        if threshold < 1 and (not threshold or draw(key) >= threshold):
+            return False
+        self.counts.sampled += 1
+        return True
+
+    def reason_to_skip(self, call: Recordable) -> str:
+        """Return why a call cannot be recorded as the privacy wants it; "" if it can."""
+        if len(call.items) > self.options.max_items:
+            return "too_many_items"
+        if not self.options.privacy.reads_elements:
+            return ""
+        inputs = () if call.request is None else call.request.inputs
+        outputs = [tensor for _, item in call.items for tensor in item.outputs]
+        for tensor in (*inputs, *outputs):
+            if isinstance(tensor.data, StreamedData):
+                return "arriving"
+            if isinstance(tensor.data, SharedMemoryData):
+                return "shared_memory"
+        return ""
+
+
+def draw(key: str, name: str = "capture") -> float:
+    """Return a number from 0 to 1 that is always the same for a key and a name."""
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=name.encode()[:64])
+    return int.from_bytes(digest.digest(), "big") / 2**64
+
+
+def buffers_of(record: RecordedCall) -> Sequence[bytes]:
+    """Return the elements and messages of a record, in the order of its rows."""
+    elements = [each.data for each in record.tensors if each.data is not None]
+    return [*elements, *(each.body for each in record.wire)]

@@ -1,0 +1,114 @@
+"""What a serving process sends the process that records, and what comes back.
+
+A message is a sampled call. Its head is msgpack, and its elements follow as they are, without a
+copy. The other way go confirmations: how many calls are written, and how many are lost and why.
+Both come from processes of one gateway over a private socket pair.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
+
+from gateway.captures.records import RecordedCall
+from gateway.captures.sampling import buffers_of
+
+_HEAD: Final = struct.Struct("!I")
+
+
+class SampleMessage(Struct, array_like=True):
+    """A sampled call, or only counts.
+
+    Attributes:
+        record: None to have everything before this message written and confirmed.
+        skipped: Calls that were not sent since the last message, by reason.
+        dropped: The same, for calls that were lost.
+    """
+
+    record: RecordedCall | None = None
+    skipped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+class _Sizes(Struct, array_like=True):
+    """The head on the wire: -1 stands for a tensor without elements."""
+
+    message: SampleMessage
+    tensors: list[int]
+    messages: list[int]
+
+
+class Confirmation(Struct, array_like=True):
+    """What became of calls since the last confirmation.
+
+    Attributes:
+        epoch: Of the sender of the calls; 0 when the recording process has just started.
+        done: Every call up to this number has a result.
+        recorded: Calls that were written.
+        nbytes: Bytes of their elements and messages.
+        lost: Calls that could not be written, by reason.
+        stopped: Why the recording has stopped; "" while it runs.
+    """
+
+    epoch: int = 0
+    done: int = 0
+    recorded: int = 0
+    nbytes: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    stopped: str = ""
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_SIZES: Final = msgspec.msgpack.Decoder(_Sizes)
+_CONFIRMATION: Final = msgspec.msgpack.Decoder(Confirmation)
+
+
+def encode_message(message: SampleMessage) -> Sequence[bytes]:
+    """Return a message as buffers; those of elements are not copied."""
+    record, tensors, messages = message.record, [], []
+    buffers: Sequence[bytes] = ()
+    if record is not None:
+        buffers = [each for each in buffers_of(record) if len(each)]
+        tensors = [-1 if each.data is None else len(each.data) for each in record.tensors]
+        messages = [len(each.body) for each in record.wire]
+        rows = [each if each.data is None else replace(each, data=None) for each in record.tensors]
+        wire = [replace(each, body=b"") for each in record.wire]
+        message = replace(message, record=RecordedCall(record.call, rows, record.items, wire))
+    head = _ENCODER.encode(_Sizes(message, tensors, messages))
+    return [_HEAD.pack(len(head)) + head, *buffers]
+
+
+def decode_message(view: memoryview) -> SampleMessage:
+    """Return the message of `encode_message`; copies elements."""
+    (length,) = _HEAD.unpack_from(view)
+    at = _HEAD.size + length
+    found = _SIZES.decode(view[_HEAD.size : at])
+    message, record = found.message, found.message.record
+    if record is None:
+        return message
+    tensors = list(record.tensors)
+    for place, size in enumerate(found.tensors):
+        if size >= 0:
+            tensors[place] = replace(tensors[place], data=bytes(view[at : at + size]))
+            at += size
+    wire = list(record.wire)
+    for place, size in enumerate(found.messages):
+        wire[place] = replace(wire[place], body=bytes(view[at : at + size]))
+        at += size
+    message.record = RecordedCall(record.call, tensors, record.items, wire)
+    return message
+
+
+def encode_confirmation(confirmation: Confirmation) -> bytes:
+    """Return a confirmation as one packet."""
+    return _ENCODER.encode(confirmation)
+
+
+def decode_confirmation(packet: bytes) -> Confirmation:
+    """Return the confirmation of `encode_confirmation`."""
+    return _CONFIRMATION.decode(packet)

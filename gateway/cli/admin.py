@@ -1,0 +1,122 @@
+"""The commands `reload`, `upstream` and `route`, which change a running gateway."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.output import WRONG_USAGE, fail, print_json
+
+DEFAULT_ADMIN = "127.0.0.1:9901"
+# A reload loads models.
+_TIMEOUT_S = 600.0
+_OK = 200
+
+AdminOption = Annotated[
+    str, typer.Option("--admin", metavar="ADDR", help="Admin address of the gateway.")
+]
+
+
+class UpstreamAction(enum.Enum):
+    """What happens to the endpoints of an upstream."""
+
+    DRAIN = "drain"
+    ENABLE = "enable"
+
+
+class RouteAction(enum.Enum):
+    """What happens to the weights of a route."""
+
+    WEIGHTS = "weights"
+    RESET = "reset"
+
+
+def reload(admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """Let a running gateway read its configuration file again.
+
+    Exit status: 0 applied, 1 refused, with the errors of the file; 2 usage error.
+    """
+    post_change(admin, "/reload", {})
+
+
+def upstream(
+    action: Annotated[UpstreamAction, typer.Argument(help="Send no new calls, or send them.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME[/ENDPOINT]", help="Upstream, or one of its addresses.")
+    ],
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Drain an upstream or one of its endpoints, or enable it again, until undone.
+
+    Calls and sequences in progress finish. Reloads keep the change; a restart ends it.
+    Exit status: 0 success, 1 failure, 2 usage error.
+    """
+    post_change(admin, f"/upstream/{action.value}", {"name": name})
+
+
+def route(
+    action: Annotated[RouteAction, typer.Argument(help="Set weights, or use those of the file.")],
+    name: Annotated[str, typer.Argument(metavar="ROUTE")],
+    weights: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET=WEIGHT]...", help="Such as server-a=90 server-b=10."),
+    ] = None,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Change the weights of a route's targets, or reset them, until undone.
+
+    Reloads keep the change; a restart ends it. Exit status: 0 success, 1 failure, 2 usage error.
+    """
+    if bool(weights) is (action is RouteAction.RESET):
+        fail("expected 'weights ROUTE TARGET=WEIGHT ...', or 'reset ROUTE'", WRONG_USAGE)
+    found = dict(_weight(text) for text in weights or ()) or None
+    post_change(admin, "/route/weights", {"route": name, "weights": found})
+
+
+def _weight(text: str) -> tuple[str, int]:
+    target, equals, weight = text.rpartition("=")
+    if not equals or not target or not (weight.isascii() and weight.isdecimal()):
+        fail(f"weight is {text!r}; expected TARGET=WEIGHT", WRONG_USAGE)
+    return target, int(weight)
+
+
+def post_change(admin: str, path: str, document: Mapping[str, Any]) -> None:
+    """Send a request to the admin port, and print what changed; fail with its error."""
+    print_json(_read_json(admin, _request(admin, "POST", path, json.dumps(document)))["changes"])
+
+
+def get_document(admin: str, path: str) -> dict[str, Any]:
+    """Return a document of the admin port; fail with its error."""
+    return _read_json(admin, _request(admin, "GET", path))
+
+
+def get_metrics(admin: str) -> str:
+    """Return the metrics page of the admin port; fail with its error."""
+    return _request(admin, "GET", "/metrics")[1].decode()
+
+
+def _read_json(admin: str, response: tuple[int, bytes]) -> dict[str, Any]:
+    status, body = response
+    try:
+        reply: dict[str, Any] = json.loads(body)
+    except ValueError as error:
+        fail(f"no admin port of a gateway at {admin}: {error} (choose it with --admin ADDR)")
+    if status != _OK:
+        fail(str(reply.get("error", f"status {status}")))
+    return reply
+
+
+def _request(admin: str, method: str, path: str, body: str = "") -> tuple[int, bytes]:
+    try:
+        with closing(HTTPConnection(admin, timeout=_TIMEOUT_S)) as connection:
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            return response.status, response.read()
+    except (OSError, HTTPException, ValueError) as error:
+        fail(f"no admin port of a gateway at {admin}: {error} (choose it with --admin ADDR)")

@@ -1,0 +1,133 @@
+"""The command `report`: two recordings of the same calls, as a page and as Markdown."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway import __version__
+from gateway.captures.capture import Capture
+from gateway.captures.segment_reader import UnreadableSegment
+from gateway.cli.capture import open_capture
+from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note
+from gateway.cli.replay import (
+    CompareOption,
+    FailIfOption,
+    FailUnlessOption,
+    has_tripped,
+    load_migration,
+    parse_conditions,
+    rules_of,
+)
+from gateway.config.migration import CompareConfig, RuleChoice
+from gateway.migration.differences import compare_captures
+from gateway.migration.guards import Guards, verdict_text
+from gateway.migration.report import ReportEvidence, ReportFacts, report_sections
+from gateway.migration.report_blocks import html_page, markdown_page
+
+
+def report(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A capture of the old server.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Results of `replay -o`, or another capture.")
+    ],
+    html: Annotated[
+        Path | None, typer.Option("-o", "--html", metavar="FILE", help="Write a page of HTML.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write Markdown; - for standard output.")
+    ] = None,
+    compare: CompareOption = None,
+    fail_if: FailIfOption = None,
+    fail_unless: FailUnlessOption = None,
+) -> None:
+    """Write a report on the replies of two servers to the same calls.
+
+    It shows elements of tensors where both recordings have them. The same recordings make the same
+    bytes.
+
+    Exit status: 0 conditions and guards hold, 1 they do not, 2 wrong usage or no capture.
+    """
+    if html is None and markdown is None:
+        fail("nothing to write; expected -o FILE or --markdown FILE", WRONG_USAGE)
+    migration = load_migration(compare)
+    conditions = parse_conditions(fail_if, fail_unless)
+    guards, evidence = Guards(migration.cutover.guards), ReportEvidence()
+    a, b = open_capture(old), open_capture(new)
+    lost: Counter[str] = Counter()
+
+    def add(call: Any) -> None:
+        guards.add(call.evidence)
+        evidence.add(call)
+
+    try:
+        rules = rules_of(migration.compare)
+        summary = compare_captures(a, b, rules, lambda reason: lost.update([reason]), add)
+    except UnreadableSegment as error:
+        fail(str(error), WRONG_USAGE)
+    lost["in one recording only"] = summary.missing
+    for side, capture in (("old", a), ("new", b)):
+        for reason, count in capture.dropped().items():
+            lost[f"not recorded, {side}: {reason}"] += count
+        lost[f"unreadable, {side}"] = len(capture.problems)
+    checked = [(each.text, each.failure(summary)) for each in conditions]
+    failures = [failure for _, failure in checked if failure]
+    verdicts = guards.verdicts()
+    verdict = verdict_text(failures, verdicts, has_conditions=bool(conditions))
+    name = compare.rpartition("#")[2] if compare is not None else "replies of two servers"
+    facts = ReportFacts(
+        title=f"Migration report: {name}",
+        verdict=verdict,
+        summary=summary,
+        evidence=evidence,
+        guards=verdicts,
+        conditions=checked,
+        lost=lost,
+        method=[*_rules(migration.compare), *_files("old", a), *_files("new", b), _VERSION],
+    )
+    sections = report_sections(facts)
+    if html is not None:
+        _write(html, html_page(facts.title, sections))
+    if markdown is not None:
+        _write(markdown, markdown_page(facts.title, sections))
+    print_note(f"verdict: {verdict}")
+    if failures or has_tripped(verdicts) or not summary.compared:
+        raise typer.Exit(FAILED)
+
+
+_VERSION = ("gateway", __version__)
+
+
+def _rules(config: CompareConfig) -> list[tuple[str, str]]:
+    named = [("rule of other outputs", config.default)]
+    named += [(f"rule of {name}", choice) for name, choice in config.outputs.items()]
+    return [(name, _rule_text(choice)) for name, choice in named]
+
+
+def _rule_text(choice: RuleChoice) -> str:
+    if isinstance(choice, str):
+        return choice
+    keys = choice.model_dump(exclude_defaults=True)
+    return ", ".join(f"{key} {value}" for key, value in keys.items()) or "tolerance of the datatype"
+
+
+def _files(side: str, capture: Capture) -> list[tuple[str, str]]:
+    """Return the files of a capture, with the SHA-256 that its manifest has of them."""
+    sums = capture.checksums()
+    return [
+        (f"{side} file", f"{it.name} {sums.get(it.name, '')}".strip()) for it in capture.segments
+    ]
+
+
+def _write(path: Path, page: bytes) -> None:
+    if str(path) == "-":
+        sys.stdout.buffer.write(page)
+        return
+    try:
+        path.write_bytes(page)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}")

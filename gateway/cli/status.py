@@ -1,0 +1,115 @@
+"""The command `status`: what a running gateway says about itself on its admin port."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+import typer
+
+from gateway.cli.output import (
+    FAILED,
+    OutputFormat,
+    OutputOption,
+    fail,
+    format_table,
+    print_json,
+    print_text,
+)
+
+_DEFAULT: Final = "127.0.0.1:9901"
+_TIMEOUT_S: Final = 5.0
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+AdminArgument = Annotated[
+    str, typer.Argument(metavar="[ADDR]", help="HOST:PORT of the admin pages.", show_default=True)
+]
+
+
+def status(
+    address: AdminArgument = _DEFAULT,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Print it again every 2 seconds.")
+    ] = False,
+    output: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Show listeners, routes, upstreams and warnings of a running gateway.
+
+    Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
+    """
+    while True:
+        document = _fetch(address)
+        if output is OutputFormat.JSON:
+            print_json(document)
+        else:
+            print_text((_CLEAR if watch else "") + "\n".join(status_lines(document)))
+        if not watch:
+            break
+        time.sleep(2.0)
+    if not document["ready"]:
+        raise typer.Exit(FAILED)
+
+
+def _fetch(address: str) -> Any:
+    url = f"http://{address}/status"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # http, above
+            return json.load(response)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        fail(f"no status at {url}: {reason}; expected the address of a gateway's `admin`")
+
+
+def status_lines(document: Any) -> Iterator[str]:
+    """Yield the lines of a status for a terminal."""
+    state = "ready" if document["ready"] else f"not ready: {document['reason']}"
+    config = document["config"]
+    yield f"Tensor Gateway {document['version']}: {state}"
+    yield f"{config['file']} (sha256 {config['sha256'][:12]}), started {document['started']}"
+    yield from _table(
+        ("listener", "address"), [(name, at) for name, at in document["listeners"].items()]
+    )
+    yield from _table(
+        ("route", "ready", "targets", "reason"),
+        [
+            (route["name"], _yes(route["ready"]), ", ".join(route["targets"]), route["reason"])
+            for route in document["routes"]
+        ],
+    )
+    yield from _table(
+        ("upstream", "endpoint", "available", "since s", "mean ms", "server", "reason"),
+        [
+            (
+                upstream["name"],
+                endpoint["address"],
+                _yes(endpoint["available"]),
+                f"{endpoint['since_s']:g}",
+                f"{endpoint['mean_latency_ms']:g}",
+                endpoint.get("server", ""),
+                endpoint["reason"],
+            )
+            for upstream in document["upstreams"]
+            for endpoint in upstream["endpoints"]
+        ],
+    )
+    for warning in document["warnings"][-5:]:
+        yield f"warning: {_short(warning)}"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    if rows:
+        yield ""
+        yield format_table(head, rows)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _short(warning: dict[str, Any]) -> str:
+    rest = {key: it for key, it in warning.items() if key not in ("event", "level")}
+    return f"{warning['event']} " + " ".join(f"{key}={value}" for key, value in rest.items())

@@ -1,0 +1,89 @@
+"""The parts of the configuration file that belong to logs, metrics and traces.
+
+See `gateway.config.models`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.config.fields import LineFormat, Text
+from gateway.config.signatures import Model
+
+
+class AccessLogConfig(Model):
+    """A file with a line for every call and every rejected request."""
+
+    path: Text
+    """The file. Lines are appended. It is relative to the configuration file, and opened again when
+    it was moved away."""
+    format: LineFormat = "json"
+    """`json`, or a text with fields in braces, such as `{code} {model} {ms} {request_id}`. A field
+    that is empty is `-`. Default: `json`."""
+
+
+class LogConfig(Model):
+    """Settings of the log."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged. Default: `info`."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """Form of a log line. Default: `auto`, which means `console` on a terminal and `json`
+    elsewhere."""
+    calls_per_second: int = Field(100, ge=0)
+    """Largest number of log lines per second about calls that succeed, over all workers. Calls that
+    fail and requests that are rejected have as many. The line after a gap counts the omitted ones
+    in `skipped`. `0` logs no calls. Default: `100`."""
+    access: AccessLogConfig | None = None
+    """A file with a line for every call, which `calls_per_second` does not limit. Default: none."""
+
+
+class MetricsConfig(Model):
+    """Settings of the metrics."""
+
+    compat: tuple[Literal["triton"], ...] = ()
+    """Servers whose metric names are published too. `triton` adds the `nv_inference_*` metrics, for
+    existing dashboards. Default: `[]`."""
+    series: int = Field(500, ge=1)
+    """Largest number of model names in metric labels. Calls to further models have the label
+    `_unknown`. Default: `500`."""
+
+
+class OtlpConfig(Model):
+    """Export to a collector of OpenTelemetry. It needs the extra `otel`.
+
+    The variables `OTEL_*` of the environment configure the rest, such as
+    `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_PROTOCOL`.
+    """
+
+    traces: bool = False
+    """Whether each call has spans: the call, its time in queues, each request to an upstream, each
+    step of a pipeline and each batch. Default: `false`."""
+    traces_percent: float | None = Field(None, ge=0, le=100)
+    """Percentage of the traces that begin in the gateway and are exported. A client that sends
+    `traceparent` decides about its own trace. Default: none, so `OTEL_TRACES_SAMPLER` decides, and
+    without it all traces are exported."""
+    metrics: bool = False
+    """Whether the metrics of the metrics page are exported, every minute or every
+    `OTEL_METRIC_EXPORT_INTERVAL` milliseconds. Default: `false`."""
+    logs: bool = False
+    """Whether log lines are exported, with the ids of their traces. They are also written as
+    before. Default: `false`."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is exported."""
+        return self.traces or self.metrics or self.logs
+
+
+class TelemetryConfig(Model):
+    """Settings of logs, metrics and traces."""
+
+    log: LogConfig = LogConfig()
+    """Log lines on standard error."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Contents of the metrics page."""
+    otlp: OtlpConfig = OtlpConfig()
+    """Export to a collector of OpenTelemetry."""

@@ -1,0 +1,333 @@
+"""The guards of a migration: whether each limit of the new server holds, trips, or is undecided.
+
+They are pure: they get one comparison at a time and look at no clock. `compare/statistics.py` has
+the tests.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from gateway.compare.replies import Comparison, Result
+from gateway.compare.statistics import (
+    ChangeDetector,
+    confidence_sequence,
+    newcombe_interval,
+    quantile_bounds,
+    ratio_bounds,
+    sequential_calls_needed,
+)
+from gateway.compare.summary import percentile
+from gateway.compare.tensors import Outcome
+from gateway.config.migration import GuardsConfig
+from gateway.ir.errors import ErrorCode
+
+_EXCESS_CALLS: Final = 1_000
+_LATENCY_CALLS: Final = 10_000
+_LATENCY_INTERVAL_S: Final = 10.0
+_P99: Final = 0.99
+
+_SERVER_ERRORS: Final = frozenset(
+    {
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.BAD_UPSTREAM,
+        ErrorCode.UPSTREAM,
+        ErrorCode.INTERNAL,
+        ErrorCode.NOT_READY,
+    }
+)
+
+
+class Standing(enum.Enum):
+    """What the calls so far say of a limit."""
+
+    HOLDS = "holds"
+    TRIPS = "trips"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One call that both servers were asked.
+
+    Attributes:
+        old: Result of the old server.
+        new: Result of the new server.
+        outcome: Of their comparison.
+        times_s: Seconds at the old and at the new server; None unless both replied.
+        at_s: Time of the call, of any clock that does not go back by much.
+    """
+
+    old: Result
+    new: Result
+    outcome: Outcome
+    times_s: tuple[float, float] | None
+    at_s: float
+
+
+def evidence_of(
+    old: Result,
+    new: Result,
+    comparison: Comparison,
+    times_s: tuple[float, float],
+    at_s: float,
+) -> Evidence:
+    """Return the evidence of one comparison; times of failed calls do not count."""
+    replied = old.error is None and new.error is None
+    return Evidence(old, new, comparison.outcome, times_s if replied else None, at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardVerdict:
+    """The verdict of one limit.
+
+    Attributes:
+        guard: Its key in the configuration, such as "errors.below".
+        evidence: Counts and bounds, for people.
+    """
+
+    guard: str
+    standing: Standing
+    evidence: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the verdict as JSON values."""
+        return {
+            "guard": self.guard,
+            "verdict": self.standing.value,
+            "evidence": self.evidence,
+        }
+
+
+class Guard(Protocol):
+    """One limit; once it has tripped, it stays so."""
+
+    def add(self, evidence: Evidence) -> None:
+        """Add one call."""
+
+    def verdict(self) -> GuardVerdict:
+        """Return what the calls so far show."""
+
+
+class Guards:
+    """All guards of a migration.
+
+    Args:
+        config: The limits; a missing one has no guard.
+    """
+
+    def __init__(self, config: GuardsConfig) -> None:
+        self._guards: list[Guard] = []
+        if config.mismatch is not None:
+            limit = config.mismatch.below
+            self._guards.append(_RateGuard("mismatch.below", limit, _is_different))
+        errors, latency = config.errors, config.latency
+        if errors is not None and errors.below is not None:
+            self._guards.append(_RateGuard("errors.below", errors.below, _is_server_error))
+        if errors is not None and errors.above_old is not None:
+            self._guards.append(_ExcessGuard("errors.above_old", errors.above_old))
+        if latency is not None and latency.p99 is not None:
+            self._guards.append(_LatencyGuard("latency.p99", latency.p99, _P99Time()))
+        if latency is not None and latency.p99_ratio is not None:
+            self._guards.append(_LatencyGuard("latency.p99_ratio", latency.p99_ratio, _P99Ratio()))
+
+    def add(self, evidence: Evidence) -> None:
+        """Add one call to each guard."""
+        for guard in self._guards:
+            guard.add(evidence)
+
+    def verdicts(self) -> list[GuardVerdict]:
+        """Return the verdict of each guard, in the order of the configuration."""
+        return [guard.verdict() for guard in self._guards]
+
+
+def _is_different(evidence: Evidence) -> bool:
+    return evidence.outcome in {Outcome.MISMATCH, Outcome.STRUCTURE}
+
+
+def _is_server_error(evidence: Evidence) -> bool:
+    if evidence.outcome in {Outcome.NEW_ERROR, Outcome.TIMEOUT}:
+        return evidence.new.error is not ErrorCode.CANCELLED
+    return evidence.new.error in _SERVER_ERRORS
+
+
+def _is_failure(result: Result) -> bool:
+    return result.error is not None and result.error is not ErrorCode.CANCELLED
+
+
+class _RateGuard:
+    """Holds by a confidence sequence over all calls, and trips by the change detector."""
+
+    def __init__(self, name: str, limit: float, is_bad: Callable[[Evidence], bool]) -> None:
+        self._name = name
+        self._limit = limit
+        self._is_bad = is_bad
+        self._bad = 0
+        self._total = 0
+        self._detector = ChangeDetector(limit)
+
+    def add(self, evidence: Evidence) -> None:
+        is_bad = self._is_bad(evidence)
+        self._bad += is_bad
+        self._total += 1
+        self._detector.add(is_bad)
+
+    def verdict(self) -> GuardVerdict:
+        high = confidence_sequence(self._bad, self._total)[1]
+        text = f"{self._bad} of {self._total}, at most {high:.3%}, limit {self._limit:.3%}"
+        tripped = self._detector.tripped_after
+        if tripped is not None:
+            return GuardVerdict(self._name, Standing.TRIPS, f"{text}; tripped after call {tripped}")
+        if high < self._limit:
+            return GuardVerdict(self._name, Standing.HOLDS, text)
+        needed = sequential_calls_needed(self._limit)
+        if self._total < needed and not self._bad:
+            text += f"; {needed} calls without one are needed"
+        return GuardVerdict(self._name, Standing.UNDECIDED, text)
+
+
+class _ExcessGuard:
+    """Compares the errors of both servers in the last calls."""
+
+    def __init__(self, name: str, limit: float) -> None:
+        self._name = name
+        self._limit = limit
+        self._calls: deque[tuple[bool, bool]] = deque(maxlen=_EXCESS_CALLS)
+        self._old = 0
+        self._new = 0
+        self._total = 0
+        self._tripped_after: int | None = None
+
+    def add(self, evidence: Evidence) -> None:
+        if len(self._calls) == _EXCESS_CALLS:
+            old, new = self._calls[0]
+            self._old -= old
+            self._new -= new
+        old, new = _is_failure(evidence.old), _is_failure(evidence.new)
+        self._calls.append((old, new))
+        self._old += old
+        self._new += new
+        self._total += 1
+        if new and self._tripped_after is None and self._interval()[0] > self._limit:
+            self._tripped_after = self._total
+
+    def _interval(self) -> tuple[float, float]:
+        count = len(self._calls)
+        return newcombe_interval(self._new, count, self._old, count)
+
+    def verdict(self) -> GuardVerdict:
+        low, high = self._interval()
+        text = (
+            f"{self._new} at new and {self._old} at old in the last {len(self._calls)} calls, "
+            f"{low:.3%} to {high:.3%} more, limit {self._limit:.3%}"
+        )
+        if self._tripped_after is not None:
+            text += f"; tripped after call {self._tripped_after}"
+            return GuardVerdict(self._name, Standing.TRIPS, text)
+        standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
+        return GuardVerdict(self._name, standing, text)
+
+
+class _Quantity(Protocol):
+    """What a latency guard bounds."""
+
+    def bounds(self, old: list[float], new: list[float]) -> tuple[float, float]:
+        """Return its bounds from the sorted times of both servers."""
+
+    def value(self, old: list[float], new: list[float]) -> float:
+        """Return itself; the times are not empty."""
+
+    def text(self, value: float) -> str:
+        """Return a value with its unit."""
+
+
+class _P99Time:
+    def bounds(self, _old: list[float], new: list[float]) -> tuple[float, float]:
+        low, high = quantile_bounds(new, _P99)
+        return max(0.0, low), high
+
+    def value(self, _old: list[float], new: list[float]) -> float:
+        return percentile(new, _P99)
+
+    def text(self, value: float) -> str:
+        return "?" if math.isinf(value) else f"{value * 1e3:.4g} ms"
+
+
+class _P99Ratio:
+    def bounds(self, old: list[float], new: list[float]) -> tuple[float, float]:
+        return ratio_bounds(new, old, _P99)
+
+    def value(self, old: list[float], new: list[float]) -> float:
+        below = percentile(old, _P99)
+        return percentile(new, _P99) / below if below > 0 else math.inf
+
+    def text(self, value: float) -> str:
+        return "?" if math.isinf(value) else f"{value:.3g}"
+
+
+class _LatencyGuard:
+    """Trips when the lower bound is above the limit at two looks in a row, 10 s apart."""
+
+    def __init__(self, name: str, limit: float, quantity: _Quantity) -> None:
+        self._name = name
+        self._limit = limit
+        self._quantity = quantity
+        self._times: deque[tuple[float, float]] = deque(maxlen=_LATENCY_CALLS)
+        self._next_look_s = -math.inf
+        self._was_above = False
+        self._tripped = False
+
+    def add(self, evidence: Evidence) -> None:
+        if evidence.times_s is None:
+            return
+        self._times.append(evidence.times_s)
+        if evidence.at_s >= self._next_look_s:
+            self._next_look_s = evidence.at_s + _LATENCY_INTERVAL_S
+            is_above = self._quantity.bounds(*self._sorted())[0] > self._limit
+            self._tripped |= is_above and self._was_above
+            self._was_above = is_above
+
+    def _sorted(self) -> tuple[list[float], list[float]]:
+        return sorted(old for old, _ in self._times), sorted(new for _, new in self._times)
+
+    def verdict(self) -> GuardVerdict:
+        old, new = self._sorted()
+        text = self._quantity.text
+        if not new:
+            return GuardVerdict(
+                self._name, Standing.UNDECIDED, f"no call, limit {text(self._limit)}"
+            )
+        low, high = self._quantity.bounds(old, new)
+        found = (
+            f"{text(self._quantity.value(old, new))} in {len(new)} calls, "
+            f"{text(low)} to {text(high)}, limit {text(self._limit)}"
+        )
+        if self._tripped:
+            return GuardVerdict(self._name, Standing.TRIPS, found)
+        standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
+        return GuardVerdict(self._name, standing, found)
+
+
+def verdict_text(
+    failures: Sequence[str], guards: Sequence[GuardVerdict], *, has_conditions: bool
+) -> str:
+    """Return the verdict on a comparison: failed with the reasons, undecided, passed or none.
+
+    Args:
+        failures: Of the conditions that do not hold.
+        guards: A guard that trips is a failure, too.
+        has_conditions: Whether there are conditions; without any and without guards it is "none".
+    """
+    tripped = [f"{each.guard} trips" for each in guards if each.standing is Standing.TRIPS]
+    undecided = [each.guard for each in guards if each.standing is Standing.UNDECIDED]
+    if failures or tripped:
+        return f"failed, {'; '.join([*failures, *tripped])}"
+    if undecided:
+        return f"undecided, {', '.join(undecided)}"
+    return "passed" if has_conditions or guards else "none (no --fail-if and no guard)"

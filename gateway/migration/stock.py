@@ -1,0 +1,310 @@
+"""Who calls what: counts of inferences by client, agent, protocol, model and inputs.
+
+The rows are bounded, and are kept in a file of the state directory for each worker. `merged_rows`
+reads all of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from bisect import bisect_left
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, Literal
+
+import structlog
+
+from gateway.ir.bounded_dict import BoundedDict
+from gateway.ir.calls import InferRequest
+
+log = structlog.get_logger(__name__)
+
+Clients = Literal["full", "prefix", "hash", "none"]
+Key = tuple[Any, ...]
+
+MAX_ROWS: Final = 4096
+OTHER: Final = "other"
+SAVE_S: Final = 10.0
+_MAX_CLIENTS: Final = 65_536
+_VERSION: Final = 1
+
+# Upper bounds of the buckets of durations, seconds: 20 % apart, from 0.1 ms to 2 minutes.
+_BOUNDS: Final = tuple(1e-4 * 1.2**number for number in range(78))
+
+
+class StockRow:
+    """The inferences of one client for one model.
+
+    Attributes:
+        client: Its address, or what the configuration leaves of it.
+        inputs: Such as "features FP32[30]"; the batch axis is left out.
+        first_s: Time of the first call, seconds since 1970.
+        last_s: Time of the last call.
+        buckets: Number of calls by duration.
+    """
+
+    __slots__ = (
+        "agent",
+        "buckets",
+        "calls",
+        "client",
+        "errors",
+        "first_s",
+        "inputs",
+        "last_s",
+        "model",
+        "protocol",
+    )
+
+    def __init__(self, client: str, agent: str, protocol: str, model: str, inputs: str) -> None:
+        self.client = client
+        self.agent = agent
+        self.protocol = protocol
+        self.model = model
+        self.inputs = inputs
+        self.calls = 0
+        self.errors = 0
+        self.first_s = 0.0
+        self.last_s = 0.0
+        self.buckets: dict[int, int] = {}
+
+    @property
+    def name(self) -> tuple[str, str, str, str, str]:
+        """What distinguishes it from other rows."""
+        return self.client, self.agent, self.protocol, self.model, self.inputs
+
+    @property
+    def p99_s(self) -> float:
+        """The 99th percentile of the durations, at most 20 % too high."""
+        remaining = self.calls * 0.99
+        for bucket, count in sorted(self.buckets.items()):
+            remaining -= count
+            if remaining <= 1e-9:  # noqa: PLR2004  # the rounding of the product
+                return _BOUNDS[min(bucket, len(_BOUNDS) - 1)]
+        return 0.0
+
+    @property
+    def per_minute(self) -> float:
+        """Calls per minute between the first and the last one."""
+        return self.calls / max(self.last_s - self.first_s, 60.0) * 60.0
+
+    def add(self, other: StockRow) -> None:
+        """Add the counts of another row."""
+        self.first_s = min(self.first_s or other.first_s, other.first_s)
+        self.last_s = max(self.last_s, other.last_s)
+        self.calls += other.calls
+        self.errors += other.errors
+        for bucket, count in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+
+    def document(self) -> dict[str, Any]:
+        """Return the row as JSON values."""
+        return {
+            "client": self.client,
+            "agent": self.agent,
+            "protocol": self.protocol,
+            "model": self.model,
+            "inputs": self.inputs,
+            "calls": self.calls,
+            "per_min": round(self.per_minute, 3),
+            "errors": self.errors,
+            "p99_ms": round(self.p99_s * 1e3, 3),
+            "first_seen": _time(self.first_s),
+            "last_seen": _time(self.last_s),
+        }
+
+
+class Stock:
+    """Counts the inferences of one process.
+
+    Args:
+        path: File of this worker in the state directory.
+        clients: What is kept of the addresses of clients.
+        max_rows: Further rows are counted as one, `other`.
+    """
+
+    def __init__(self, path: Path, clients: Clients = "full", max_rows: int = MAX_ROWS) -> None:
+        self._path = path
+        self._clients = clients
+        self._max_rows = max_rows
+        self._rows: dict[Key, StockRow] = {}
+        self._other = StockRow(OTHER, "", "", "", "")
+        self._addresses: BoundedDict[str, str] = BoundedDict(_MAX_CLIENTS)
+        self._by_name: dict[tuple[str, ...], StockRow] = {}
+        self._epoch_s = datetime.now(UTC).timestamp() - monotonic()
+        self._failed = False
+
+    def count(self, request: InferRequest, seconds: float, failed: bool) -> None:
+        """Count one inference; on the path of every call."""
+        context = request.context
+        client = context.client
+        # A tuple of what is there: its hash costs less than any text of it.
+        key: Key = (
+            client.address,
+            client.agent,
+            context.protocol,
+            request.model,
+            tuple([(each.name, each.datatype, each.shape) for each in request.inputs]),
+        )
+        row = self._rows.get(key)
+        if row is None:
+            row = self._new_row(key, request)
+        now = monotonic() + self._epoch_s
+        if not row.calls:
+            row.first_s = now
+        row.last_s = now
+        row.calls += 1
+        row.errors += failed
+        bucket = bisect_left(_BOUNDS, seconds)
+        row.buckets[bucket] = row.buckets.get(bucket, 0) + 1
+
+    def _new_row(self, key: Key, request: InferRequest) -> StockRow:
+        client, context = request.context.client, request.context
+        model = request.model
+        name = "" if model is None else model.name + (f":{model.version}" if model.version else "")
+        wanted = StockRow(
+            self._shown(client.address),
+            client.agent[:128],
+            context.protocol,
+            name,
+            signature_of(request),
+        )
+        row = self._by_name.get(wanted.name)
+        if row is None:
+            if len(self._by_name) >= self._max_rows:
+                return self._other
+            row = self._by_name[wanted.name] = wanted
+        # Batches of another size are other keys of the same row.
+        if len(self._rows) >= 4 * self._max_rows:
+            self._rows.clear()
+        self._rows[key] = row
+        return row
+
+    def _shown(self, address: str) -> str:
+        """Return what is kept of an address."""
+        if self._clients == "full" or not address:
+            return address
+        if self._clients == "none":
+            return ""
+        found = self._addresses.get(address)
+        if found is None:
+            found = _prefix(address) if self._clients == "prefix" else _hash(address)
+            self._addresses[address] = found
+        return found
+
+    def rows(self) -> list[StockRow]:
+        """Return the rows, `other` last if it has calls."""
+        other = [self._other] if self._other.calls else []
+        return [*self._by_name.values(), *other]
+
+    def load(self) -> None:
+        """Continue the counts of an earlier process; a file that is not readable is left."""
+        for row in _read(self._path):
+            if row.client == OTHER and not row.protocol:
+                self._other.add(row)
+            elif len(self._by_name) < self._max_rows:
+                self._by_name[row.name] = row
+
+    def save(self) -> None:
+        """Write the rows to the file, aside and then renamed; an error is logged once."""
+        entries = [
+            {
+                **{name: getattr(row, name) for name in StockRow.__slots__ if name != "buckets"},
+                "buckets": list(row.buckets.items()),
+            }
+            for row in self.rows()
+        ]
+        aside = self._path.with_suffix(".tmp")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside.write_text(json.dumps({"version": _VERSION, "rows": entries}))
+            aside.chmod(0o600)
+            aside.replace(self._path)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.warning("stock not written", file=str(self._path), reason=str(error))
+            self._failed = True
+
+
+def stock_path(directory: Path, worker: int) -> Path:
+    """Return the file of a worker in the state directory."""
+    return directory / f"stock-{worker}.json"
+
+
+def merged_rows(directory: Path, since_s: float = 0.0) -> list[StockRow]:
+    """Return the rows of all workers, the last caller first.
+
+    Args:
+        directory: The state directory.
+        since_s: Leave out callers that were last seen earlier, seconds since 1970.
+    """
+    found: dict[tuple[str, ...], StockRow] = {}
+    for path in sorted(directory.glob("stock-*.json")):
+        for row in _read(path):
+            known = found.get(row.name)
+            if known is None:
+                found[row.name] = row
+            else:
+                known.add(row)
+    rows = [row for row in found.values() if row.last_s >= since_s]
+    return sorted(rows, key=lambda row: -row.last_s)
+
+
+def signature_of(request: InferRequest) -> str:
+    """Return names, datatypes and shapes of the inputs, such as "features FP32[30]"."""
+    texts = []
+    for tensor in request.inputs:
+        datatype = "" if tensor.datatype is None else tensor.datatype.name
+        shape = tensor.shape
+        if shape is not None and request.batch_size is None and len(shape) > 1:
+            shape = shape[1:]
+        axes = "" if shape is None else f"[{','.join(map(str, shape))}]"
+        texts.append(f"{tensor.name} {datatype}{axes}".strip())
+    return ", ".join(texts)[:512]
+
+
+def _read(path: Path) -> Iterable[StockRow]:
+    try:
+        document = json.loads(path.read_text())
+        rows = []
+        for entry in document["rows"]:
+            names = ("client", "agent", "protocol", "model", "inputs")
+            row = StockRow(*(str(entry[name]) for name in names))
+            row.calls, row.errors = int(entry["calls"]), int(entry["errors"])
+            row.first_s, row.last_s = float(entry["first_s"]), float(entry["last_s"])
+            row.buckets = {int(bucket): int(count) for bucket, count in entry["buckets"]}
+            rows.append(row)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("stock not read", file=str(path), reason=str(error))
+        return []
+    return rows
+
+
+def _prefix(address: str) -> str:
+    try:
+        bits = 24 if ipaddress.ip_address(address).version == 4 else 48  # noqa: PLR2004
+        return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
+    except ValueError:
+        return ""
+
+
+# A new key in each process: an address cannot be found by trying all of them.
+_HASH_KEY: Final = os.urandom(16)
+
+
+def _hash(address: str) -> str:
+    return blake2b(address.encode(), digest_size=6, key=_HASH_KEY).hexdigest()
+
+
+def _time(seconds: float) -> str | None:
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,131 @@
+"""FairShare: the part of a route's concurrency that callers with the same key may have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull, QueueLate, Share
+from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
+from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.ir.streams import on_stream_end
+from gateway.service import Service
+from gateway.telemetry.call_path import queue_priority, record_queue_time
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+_CALM_S: Final = 10.0
+
+
+class FairShare:
+    """Limits the inferences in flight of each key, and lets keys take turns in the queue.
+
+    Callers without a key share one part. A call above the part of its key waits for calls of that
+    key alone: it holds up nobody else.
+
+    Args:
+        inner: The service to call.
+        key: Returns the key of a call; None if it has none.
+        in_flight: Inferences at a time of all keys.
+        share: Inferences at a time of one key.
+        queue: Maximum inferences that wait.
+        wait_s: Maximum time that one waits.
+        target_s: How long one may wait while the queue has not been empty for *wait_s*; None for no
+            such rule.
+        route: Name of the route.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(  # noqa: PLR0913  # all by name but the first two
+        self,
+        inner: Service,
+        key: Callable[[Call[Any]], str | None],
+        *,
+        in_flight: int,
+        share: int,
+        queue: int = 256,
+        wait_s: float = 0.1,
+        target_s: float | None = None,
+        route: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._key = key
+        self._wait_s = wait_s
+        self._route = route
+        self._clock = clock
+        self._current = ""
+        self._limiter = Limiter(
+            in_flight,
+            queue=queue,
+            share=share,
+            group=lambda: self._current,
+            priority=queue_priority,
+            delay=None if target_s is None else ControlledDelay(target_s, wait_s),
+        )
+        self._calm_at = float("-inf")
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Call *inner* within the part of the caller.
+
+        Raises:
+            Overloaded: The part is used up, and no inference of it ended in time.
+        """
+        request = call if type(call) is InferRequest else inference_of(call)
+        if request is None:
+            return await self._inner(call)
+        is_stream = type(call) is StreamInferRequest
+        name = self._key(call) or ""
+        limiter = self._limiter
+        share = limiter.share(name)
+        if not limiter.try_acquire(1, share):
+            await self._wait(call, request, name, share)
+        try:
+            reply = await self._inner(call)
+        except BaseException:
+            limiter.release(1, share)
+            raise
+        if is_stream:
+            return on_stream_end(call, reply, lambda _error: limiter.release(1, share))
+        limiter.release(1, share)
+        return reply
+
+    async def _wait(self, call: Call[Any], request: InferRequest, name: str, share: Share) -> None:
+        began = self._clock()
+        wait_s, timeout_us = self._wait_s, request.timeout_us
+        if timeout_us is not None:
+            wait_s = min(wait_s, timeout_us / 1e6)
+        self._current = name  # `acquire` reads it before it waits
+        try:
+            await self._limiter.acquire(1, share, timeout_s=wait_s)
+        except QueueLate:
+            raise Overloaded(
+                f"the queue of route {self._route!r} is late: it has no place for another one",
+                model=call.model,
+                limit="queue_target",
+            ) from None
+        except (LimiterFull, TimeoutError) as error:
+            if timeout_us is not None and wait_s < self._wait_s and type(error) is TimeoutError:
+                queue = f"the share of its caller in route {self._route!r}"
+                raise QueueTimeout.after(timeout_us, queue, call.model) from None
+            raise self._overloaded(call, share) from None
+        record_queue_time(self._clock() - began)
+
+    def _overloaded(self, call: Call[Any], share: Share) -> Overloaded:
+        now = self._clock()
+        if now >= self._calm_at:
+            # Keys are header values, which are not logged.
+            log.warning("share of a route used up", route=self._route)
+        self._calm_at = now + _CALM_S
+        limiter = self._limiter
+        return Overloaded(
+            f"route {self._route!r} has {share.used} inferences of this caller in flight, at most "
+            f"{limiter.share_limit} of {limiter.limit} are allowed (share)",
+            model=call.model,
+            limit="share",
+        )

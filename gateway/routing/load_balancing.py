@@ -1,0 +1,148 @@
+"""Load balancing: which of the available endpoints of an upstream gets a call."""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from gateway.ir.calls import Call
+from gateway.routing.sequence_affinity import rendezvous
+
+_DECAY_S: Final = 2.0
+# An endpoint whose latency is unknown must not get all calls.
+_LEAST_S: Final = 0.001
+
+
+class BalancingPolicy(enum.Enum):
+    """How one of the available endpoints is chosen."""
+
+    ROUND_ROBIN = "round_robin"
+    LEAST_REQUEST = "least_request"
+    PEAK_EWMA = "peak_ewma"
+    RANDOM = "random"
+    HASH = "hash"
+
+
+class PeakEwma:
+    """An average of latencies that follows increases at once, and decreases within seconds.
+
+    It decays without calls, so that an endpoint that was slow is tried again.
+
+    Source: linkerd and Finagle, "Beyond Round Robin: Load Balancing for Latency".
+    """
+
+    __slots__ = ("_at", "_value_s")
+
+    def __init__(self) -> None:
+        self._value_s = 0.0
+        self._at = 0.0
+
+    def observe(self, latency_s: float, now: float) -> None:
+        """Add the latency of a call that ended at *now*."""
+        weight = math.exp((self._at - now) / _DECAY_S)
+        average_s = self._value_s * weight
+        self._value_s = max(latency_s, average_s + (1 - weight) * latency_s)
+        self._at = now
+
+    def read(self, now: float) -> float:
+        """Return the average in seconds."""
+        return self._value_s * math.exp((self._at - now) / _DECAY_S)
+
+
+class BalancedEndpoint(Protocol):
+    """What a policy needs to know of an endpoint.
+
+    Attributes:
+        pending: Calls in flight.
+        last_turn: Number of the call that was sent to it last.
+        latency: Of its calls.
+        name: Its address.
+    """
+
+    pending: int
+    last_turn: int
+    latency: PeakEwma
+    name: str
+
+
+E = TypeVar("E", bound=BalancedEndpoint)
+Key = Callable[[Call[Any]], str | None]
+"""Returns the text that decides where a call goes; None if the call has none."""
+
+
+class LoadBalancer:
+    """Chooses an endpoint for each call of an upstream.
+
+    With `least_request` and `peak_ewma` two endpoints are drawn, and the better one gets the call:
+    many gateways then do not all choose the same endpoint.
+
+    Args:
+        policy: How an endpoint is chosen.
+        key: For `HASH`; calls without a key are balanced as with `LEAST_REQUEST`.
+        draw: Random numbers in [0, 1).
+
+    Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing".
+    """
+
+    def __init__(
+        self,
+        policy: BalancingPolicy,
+        key: Key | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.measures_latency = policy not in {BalancingPolicy.ROUND_ROBIN, BalancingPolicy.RANDOM}
+        self._policy = policy
+        self._key = key
+        self._draw = draw
+        self._turn = 0
+
+    def choose(self, endpoints: Sequence[E], call: Call[Any], now: float) -> E:
+        """Return one of *endpoints*, of which there is at least one."""
+        self._turn += 1
+        chosen = self._choose(endpoints, call, now) if len(endpoints) > 1 else endpoints[0]
+        chosen.last_turn = self._turn
+        return chosen
+
+    def _choose(self, endpoints: Sequence[E], call: Call[Any], now: float) -> E:
+        policy = self._policy
+        if policy is BalancingPolicy.ROUND_ROBIN:
+            return endpoints[self._turn % len(endpoints)]
+        if policy is BalancingPolicy.RANDOM:
+            return endpoints[int(self._draw() * len(endpoints))]
+        if policy is BalancingPolicy.HASH:
+            key = None if self._key is None else self._key(call)
+            if key is not None:
+                name = rendezvous(key, {each.name: 1.0 for each in endpoints})
+                return next(each for each in endpoints if each.name == name)
+        first, second = self._two(endpoints)
+        return first if self._cost(first, now) <= self._cost(second, now) else second
+
+    def _two(self, endpoints: Sequence[E]) -> tuple[E, E]:
+        count = len(endpoints)
+        first = int(self._draw() * count)
+        second = (first + 1 + int(self._draw() * (count - 1))) % count
+        return endpoints[first], endpoints[second]
+
+    def _cost(self, endpoint: BalancedEndpoint, now: float) -> tuple[float, float, int]:
+        """Return the cost of another call; the endpoint that waited longest wins a tie."""
+        latency_s = endpoint.latency.read(now)
+        if self._policy is BalancingPolicy.PEAK_EWMA:
+            weighted_s = max(latency_s, _LEAST_S) * (endpoint.pending + 1)
+            return weighted_s, endpoint.pending, endpoint.last_turn
+        # Only latencies that differ by a factor of about two decide: smaller differences are noise.
+        return endpoint.pending, math.frexp(max(latency_s, _LEAST_S))[1], endpoint.last_turn
+
+
+def key_of(source: str) -> Key:
+    """Return the key function of a configured source: `model`, `address`, or `header:NAME`."""
+    if source == "model":
+        return lambda call: None if call.model is None else call.model.name
+    if source == "address":
+        return lambda call: call.context.client.address or None
+    name = source.removeprefix("header:").lower()
+    return lambda call: next(
+        (value for key, value in call.context.metadata if key == name and value), None
+    )

@@ -1,0 +1,175 @@
+"""Metrics of the requests to upstreams, and of the sizes of messages.
+
+They are counted on the path of every call, without a lock: see `call_metrics`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.ir.calls import InferRequest
+from gateway.telemetry.call_log import OK
+from gateway.telemetry.call_path import CallPath
+
+BOUNDS_S: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
+"""Upper bounds of the buckets, in seconds."""
+
+
+class EndpointAttempts:
+    """The attempts of one endpoint.
+
+    Args:
+        endpoint: Its name, for the path of each call.
+
+    Attributes:
+        inferred: Inferences that succeeded, nearly all of the attempts.
+        seconds: Time of all attempts.
+    """
+
+    __slots__ = ("_others", "endpoint", "inferred", "seconds")
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._others: defaultdict[tuple[type, str], int] = defaultdict(int)
+        self.inferred = 0
+        self.seconds = 0.0
+
+    @property
+    def counts(self) -> dict[tuple[type, str], int]:
+        """The attempts by the type of the call and the code, those that occurred."""
+        found = self._others.copy()
+        if self.inferred:
+            found[InferRequest, OK] += self.inferred
+        return found
+
+    @property
+    def mean_s(self) -> float:
+        """Mean time of an attempt, in seconds; 0 before the first."""
+        count = sum(self.counts.values())
+        return self.seconds / count if count else 0.0
+
+    def ended(self, kind: type, path: CallPath | None, seconds: float, code: str) -> None:
+        """Count an attempt.
+
+        Args:
+            kind: Type of the call.
+            path: Of the client's call; None for a call of the gateway itself, or for a batch.
+            seconds: From the request to the response.
+            code: "ok", or the value of the error's code.
+        """
+        self._others[kind, code] += 1
+        self.seconds += seconds
+        if path is not None:
+            path.endpoint = self.endpoint
+            path.attempts += 1
+            path.upstream_s += seconds
+
+
+class AttemptMetrics(Collector):
+    """Counts the attempts of all endpoints."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.endpoints: dict[tuple[str, str], EndpointAttempts] = {}
+        registry.register(self)
+
+    def of(self, upstream: str, endpoint: str) -> EndpointAttempts:
+        """Return the counter of one endpoint."""
+        key = (upstream, endpoint)
+        if key not in self.endpoints:
+            self.endpoints[key] = EndpointAttempts(endpoint)
+        return self.endpoints[key]
+
+    def forget(self, upstream: str, endpoint: str) -> None:
+        """Remove the counter of an endpoint that is gone."""
+        self.endpoints.pop((upstream, endpoint), None)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        attempts = CounterMetricFamily(
+            "gateway_upstream_attempts",
+            "Requests to an endpoint, probes and retries included, by the kind of call.",
+            labels=("upstream", "endpoint", "kind", "code"),
+        )
+        seconds = CounterMetricFamily(
+            "gateway_upstream_attempt_seconds",
+            "Time between the requests to an endpoint and their responses.",
+            labels=("upstream", "endpoint"),
+        )
+        for names, found in self.endpoints.items():
+            for (kind, code), count in found.counts.items():
+                attempts.add_metric((*names, kind.__name__, code), count)
+            seconds.add_metric(names, found.seconds)
+        yield attempts
+        yield seconds
+
+
+class ByteCounter:
+    """The bytes of the messages of one protocol on one listener.
+
+    Attributes:
+        received: Bytes of requests.
+        sent: Bytes of responses.
+    """
+
+    __slots__ = ("received", "sent")
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.sent = 0
+
+    def count(self, request: Any = None, response: Any = None) -> None:
+        """Count a wire request, or a response, or both."""
+        if request is not None:
+            self.received += request.size_bytes
+        if response is not None:
+            self.sent += response.size_bytes
+
+
+class ByteMetrics(Collector):
+    """Counts the bytes of messages, by listener and protocol."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counters: dict[tuple[str, str], ByteCounter] = {}
+        registry.register(self)
+
+    def of(self, listener: str, protocol: str) -> ByteCounter:
+        """Return the counter of a protocol on a listener."""
+        return self._counters.setdefault((listener, protocol), ByteCounter())
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        labels = ("listener", "protocol")
+        received = CounterMetricFamily(
+            "gateway_received_bytes", "Bytes of requests, without headers.", labels=labels
+        )
+        sent = CounterMetricFamily(
+            "gateway_sent_bytes", "Bytes of responses, without headers.", labels=labels
+        )
+        for names, counter in self._counters.copy().items():
+            received.add_metric(names, counter.received)
+            sent.add_metric(names, counter.sent)
+        yield received
+        yield sent

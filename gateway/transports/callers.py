@@ -1,0 +1,48 @@
+"""Who sends the requests of one connection: an address, and a `user-agent` that rarely changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from gateway.ir.context import Client
+
+_AGENT: Final = "user-agent"
+_MAX_AGENT: Final = 256
+
+Fields = Iterable[tuple[str, str | bytes]]
+"""The headers or the metadata of a request."""
+
+
+class Caller:
+    """The client at the far end of one connection.
+
+    Args:
+        address: Its IP address; "" for a unix socket.
+    """
+
+    __slots__ = ("_client", "_fields")
+
+    def __init__(self, address: str) -> None:
+        self._client = Client(address)
+        self._fields: Fields = ()
+
+    def client(self, fields: Fields = ()) -> Client:
+        """Return the client that sent *fields*.
+
+        The same object is read once: transports cache the fields of repeated requests.
+        """
+        if fields is not self._fields:
+            self._fields = fields
+            agent = agent_of(fields)
+            if agent != self._client.agent:
+                self._client = Client(self._client.address, agent)
+        return self._client
+
+
+def agent_of(fields: Fields) -> str:
+    """Return the first `user-agent` of a request, cut at 256 characters; "" for none."""
+    for name, value in fields:
+        if len(name) == len(_AGENT) and name.lower() == _AGENT and isinstance(value, str):
+            return value[:_MAX_AGENT]
+    return ""

@@ -1,0 +1,509 @@
+"""HttpStream: one plain HTTP request on a stream of HTTP/2.
+
+The exchange is that of HTTP/1 (`http.exchange`), with the same limits.  To the exchange, a stream
+is both its connection and its request.  Bodies are received completely.
+
+Source: RFC 9113 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from email.utils import formatdate
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+from gateway.ir.context import REQUEST_ID
+from gateway.transports.admission import CLIENT_MEMORY, ClientShares, Reservation
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.exchange import Exchange, failure
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.headers import is_writable, safe_value
+from gateway.transports.http.interfaces import ListenerState
+from gateway.transports.http.request_body import (
+    EMPTY,
+    TransferRateLimit,
+    too_many_bytes,
+    wait_for_body,
+)
+from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
+from gateway.transports.http2.hpack import literal
+from gateway.transports.http2.request_head import HttpStreamHead
+from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.reserved_buffer import ReservedBuffer
+from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
+
+_BODILESS: Final = frozenset({204, 304})
+_CONTINUE: Final = literal(b":status", b"100")
+_VARIES: Final = literal(b"vary", b"accept-encoding")
+
+
+class HttpStreamLine(Protocol):
+    """The part of a connection that a request uses."""
+
+    core: Http2Connection
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def http_client(self) -> ClientShares:
+        """What its client has of the slots and the memory of the listener."""
+        ...
+
+    def flush_soon(self) -> None:
+        """Write the frames of the core in the next turn of the loop."""
+
+    def on_http_begin(self) -> None:
+        """Note the begin of a request."""
+
+    def on_http_end(self) -> None:
+        """Note its end."""
+
+
+class StreamWriter:
+    """Writes the response of one stream; what `Exchange` has for a transport.
+
+    Args:
+        line: The connection.
+        stream: The stream.
+    """
+
+    __slots__ = ("_line", "_stream")
+
+    def __init__(self, line: HttpStreamLine, stream: Http2Stream) -> None:
+        self._line = line
+        self._stream = stream
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the response may go on."""
+        stream = self._stream
+        return not (stream.local_closed or stream.end_waits) and self._is_known
+
+    @property
+    def _is_known(self) -> bool:
+        return self._line.core.streams.get(self._stream.number) is self._stream
+
+    def head(self, block: bytes, *, end: bool = False) -> None:
+        """Write header fields, with *end* as the last of the stream."""
+        if self.is_open:
+            self._line.core.writer.head(self._stream, block, end=end)
+            self._line.flush_soon()
+
+    def data(self, buffers: Sequence[Buffer]) -> None:
+        """Write a part of the body, as far as the windows of the client allow."""
+        if self.is_open:
+            self._line.core.writer.data(self._stream, buffers)
+            self._line.flush_soon()
+
+    def whole(self, block: bytes, buffers: Sequence[Buffer], size: int) -> None:
+        """Write all of a response."""
+        if self.is_open:
+            self._line.core.writer.send(self._stream, block, buffers, None, size)
+            self._line.flush_soon()
+
+    def end(self) -> None:
+        """End the stream after what waits."""
+        if self.is_open:
+            self._line.core.writer.end(self._stream, None)
+            self._line.flush_soon()
+
+    def abort(self) -> None:
+        """Reset the stream."""
+        if self._is_known:
+            self._line.core.reset(self._stream, h2.CANCEL)
+            self._line.flush_soon()
+
+    def can_write_eof(self) -> bool:
+        """Return False: the end of a stream is part of its response."""
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait for the windows of the client."""
+        return size_of(self._stream.waiting or ())
+
+
+class Http2Exchange(Exchange):
+    """A request on a stream, until its response is written."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def write_response(  # type: ignore[override]  # its transport is a stream
+        transport: StreamWriter,
+        response: HttpResponse,
+        *,
+        keep: bool,  # noqa: ARG004  # a stream carries one request
+        version: Version,  # noqa: ARG004
+        varies: bool = False,
+        head_only: bool = False,
+    ) -> None:
+        """Write a complete *response*, with its exact length."""
+        if response.status in _BODILESS:
+            transport.head(_block(response), end=True)
+            return
+        size = size_of(response.body)
+        block = _block(response) + literal(b"content-length", b"%d" % size)
+        if varies:
+            block += _VARIES
+        if head_only or not size:
+            transport.head(block, end=True)
+        else:
+            transport.whole(block, response.body, size)
+
+    @staticmethod
+    def write_stream_head(  # type: ignore[override]  # its transport is a stream
+        transport: StreamWriter,
+        response: HttpResponse,
+        *,
+        keep: bool,  # noqa: ARG004  # a stream carries one request
+        version: Version,  # noqa: ARG004
+    ) -> None:
+        """Write the head of a streamed response."""
+        transport.head(_block(response))
+
+    @staticmethod
+    def write_part(  # type: ignore[override]  # its transport is a stream
+        transport: StreamWriter,
+        body: Iterable[Buffer],
+        version: Version,  # noqa: ARG004
+    ) -> None:
+        """Write one part of a streamed response; nothing when it is empty."""
+        buffers = [buffer for buffer in body if len(buffer)]
+        if buffers:
+            transport.data(buffers)
+
+    @staticmethod
+    def write_end(  # type: ignore[override]  # its transport is a stream
+        transport: StreamWriter,
+        version: Version,  # noqa: ARG004
+    ) -> None:
+        """Write the end of a streamed response."""
+        transport.end()
+
+    @staticmethod
+    def write_continue(transport: StreamWriter) -> None:  # type: ignore[override]
+        """Send "100 Continue" to a client that waits for it."""
+        transport.head(_CONTINUE)
+
+
+class HttpStream:
+    """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
+
+    Args:
+        line: Its connection.
+        stream: Its stream.
+        head: Its header fields.
+        listener: The state of the listener.
+        body: The complete body; None if it has not arrived.
+    """
+
+    closes = False
+    ending = False
+    must_close = False
+    version: Version = (1, 1)
+
+    def __init__(
+        self,
+        line: HttpStreamLine,
+        stream: Http2Stream,
+        head: HttpStreamHead,
+        listener: ListenerState,
+        body: memoryview | None,
+    ) -> None:
+        self._line = line
+        self._stream = stream
+        self._head = head
+        self._listener = listener
+        self._writer = StreamWriter(line, stream)
+        self._pieces: deque[memoryview] = deque()
+        self._buffer: ReservedBuffer | None = None
+        self._received = 0
+        self._wanted: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self.method = head.method
+        self.buffered_body = body
+        self.is_complete = self._came_whole = body is not None
+        self.lease: Reservation | None = None
+        self.transport: Any = self._writer
+        self._paused: asyncio.Event | None = None
+        self._running = False
+        self.head_sent = False
+        self.responses_sent = 0
+        self.client = line.http_client
+        self.cancel_exchange: Callable[[], None] | None = None
+        self.task: asyncio.Task[None] | None = line.loop.create_task(self._run())
+
+    @property
+    def write_paused(self) -> asyncio.Event | None:
+        """Set once all that was written has left; None while nothing waits."""
+        if self._stream.waiting is None:
+            return None
+        if self._paused is None:
+            self._paused = asyncio.Event()
+        return self._paused
+
+    # -- events of the stream
+
+    def on_data(self, view: memoryview, *, end: bool) -> None:
+        """Handle a part of the body."""
+        self._received += len(view)
+        if len(view) < SMALL_FRAME_BYTES and not end:
+            self._line.core.flood_budget.charge(1)
+        self._keep(view)
+        self.is_complete = end
+        if end or self._buffer is None or self._pieces:
+            self._wake()
+
+    def on_data_batch(self, views: Sequence[memoryview]) -> None:
+        """Handle several parts of the body."""
+        for view in views:
+            self._stream.coming -= len(view)
+            self.on_data(view, end=False)
+
+    def on_reset(self) -> None:
+        """Cancel the request: the client has reset it, or the connection is lost."""
+        self.transport = None
+        self._failure = ConnectionResetError("the client has left")
+        if self.task is not None:
+            self.task.cancel()
+        if not self._running:
+            self._leave()
+
+    def on_writable(self) -> None:
+        """Continue: all that waited is written."""
+        if self._paused is not None:
+            self._paused.set()
+            self._paused = None
+
+    def overdue(self, _now: float) -> None:
+        """Do nothing: the exchange watches the pace of its body."""
+
+    def cancel(self) -> None:
+        """Respond with an error: the server is stopping."""
+        (self.cancel_exchange or self.abort)()
+
+    def abort(self) -> None:
+        """Reset the stream."""
+        self._writer.abort()
+
+    # -- the request, as its exchange reads it
+
+    def head(self, limits: ServerLimits, /) -> Head:  # noqa: ARG002  # it was read with them
+        """Return the head. Raises HttpError."""
+        error, head = self._head.error, self._head.head
+        if error is not None or head is None:
+            assert error is not None  # noqa: S101  # one of them is there
+            raise HttpError(error.status, error.message, limit=error.limit)
+        if head.length is None and not self._came_whole:
+            return _with_body(head, None)
+        if head.length is None and self.buffered_body:
+            return _with_body(head, len(self.buffered_body))
+        return head
+
+    async def body(
+        self, length: int | None, limits: ServerLimits, held: Reservation, /
+    ) -> memoryview:
+        """Return the body as one view; see `http.interfaces.RequestReader`."""
+        if self.buffered_body is not None:
+            if held.size_bytes < self.buffered_body.nbytes:
+                await held.grow(self.buffered_body.nbytes - held.size_bytes)
+            return self.buffered_body
+        pace = TransferRateLimit(limits, self._line.loop)
+        if length is None:
+            return await self._unknown_length(limits, held, pace)
+        buffer = self._buffer = ReservedBuffer(length, held)
+        while True:
+            while self._pieces:
+                if buffer.is_short:
+                    with pace.paused():
+                        await buffer.wait()
+                self._keep(self._pieces.popleft(), first=True)
+            if self.is_complete:
+                self.buffered_body = buffer.view
+                return buffer.view
+            await self._more(pace)
+
+    async def _unknown_length(
+        self, limits: ServerLimits, held: Reservation, pace: TransferRateLimit
+    ) -> memoryview:
+        whole = bytearray()
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                size = len(piece)
+                if len(whole) + size > limits.message_bytes:
+                    raise too_many_bytes(limits)
+                if not held.try_grow(size):
+                    with pace.paused():
+                        await held.grow(size)
+                whole += piece
+                self._consume(size)
+                self._widen(max(len(whole), h2.DEFAULT_WINDOW))
+            if self.is_complete:
+                self.buffered_body = memoryview(whole).toreadonly()
+                return self.buffered_body
+            await self._more(pace)
+
+    def received_bytes(self) -> int:
+        """Return how many bytes of the body have arrived."""
+        return self._received
+
+    def forget(self) -> None:
+        """Drop the body, which is not needed any more."""
+        if self.is_complete:
+            self.buffered_body = EMPTY
+            self._buffer = None
+
+    async def open_body_stream(
+        self,
+        _length: int,
+        _start: int,
+        _limits: ServerLimits,
+        _held: Reservation,
+        _broken: Broken,
+        /,
+    ) -> None:
+        """Return None: bodies are received completely."""
+        return
+
+    # -- receiving
+
+    def _keep(self, view: memoryview, *, first: bool = False) -> None:
+        """Put *view* where the body is collected, or behind what waits for memory."""
+        buffer = self._buffer
+        if buffer is None or (self._pieces and not first):
+            self._pieces.append(view)
+            return
+        length = buffer.put(view)
+        self._consume(length)
+        if length < len(view):
+            self._pieces.appendleft(view[length:])
+        elif not buffer.is_whole:
+            self._widen(buffer.reserved_ahead)
+
+    def _consume(self, size: int) -> None:
+        if self._line.core.consume(self._stream, size):
+            self._line.flush_soon()
+
+    def _widen(self, ahead: int) -> None:
+        """Open the window for *ahead* more bytes, if they justify a frame."""
+        stream = self._stream
+        short = stream.short_by(ahead)
+        if short > 0 and 2 * stream.window <= ahead:
+            self._line.core.grant(stream, short)
+            self._line.flush_soon()
+
+    async def _more(self, pace: TransferRateLimit) -> None:
+        """Wait until more of the body has arrived.
+
+        Raises:
+            HttpError: It arrives too slowly.
+            ConnectionError: The client has left.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._wanted = self._line.loop.create_future()
+        try:
+            await wait_for_body(self._wanted, self.received_bytes, pace, self._resume)
+        finally:
+            self._wanted = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _resume(self) -> None:
+        """Open the window for more of the body."""
+        if self._buffer is not None:
+            self._widen(self._buffer.reserved_ahead)
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    # -- the response
+
+    async def _run(self) -> None:
+        """Handle the request."""
+        self._running = True
+        self._line.on_http_begin()
+        CLIENT_MEMORY.set(self.client.memory)
+        try:
+            await Http2Exchange(self._listener, self, self, self.task).run()
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        except Exception as error:  # noqa: BLE001  # it ends this stream only
+            if self.head_sent:
+                self.abort()  # a response that has started must not look complete
+            else:
+                Http2Exchange.write_response(
+                    self._writer, failure(error), keep=False, version=self.version
+                )
+        finally:
+            self.task = None  # which holds what ended it, and that this frame
+            self._leave()
+            self._line.on_http_end()
+
+    def _leave(self) -> None:
+        """End the stream, and remove the request from its connection."""
+        core, stream = self._line.core, self._stream
+        self._writer.end()  # the response to HEAD has no other end
+        if stream.unread:
+            self._consume(stream.unread)
+        if stream.local_closed and not stream.remote_closed:
+            core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
+            self._line.flush_soon()
+        stream.owner = None
+        self.transport = None
+        self._pieces.clear()
+
+
+def _with_body(head: Head, length: int | None) -> Head:
+    """Return *head* for a body of *length* bytes, which it does not announce; None for no end."""
+    return Head(
+        method=head.method,
+        path=head.path,
+        query=head.query,
+        headers=head.headers,
+        length=length,
+        chunked=length is None,
+        expects=head.expects,
+        coded=head.coded,
+        wants=head.wants,
+        timeout_s=head.timeout_s,
+    )
+
+
+def _block(response: HttpResponse) -> bytes:
+    """Return the header block of a response, without its length."""
+    fields, dated = response.headers.parsed_with(_fields)
+    block = _status(response.status) + fields
+    if response.request_id:
+        block += literal(REQUEST_ID.lower().encode(), safe_value(response.request_id).encode())
+    return block if dated else block + _date(int(time.time()))  # noqa: TID251  # no duration
+
+
+@lru_cache(2)
+def _date(second: int) -> bytes:
+    return literal(b"date", formatdate(second, usegmt=True).encode())
+
+
+@lru_cache(256)
+def _status(status: int) -> bytes:
+    return literal(b":status", b"%d" % status)
+
+
+def _fields(headers: Headers) -> tuple[bytes, bool]:
+    """Return the block of the fields of a response, and whether a date is among them."""
+    block, dated = b"", False
+    for name, value in headers.pairs:
+        if is_writable(name):
+            block += literal(name.lower().encode(), safe_value(value).encode())
+            dated = dated or name.lower() == "date"
+    return block, dated

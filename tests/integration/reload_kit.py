@@ -1,0 +1,300 @@
+"""A gateway that is reloaded while clients of several protocols call it, and the servers behind it.
+
+The servers run in this process and note each call. The model of server number N adds N to its
+input, so that an answer shows which server gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from gateway.app import Connected, Gateway, connect
+from gateway.backends.base import Job
+from gateway.backends.python import declares
+from gateway.config.load import load_text
+from gateway.config.units import parse_url
+from gateway.ir.calls import InferRequest, StreamInferRequest
+from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.policies.complete.policy import Complete
+from tests.integration.cli_kit import Running, serving
+
+PATIENCE_S = 45.0
+
+_IN = TensorMetadata("IN", Datatype.INT32, (1,))
+_OUT = TensorMetadata("OUT", Datatype.INT32, (1,))
+_WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+# Inputs are multiples of this, so that the rest of an answer is the number of its server.
+STEP = 100
+
+CALLS: list[tuple[int, float]] = []
+"""Number of the server and time of each call of a model."""
+
+
+def _add(number: int) -> Any:
+    @declares(inputs=(_IN,), outputs=(_OUT,))
+    async def add(inputs: dict[str, Any]) -> dict[str, Any]:
+        CALLS.append((number, time.monotonic()))
+        await asyncio.sleep(0.002)
+        return {"OUT": inputs["IN"] + np.int32(number)}
+
+    return add
+
+
+def _count(number: int) -> Any:
+    @declares(inputs=(_IN,), outputs=(_OUT,))
+    async def count(inputs: dict[str, Any], job: Job) -> AsyncIterator[dict[str, Any]]:
+        pause_s = int(job.parameters.get("pause_ms", 10)) / 1000
+        for index in range(int(inputs["IN"][0])):
+            yield {"OUT": np.array([index * STEP + number], np.int32)}
+            await asyncio.sleep(pause_s)
+
+    return count
+
+
+@declares(inputs=(_IN,), outputs=(_OUT,))
+class Instance:
+    """Returns a random number that each loaded instance has of its own."""
+
+    def __init__(self) -> None:
+        self._number = np.random.default_rng().integers(1, 1 << 30, (1,), np.int32)
+
+    def __call__(self, _inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the number."""
+        return {"OUT": self._number}
+
+
+add_1, add_2, add_3, add_4 = map(_add, (1, 2, 3, 4))
+count_1, count_2, count_3, count_4 = map(_count, (1, 2, 3, 4))
+
+SERVER = """
+version: 1
+listeners: [{{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}]
+admin: {{address: null, metrics: null}}
+lifecycle: {{pre_stop: 0s, drain: 1s}}
+models:
+  add: {{backend: python, options: {{callable: "tests.integration.reload_kit:add_{number}"}}}}
+  count: {{backend: python, options: {{callable: "tests.integration.reload_kit:count_{number}"}}}}
+  sum: {{backend: python, options: {{callable: "gateway.backends.examples:SequenceSum"}},
+        signature: {{stateful: true}}}}
+"""
+
+HEAD = """
+version: 1
+workers: {workers}
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+    streams: [{{protocol: grps, address: "127.0.0.1:0"}}]
+admin: {{address: "127.0.0.1:0", metrics: null}}
+lifecycle: {{pre_stop: 0s, drain: 10s}}
+telemetry: {{log: {{calls_per_second: 0}}}}
+"""
+
+
+@asynccontextmanager
+async def servers(count: int) -> AsyncIterator[dict[int, str]]:
+    """Run servers 1 to *count*, and yield their gRPC addresses by number."""
+    found: dict[int, Gateway] = {}
+    try:
+        for number in range(1, count + 1):
+            found[number] = Gateway(load_text(SERVER.format(number=number)))
+            await found[number].start()
+        yield {number: server.addresses["main.grpc"] for number, server in found.items()}
+    finally:
+        for server in found.values():
+            await server.stop()
+
+
+class Reloaded:
+    """A gateway in a process of its own, and its configuration file.
+
+    Args:
+        running: The process.
+        path: The file.
+    """
+
+    def __init__(self, running: Running, path: Path) -> None:
+        self.running = running
+        self.path = path
+
+    def url(self, scheme: str) -> str:
+        """Return the URL for `oip+http`, `oip+grpc` or `grps+brpc`."""
+        names = {"oip+http": "main.http", "oip+grpc": "main.grpc", "grps+brpc": "main.grps.brpc"}
+        return f"{scheme}://{self.running.addresses[names[scheme]]}"
+
+    def admin(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: str = ""
+    ) -> tuple[int, Any]:
+        """Send a request to the admin port and return status and document."""
+        address = self.running.addresses["admin"]
+        with closing(HTTPConnection(address, timeout=PATIENCE_S)) as connection:
+            connection.request(method, path, body or None, headers or {})
+            response = connection.getresponse()
+            text = response.read().decode()
+        is_json = response.headers.get("Content-Type") == "application/json"
+        return response.status, json.loads(text) if is_json else text
+
+    async def reload(self, text: str) -> tuple[int, Any]:
+        """Write another configuration and reload it."""
+        await asyncio.to_thread(self.path.write_text, text)
+        return await asyncio.to_thread(self.admin, "POST", "/reload")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the log lines of one event."""
+        lines = [json.loads(line) for line in list(self.running.log) if line.startswith("{")]
+        return [line for line in lines if line["event"] == name]
+
+
+@contextmanager
+def reloadable(path: Path, text: str) -> Iterator[Reloaded]:
+    """Run a gateway of a configuration file with *text*."""
+    path.write_text(text)
+    with serving(str(path), patience_s=PATIENCE_S) as running:
+        yield Reloaded(running, path)
+
+
+@asynccontextmanager
+async def reloadable_beside(path: Path, text: str) -> AsyncIterator[Reloaded]:
+    """Run a gateway as `reloadable` does, while servers of this event loop go on."""
+    context = reloadable(path, text)
+    gateway = await asyncio.to_thread(context.__enter__)
+    try:
+        yield gateway
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+def upstream_routes(addresses: dict[int, str], number: int) -> str:
+    """Return the part of a configuration in which every model is at one server."""
+    return (
+        f'upstreams: {{server-{number}: {{url: "oip+grpc://{addresses[number]}"}}}}\n'
+        f"routes: [{{name: all, targets: [{{upstream: server-{number}}}]}}]\n"
+    )
+
+
+def question(model: str, value: int, **context: Any) -> InferRequest:
+    """Return a call of *model* with one number."""
+    tensor = array_tensor("IN", np.array([value], np.int32))
+    deadline = time.monotonic() + PATIENCE_S
+    return InferRequest(
+        model=ModelRef(model),
+        inputs=(tensor,),
+        context=Context(needs=_WHOLE, deadline=deadline, **context),
+    )
+
+
+class Load:
+    """Clients that send one call after another, and compare each answer with its question.
+
+    Args:
+        gateway: Where they send them.
+        schemes: The protocols; each has its own clients.
+        clients: The number of clients of each protocol.
+        first: The number of the server in force at first.
+
+    Attributes:
+        answered: The number of right answers.
+        wrong: What went wrong.
+    """
+
+    def __init__(
+        self, gateway: Reloaded, schemes: tuple[str, ...], clients: int = 2, first: int = 1
+    ) -> None:
+        self._gateway = gateway
+        self._schemes = schemes
+        self._clients = clients
+        # The servers that were put in force, and how many of them are confirmed.
+        self._history = [first]
+        self._confirmed = 0
+        self._is_over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._connected: list[Connected] = []
+        self.answered = 0
+        self.wrong: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        for scheme in self._schemes:
+            connected = connect(parse_url(self._gateway.url(scheme)))
+            self._connected.append(connected)
+            service = Complete(connected.service, connected.needs)
+            self._tasks += [
+                asyncio.create_task(self._ask(scheme, service)) for _ in range(self._clients)
+            ]
+            if scheme == "oip+grpc":
+                self._tasks.append(asyncio.create_task(self._stream(service)))
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+        for connected in self._connected:
+            await connected.close()
+
+    async def send_to(self, number: int, text: str) -> None:
+        """Reload a configuration whose only server is *number*, and check what it gets then."""
+        previous = self._history[-1]
+        self._history.append(number)
+        status, document = await self._gateway.reload(text)
+        assert status == 200, document
+        confirmed = time.monotonic()
+        self._confirmed = len(self._history) - 1
+        answered = self.answered
+        await until(lambda: self.answered >= answered + 20 or bool(self.wrong))
+        late = [at - confirmed for server, at in CALLS if server == previous and at > confirmed]
+        assert not late, f"{len(late)} calls of server {previous} after the reload: {late[:5]}"
+
+    async def _ask(self, scheme: str, service: Any) -> None:
+        value = 0
+        while not self._is_over:
+            value += STEP
+            first = self._confirmed
+            try:
+                reply = await service(question("add", value))
+            except Exception as error:  # noqa: BLE001  # whatever it is, the call is lost
+                self.wrong.append(f"{scheme}: {error!r}")
+                await asyncio.sleep(0.05)
+                continue
+            self._check(scheme, int(as_numpy(reply.outputs[0])[0]) - value, first)
+
+    async def _stream(self, service: Any) -> None:
+        length = 30
+        while not self._is_over:
+            first = self._confirmed
+            call = StreamInferRequest(request=question("count", length))
+            try:
+                replies = [reply async for reply in await service(call) if reply.outputs]
+            except Exception as error:  # noqa: BLE001  # whatever it is, the call is lost
+                self.wrong.append(f"stream: {error!r}")
+                await asyncio.sleep(0.05)
+                continue
+            values = [int(as_numpy(reply.outputs[0])[0]) for reply in replies]
+            number = values[0] % STEP
+            if values != [index * STEP + number for index in range(length)]:
+                self.wrong.append(f"stream: {values}")
+            self._check("stream", number, first)
+
+    def _check(self, scheme: str, number: int, first: int) -> None:
+        """Count an answer of a server that was in force during the call."""
+        if number in self._history[first:]:
+            self.answered += 1
+        else:
+            self.wrong.append(f"{scheme}: server {number}, expected {self._history[first:]}")
+
+
+async def until(holds: Any, patience_s: float = PATIENCE_S) -> None:
+    """Wait until *holds* returns true."""
+    async with asyncio.timeout(patience_s):
+        while not holds():  # noqa: ASYNC110  # nothing notifies of what happens in other processes
+            await asyncio.sleep(0.01)

@@ -1,0 +1,72 @@
+"""`gateway advise` for the clients of a running gateway; its curl commands run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.migration.advice import CURL, GRPC_CLIENT, HTTP_CLIENT
+from tests.integration.advice_kit import advise, called_gateway, code_of, servers_of
+from tests.integration.cli_kit import Running
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with called_gateway(tmp_path_factory.mktemp("state") / "state") as found:
+        yield found
+
+
+def test_each_client_gets_its_advice(running: Running) -> None:
+    """The text names the caller, the address, the library and the changes."""
+    result = advise("digits", running.addresses["admin"], *servers_of(running))
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    callers = sorted(line.split(", ")[0] for line in lines if ", digits" in line)
+    assert callers == ["127.0.0.1: grps.http", "127.0.0.1: trtis.http"]
+    assert "tritonclient[http] instead of tensorrtserver (ProtocolType.HTTP)" in result.stdout
+    assert "  change   it pins version 1; without a version it gets the newest one" in lines
+    assert f"# The same call with {HTTP_CLIENT}:" in lines
+
+
+def test_every_command_of_curl_is_answered(running: Running) -> None:
+    """The shell runs the advised text as it is, against the gateway."""
+    assert shutil.which("curl"), "curl is a part of every development machine"
+    found = code_of(running)
+    libraries = [CURL, HTTP_CLIENT, GRPC_CLIENT]
+    assert list(found) == [(model, each) for model in ("digits", "language") for each in libraries]
+    for (model, library), code in found.items():
+        if library == CURL:
+            done = subprocess.run(
+                ["sh", "-c", code], check=False, capture_output=True, text=True, timeout=20
+            )
+            assert done.returncode == 0, done.stderr + done.stdout
+            assert json.loads(done.stdout)["model_name"] == model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("nothing",), 1, "the stock has no client of model 'nothing'"),
+        (("digits", "--to", "trtis+http://new:8000"), 2, "expected oip+http://HOST:PORT"),
+        (("digits", "--to", "new"), 2, "new"),
+        (("digits", "--to", "oip+http://127.0.0.1:1"), 1, "127.0.0.1:1"),
+    ],
+)
+def test_errors(running: Running, arguments: tuple[str, ...], status: int, text: str) -> None:
+    """Each error is one line with what is expected."""
+    model, *flags = arguments
+    result = advise(model, running.addresses["admin"], *flags)
+    assert (result.exit_code, text in result.output) == (status, True), result.output
+
+
+def test_the_state_directory_of_a_stopped_gateway_is_enough(tmp_path: Path) -> None:
+    """The rows come from files, too."""
+    result = advise("digits", str(tmp_path))
+    assert (result.exit_code, "no client of model" in result.output) == (1, True)

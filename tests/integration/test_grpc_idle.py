@@ -1,0 +1,123 @@
+"""Idle gRPC connections: the server looks at one when its client sends, or when its time is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+import pytest
+
+from gateway.transports.admission import ConnectionCount
+from gateway.transports.contract import MemoryBudget, ServerLimits
+from gateway.transports.grpc import server_connection
+from gateway.transports.grpc.admission import CallAdmission
+from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.http2 import frames
+from tests.integration.grpc_echo import Answers, echo
+from tests.integration.http_kit import eventually
+from tests.integration.test_grpc_hostile import PREFACE
+from tests.integration.test_grpc_native import frame_of, said, served
+
+LATER_S = 6.0
+PING = frames.frame(frames.PING, 0, 0, b"12345678")
+HALF_A_BLOCK = frames.frame(frames.HEADERS, frames.END_STREAM, 1, b"\x82")
+
+
+@dataclass
+class Connected:
+    """A connection, seen from both ends."""
+
+    server: GrpcServerConnection
+    open: OpenConnections
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def look(self, after_s: float) -> None:
+        """Let the server look at it, as if it were *after_s* seconds later."""
+        now = monotonic() + after_s
+        self.server.sweep(now)
+        self.server.rest(now)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Connected]:
+    """Connect as a client of HTTP/2."""
+    limits = ServerLimits()
+    found = OpenConnections(ConnectionCount(9, 9))
+    admission = CallAdmission(MemoryBudget(1 << 20), limits)
+
+    def make() -> GrpcServerConnection:
+        return GrpcServerConnection({}, limits, found, admission, lambda _: None, 3600.0)
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(make, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(PREFACE + PING)
+    while await frame_of(reader) != (frames.PING, 0, b"12345678"):
+        pass
+    (connection,) = found.members
+    yield Connected(connection, found, reader, writer)
+    writer.close()
+    server.close()
+
+
+async def test_an_idle_connection_is_looked_at_no_more() -> None:
+    """It is idle after five seconds, until its age or `keepalive` is over."""
+    async with connected() as each:
+        each.look(1.0)
+        assert {each.server} == each.open.active
+        each.look(LATER_S)
+        assert set() == each.open.active
+        assert each.server.idle_until == pytest.approx(monotonic() + 75.0, abs=5.0)
+
+
+async def test_an_idle_connection_is_active_when_its_client_sends() -> None:
+    """What the client sent is answered as ever."""
+    async with connected() as each:
+        each.look(LATER_S)
+        each.writer.write(PING)
+        assert (frames.PING, 0, b"12345678") == await frame_of(each.reader)
+        assert ({each.server}, None) == (each.open.active, each.server.idle_until)
+
+
+async def test_an_idle_connection_that_ends_is_forgotten() -> None:
+    """Nothing of it is left."""
+    async with connected() as each:
+        each.look(LATER_S)
+        each.writer.close()
+        await eventually(lambda: not each.open.members)
+        assert 0 == each.open.count.total
+
+
+async def test_an_idle_connection_can_be_told_to_leave() -> None:
+    """Its client gets GOAWAY, and its patience is measured again."""
+    async with connected() as each:
+        each.look(LATER_S)
+        each.server.leave(1.0)
+        assert frames.GOAWAY == (await frame_of(each.reader))[0]
+        assert {each.server} == each.open.active
+        each.look(LATER_S)
+        assert {each.server} == each.open.active
+
+
+async def test_a_connection_that_owes_something_is_not_idle() -> None:
+    """A header block that is not complete has a time limit."""
+    async with connected() as each:
+        each.writer.write(HALF_A_BLOCK)
+        await eventually(lambda: not each.server.is_idle())
+        each.look(LATER_S)
+        assert {each.server} == each.open.active
+
+
+async def test_the_end_of_an_idle_connection_is_in_good_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server looks at it again when `keepalive` is over."""
+    monkeypatch.setattr(server_connection, "_IDLE_AFTER_S", 0.0)
+    async with served(Answers(echo), keepalive_s=0.3) as server:
+        begun = monotonic()
+        assert frames.goaway(0, 0) in await said(server.address, PREFACE)
+        assert monotonic() - begun >= 0.3

@@ -1,0 +1,220 @@
+"""Hand-over between gateways on the same ports: the next starts, the former stops, nothing is lost.
+
+Clients of HTTP and gRPC repeat nothing. A brpc client repeats what was refused with ELOGOFF, and what
+was not answered when the connection ended, as brpc's own does.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.cases import brpc_oracle as oracle
+from tests.cases.brpc_oracle import INT32, Client, Question, Tensor
+from tests.integration.cli_kit import Running, gateway, get, serving
+from tests.integration.workers_kit import PATIENCE_S, Load, ask, connect, events
+
+pytestmark = pytest.mark.timeout(300)
+
+CONFIG = """
+version: 1
+workers: {workers}
+listeners:
+  - http: "127.0.0.1:{http}"
+    grpc: "127.0.0.1:{grpc}"
+    streams:
+      - {{protocol: grps, address: "127.0.0.1:{brpc}"}}
+      - {{protocol: grps, address: "unix:{folder}/g.sock"}}
+    transport: {transport}
+admin: {{address: "127.0.0.1:{admin}", metrics: null}}
+models:
+  simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+lifecycle: {{pre_stop: 300ms, drain: 5s, hand_over: {hand_over}}}
+"""
+ROWS = [
+    Tensor("INPUT0", INT32, (1, 16), tuple(range(16))),
+    Tensor("INPUT1", INT32, (1, 16), (1,) * 16),
+]
+PREDICT = Question("Predict", oracle.message("simple", ROWS))
+SUM = Tensor("OUTPUT0", INT32, (1, 16), tuple(range(1, 17)))
+ELOGOFF = 2003
+ATTEMPTS = 4  # the first one included: max_retry of brpc is 3
+
+
+def write_config(
+    folder: Path, *, workers: int = 1, transport: str = "native", hand_over: bool = True
+) -> Path:
+    """Write a configuration with ports of its own, which are free."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        http, grpc, brpc, admin = (each.getsockname()[1] for each in held)
+    path = folder / "gateway.yaml"
+    path.write_text(
+        CONFIG.format(
+            workers=workers,
+            http=http,
+            grpc=grpc,
+            brpc=brpc,
+            admin=admin,
+            folder=folder,
+            transport=transport,
+            hand_over=str(hand_over).lower(),
+        )
+    )
+    return path
+
+
+class BrpcLoad:
+    """A client of brpc that asks one question after another, on a thread."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self._client: Client | None = None
+        self.answered = 0
+        self.lost: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE_S)
+
+    def _ask(self) -> None:
+        while not self._over.is_set():
+            why = ""
+            for _ in range(ATTEMPTS):
+                why = self._attempt()
+                if not why:
+                    self.answered += 1
+                    break
+            else:
+                self.lost.append(why)
+        if self._client is not None:
+            self._client.socket.close()
+
+    def _attempt(self) -> str:
+        """Ask once; return why it is to be repeated, "" for an answer."""
+        try:
+            if self._client is None:
+                self._client = Client(self._address, PATIENCE_S)
+            number = self._client.send(PREDICT)
+            answer = self._client.answer()
+        except OSError as error:
+            self._client = None
+            return repr(error)
+        if answer is None or answer.code == ELOGOFF:
+            self._client.socket.close()
+            self._client = None
+            return "it was not answered"
+        if (answer.number, answer.code) != (number, 0):
+            self.lost.append(f"answer {answer}")
+        elif SUM not in (answer.message.tensors or ()):
+            self.lost.append(f"wrong answer {answer}")
+        return ""
+
+
+def hand_over(path: Path, stack: ExitStack, former: Running) -> Running:
+    """Start the next gateway and stop the former; return the next."""
+    following = stack.enter_context(serving(str(path), patience_s=PATIENCE_S))
+    assert 0 == former.stop()
+    assert not [line for line in former.log if "Traceback" in line]
+    return following
+
+
+def run_hand_overs(path: Path, count: int) -> None:
+    """Hand over several times under load, and check that nothing is lost."""
+    with ExitStack() as stack:
+        running = stack.enter_context(serving(str(path), patience_s=PATIENCE_S))
+        loads: list[Load | BrpcLoad] = [
+            Load(running, 2),
+            Load(running, 1, keep=False),
+            Load(running, 2, grpc=True),
+            Load(running, 1, grpc=True, keep=False),
+            BrpcLoad(running.addresses["main.grps.brpc"]),
+            BrpcLoad(running.addresses["main.grps.brpc"]),
+        ]
+        with ExitStack() as asking:
+            for load in loads:
+                asking.enter_context(load)
+            for _ in range(count):
+                answered = [load.answered for load in loads]
+                running = hand_over(path, stack, running)
+                deadline = time.monotonic() + PATIENCE_S
+                while not all(
+                    load.answered > before for load, before in zip(loads, answered, strict=True)
+                ):
+                    assert time.monotonic() < deadline, "nobody answers after the hand-over"
+                    time.sleep(0.05)
+        assert [[] for _ in loads] == [load.lost for load in loads]
+        assert 0 == running.stop()
+
+
+def test_nothing_is_lost(tmp_path: Path) -> None:
+    """Two hand-overs of one process each, under load over HTTP, gRPC and brpc."""
+    run_hand_overs(write_config(tmp_path), 2)
+    assert not list(tmp_path.glob("*.sock*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_nothing_is_lost_again_and_again(tmp_path: Path, workers: int) -> None:
+    """Seven hand-overs each, twenty-one in all, of one process and of several workers."""
+    run_hand_overs(write_config(tmp_path, workers=workers), 7)
+
+
+def test_last_responses_say_so(tmp_path: Path) -> None:
+    """From the start of `pre_stop` on, HTTP clients are asked to connect again."""
+    path = write_config(tmp_path)
+    path.write_text(path.read_text().replace("pre_stop: 300ms", "pre_stop: 2s"))
+    with serving(str(path)) as running:
+        connection = connect(running)
+        assert 200 == ask(connection)
+        stopping = threading.Thread(target=running.stop)
+        stopping.start()
+        while not events(running, "not ready"):
+            time.sleep(0.02)
+        connection.request("GET", "/v2/health/live")
+        answer = connection.getresponse()
+        assert (200, "close") == (answer.status, answer.headers["Connection"])
+        answer.read()
+        again = connect(running)
+        again.request("GET", "/v2/health/live")
+        answer = again.getresponse()
+        assert (200, "close") == (answer.status, answer.headers["Connection"])
+        for each in (connection, again):
+            each.close()
+        stopping.join(PATIENCE_S)
+
+
+def test_the_admin_pages_are_those_of_the_next(tmp_path: Path) -> None:
+    """The former lets go of them when it is told to stop."""
+    path = write_config(tmp_path)
+    with ExitStack() as stack:
+        former = stack.enter_context(serving(str(path)))
+        following = hand_over(path, stack, former)
+        assert (200, {"ready": True}) == get(following.url("/readyz", "admin"))
+        assert (tmp_path / "g.sock").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_the_setting_the_ports_are_taken(tmp_path: Path, workers: int) -> None:
+    """A second gateway with the same file is refused, and harms nobody."""
+    path = write_config(tmp_path, workers=workers, hand_over=False)
+    with serving(str(path), patience_s=PATIENCE_S) as running:
+        refused = gateway("serve", str(path))
+        assert 1 == refused.returncode
+        assert "already in use" in refused.stderr.lower()
+        with closing(connect(running)) as connection:
+            assert 200 == ask(connection)

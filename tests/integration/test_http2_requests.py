@@ -1,0 +1,376 @@
+"""Plain HTTP requests over HTTP/2, on the port of HTTP/1: bodies, limits, errors, endings."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+
+import pytest
+import trustme
+
+from gateway.transports.http2.frames import PREFACE
+from gateway.wire.http import size_of
+from tests.integration.http2_kit import H2Client, h2_client
+from tests.integration.http_kit import (
+    HTTP_MAKES,
+    Echo,
+    Parts,
+    Raw,
+    Slow,
+    eventually,
+    post,
+    serving,
+)
+
+MIB = 1 << 20
+PROTOCOL_ERROR, NO_ERROR = 1, 0
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    """Serve with the native implementation, the only one with HTTP/2."""
+    HTTP_MAKES.server = "native"
+
+
+async def test_requests_of_both_versions_on_one_port() -> None:
+    """HTTP/2 with prior knowledge is answered as HTTP/1 is, where HTTP/1 is served."""
+    echo = Echo()
+    async with serving(echo) as running:
+        assert b"HTTP/1.1 200" in await running.ask(post(b"one", "Connection: close"))
+        async with h2_client(running.server.address) as client:
+            answer = await client.ask("POST", "/v2/x?a=1", b"two", [("x-own", "1")])
+    assert (200, b"two") == (answer.status, bytes(answer.body))
+    expected = {"x-path": "/v2/x", "x-request-id": "an-id", "content-length": "3"}
+    assert expected.items() <= answer.headers.items()
+    assert "date" in answer.headers
+    wire = echo.seen[1]
+    assert ("POST", "/v2/x", "a=1") == (wire.method, wire.path, wire.query)
+    assert ["a", "1"] == [wire.headers.get("host"), wire.headers.get("x-own")]
+
+
+async def test_a_preface_in_single_bytes() -> None:
+    """The version is known once enough has come, however it is cut."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        for byte in PREFACE + bytes(3) + b"\x04" + bytes(5):
+            await raw.send(bytes((byte,)))
+        assert b"\x04" == (await raw.reader.readexactly(9))[3:4]
+        await raw.close()
+
+
+async def test_a_silent_connection_is_closed() -> None:
+    """Who begins a preface and stops is cut, as a slow head of HTTP/1 is."""
+    async with serving(Echo(), header_timeout_s=0.1) as running:
+        raw = await running.connect()
+        await raw.send(PREFACE[:10])
+        assert b"" == await raw.rest()
+        await raw.close()
+    assert ["header_timeout_s"] == running.limits_hit
+
+
+@pytest.mark.parametrize("sized", [True, False], ids=["with_length", "without_length"])
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 3 * MIB])
+async def test_bodies_of_any_size(size: int, sized: bool) -> None:
+    """Small ones come with their heads, large ones as the windows are widened."""
+    echo = Echo()
+    body = bytes(range(256)) * (size // 256 + 1)
+    async with serving(echo) as running, h2_client(running.server.address) as client:
+        for _ in range(2):
+            answer = await client.ask("POST", "/v2", body[:size], sized=sized)
+            assert 200 == answer.status
+            assert body[:size] == bytes(answer.body)
+
+
+async def test_many_streams_at_a_time() -> None:
+    """Requests of one connection are answered side by side."""
+    async with serving(Echo()) as running, h2_client(running.server.address) as client:
+        bodies = [bytes([number]) * (1000 * number + 1) for number in range(50)]
+        answers = await asyncio.gather(*(client.ask("POST", "/v2", body) for body in bodies))
+    assert bodies == [bytes(answer.body) for answer in answers]
+
+
+async def test_a_slow_request_holds_no_other_back() -> None:
+    """Responses come in any order."""
+    slow = Slow()
+    async with serving(slow) as running, h2_client(running.server.address) as client:
+        number = client.begin("GET", "/v2", end=True)
+        await slow.started.wait()
+        assert 404 == (await client.ask("GET", "/else")).status
+        slow.go.set()
+        assert b"slow" == bytes((await client.answer(number)).body)
+
+
+async def test_head_has_no_body() -> None:
+    """The length is that of the response to GET."""
+    async with serving(Echo()) as running, h2_client(running.server.address) as client:
+        answer = await client.ask("HEAD", "/v2/x")
+    assert (200, b"", "0") == (answer.status, bytes(answer.body), answer.headers["content-length"])
+
+
+async def test_a_stream_of_parts() -> None:
+    """Parts leave as they are made, and the stream ends after the last."""
+    parts = Parts()
+    async with serving(parts) as running, h2_client(running.server.address) as client:
+        number = client.begin("POST", "/v2", end=True)
+        await parts.parts.put(b"a")
+        answer = client.answers[number]
+        await eventually(lambda: bytes(answer.body) == b"a")
+        for part in (b"b", None):
+            await parts.parts.put(part)
+        assert b"ab" == bytes((await client.answer(number)).body)
+    assert "content-length" not in answer.headers
+
+
+async def test_a_stream_that_breaks_does_not_look_ended() -> None:
+    """What has begun and cannot go on is reset."""
+    parts = Parts(fail=True)
+    async with serving(parts) as running, h2_client(running.server.address) as client:
+        number = client.begin("POST", "/v2", end=True)
+        for part in (b"a", b"b"):
+            await parts.parts.put(part)
+        await eventually(lambda: bytes(client.answers[number].body) == b"ab")
+        await parts.parts.put(None)
+        assert (await client.answer(number)).reset is not None
+
+
+async def test_a_reset_stream_cancels_its_request() -> None:
+    """Whoever leaves is not worked for; the connection goes on."""
+    slow = Slow()
+    async with serving(slow) as running, h2_client(running.server.address) as client:
+        number = client.begin("GET", "/v2", end=True)
+        await slow.started.wait()
+        client.reset(number)
+        await slow.ended.wait()
+        assert slow.cancelled
+        assert 404 == (await client.ask("GET", "/else")).status
+
+
+async def test_leaving_cancels_all() -> None:
+    """A lost connection cancels what it asked, and gives back what was held."""
+    slow = Slow()
+    async with serving(slow) as running:
+        async with h2_client(running.server.address) as client:
+            client.begin("GET", "/v2", end=True)
+            await slow.started.wait()
+            client.begin("POST", "/v2", [("content-length", "1000000")])
+        await slow.ended.wait()
+        await eventually(lambda: running.budget.used_bytes == 0)
+
+
+@pytest.mark.parametrize("sized", [True, False], ids=["with_length", "without_length"])
+async def test_a_body_over_the_limit(sized: bool) -> None:
+    """It is refused with 413, by its length or when it has grown too far."""
+    async with (
+        serving(Echo(), message_bytes=100_000) as running,
+        h2_client(running.server.address) as client,
+    ):
+        answer = await client.ask("POST", "/v2", bytes(400_000), sized=sized)
+        assert 413 == answer.status or b"limit" in answer.body
+        assert b"message_bytes" in answer.body
+        assert 200 == (await client.ask("POST", "/v2", b"next")).status
+
+
+async def test_a_body_that_stops() -> None:
+    """A slow sender is answered with 408, and the connection goes on."""
+    async with (
+        serving(Echo(), body_idle_timeout_s=0.1) as running,
+        h2_client(running.server.address) as client,
+    ):
+        number = client.begin("POST", "/v2", [("content-length", "10")])
+        answer = await client.answer(number)
+        assert 408 == answer.status
+        assert 200 == (await client.ask("POST", "/v2", b"next")).status
+    assert ["body_idle_timeout_s"] == running.limits_hit
+
+
+async def test_a_reader_that_stops() -> None:
+    """A response that nobody reads is given up after a while."""
+    async with (
+        serving(Echo(), write_idle_timeout_s=0.2) as running,
+        h2_client(running.server.address) as client,
+    ):
+        client.reads = False
+        answer = await client.ask("POST", "/v2", bytes(MIB))
+        assert answer.reset is not None
+    assert len(answer.body) < MIB
+
+
+async def test_a_slow_reader_gets_all_of_it() -> None:
+    """A response waits for the windows of its client, and its bytes are counted until then."""
+    async with serving(Echo()) as running, h2_client(running.server.address) as client:
+        client.reads = False
+        number = client.begin("POST", "/v2", [("content-length", str(MIB))])
+        await client.send(number, bytes(MIB))
+        answer = client.answers[number]
+        taken = 0
+        while not answer.ended.is_set():
+            await eventually(lambda: len(answer.body) > taken or answer.ended.is_set())  # noqa: B023
+            if answer.ended.is_set():
+                break
+            client.acknowledge(number, len(answer.body) - taken)
+            taken = len(answer.body)
+        assert MIB == len(answer.body)
+        await eventually(lambda: running.budget.used_bytes == 0)
+
+
+async def test_a_compressed_body() -> None:
+    """Content codings are undone within the same limits."""
+    echo = Echo()
+    async with serving(echo) as running, h2_client(running.server.address) as client:
+        packed = gzip.compress(bytes(1000))
+        answer = await client.ask("POST", "/v2", packed, [("content-encoding", "gzip")])
+        bad = await client.ask("POST", "/v2", b"no gzip", [("content-encoding", "gzip")])
+    assert (200, 1000, 400) == (answer.status, size_of(echo.seen[0].body), bad.status)
+
+
+async def test_expected_continue() -> None:
+    """A client that waits to be asked for the body is asked."""
+    async with serving(Echo()) as running, h2_client(running.server.address) as client:
+        fields = [("expect", "100-continue"), ("content-length", "3")]
+        number = client.begin("POST", "/v2", fields)
+        await eventually(lambda: client.answers[number].interim == [100])
+        await client.send(number, b"abc")
+        assert b"abc" == bytes((await client.answer(number)).body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "authority", "status"),
+    [
+        ([("host", "b")], "a", 400),
+        ([("host", "a")], "a", 200),
+        ([("host", "a")], None, 200),
+        ([], None, 400),
+        ([("x" * 10, "y" * 70_000)], "a", 431),
+        ([(f"x-{number}", "") for number in range(101)], "a", 431),
+    ],
+    ids=["other_host", "same_host", "host_alone", "no_host", "large_field", "many_fields"],
+)
+async def test_heads_are_checked_as_those_of_http_1(
+    fields: list[tuple[str, str]], authority: str | None, status: int
+) -> None:
+    """What HTTP forbids is answered by name, and ends no connection."""
+    async with serving(Echo()) as running, h2_client(running.server.address) as client:
+        number = client.begin("GET", "/v2", fields, authority=authority, end=True)
+        assert status == (await client.answer(number)).status
+        assert 200 == (await client.ask("GET", "/v2")).status
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("connection", "close")],
+        [("transfer-encoding", "chunked")],
+        [("te", "gzip")],
+        [("content-length", "x")],
+        [("content-length", "5")],
+        [("X-Upper", "1")],
+    ],
+    ids=lambda fields: str(fields[0][0]) + fields[0][1],
+)
+async def test_what_http_2_forbids_resets_the_stream(fields: list[tuple[str, str]]) -> None:
+    """RFC 9113 8.1.1: a malformed request is a stream error."""
+    echo = Echo()
+    async with serving(echo) as running, h2_client(running.server.address) as client:
+        number = client.begin("POST", "/v2", fields, end=True)
+        assert PROTOCOL_ERROR == (await client.answer(number)).reset
+        assert [] == echo.seen
+        assert 200 == (await client.ask("GET", "/v2")).status
+
+
+async def test_a_body_that_is_not_as_long_as_announced() -> None:
+    """It reaches no frontend."""
+    echo = Echo()
+    async with serving(echo) as running, h2_client(running.server.address) as client:
+        for size in (2, 4):
+            number = client.begin("POST", "/v2", [("content-length", "3")])
+            await client.send(number, bytes(size))
+            assert PROTOCOL_ERROR == (await client.answer(number)).reset
+    assert [] == echo.seen
+
+
+async def test_cookies_are_joined() -> None:
+    """RFC 9113 8.2.3: HTTP/1 has one Cookie field."""
+    echo = Echo()
+    async with serving(echo) as running, h2_client(running.server.address) as client:
+        await client.ask("GET", "/v2", fields=[("cookie", "a=1"), ("cookie", "b=2")])
+    assert "a=1; b=2" == echo.seen[0].headers.get("cookie")
+
+
+async def test_grpc_is_told_that_it_is_not_served() -> None:
+    """A call on a port of HTTP alone gets a status that says so."""
+    async with serving(Echo()) as running, h2_client(running.server.address) as client:
+        fields = [("content-type", "application/grpc"), ("te", "trailers")]
+        answer = await client.ask("POST", "/v2", bytes(5), fields)
+    assert ("12", "this address serves HTTP and no gRPC") == (
+        answer.headers["grpc-status"],
+        answer.headers["grpc-message"],
+    )
+
+
+async def test_a_drain_finishes_what_is_in_flight() -> None:
+    """GOAWAY is sent, the response too, and then the connection ends."""
+    slow = Slow()
+    async with serving(slow) as running, h2_client(running.server.address) as client:
+        number = client.begin("GET", "/v2", end=True)
+        await slow.started.wait()
+        draining = asyncio.create_task(running.server.drain(5))
+        await eventually(lambda: bool(client.goaways))
+        slow.go.set()
+        assert b"slow" == bytes((await client.answer(number)).body)
+        await asyncio.wait_for(client.over.wait(), 5)
+        await draining
+    assert all(code == NO_ERROR for _, code in client.goaways)
+
+
+async def test_a_drain_cancels_the_rest() -> None:
+    """What takes too long is answered with 503."""
+    slow = Slow()
+    async with serving(slow) as running, h2_client(running.server.address) as client:
+        number = client.begin("GET", "/v2", end=True)
+        await slow.started.wait()
+        await running.server.drain(0.3)
+        assert 503 == (await client.answer(number)).status
+        assert slow.cancelled
+
+
+async def test_both_versions_count_as_connections() -> None:
+    """The limit holds for all of a port; the one above it is answered in its protocol."""
+    async with serving(Echo(), connections=2) as running:
+        kept = await running.connect()
+        async with h2_client(running.server.address) as first:
+            assert 200 == (await first.ask("GET", "/v2")).status
+            raw = await running.connect()
+            assert b"HTTP/1.1 503" in await raw.rest()
+            await raw.close()
+        await kept.close()
+        async with h2_client(running.server.address) as again:
+            assert 200 == (await again.ask("GET", "/v2")).status
+    assert ["connections"] == running.limits_hit
+
+
+@pytest.mark.parametrize("offered", [["h2"], ["http/1.1"], ["h2", "http/1.1"], None])
+async def test_tls_negotiates_the_version(offered: list[str] | None) -> None:
+    """ALPN picks HTTP/2 where the client offers it, and HTTP/1 elsewhere."""
+    authority = trustme.CA()
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server_side)
+    client_side = ssl.create_default_context()
+    authority.configure_trust(client_side)
+    if offered is not None:
+        client_side.set_alpn_protocols(offered)
+    async with serving(Echo(), ssl_context=server_side) as running:
+        if offered and "h2" in offered:
+            async with h2_client(running.server.address, client_side) as client:
+                assert "h2" == _chosen(client)
+                assert 200 == (await client.ask("POST", "/v2", bytes(200_000))).status
+        else:
+            raw = Raw(*await asyncio.open_connection("127.0.0.1", running.port, ssl=client_side))
+            await raw.send(post(b"one", "Connection: close"))
+            assert b"HTTP/1.1 200" in await raw.rest()
+            await raw.close()
+
+
+def _chosen(client: H2Client) -> str | None:
+    handshake: ssl.SSLObject = client.writer.get_extra_info("ssl_object")
+    return handshake.selected_alpn_protocol()

@@ -1,0 +1,283 @@
+"""Two versions of the demo's model compared on the 450 held-out scans, over every protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import numpy.typing as npt
+import pytest
+import yaml
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner, Result
+
+from gateway.app import Gateway, complete_service, connect
+from gateway.captures.capture import Capture
+from gateway.cli.commands import command_line
+from gateway.compare.replies import Comparison
+from gateway.compare.rules import EXACT, OutputRule, OutputRules
+from gateway.compare.tensors import Outcome
+from gateway.config.units import parse_url
+from gateway.demo.config import demo_config
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.tensor import array_tensor
+from gateway.migration.replay import Replay, ReplayOptions, ReplayOutcome
+from tests.integration.asking_kit import WHOLE, running, urls
+from tests.integration.cli_kit import gateway as gateway_command
+
+pytestmark = pytest.mark.timeout(120)
+
+DIFFERENT = [123, 125, 196, 198, 316, 388, 395, 407]
+SOME = sorted([*DIFFERENT, *range(0, 120, 10)])
+PROTOCOLS = ["graphpipe.http", "grps.grpc", "grps.http", "oip.grpc", "oip.http", "trtis.grpc"]
+PROTOCOLS += ["trtis.http"]
+LABEL = OutputRules(outputs={"label": EXACT, "probabilities": OutputRule(top_k=1)})
+
+
+@pytest.fixture(scope="module")
+def scans() -> npt.NDArray[np.float32]:
+    rows: npt.NDArray[np.float32] = load_digits().data[::4].astype(np.float32)
+    return rows
+
+
+def configuration(directory: Path | None = None) -> str:
+    config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
+    config["lifecycle"] = {"pre_stop": "0s", "drain": "1s"}
+    if directory is not None:
+        config["capture"] = {"directory": str(directory), "payload": "full", "min_free": 0}
+    return yaml.safe_dump(config)
+
+
+async def classify(
+    gateway: Gateway,
+    protocol: str,
+    version: str,
+    scans: npt.NDArray[np.float32],
+    rows: Sequence[int],
+) -> None:
+    """Send rows through a protocol, with their numbers as request ids."""
+    url = parse_url(urls(gateway, "digits")[protocol])
+    connected = connect(url)
+    service = complete_service(connected, url)
+    try:
+        for row in rows:
+            context = Context(request_id=f"row-{row}", deadline=time.monotonic() + 20, needs=WHOLE)
+            tensor = array_tensor("X", scans[row : row + 1])
+            model = ModelRef("digits", version)
+            await service(InferRequest(model=model, context=context, inputs=(tensor,)))
+    finally:
+        await connected.close()
+
+
+async def different_rows(
+    capture: Path, url: str, version: str, rules: OutputRules = LABEL
+) -> tuple[int, list[int]]:
+    """Replay a capture; return the number of calls, and the rows whose label differs."""
+    address = parse_url(url)
+    connected = connect(address)
+    rows: list[int] = []
+
+    def done(record: object, _outcome: ReplayOutcome, found: Comparison | None) -> None:
+        assert found is not None
+        assert found.outcome in {Outcome.MATCH, Outcome.MISMATCH}, found
+        if found.outcome is Outcome.MISMATCH:
+            rows.append(int(record.call.request_id.removeprefix("row-")))  # type: ignore[attr-defined]
+
+    options = ReplayOptions(models={"digits": ModelRef("digits", version)}, concurrency=8)
+    replay = Replay(complete_service(connected, address), options, rules, on_done=done)
+    try:
+        report = await replay.run(Capture(capture).calls())
+    finally:
+        await connected.close()
+    assert (report.failed, report.left_out, report.uncompared) == (0, {}, 0)
+    return report.sent, sorted(rows)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_every_frontend_records_what_replay_needs(
+    protocol: str, scans: npt.NDArray[np.float32], tmp_path: Path
+) -> None:
+    """Recorded through any protocol, the labels differ in the same rows.
+
+    GraphPipe names no version: it gets the newest one, 2, and is replayed against 1.
+    """
+    old, new = ("", "1") if protocol == "graphpipe.http" else ("1", "2")
+    async with running(configuration(tmp_path)) as gateway:
+        await classify(gateway, protocol, old, scans, SOME)
+    async with running(configuration()) as gateway:
+        url = urls(gateway, "digits")["oip.grpc"]
+        assert await different_rows(tmp_path, url, new) == (len(SOME), DIFFERENT)
+
+
+@pytest.fixture(scope="module")
+def recorded(scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a capture of all held-out scans, by a TensorRT v1 client of version 1."""
+    directory = tmp_path_factory.mktemp("capture")
+
+    async def record() -> None:
+        async with running(configuration(directory)) as gateway:
+            await classify(gateway, "trtis.http", "1", scans, range(len(scans)))
+
+    asyncio.run(record())
+    return directory
+
+
+async def test_every_upstream_protocol_finds_the_same_rows(recorded: Path) -> None:
+    """The labels of the 450 held-out scans differ in exactly 8 rows, over every protocol."""
+    async with running(configuration()) as gateway:
+        found = urls(gateway, "digits")
+        assert sorted(found) == PROTOCOLS
+        for url in found.values():
+            assert await different_rows(recorded, url, "2") == (450, DIFFERENT)
+
+
+@pytest.mark.parametrize(
+    ("rule", "count"),
+    [
+        (OutputRule(atol=0.1), 100),
+        (OutputRule(atol=0.25), 33),
+        (OutputRule(atol=0.5), 2),
+        (OutputRule(cosine=0.95), 29),
+        (OutputRule(top_k=1), 8),
+        (OutputRule(top_k=3), 206),
+    ],
+    ids=str,
+)
+async def test_probabilities_differ_as_the_specification_lists(
+    recorded: Path, rule: OutputRule, count: int
+) -> None:
+    """The figures of the specification for each rule of `probabilities`."""
+    rules = OutputRules(outputs={"label": OutputRule(ignore=True), "probabilities": rule})
+    async with running(configuration()) as gateway:
+        url = urls(gateway, "digits")["oip.grpc"]
+        sent, rows = await different_rows(recorded, url, "2", rules)
+    assert (sent, len(rows)) == (450, count)
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(command_line(arguments[:1]), list(arguments))
+
+
+@pytest.fixture(scope="module")
+def wires(scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a capture with the messages of two calls in every protocol, and of a refused one."""
+    directory = tmp_path_factory.mktemp("wires")
+    config = yaml.safe_load(configuration(directory))
+    config["capture"]["wire"] = True
+
+    async def record() -> None:
+        async with running(yaml.safe_dump(config)) as gateway:
+            for protocol in PROTOCOLS:
+                version = "" if protocol == "graphpipe.http" else "1"
+                await classify(gateway, protocol, version, scans, [123, 1])
+            address = f"http://{gateway.addresses['main.http']}/v2/models/digits/infer"
+            async with aiohttp.ClientSession() as session, session.post(address, data="{") as found:
+                assert found.status == 400
+
+    asyncio.run(record())
+    return directory
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_recorded_messages_are_sent_again_as_they_are(protocol: str, wires: Path) -> None:
+    """`--wire` gives the recorded replies, to the last bit, from the same protocol."""
+    flags = ("--wire", "--where", f"protocol={protocol}", "--fail-if", "mismatch>0")
+    async with running(configuration()) as gateway:
+        url = urls(gateway, "digits")[protocol]
+        arguments = ("replay", str(wires), "--against", url, *flags, "--output", "json")
+        result = await asyncio.to_thread(gateway_command, *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads(result.stdout)
+    assert (document["sent"], document["outcomes"]["match"]) == (2, 2)
+    refused = {"request could not be read": 1} if protocol == "oip.http" else {}
+    assert document["left_out"] == refused
+
+
+async def test_messages_of_another_protocol_are_left_out(wires: Path, recorded: Path) -> None:
+    """A server of one protocol gets no messages of another, and none are made up."""
+    async with running(configuration()) as gateway:
+        url = urls(gateway, "digits")["oip.http"]
+        others = await asyncio.to_thread(
+            gateway_command,
+            "replay",
+            str(wires),
+            "--against",
+            url,
+            "--wire",
+            "--where",
+            "protocol=trtis.*",
+        )
+        absent = await asyncio.to_thread(
+            gateway_command, "replay", str(recorded), "--against", urls(gateway, "digits")["trtis.http"],
+            "--wire", "--limit", "1",
+        )  # fmt: skip
+    assert others.returncode == absent.returncode == 1
+    assert "2 calls: recorded over trtis.http; the server is oip.http" in others.stdout
+    assert "message not recorded (capture: {wire: true, payload: full})" in absent.stdout
+
+
+def test_messages_go_to_one_server_as_they_are(wires: Path) -> None:
+    """Another name of a model would change them, and a reference speaks its own protocol."""
+    against = ("replay", str(wires), "--against", "oip+http://127.0.0.1:1", "--wire")
+    assert command(*against, "--model", "digits=other").exit_code == 2
+    assert command(*against, "--reference", "oip+http://127.0.0.1:1").exit_code == 2
+
+
+RULES = """
+version: 1
+listeners: [{http: "127.0.0.1:0"}]
+upstreams: {triton: {url: "oip+grpc://127.0.0.1:9001"}}
+migrations: {digits: {compare: {outputs: {label: exact, probabilities: {top_k: 1}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("--fail-if", "mismatch"), 2),
+        (("--pace", "slow"), 2),
+        (("--speed", "0x"), 2),
+        (("--where", "speed=1"), 2),
+        (("--compare", "nothing"), 2),
+        (("--compare", "missing.yaml#digits"), 2),
+    ],
+)
+def test_wrong_usage_of_replay(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
+    """Wrong flags, and a directory without a capture, are usage errors."""
+    result = command("replay", str(tmp_path), "--against", "oip+http://127.0.0.1:1", *arguments)
+    assert result.exit_code == status
+
+
+def test_a_directory_without_a_capture_is_a_usage_error(tmp_path: Path) -> None:
+    """Both commands say what they did not find."""
+    result = command("replay", str(tmp_path), "--against", "oip+http://127.0.0.1:1")
+    assert (result.exit_code, "no capture there" in result.output) == (2, True)
+    assert command("diff", str(tmp_path), str(tmp_path)).exit_code == 2
+
+
+def test_the_command_prints_a_table_and_a_verdict(recorded: Path, tmp_path: Path) -> None:
+    """An unreachable server fails the replay, and two recordings of it can be compared."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RULES)
+    arguments = ("--against", "oip+http://127.0.0.1:1", "--limit", "3", "--output", "json")
+    results = str(tmp_path / "results")
+    result = command("replay", str(recorded), *arguments, "-o", results)
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert document["failed"] == document["outcomes"]["new_error"] == 3
+    assert document["verdict"] == "failed, 3 calls could not be sent"
+    found = command(
+        "diff", str(recorded), str(recorded), "--compare", f"{rules}#digits", "--fail-if",
+        "mismatch>0", "--fail-unless", "errors<1%@95%",
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert found.stdout.endswith("verdict: passed\n")
+    failed = command("diff", str(recorded), results, "--fail-if", "errors>0")
+    assert failed.exit_code == 1
+    assert "verdict: failed, errors 100.00% > 0.00%" in failed.stdout

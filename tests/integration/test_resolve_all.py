@@ -1,0 +1,144 @@
+"""Upstreams whose addresses come from the DNS, and change while clients call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import dns.asyncresolver
+import pytest
+
+from gateway.app import Gateway
+from gateway.config.load import load_text
+from gateway.ir.errors import Unavailable
+from gateway.ir.tensor import as_numpy
+from tests.integration.reload_kit import SERVER, STEP, question
+from tests.name_server import NameServer, name_server
+
+pytestmark = pytest.mark.timeout(60)
+
+CONFIG = """
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+admin: {{address: null, metrics: null}}
+lifecycle: {{pre_stop: 0s, drain: 5s}}
+telemetry: {{log: {{calls_per_second: 0}}}}
+upstreams:
+  triton:
+    url: "{url}"
+    resolve: all
+    balance: round_robin
+    limits: {{resolve_floor: 50ms}}
+"""
+
+
+def free_port() -> int:
+    """Return a port that is free on every address of this machine."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def servers(scheme: str, port: int) -> AsyncIterator[None]:
+    """Run server N at 127.0.0.N, for N from 1 to 4."""
+    async with contextlib.AsyncExitStack() as stack:
+        for number in (1, 2, 3, 4):
+            listener = f'{scheme.removeprefix("oip+")}: "127.0.0.{number}:{port}"'
+            text = SERVER.format(number=number).replace(
+                'http: "127.0.0.1:0", grpc: "127.0.0.1:0"', listener
+            )
+            server = Gateway(load_text(text))
+            await server.start()
+            stack.push_async_callback(server.stop)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def following(url: str, names: NameServer) -> AsyncIterator[Gateway]:
+    """Run a gateway that follows the name in *url*."""
+    gateway = Gateway(load_text(CONFIG.format(url=url)))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+@pytest.fixture
+async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NameServer]:
+    """Run a DNS server that this process asks instead of that of the system."""
+    async with name_server() as server:
+        server.ttl_s = 0
+        resolver = server.resolver()
+        monkeypatch.setattr(dns.asyncresolver, "Resolver", lambda: resolver)
+        yield server
+
+
+async def answering(gateway: Gateway) -> set[int]:
+    """Call from several clients at once; return the numbers of the servers that answered."""
+
+    async def call(value: int) -> int:
+        reply = await gateway.service(question("add", value))
+        answer = int(as_numpy(reply.outputs[0])[0])
+        assert answer - answer % STEP == value
+        return answer % STEP
+
+    return set(await asyncio.gather(*map(call, range(0, 24 * STEP, STEP))))
+
+
+async def until_answered_by(gateway: Gateway, expected: set[int]) -> None:
+    """Call until exactly the expected servers answer; no call may fail."""
+    async with asyncio.timeout(30):
+        while await answering(gateway) != expected:
+            continue
+
+
+@pytest.mark.parametrize("scheme", ["oip+grpc", "oip+http"])
+async def test_addresses_come_and_go_without_a_lost_call(scheme: str, names: NameServer) -> None:
+    """Calls go to all addresses of the name, and only to those."""
+    port = free_port()
+    async with servers(scheme, port):
+        names.records["triton.test.", "A"] = ["127.0.0.1", "127.0.0.2"]
+        async with following(f"{scheme}://triton.test:{port}", names) as gateway:
+            assert await answering(gateway) == {1, 2}
+            for wanted in ({2, 3, 4}, {4}, {1, 3}):
+                names.records["triton.test.", "A"] = [f"127.0.0.{n}" for n in wanted]
+                await until_answered_by(gateway, wanted)
+                assert await answering(gateway) == wanted
+            entry = (await gateway.status())["upstreams"][0]
+            assert {each["address"] for each in entry["endpoints"]} == {
+                f"127.0.0.1:{port}",
+                f"127.0.0.3:{port}",
+            }
+
+
+async def test_service_names_the_ports(names: NameServer) -> None:
+    """Each record of the service is an endpoint with a port of its own."""
+    ports = free_port(), free_port()
+    async with servers("oip+grpc", ports[0]), servers("oip+grpc", ports[1]):
+        names.records["_grpc._tcp.triton.test.", "SRV"] = [
+            f"0 1 {ports[0]} a.test.",
+            f"0 1 {ports[1]} b.test.",
+        ]
+        names.records["a.test.", "A"] = ["127.0.0.1"]
+        names.records["b.test.", "A"] = ["127.0.0.4"]
+        async with following("oip+grpc://_grpc._tcp.triton.test", names) as gateway:
+            assert await answering(gateway) == {1, 4}
+
+
+async def test_gateway_starts_before_its_name_exists(names: NameServer) -> None:
+    """Calls fail until then, with the reason, and succeed afterwards."""
+    port = free_port()
+    url = f"oip+grpc://triton.test:{port}"
+    async with servers("oip+grpc", port), following(url, names) as gateway:
+        with pytest.raises(Unavailable, match="has no address"):
+            await answering(gateway)
+        names.records["triton.test.", "A"] = ["127.0.0.2"]
+        async with asyncio.timeout(30):
+            while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
+                await asyncio.sleep(0.01)
+        assert await answering(gateway) == {2}

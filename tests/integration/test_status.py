@@ -1,0 +1,107 @@
+"""The status of a whole gateway: as JSON, as a page, for probes and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.app import Gateway
+from gateway.cli.status import status_lines
+from tests.integration.asking_kit import running
+from tests.integration.cli_kit import gateway as command
+from tests.integration.cli_kit import get, serving
+
+CONFIG = """
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+admin: {{address: "127.0.0.1:{port}", metrics: null}}
+lifecycle: {{ready: {ready}, pre_stop: 0s, drain: 1s}}
+upstreams:
+  dead: {{url: "oip+http://127.0.0.1:1", headers: {{authorization: "hidden-token"}}}}
+models:
+  sum: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+routes:
+  - {{name: own, match: {{model: sum}}, targets: [{{model: sum}}]}}
+  - {{name: away, match: {{model: far}}, targets: [{{upstream: dead}}]}}
+"""
+
+
+async def fetch(gateway: Gateway, path: str, accept: str = "*/*") -> tuple[int, str]:
+    url = f"http://{gateway.addresses['admin']}{path}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url, headers={"Accept": accept}) as response,
+    ):
+        return response.status, await response.text()
+
+
+@pytest.mark.usefixtures("json_logs")
+async def test_the_status_names_what_is_missing() -> None:
+    """Routes and endpoints have their reason; nothing secret is in it."""
+    async with running(CONFIG.format(port=0, ready="any")) as gateway:
+        code, text = await fetch(gateway, "/status")
+        document: dict[str, Any] = json.loads(text)
+        own, away = document["routes"]
+        assert (200, True, True) == (code, document["ready"], own["ready"])
+        assert (False, ["dead"]) == (away["ready"], away["targets"])
+        assert away["reason"].startswith("upstream dead: endpoint 127.0.0.1:1: cannot connect")
+        (upstream,) = document["upstreams"]
+        (endpoint,) = upstream["endpoints"]
+        assert ("127.0.0.1:1", False) == (endpoint["address"], endpoint["ready"])
+        assert 0 == document["limits"]["route_in_flight"]["own"]
+        assert "endpoint not ready" in [each["event"] for each in document["warnings"]]
+        assert gateway.addresses == document["listeners"]
+        assert "hidden-token" not in text
+
+
+async def test_the_page_has_no_scripts() -> None:
+    """A browser gets tables, and every value is escaped."""
+    async with running(CONFIG.format(port=0, ready="any")) as gateway:
+        code, text = await fetch(gateway, "/status", "text/html,*/*")
+        assert (200, True) == (code, text.startswith("<!doctype html>"))
+        assert "<script" not in text
+        assert "127.0.0.1:1" in text
+
+
+@pytest.mark.parametrize(("ready", "status"), [("any", 200), ("all", 503)])
+async def test_verbose_readiness_names_the_routes(ready: str, status: int) -> None:
+    """The status is that of the probe, and the missing route has its endpoint."""
+    async with running(CONFIG.format(port=0, ready=ready)) as gateway:
+        code, text = await fetch(gateway, "/readyz?verbose")
+        document = json.loads(text)
+        assert (status, status == 200) == (code, document["ready"])
+        (missing,) = document["missing"]
+        assert "away" == missing["name"]
+        assert "127.0.0.1:1" in missing["reason"]
+        assert status == (await fetch(gateway, "/readyz"))[0]
+
+
+async def test_the_terminal_shows_the_same() -> None:
+    """One line for each route and endpoint."""
+    async with running(CONFIG.format(port=0, ready="all")) as gateway:
+        text = "\n".join(status_lines(json.loads((await fetch(gateway, "/status"))[1])))
+        assert "not ready: not every one of the required routes is ready" in text
+        assert "away" in text
+        assert "dead" in text
+
+
+def test_workers_have_one_status(tmp_path: Any) -> None:
+    """The supervisor shows the status of a worker, and a line for each of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = tmp_path / "g.yaml"
+    path.write_text(CONFIG.format(port=port, ready="any") + "workers: 2\n")
+    with serving(str(path), patience_s=45.0) as gateway:
+        code, document = get(gateway.url("/status", "admin"))
+        assert (200, True) == (code, document["ready"])
+        assert [1, 2] == [each["worker"] for each in document["workers"]]
+        assert ["own", "away"] == [route["name"] for route in document["routes"]]
+        found = command("status", f"127.0.0.1:{port}")
+        assert (0, True) == (found.returncode, "away" in found.stdout)
+    gone = command("status", f"127.0.0.1:{port}")
+    assert (1, True) == (gone.returncode, "no status at" in gone.stderr)

@@ -1,0 +1,100 @@
+"""Upstreams whose URL has the scheme of another port: the error names what is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gateway.app import connect
+from gateway.config.models import TlsConfig
+from gateway.config.units import parse_url
+from gateway.ir.calls import ServerReadyRequest
+from gateway.ir.errors import GatewayError
+from tests.integration.asking_kit import running
+
+CONFIG = """
+version: 1
+listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}]
+admin: {address: off}
+lifecycle: {pre_stop: 0s, drain: 1s}
+models:
+  simple: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+"""
+
+
+async def failure(url: str, tls: TlsConfig | None = None) -> str:
+    """Return the error of a question to *url*."""
+    connected = connect(parse_url(url), tls=tls)
+    try:
+        with pytest.raises(GatewayError) as caught:
+            await connected.service(ServerReadyRequest())
+    finally:
+        await connected.close()
+    return caught.value.message
+
+
+@asynccontextmanager
+async def answering(data: bytes) -> AsyncIterator[str]:
+    """Run a server that sends *data* to whoever connects."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(data)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"
+
+
+async def test_http_to_a_grpc_port() -> None:
+    """The port of a real gRPC server is recognised by its first frame."""
+    async with running(CONFIG) as gateway:
+        message = await failure(f"oip+http://{gateway.addresses['main.grpc']}")
+    assert "serves gRPC on this port" in message
+    assert "oip+grpc://" in message
+
+
+async def test_grpc_to_an_http_port() -> None:
+    """An old HTTP server answers the preface of HTTP/2 with a status line."""
+    async with answering(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as address:
+        message = await failure(f"oip+grpc://{address}")
+    assert "it serves HTTP/1 on this port" in message
+    assert "oip+http://" in message
+
+
+async def test_plain_http_to_a_port_with_tls() -> None:
+    """A TLS server answers plain text with an alert."""
+    async with answering(b"\x15\x03\x03\x00\x02\x02\x46") as address:
+        message = await failure(f"oip+http://{address}")
+    assert "it needs TLS on this port" in message
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+async def test_plain_to_a_gateway_with_tls(carrier: str, tmp_path: Path) -> None:
+    """The text says what the port needs, and which key adds it."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "server.key")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
+    tls = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', tls: {cert: server.pem, key: server.key}}"
+    config = CONFIG.replace('{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}', tls)
+    async with running(config, tmp_path) as gateway:
+        message = await failure(f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}")
+    assert "it needs TLS on this port" in message
+    assert "add `tls: {}` to the upstream" in message
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+async def test_tls_to_a_plain_gateway(carrier: str) -> None:
+    """The text says that the port has no TLS, and which key is too much."""
+    async with running(CONFIG) as gateway:
+        url = f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}"
+        message = await failure(url, TlsConfig())
+    assert "uses no TLS on this port; remove `tls` from the upstream" in message

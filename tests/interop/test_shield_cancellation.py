@@ -1,0 +1,223 @@
+"""Calls whose clients leave, or whose deadlines pass, before a real Triton over gRPC.
+
+Directly, they end it. Through the gateway they end by themselves, and nobody waits longer for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+
+from gateway.schema import open_inference_pb2 as pb
+from tests.integration.cli_kit import Running
+from tests.interop.attacks import (
+    FP32,
+    INNOCENT,
+    MOST_WAIT_S,
+    READY_S,
+    addresses,
+    await_ready,
+    infer_request,
+    json_body,
+    row,
+    unharmed,
+)
+from tests.interop.sacrifice import INFER, INTERVAL_S, Sacrifice, bystander
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+
+FEW, MANY = 2000, 20_000
+LONGEST_STAY_S = 0.004
+"""A client leaves within this time, while a call takes about 1 ms."""
+
+WARM_UP_S = 0.5
+"""The first client of a storm leaves after this time, when it has connected."""
+
+Leave = Callable[[float], Awaitable[None]]
+"""Sends a call, and leaves or is answered after so many seconds."""
+
+REQUEST = infer_request("identity_fp32", "FP32", (1, 4), bytes(16))
+BODY = json_body("FP32", [1, 4], [1, 2, 3, 4])
+
+
+@asynccontextmanager
+async def cancelling(address: str) -> AsyncIterator[Leave]:
+    """Cancel gRPC calls."""
+    async with _method(address) as method:
+
+        async def leave(after_s: float) -> None:
+            call = method(REQUEST, timeout=20)
+            await asyncio.sleep(after_s)
+            call.cancel()
+            with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
+                await call
+
+        yield leave
+
+
+@asynccontextmanager
+async def passing(address: str) -> AsyncIterator[Leave]:
+    """Let the deadlines of gRPC calls pass."""
+    async with _method(address) as method:
+
+        async def leave(after_s: float) -> None:
+            with contextlib.suppress(grpc.RpcError):
+                await method(REQUEST, timeout=after_s)
+
+        yield leave
+
+
+@asynccontextmanager
+async def passing_http(address: str) -> AsyncIterator[Leave]:
+    """Let the deadlines of HTTP requests pass, which the gateway answers itself."""
+    host, _, port = address.rpartition(":")
+    head = f"POST {FP32} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\nX-Request-Timeout: "
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def leave(after_s: float) -> None:
+        reader, writer = idle.pop() if idle else await asyncio.open_connection(host, int(port))
+        writer.write(f"{head}{after_s * 1e6:.0f}us\r\n\r\n".encode() + BODY)
+        found = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", found, re.IGNORECASE)
+        assert found[9:12] in {b"200", b"504"}, found
+        assert length is not None
+        await reader.readexactly(int(length[1]))
+        idle.append((reader, writer))
+
+    yield leave
+    for _, writer in idle:
+        writer.close()
+
+
+@asynccontextmanager
+async def _method(address: str) -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable[object, object]]:
+    async with grpc.aio.insecure_channel(address) as connected:
+        yield connected.unary_unary(
+            INFER, request_serializer=pb.ModelInferRequest.SerializeToString
+        )
+
+
+Storm = Callable[[str], contextlib.AbstractAsyncContextManager[Leave]]
+
+
+def run(storm: Storm, address: str, count: int, at_once: int) -> list[float]:
+    """Send *count* calls whose clients leave; return how long each then waited, in seconds."""
+    randomly = random.Random(1)  # noqa: S311  # delays of a test
+    waits: list[float] = []
+
+    async def main() -> None:
+        left = count
+        async with storm(address) as leave:
+            await leave(WARM_UP_S)
+
+            async def one() -> None:
+                nonlocal left
+                while left > 0:
+                    left -= 1
+                    after_s = max(1e-5, randomly.random() * LONGEST_STAY_S)
+                    begun = time.monotonic()
+                    await leave(after_s)
+                    waits.append(max(0.0, time.monotonic() - begun - after_s))
+
+            await asyncio.gather(*(one() for _ in range(at_once)))
+
+    asyncio.run(main())
+    return sorted(waits)
+
+
+def end_triton(sacrifice: Sacrifice) -> None:
+    """Cancel calls directly until Triton ends, and start it again."""
+    sacrifice.revive()
+    for _ in range(20):
+        run(cancelling, sacrifice.server.grpc_address, FEW, 4)
+        if sacrifice.is_hurt():
+            break
+    assert sacrifice.is_hurt_soon(), "this Triton is not hurt: check its version"
+    sacrifice.restart()
+
+
+def weather(sacrifice: Sacrifice, gateway: Running, storm: Storm, count: int, at_once: int) -> str:
+    """Check that a storm hurts nobody; return what was measured."""
+    await_ready(gateway)
+    http_address, grpc_address = addresses(gateway)
+    address = http_address if storm is passing_http else grpc_address
+    with bystander(INNOCENT.by_http, http_address) as seen:
+        waits = run(storm, address, count, at_once)
+    assert waits[-1] < MOST_WAIT_S
+    unharmed(sacrifice, gateway, seen)
+    _await_rest(gateway)
+    return (
+        f"{storm.__name__}, {at_once} at once: {len(waits)} calls, answered after their leaving in "
+        f"{waits[len(waits) // 2] * 1e3:.1f} ms (median), {waits[-len(waits) // 1000] * 1e3:.1f} ms "
+        f"(99.9 %), {waits[-1] * 1e3:.1f} ms (longest); bystander {seen.worst_s * 1e3:.0f} ms"
+    )
+
+
+@row("cancelled_calls")
+def test_cancelled_calls(sacrifice: Sacrifice, gateways: Mapping[str, Running]) -> None:
+    """Directly, calls that are cancelled end Triton; through the gateway they end by themselves."""
+    end_triton(sacrifice)
+    gateway = gateways["grpc"]
+    for storm in (cancelling, passing, passing_http):
+        for at_once in (4, 32):
+            weather(sacrifice, gateway, storm, FEW, at_once)
+    assert any("server 7368, 8034" in line for line in gateway.log)
+    withheld = r"^gateway_upstream_withheld_cancellations_total\S* [1-9]"
+    assert re.search(withheld, _page(gateway, "/metrics"), re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", [1, 2, 3])
+@pytest.mark.parametrize("at_once", [4, 32])
+@pytest.mark.parametrize("storm", [cancelling, passing, passing_http])
+def test_trials(  # what pytest gives
+    sacrifice: Sacrifice,
+    gateways: Mapping[str, Running],
+    storm: Storm,
+    at_once: int,
+    trial: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Triton survives 20,000 clients that leave."""
+    sacrifice.revive()
+    found = weather(sacrifice, gateways["grpc"], storm, MANY, at_once)
+    with capsys.disabled():
+        print(f"\ntrial {trial}: {found}")
+
+
+def _await_rest(gateway: Running) -> None:
+    """Wait until nothing is in flight any more, as the metrics and the status say."""
+    end = time.monotonic() + READY_S
+    while found := _in_flight(gateway):
+        assert time.monotonic() < end, found
+        time.sleep(INTERVAL_S)
+
+
+def _in_flight(gateway: Running) -> list[str]:
+    """Return what is not zero and should be when nobody asks anything."""
+    names = "gateway_in_flight_bytes|gateway_route_in_flight|gateway_route_queued"
+    pattern = rf"^(?:{names}|gateway_upstream_withheld_calls)(?:{{.*}})? (?!0\.0$).*$"
+    found = re.findall(pattern, _page(gateway, "/metrics"), re.MULTILINE)
+    status = json.loads(_page(gateway, "/status"))
+    for upstream in status["upstreams"]:
+        for endpoint in upstream["endpoints"]:
+            if endpoint["in_flight"] or endpoint["withheld"]:
+                found.append(json.dumps(endpoint))
+    return found
+
+
+def _page(gateway: Running, path: str) -> str:
+    """Return a page of the admin port."""
+    page: bytes = urllib.request.urlopen(f"http://{gateway.addresses['admin']}{path}").read()
+    return page.decode()

@@ -1,0 +1,359 @@
+"""Requests that hurt MLServer and KServe, sent directly and then through the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli_kit import Running
+from tests.interop.attacks import (
+    CARRIERS,
+    FREE_PORTS,
+    INNOCENT,
+    MOST_WAIT_S,
+    Send,
+    addresses,
+    await_ready,
+    by_grpc,
+    infer_request,
+    json_body,
+    row,
+    worst_wait,
+)
+from tests.interop.gateways import serving
+from tests.interop.sacrifice import (
+    INTERVAL_S,
+    Innocent,
+    Sacrifice,
+    bystander,
+    post,
+)
+from tests.interop.servers.kserve import start as kserve
+from tests.interop.servers.mlserver import start as mlserver
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def mlserver_sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
+    """Run an MLServer that may be hurt."""
+    folder = tmp_path_factory.mktemp("mlserver-sacrifice")
+    server = Sacrifice("mlserver", mlserver.prepare_sacrificial, folder, INNOCENT)
+    yield server
+    server.close()
+
+
+@row("wide_text")
+def test_wide_text(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly one long text among many takes a GiB; through the gateway it is refused."""
+    server = mlserver_sacrifice.server
+    texts = ["a"] * 999 + ["b" * 400_000]
+    tensor = {"name": "X", "datatype": "BYTES", "shape": [1000], "data": texts}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    path = "/v2/models/count_text/infer"
+    before = mlserver_sacrifice.peak_bytes()
+    post(server.http_address, path, body, timeout_s=60)
+    assert mlserver_sacrifice.peak_bytes() - before > 500 << 20
+    mlserver_sacrifice.restart()
+    server = mlserver_sacrifice.server
+    before = mlserver_sacrifice.peak_bytes()
+    upstream = f"oip+http://{server.http_address}"
+    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
+        address = gateway.addresses["main.http"]
+        statuses: list[int] = []
+        worst_s = worst_wait(
+            mlserver_sacrifice, address, lambda: statuses.append(post(address, path, body)[0])
+        )
+        assert [413] == statuses
+        assert worst_s < MOST_WAIT_S
+    assert mlserver_sacrifice.peak_bytes() - before < 50 << 20
+    assert not mlserver_sacrifice.is_hurt()
+
+
+@row("unknown_names")
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_unknown_names(mlserver_sacrifice: Sacrifice, carrier: str) -> None:
+    """Directly, each name of an unknown model stays in the metrics; through the gateway none."""
+    mlserver_sacrifice.revive()
+    server = mlserver_sacrifice.server
+    body = json_body("FP32", [1, 1], [1])
+
+    def series(name: str) -> int:
+        page = urllib.request.urlopen(f"http://{mlserver_sacrifice.metrics_address}/metrics").read()
+        return str(page, "utf-8").count(f'model="{name}"')
+
+    assert post(server.http_address, f"/v2/models/direct-{carrier}/infer", body)[0] == 404
+    assert series(f"direct-{carrier}") > 3
+    address = server.http_address if carrier == "http" else server.grpc_address
+    with serving("--upstream", f"oip+{carrier}://{address}", *FREE_PORTS) as gateway:
+        http_address, grpc_address = addresses(gateway)
+        for number in range(3):
+            name = f"invented-{carrier}-{number}"
+            assert post(http_address, f"/v2/models/{name}/infer", body)[0] == 404
+            request = infer_request(name, "FP32", (1, 1), bytes(4))
+            assert by_grpc(request)("", grpc_address) == "NOT_FOUND"
+            assert series(name) == 0
+        INNOCENT.by_http(http_address)
+        INNOCENT.by_grpc(grpc_address)
+    assert not mlserver_sacrifice.is_hurt()
+
+
+@row("numbers_as_json")
+def test_numbers_as_json(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly 15,000,000 numbers occupy MLServer; through the gateway they are refused."""
+    mlserver_sacrifice.revive()
+    server = mlserver_sacrifice.server
+    path = "/v2/models/sum_and_empty/infer"
+    count = 15_000_000
+    tensor = {"name": "X", "datatype": "FP32", "shape": [count]}
+    numbers = b",".join([b"0.12345678"] * count)
+    direct = json.dumps({"inputs": [tensor]}).encode()[:-3] + b',"data":[' + numbers + b"]}]}"
+    worst_s = worst_wait(
+        mlserver_sacrifice,
+        server.http_address,
+        lambda: post(server.http_address, path, direct, timeout_s=60),
+    )
+    assert worst_s > MOST_WAIT_S
+    mlserver_sacrifice.restart()
+    size = {"binary_data_size": 4 * count}
+    head = json.dumps({"inputs": [{**tensor, "parameters": size}]}).encode()
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    upstream = f"oip+http://{mlserver_sacrifice.server.http_address}"
+    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
+        address = gateway.addresses["main.http"]
+        statuses: list[int] = []
+        worst_s = worst_wait(
+            mlserver_sacrifice,
+            address,
+            lambda: statuses.append(
+                post(address, path, head + bytes(4 * count), headers=length)[0]
+            ),
+        )
+        assert [413] == statuses
+        assert worst_s < MOST_WAIT_S
+    assert not mlserver_sacrifice.is_hurt()
+
+
+@row("left_stream")
+def test_left_stream(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly, a stream that is left goes on to its end; over gRPC its client's leaving ends it."""
+    mlserver_sacrifice.revive()
+    server = mlserver_sacrifice.server
+    count = 60_000
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [count], "data": [0] * count}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    path = "/v2/models/repeat_stream/infer_stream"
+
+    def leave(address: str) -> None:
+        connection = http.client.HTTPConnection(address, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert answer.readline().startswith(b"data:")
+
+    def leave_and_wait(address: str) -> None:
+        leave(address)
+        INNOCENT.by_http(address, timeout_s=60)
+
+    send = partial(leave_and_wait, server.http_address)
+    assert worst_wait(mlserver_sacrifice, server.http_address, send) > MOST_WAIT_S
+    mlserver_sacrifice.restart()
+    server = mlserver_sacrifice.server
+    with serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as gateway:
+        await_ready(gateway)
+        assert any("infer_stream" in line and "oip+grpc" in line for line in gateway.log)
+    with serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as gateway:
+        await_ready(gateway)
+        address = gateway.addresses["main.http"]
+        send = partial(leave_and_wait, address)
+        assert worst_wait(mlserver_sacrifice, address, send) < MOST_WAIT_S
+    assert not mlserver_sacrifice.is_hurt()
+
+
+@pytest.fixture(scope="module")
+def kserve_sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
+    """Run a KServe that may be hurt."""
+    server = Sacrifice(
+        "kserve", kserve.prepare, tmp_path_factory.mktemp("kserve-sacrifice"), KSERVE_INNOCENT
+    )
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def kserve_gateways(kserve_sacrifice: Sacrifice) -> Iterator[Mapping[str, Running]]:
+    """Run a gateway with default settings for each carrier to the server."""
+    server = kserve_sacrifice.server
+    with (
+        serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as over_grpc,
+        serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as over_http,
+    ):
+        yield {"grpc": over_grpc, "http": over_http}
+
+
+def _is_held_up(
+    sacrifice: Sacrifice, gateways: Mapping[str, Running], send: Send, answers: set[str]
+) -> None:
+    """Check that a request holds up others directly, and nobody through a gateway."""
+    sacrifice.revive()
+    server = sacrifice.server
+    addresses_ = (server.http_address, server.grpc_address)
+    with bystander(_patient, server.http_address) as seen:
+        time.sleep(3 * INTERVAL_S)
+        send(*addresses_)
+    assert seen.worst_s > MOST_WAIT_S, "this server is not hurt: check its version"
+    sacrifice.revive()
+    for gateway in gateways.values():
+        await_ready(gateway, sacrifice.innocent)
+        http_address, grpc_address = addresses(gateway)
+        with bystander(sacrifice.innocent.by_http, http_address) as seen:
+            time.sleep(3 * INTERVAL_S)
+            assert send(http_address, grpc_address) in answers
+        assert not seen.failures
+        assert seen.worst_s < MOST_WAIT_S
+        sacrifice.innocent.by_grpc(grpc_address)
+    assert not sacrifice.is_hurt()
+
+
+def _patient(address: str) -> None:
+    """Ask KServe as somebody who waits as long as it takes."""
+    KSERVE_INNOCENT.by_http(address, timeout_s=60)
+
+
+KSERVE_INNOCENT = Innocent("identity_int32", "INT32", (4,))
+
+
+def _binary(path: str, datatype: str, count: int, data: bytes) -> Send:
+    """Return what POSTs one binary input, INPUT0."""
+    parameters = {"binary_data_size": len(data)}
+    tensor = {"name": "INPUT0", "datatype": datatype, "shape": [count], "parameters": parameters}
+    head = json.dumps({"inputs": [tensor]}).encode()
+
+    def send(http_address: str, _grpc_address: str) -> str:
+        length = {"Inference-Header-Content-Length": str(len(head))}
+        return str(post(http_address, path, head + data, 60, length)[0])
+
+    return send
+
+
+@row("many_numbers")
+def test_many_numbers(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]) -> None:
+    """Directly 2,200,000 numbers occupy KServe; the gateway refuses them for either carrier."""
+    count = 2_200_000
+    send = _binary("/v2/models/identity_int32/infer", "INT32", count, bytes(4 * count))
+    _is_held_up(kserve_sacrifice, kserve_gateways, send, {"413"})
+
+
+@row("many_numbers")
+def test_many_texts(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]) -> None:
+    """Directly 400,000 texts occupy KServe; over HTTP they are refused, over gRPC they are fast."""
+    count = 400_000
+    send = _binary("/v2/models/identity_bytes/infer", "BYTES", count, bytes(4 * count))
+    _is_held_up(kserve_sacrifice, {"http": kserve_gateways["http"]}, send, {"413"})
+
+
+@row("many_inputs")
+def test_many_inputs(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]) -> None:
+    """Directly empty inputs occupy KServe; through the gateway they are too many."""
+    body = b'{"inputs":[' + b",".join([b"{}"] * 40_000) + b"]}"
+
+    def send(http_address: str, _grpc_address: str) -> str:
+        path = "/v2/models/identity_int32/infer"
+        return str(post(http_address, path, body, 60, {"Content-Type": "application/json"})[0])
+
+    _is_held_up(kserve_sacrifice, kserve_gateways, send, {"413"})
+
+
+def test_many_rows(kserve_sacrifice: Sacrifice, tmp_path: Path) -> None:
+    """The V1 protocol of KServe passes on listed paths only, and only so many rows."""
+    rows = [[float(number)] * 16 for number in range(20_000)]
+    kserve_sacrifice.revive()
+    server = kserve_sacrifice.server
+
+    def predict(address: str, count: int) -> str:
+        body = json.dumps({"instances": rows[:count]}).encode()
+        headers = {"Content-Type": "application/json"}
+        return str(post(address, "/v1/models/rows:predict", body, 60, headers)[0])
+
+    assert predict(server.http_address, 20_000) == "200"
+    upstream = f"oip+http://{server.http_address}"
+    file = tmp_path / "rows.yaml"
+    file.write_text(
+        f"""
+version: 1
+listeners: [{{http: "127.0.0.1:0", passthrough: {{upstream: kserve, post: ["/v1/models/*"]}}}}]
+admin: {{address: null, metrics: null}}
+upstreams: {{kserve: {{url: "{upstream}"}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+    )
+    with (
+        serving("--upstream", upstream, *FREE_PORTS) as closed,
+        serving(str(file)) as opened_gateway,
+    ):
+        await_ready(closed, KSERVE_INNOCENT)
+        address = closed.addresses["main.http"]
+        assert predict(address, 10) == "405"
+        with pytest.raises(urllib.error.HTTPError, match=r"404|501"):
+            urllib.request.urlopen(f"http://{address}/openapi.json")
+        address = opened_gateway.addresses["main.http"]
+        await_ready(opened_gateway, KSERVE_INNOCENT)
+        with bystander(KSERVE_INNOCENT.by_http, address) as seen:
+            time.sleep(3 * INTERVAL_S)
+            assert predict(address, 20_000) == "413"
+            assert predict(address, 1000) == "200"
+        assert not seen.failures
+        assert seen.worst_s < MOST_WAIT_S
+    assert not kserve_sacrifice.is_hurt()
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_text_for_numbers(
+    kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running], carrier: str
+) -> None:
+    """KServe fails over it with words of its own; the gateway names the datatype it needs."""
+    kserve_sacrifice.revive()
+    gateway = kserve_gateways[carrier]
+    await_ready(gateway, KSERVE_INNOCENT)
+    body = json_body("BYTES", [1], ["a"])
+    status, text = post(
+        gateway.addresses["main.http"], "/v2/models/slow/infer", body.replace(b"INPUT0", b"MS")
+    )
+    assert (400, True) == (status, b"needs INT32" in text), text
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_brief_errors(mlserver_sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
+    """Errors of models name a class of Python; with `errors: brief` the log alone has it."""
+    mlserver_sacrifice.revive()
+    server = mlserver_sacrifice.server
+    path = "/v2/models/sum_and_empty/infer"
+    body = json_body("BYTES", [1], ["a"]).replace(b"INPUT0", b"X")
+    assert b"ValueError" in post(server.http_address, path, body)[1]
+    address = server.http_address if carrier == "http" else server.grpc_address
+    file = tmp_path / "brief.yaml"
+    file.write_text(
+        f"""
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+admin: {{address: null, metrics: null}}
+upstreams: {{mlserver: {{url: "oip+{carrier}://{address}", errors: brief}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+    )
+    with serving(str(file)) as gateway:
+        await_ready(gateway)
+        status, text = post(gateway.addresses["main.http"], path, body)
+        assert status >= 400
+        assert b"Error" not in text.replace(b'"error"', b""), text
+        assert any("error text withheld" in line for line in gateway.log)

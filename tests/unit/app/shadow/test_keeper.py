@@ -1,0 +1,116 @@
+"""The keeper of the shadow process: it starts it, restarts it and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.app.errors import StartError
+from gateway.app.processes.channel import WorkerSetup
+from gateway.app.processes.restart_policy import RestartPolicy
+from gateway.app.processes.worker_process import WorkerProcess
+from gateway.app.shadow.keeper import Launch, ShadowKeeper
+from gateway.config.load import load_text
+from tests.fakes import settle
+
+LOADED = load_text("version: 1\nlisteners: [{http: 0}]\ncapture: {directory: d}\n")
+AT_ONCE = RestartPolicy(first_wait_s=0.0, max_wait_s=0.0, max_failures=None)
+
+
+class FakeProcess:
+    """A process whose life the test decides."""
+
+    def __init__(self, setup: WorkerSetup, failure: str) -> None:
+        self.pid = 1
+        self.setup = setup
+        self.over: asyncio.Future[int] = asyncio.Future()
+        self._failure = failure
+        if failure:
+            self.over.set_result(1)
+
+    async def wait_started(self) -> dict[str, str]:
+        if self._failure:
+            raise StartError(self._failure)
+        return {}
+
+    async def wait(self) -> int:
+        return await self.over
+
+    def stop(self) -> None:
+        self.over.set_result(0)
+
+
+class Launcher:
+    def __init__(self) -> None:
+        self.started: list[FakeProcess] = []
+        self.failures: list[str] = []
+
+    async def launch(self, setup: WorkerSetup) -> WorkerProcess:
+        failure = self.failures.pop(0) if self.failures else ""
+        self.started.append(FakeProcess(setup, failure))
+        return cast("WorkerProcess", self.started[-1])
+
+
+def keeper(launcher: Launcher, count: int = 2) -> ShadowKeeper:
+    return ShadowKeeper(LOADED, count, cast("Launch", launcher.launch), AT_ONCE)
+
+
+def metrics(kept: ShadowKeeper) -> dict[str, float]:
+    return {each.name: each.value for metric in kept.collect() for each in metric.samples}
+
+
+async def test_the_process_gets_a_socket_to_each_worker() -> None:
+    """It has the role `shadow`, and the sockets stay the same when it is started again."""
+    launcher = Launcher()
+    kept = keeper(launcher)
+    ends = [kept.serving_end(number).fileno() for number in (1, 2)]
+    await kept.start()
+    setup = launcher.started[0].setup
+    assert (setup.slot.role, sorted(setup.serving)) == ("shadow", [1, 2])
+    launcher.started[0].over.set_result(-signal.SIGKILL)
+    await settle()
+    assert launcher.started[1].setup.serving == setup.serving
+    assert [kept.serving_end(number).fileno() for number in (1, 2)] == ends
+    assert metrics(kept)["gateway_shadow_restarts_total"] == 1
+    await kept.stop()
+
+
+async def test_a_process_that_dies_is_started_again() -> None:
+    """Each death is one event, also while it cannot start; the serving processes go on."""
+    launcher = Launcher()
+    kept = keeper(launcher)
+    await kept.start()
+    launcher.failures = ["d: Permission denied"] * 10
+    with capture_logs() as logs:
+        launcher.started[0].over.set_result(-signal.SIGKILL)
+        for _ in range(10):
+            await settle()
+    died = [each["ended"] for each in logs if each["event"] == "shadow process died"]
+    assert died == ["was killed by SIGKILL", *["d: Permission denied"] * 10]
+    assert metrics(kept)["gateway_shadow_up"] == 1
+    await kept.stop()
+    assert metrics(kept)["gateway_shadow_up"] == 0
+
+
+async def test_the_first_start_may_fail() -> None:
+    """A gateway that cannot record from the beginning does not start."""
+    launcher = Launcher()
+    launcher.failures = ["d: Permission denied"]
+    kept = keeper(launcher)
+    with pytest.raises(StartError, match="Permission denied"):
+        await kept.start()
+    await kept.stop()
+
+
+async def test_stopping_twice_is_harmless() -> None:
+    """The process is not started again."""
+    launcher = Launcher()
+    kept = keeper(launcher)
+    await kept.start()
+    await kept.stop()
+    await kept.stop()
+    assert len(launcher.started) == 1

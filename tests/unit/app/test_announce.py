@@ -1,0 +1,76 @@
+"""What the log says at start: addresses, models, and a command to try."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.app.announce import example_command, log_models
+from gateway.config.load import load_text
+from gateway.config.models import AdminConfig, ListenerConfig
+from gateway.ir.metadata import ModelState, RepositoryEntry
+from tests.fakes import ScriptedService
+
+UP = "upstreams: {up: {url: 'grpc://h:1'}}\n"
+
+
+def listeners(text: str) -> tuple[ListenerConfig, ...]:
+    return load_text(f"version: 1\n{UP}listeners: [{text}]\n").config.listeners
+
+
+@pytest.mark.parametrize(
+    ("listener", "addresses", "model", "command"),
+    [
+        (
+            "{http: 8000}",
+            {"main.http": "0.0.0.0:8000"},
+            "m",
+            "curl http://127.0.0.1:8000/v2/models/m",
+        ),
+        ("{http: 8000}", {"main.http": "[::]:8000"}, "", "curl http://[::1]:8000/v2"),
+        ("{http: 8000, protocols: [trtis]}", {"main.http": "127.0.0.1:8000"}, "m", ""),
+        ("{grpc: 8001}", {"main.grpc": "127.0.0.1:8001"}, "m", ""),
+        (
+            "{http: 8000, tls: {cert: c, key: k}}",
+            {"main.http": "h:1"},
+            "m",
+            "curl https://h:1/v2/models/m",
+        ),
+    ],
+)
+def test_the_command_to_try(
+    listener: str, addresses: dict[str, str], model: str, command: str
+) -> None:
+    """It works as it stands on the same machine; without Open Inference over HTTP there is none."""
+    assert command == example_command(listeners(listener), addresses, model)
+
+
+async def test_models_are_listed_and_the_first_ready_one_is_tried() -> None:
+    """Twenty names are enough for a line."""
+    entries = [RepositoryEntry("down", "1", ModelState.UNAVAILABLE)]
+    entries += [RepositoryEntry(f"m{n}", "1", ModelState.READY) for n in range(30)]
+    with capture_logs() as logs:
+        await log_models(
+            ScriptedService(tuple(entries)), listeners("{http: 1}"), {"main.http": "h:1"}
+        )
+    found, example = logs
+    assert (31, True) == (found["count"], found["models"].endswith("m18 and 11 more"))
+    assert "curl http://h:1/v2/models/m0" == example["command"]
+
+
+@pytest.mark.parametrize(
+    ("admin", "address", "metrics"),
+    [
+        ("{address: off}", False, False),
+        ("{address: off, metrics: 8002}", False, True),
+        ("{metrics: off}", True, False),
+        ("{address: null}", False, True),
+        ("{}", True, True),
+    ],
+)
+def test_admin_off_opens_no_port(admin: str, address: bool, metrics: bool) -> None:
+    """As `--admin off`: the metrics have a port only if the file says so."""
+    text = f"version: 1\n{UP}listeners: [{{http: 1}}]\nadmin: {admin}\n"
+    found = load_text(text).config.admin
+    assert isinstance(found, AdminConfig)
+    assert (address, metrics) == (found.address is not None, found.metrics is not None)

@@ -1,0 +1,96 @@
+"""What `gateway validate` finds in a file that is correct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.app.check import check
+from gateway.app.config_warnings import warnings
+from gateway.config.load import ConfigError, load_text
+
+GOOD = """version: 1
+listeners:
+  - {name: one, http: 8000, grpc: 8001}
+upstreams:
+  up: {url: "http://other:8000"}
+routes:
+  - {name: a, match: {model: a}, targets: [{upstream: up}]}
+  - {name: b, match: {model: "b*"}, targets: [{upstream: up}]}
+"""
+
+
+def test_a_good_file_has_no_warnings() -> None:
+    """Neither one nor the other."""
+    loaded = load_text(GOOD)
+    assert ([], []) == (check(loaded), warnings(loaded))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "text"),
+    [
+        ("other:8000", "127.0.0.1:8000", 5, "is a listener of this gateway"),
+        ("{model: a}", '{model: "*"}', 8, "no call reaches this route: 'a' takes them before"),
+        ('{model: "b*"}', "{model: a}", 8, "no call reaches this route: 'a'"),
+        ("{model: a}", "{protocol: oip.htp}", 7, "no protocol matches 'oip.htp'; did you mean"),
+        ("8001}", "8001, tls: {cert: c.pem, key: k.pem}}", 3, "no such file: nowhere/c.pem"),
+    ],
+)
+def test_warnings(old: str, new: str, line: int, text: str) -> None:
+    """Each has its line and says what happens."""
+    found = warnings(load_text(GOOD.replace(old, new), directory=Path("nowhere")))
+    assert (line, True) == (found[0].position[0], text in found[0].message)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("{model: a, version: 1}", "{model: a}"),
+        ("{model: a, headers: {x: y}}", "{model: a}"),
+        ('{model: "a?"}', '{model: "a*"}'),
+        ('{model: "a*"}', '{model: "*a"}'),
+    ],
+)
+def test_a_route_that_gets_some_calls_is_no_warning(earlier: str, later: str) -> None:
+    """Where patterns overlap in part, or conditions differ, nothing is said."""
+    text = GOOD.replace("{model: a}", earlier).replace('{model: "b*"}', later)
+    assert [] == warnings(load_text(text))
+
+
+def test_a_file_without_upstreams_and_models() -> None:
+    """It is correct, and serves nothing."""
+    (found,) = warnings(load_text("version: 1\nlisteners: [{http: 8000}]\n"))
+    assert "there is no upstream and no model" in found.message
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ("grpc: 8000", "listeners[0].grpc"),
+        ("grpc: '*:8000'", "listeners[0].grpc"),
+        ("grpc: 8001}\n  - {name: two, http: 8001", "listeners[1].http"),
+    ],
+)
+def test_a_port_used_twice_is_an_error(change: str, path: str) -> None:
+    """The gateway could not start; port 0 and other addresses of one port are no clash."""
+    (found,) = check(load_text(GOOD.replace("grpc: 8001", change)))
+    assert (path, True) == (found.path, "is used twice" in found.message)
+    assert [] == check(load_text(GOOD.replace("grpc: 8001", "grpc: '127.0.0.2:8000'")))
+    assert [] == check(load_text(GOOD.replace("http: 8000, grpc: 8001", "http: 0, grpc: 0")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("upstreams:", "upstream:", "unknown key; did you mean 'upstreams'?"),
+        ("match:", "matches:", "unknown key; did you mean 'match'?"),
+        ("grpc: 8001", "grcp: 8001", "unknown key; did you mean 'grpc'?"),
+        ("grpc: 8001", "zzzzz: 8001", "unknown key"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(old: str, new: str, hint: str) -> None:
+    """Of the keys of its own section."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(GOOD.replace(old, new, 1))
+    assert hint in [problem.message for problem in caught.value.problems]

@@ -1,0 +1,301 @@
+"""Endpoints follow the addresses of names, and lose no call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
+from gateway.app.server_identity import ServerIdentity
+from gateway.config.units import Url, parse_url
+from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest
+from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.errors import Unavailable, Unsupported
+from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.health_probe import Prober
+from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
+from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.net.host_addresses import HostAddress, HostAddresses
+from tests.fakes import FakeClock, settle
+
+CALL = InferRequest(model=ModelRef("m"))
+REPLY = InferResponse(model=ModelRef("m"), outputs=())
+
+
+class Server:
+    """Answers when the test lets it, and says whether its client was closed."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.is_closed = False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.is_ready = True
+
+    async def __call__(self, call: object, /) -> object:
+        if isinstance(call, ServerReadyRequest):
+            return self.is_ready
+        if not isinstance(call, InferRequest):
+            raise Unsupported("no such question")
+        self.calls += 1
+        await self.may_answer.wait()
+        if self.is_closed:
+            raise Unavailable("closed")
+        return REPLY
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Names:
+    """What names stand for, and an upstream that follows them."""
+
+    def __init__(self, *urls: str, leave_s: float = 60.0) -> None:
+        self.clock = FakeClock()
+        self.records: dict[str, HostAddresses | OSError] = {}
+        self.asked = asyncio.Event()
+        self.servers: dict[str, Server] = {}
+        self.removed: list[str] = []
+        self.endpoints = Endpoints(
+            "up",
+            (),
+            balancer=LoadBalancer(BalancingPolicy.ROUND_ROBIN),
+            is_fixed=False,
+            clock=self.clock,
+        )
+        self.discovery = EndpointDiscovery(
+            "up",
+            [parse_url(url) for url in urls or ("oip+grpc://triton:8001",)],
+            self.endpoints,
+            build=self._build,
+            floor_s=5,
+            cap_s=30,
+            leave_s=leave_s,
+            on_removed=self.removed.append,
+            look_up=self._look_up,
+            clock=self.clock,
+            sleep=self._sleep,
+        )
+
+    def set(self, *addresses: str, host: str = "triton", ttl_s: float | None = 10.0) -> None:
+        found = tuple(HostAddress(host, 8001, address) for address in addresses)
+        self.records[host] = HostAddresses(found, ttl_s)
+
+    def _build(self, url: Url, address: str) -> BuiltEndpoint:
+        server = self.servers[address] = Server()
+        endpoint = Endpoint(f"{address}:{url.port}", server)  # type: ignore[arg-type]  # a double
+        prober = Prober("up", endpoint, clock=self.clock, sleep=self._never)
+        withheld = WithheldCalls(1.0, enabled=False)
+        identity = ServerIdentity("up", endpoint.name, url, "auto", withheld)
+        return BuiltEndpoint(endpoint, prober, identity, withheld, None, (server.close,))
+
+    async def _look_up(self, host: str, _port: int) -> HostAddresses:
+        self.asked.set()
+        found = self.records.get(host, OSError("unknown name"))
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    async def _sleep(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    async def _never(self, _seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    def names(self) -> list[str]:
+        return [each.name.removesuffix(":8001") for each in self.endpoints.endpoints]
+
+
+async def test_each_address_is_an_endpoint_that_was_probed() -> None:
+    """Calls go to all of them."""
+    names = Names()
+    names.set("10.0.0.1", "10.0.0.2")
+    await names.discovery.update()
+    assert names.names() == ["10.0.0.1", "10.0.0.2"]
+    assert names.endpoints.ready()
+    for _ in range(4):
+        await names.endpoints(CALL)
+    assert [server.calls for server in names.servers.values()] == [2, 2]
+    await names.discovery.close()
+
+
+async def test_address_that_comes_gets_calls_when_it_is_ready() -> None:
+    """The others are not touched."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    (first,) = names.endpoints.endpoints
+    names.set("10.0.0.1", "10.0.0.2")
+    await names.discovery.update()
+    assert names.endpoints.endpoints[0] is first
+    assert names.names() == ["10.0.0.1", "10.0.0.2"]
+    await names.discovery.close()
+
+
+async def test_address_that_goes_finishes_its_calls() -> None:
+    """It gets no new ones, and is closed after the last."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    server = names.servers["10.0.0.1"]
+    server.may_answer.clear()
+    call = asyncio.create_task(names.endpoints(CALL))
+    await settle()
+    names.set("10.0.0.2")
+    await names.discovery.update()
+    await names.endpoints(CALL)
+    await names.endpoints(CALL)
+    assert (server.calls, names.servers["10.0.0.2"].calls) == (1, 2)
+    assert not server.is_closed
+    server.may_answer.set()
+    assert await call == REPLY
+    await settle()
+    assert (server.is_closed, names.removed, names.names()) == (
+        True,
+        ["10.0.0.1:8001"],
+        ["10.0.0.2"],
+    )
+    await names.discovery.close()
+
+
+async def test_address_that_goes_finishes_its_sequences() -> None:
+    """Their next requests still go there, until the last one."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    await names.endpoints(CALL.changed(sequence=Sequence(7, start=True)))
+    names.set("10.0.0.2")
+    await names.discovery.update()
+    await names.endpoints(CALL.changed(sequence=Sequence(7)))
+    await names.endpoints(CALL.changed(sequence=Sequence(7, end=True)))
+    assert names.servers["10.0.0.1"].calls == 3
+    assert names.removed == []
+    await settle()
+    assert names.removed == ["10.0.0.1:8001"]
+    await names.discovery.close()
+
+
+async def test_calls_that_never_end_do_not_keep_an_address() -> None:
+    """After the longest time of a call it is closed."""
+    names = Names(leave_s=3.0)
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    names.servers["10.0.0.1"].may_answer.clear()
+    call = asyncio.create_task(names.endpoints(CALL))
+    await settle()
+    names.set("10.0.0.2")
+    await names.discovery.update()
+    for _ in range(40):
+        await settle()
+    assert names.servers["10.0.0.1"].is_closed
+    call.cancel()
+    await names.discovery.close()
+
+
+async def test_address_that_comes_back_in_time_is_kept() -> None:
+    """Its calls go on, and it gets new ones."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    server = names.servers["10.0.0.1"]
+    server.may_answer.clear()
+    call = asyncio.create_task(names.endpoints(CALL))
+    await settle()
+    names.set("10.0.0.2")
+    await names.discovery.update()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    server.may_answer.set()
+    await call
+    await settle()
+    assert await names.endpoints(CALL) == REPLY
+    assert (names.names(), server.calls, server.is_closed) == (["10.0.0.1"], 2, False)
+    await names.discovery.close()
+
+
+async def test_name_that_cannot_be_looked_up_keeps_its_addresses() -> None:
+    """The failure is logged once, and so is its end."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    names.records["triton"] = OSError("no answer")
+    with capture_logs() as lines:
+        await names.discovery.update()
+        await names.discovery.update()
+        assert names.names() == ["10.0.0.1"]
+        names.set("10.0.0.1")
+        await names.discovery.update()
+    assert [line["event"] for line in lines] == ["name not resolved", "name resolved again"]
+    await names.discovery.close()
+
+
+async def test_upstream_without_any_address_answers_that_its_name_is_unknown() -> None:
+    """The gateway starts all the same."""
+    names = Names()
+    await names.discovery.update()
+    assert not names.endpoints.ready()
+    with pytest.raises(Unavailable, match="upstream 'up' has no address: its name is unknown"):
+        await names.endpoints(CALL)
+
+
+async def test_server_behind_two_names_is_one_endpoint() -> None:
+    """Its load would be counted twice otherwise."""
+    names = Names("oip+grpc://a:8001", "oip+grpc://b:8001")
+    names.set("10.0.0.1", "10.0.0.2", host="a")
+    names.set("10.0.0.2", "10.0.0.3", host="b")
+    await names.discovery.update()
+    assert names.names() == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    await names.discovery.close()
+
+
+async def until_asked_again(names: Names) -> float:
+    """Follow the names until the next look-up; return the seconds that it took."""
+    began = names.clock.now
+    names.asked.clear()
+    names.discovery.start()
+    await names.asked.wait()
+    elapsed = names.clock.now - began
+    await names.discovery.close()
+    return elapsed
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "expected_s"), [(1.0, 5.0), (12.0, 15.0), (3600.0, 30.0), (None, 5.0)]
+)
+async def test_name_is_looked_up_again_after_its_time_to_live(
+    ttl_s: float | None, expected_s: float
+) -> None:
+    """The time is between `resolve_floor` and `resolve_cap`, in steps of the former."""
+    names = Names()
+    names.set("10.0.0.1", ttl_s=ttl_s)
+    await names.discovery.update()
+    assert await until_asked_again(names) == expected_s
+
+
+async def test_name_is_looked_up_earlier_while_an_endpoint_is_not_ready() -> None:
+    """A server that has moved is found before the time to live has passed."""
+    names = Names()
+    names.set("10.0.0.1", "10.0.0.2", ttl_s=3600.0)
+    await names.discovery.update()
+    names.servers["10.0.0.2"].is_ready = False
+    await names.discovery.members[1].prober.probe()
+    assert await until_asked_again(names) == 5.0
+
+
+async def test_drained_name_drains_addresses_that_come_later() -> None:
+    """An operator's "*" means all endpoints, also future ones."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    names.endpoints.drain({"*"})
+    names.set("10.0.0.1", "10.0.0.2")
+    await names.discovery.update()
+    with pytest.raises(Unavailable, match="all endpoints of upstream 'up' are drained"):
+        await names.endpoints(CALL)
+    names.endpoints.drain({"10.0.0.1:8001"})
+    await names.endpoints(CALL)
+    assert names.servers["10.0.0.2"].calls == 1
+    await names.discovery.close()

@@ -1,0 +1,101 @@
+"""A gateway in this process gives up a replaced configuration, and all that belongs to it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from time import monotonic
+
+import pytest
+
+from gateway.app import Gateway, StartError
+from gateway.config.load import load_text
+from gateway.ir.calls import ModelReadyRequest, ServerSwitchRequest
+from gateway.ir.context import ModelRef
+
+TEXT = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+    streams: [{protocol: grps, address: "127.0.0.1:0"}]
+    passthrough: behind
+  - {name: other, http: "127.0.0.1:0", default_model: simple}
+admin: {address: null, metrics: null}
+lifecycle: {pre_stop: 0s, drain: 60s}
+upstreams: {behind: {url: "oip+http://127.0.0.1:1"}}
+models: {simple: {backend: python, options: {callable: "gateway.backends.examples:simple"}}}
+routes: [{match: {model: simple}, targets: [{model: simple}]}, {targets: [{upstream: behind}]}]
+"""
+CHANGED = TEXT.replace('127.0.0.1:1"', '127.0.0.1:2"').replace(
+    "simple}]}, ", "simple}], timeout: 1s}, "
+)
+
+
+async def test_nothing_refers_to_a_replaced_entry() -> None:
+    """Calls in progress alone keep an entry: its end is how the gateway knows of the last one."""
+    gateway = Gateway(load_text(TEXT))
+    await gateway.start()
+    try:
+        for text in (CHANGED, TEXT, CHANGED):
+            entries = gateway._graph.entries.values()
+            references: list[weakref.ref[object]] = [
+                weakref.ref(entry.service) for entry in entries
+            ]
+            references += [weakref.ref(each) for e in entries for each in e.http_clients.values()]
+            del entries
+            await gateway.reload(load_text(text))
+            assert [None] * len(references) == [reference() for reference in references]
+    finally:
+        begun = monotonic()
+        await gateway.stop()
+        assert monotonic() - begun < 30  # it does not wait for `drain`
+
+
+async def test_models_and_upstreams_are_kept_or_replaced() -> None:
+    """An object whose configuration did not change is the same one."""
+    gateway = Gateway(load_text(TEXT))
+    await gateway.start()
+    try:
+        before = gateway._graph.parts.current
+        changes = await gateway.reload(load_text(CHANGED))
+        after = gateway._graph.parts.current
+    finally:
+        await gateway.stop()
+    assert changes == {
+        "added": [],
+        "replaced": ["route route-1", "route route-2", "upstream behind"],
+        "removed": [],
+    }
+    assert before["model", "simple"][1] is after["model", "simple"][1]
+    assert before["limit", "route-1"][1] is after["limit", "route-1"][1]
+    assert before["upstream", "behind"][1] is not after["upstream", "behind"][1]
+
+
+async def test_reload_that_fails_keeps_the_model_in_force() -> None:
+    """The models of the failed configuration are unloaded, and the old one replies."""
+    gateway = Gateway(load_text(TEXT))
+    await gateway.start()
+    try:
+        bad = TEXT.replace(
+            "models: {", 'models: {bad: {backend: python, options: {callable: "no:no"}}, '
+        )
+        with pytest.raises(StartError, match="no"):
+            await gateway.reload(load_text(bad))
+        assert await gateway.service(ModelReadyRequest(model=ModelRef("simple"))) is True
+    finally:
+        await gateway.stop()
+    with pytest.raises(StartError, match="the gateway is stopping"):
+        await gateway.reload(load_text(TEXT))
+
+
+async def test_offline_state_survives_a_reload() -> None:
+    """A client has set it, and no change of the file undoes it."""
+    gateway = Gateway(load_text(TEXT))
+    await gateway.start()
+    try:
+        await gateway.service(ServerSwitchRequest(online=False, allowed=True))
+        await asyncio.gather(gateway.reload(load_text(CHANGED)))
+        assert await gateway.ready() is False
+    finally:
+        await gateway.stop()

@@ -1,0 +1,118 @@
+"""Which changes of a configuration are applied while the gateway runs, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.app.errors import StartError
+from gateway.app.kept_parts import KeptParts
+from gateway.app.reload import Reloader, check_restart
+from gateway.config.load import ConfigError, LoadedConfig, load_text
+
+TEXT = """\
+version: 1
+workers: 1
+listeners:
+  - {name: main, http: 8000}
+  - {name: other, grpc: 8001, default_model: a}
+admin: {address: 9901}
+models: {a: {backend: python}}
+telemetry: {log: {level: info, format: json, calls_per_second: 5}}
+lifecycle: {drain: 5s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("workers: 1", "workers: 2", "2:10: workers: this change needs a restart"),
+        ("http: 8000", "http: 8005", "4:24: listeners[0].http: this change needs a restart"),
+        (
+            "default_model: a",
+            "default_model: b",
+            "5:46: listeners[1].default_model: this change needs a restart",
+        ),
+        ("name: other", "name: new", "5:5: listeners[1]: a new listener: this change needs a"),
+        ("name: other", "name: new", "listeners: listener 'other' is missing: this change needs"),
+        ("address: 9901", "address: 9902", "6:8: admin: this change needs a restart"),
+        ("format: json", "format: console", "telemetry.log.format: this change needs a restart"),
+        ("{log: {", "{otlp: {traces: true}, log: {", "telemetry.otlp: this change needs a restart"),
+        ("drain: 5s", "online: false", "lifecycle.online: this change needs a restart"),
+        ("version: 1", "version: 1\nshared_regions: 3", "shared_regions: this change needs a"),
+    ],
+)
+def test_change_that_needs_a_restart_is_refused(old: str, new: str, expected: str) -> None:
+    """The error has the position of the key."""
+    with pytest.raises(ConfigError) as raised:
+        check_restart(load_text(TEXT).config, load_text(TEXT.replace(old, new)))
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{a: {backend: python}}", "{b: {backend: python}}"),
+        ("level: info", "level: debug"),
+        ("calls_per_second: 5", "calls_per_second: 6"),
+        ("drain: 5s", "drain: 6s"),
+        ("version: 1", "version: 1\npolicies: {timeout: 5s}"),
+    ],
+)
+def test_other_changes_need_no_restart(old: str, new: str) -> None:
+    """Models, routes, upstreams, policies, log lines and the times of a stop may change."""
+    check_restart(load_text(TEXT).config, load_text(TEXT.replace(old, new)))
+
+
+def build(value: str) -> Callable[[], list[str]]:
+    return lambda: [value]
+
+
+def test_parts_with_an_equal_source_are_kept() -> None:
+    """A part is the same object after a reload, unless what it was built from changed."""
+    before = KeptParts()
+    same = before.get("upstream", "same", 1, build("same"))
+    changed = before.get("upstream", "changed", 1, build("changed"))
+    before.get("route", "removed", 1, build("removed"))
+    after = KeptParts(before.current)
+    assert same is after.get("upstream", "same", 1, build("same"))
+    assert changed is not after.get("upstream", "changed", 2, build("changed"))
+    after.get("route", "added", 1, build("added"))
+    after.get("target", "unnamed", 1, build("unnamed"))
+    assert after.changes() == {
+        "added": ["route added"],
+        "replaced": ["upstream changed"],
+        "removed": ["route removed"],
+    }
+    assert after.has("upstream", "same", same)
+    assert not after.has("upstream", "changed", changed)
+    assert not after.has("route", "removed", [])
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "text"),
+    [
+        (StartError("model 'a' is missing"), "failed", "model 'a' is missing"),
+        (ZeroDivisionError("of a backend"), "failed", "internal error: ZeroDivisionError"),
+    ],
+)
+async def test_configuration_that_cannot_be_applied_changes_nothing(
+    error: Exception, outcome: str, text: str
+) -> None:
+    """The configuration in force stays, whatever goes wrong, and the next reload works."""
+    old, new = load_text(TEXT), load_text(TEXT.replace("drain: 5s", "drain: 6s"))
+    errors: list[Exception] = [error]
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        if errors:
+            raise errors.pop()
+        return {}
+
+    reloader = Reloader(lambda: new, old, apply, clock=lambda: 5.0)
+    result = await reloader.reload()
+    assert (outcome, text, old.sha256) == (result.outcome, result.error, result.sha256)
+    assert reloader.loaded is old
+    result = await reloader.reload()
+    assert ("applied", "", new.sha256) == (result.outcome, result.error, result.sha256)
+    assert reloader.loaded is new

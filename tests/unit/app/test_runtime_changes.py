@@ -1,0 +1,128 @@
+"""Drained endpoints and weights that are not in the file."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.app.runtime_changes import RuntimeChanges
+from gateway.config.load import LoadedConfig, load_text
+
+TEXT = """\
+version: 1
+listeners: [{http: 8000}]
+upstreams:
+  pair: {urls: ["http://a:1", "http://b:2"]}
+  one: {url: "http://c:3"}
+routes:
+  - {name: split, targets: [{upstream: pair, weight: 3}, {upstream: one, model: m, weight: 1}]}
+  - {targets: [{upstream: one}]}
+"""
+LOADED = load_text(TEXT)
+
+
+def weights(changes: RuntimeChanges, text: str = TEXT) -> list[int]:
+    """Return the weights of the first route."""
+    return [target.weight for target in changes.apply(load_text(text)).config.routes[0].targets]
+
+
+def test_drains_and_enables_endpoints() -> None:
+    """An upstream stands for all its endpoints."""
+    changes = RuntimeChanges().with_drained(LOADED.config, "pair", drained=True)
+    assert changes.drained == {"pair/a:1", "pair/b:2"}
+    changes = changes.with_drained(LOADED.config, "pair/a:1", drained=False)
+    assert changes.document() == {"drained": ["pair/b:2"], "weights": {}}
+
+
+def test_weights_apply_to_every_configuration_that_has_the_route() -> None:
+    """They hold for the targets that are named, and a reset ends them."""
+    changes = RuntimeChanges().with_weights(LOADED.config, "split", {"pair": 0})
+    assert weights(changes) == [0, 1]
+    changes = changes.with_weights(LOADED.config, "split", {"one/m": 9})
+    assert weights(changes) == [0, 9]
+    assert weights(changes, TEXT.replace("weight: 3", "weight: 7")) == [0, 9]
+    assert weights(changes, TEXT.replace("name: split", "name: other")) == [3, 1]
+    only = TEXT.replace(", {upstream: one, model: m, weight: 1}", "")
+    assert weights(changes, only) == [3]
+    assert weights(changes.with_weights(LOADED.config, "split", None)) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "unknown upstream 'missing'; expected one of one, pair"),
+        ("pair/c:3", "unknown endpoint of upstream 'pair' 'c:3'; expected one of a:1, b:2"),
+    ],
+)
+def test_unknown_endpoint_is_refused(name: str, message: str) -> None:
+    """The error names those that exist."""
+    with pytest.raises(LookupError) as raised:
+        RuntimeChanges().with_drained(LOADED.config, name, drained=True)
+    assert raised.value.args[0] == message
+
+
+@pytest.mark.parametrize(
+    ("route", "changed", "message"),
+    [
+        ("missing", {"pair": 1}, "unknown route with targets 'missing'; expected one of route-2"),
+        ("split", {"missing": 1}, "unknown target of route 'split' 'missing'; expected one of"),
+        ("split", {"pair": 0, "one/m": 0}, "all targets of route 'split' would have weight 0"),
+    ],
+)
+def test_impossible_weights_are_refused(route: str, changed: dict[str, int], message: str) -> None:
+    """Nothing changes, and the error says what is expected."""
+    with pytest.raises((LookupError, ValueError)) as raised:
+        RuntimeChanges().with_weights(LOADED.config, route, changed)
+    assert str(raised.value.args[0]).startswith(message)
+
+
+def test_drains_addresses_that_are_looked_up() -> None:
+    """An upstream with `resolve: all` has endpoints that the configuration does not name."""
+    config = load_text(TEXT.replace('url: "http://c:3"', 'url: "http://c:3", resolve: all')).config
+    changes = RuntimeChanges().with_drained(config, "one/10.0.0.1:3", drained=True)
+    assert changes.drained == {"one/10.0.0.1:3"}
+    assert changes.with_drained(config, "one/10.0.0.1:3", drained=False).drained == frozenset()
+    changes = changes.with_drained(config, "one", drained=True)
+    assert changes.drained == {"one/10.0.0.1:3", "one/*"}
+    with pytest.raises(ValueError, match="all of upstream 'one' is drained; enable 'one' first"):
+        changes.with_drained(config, "one/10.0.0.1:3", drained=False)
+    assert changes.with_drained(config, "one", drained=False).drained == frozenset()
+
+
+CAPTURE = load_text(
+    TEXT + "capture: {directory: d, enabled: false, percent: 5, tensors: {x: hash}}\n"
+)
+
+
+def test_starts_and_stops_the_capture() -> None:
+    """What is not given is as in the file; the last change replaces the one before it."""
+    changes = RuntimeChanges().with_capture(CAPTURE.config, {"enabled": True, "payload": "full"})
+    capture = changes.apply(CAPTURE).config.capture
+    assert capture is not None
+    assert (capture.enabled, capture.payload, capture.percent) == (True, "full", 5)
+    assert changes.document()["capture"] == {"enabled": True, "payload": "full"}
+    capture = changes.with_capture(CAPTURE.config, {"enabled": False}).apply(CAPTURE).config.capture
+    assert capture is not None
+    assert (capture.enabled, capture.payload) == (False, "none")
+
+
+@pytest.mark.parametrize(
+    ("loaded", "changed", "error", "text"),
+    [
+        (LOADED, {"enabled": True}, LookupError, "expected 'capture' in the configuration"),
+        (CAPTURE, {"percent": 0}, ValueError, "percent is 0; expected more than 0"),
+        (CAPTURE, {"percent": float("nan")}, ValueError, "percent is nan; expected more than 0"),
+    ],
+)
+def test_captures_that_cannot_be(
+    loaded: LoadedConfig, changed: dict[str, object], error: type[Exception], text: str
+) -> None:
+    """A change that contradicts the file or itself is an error."""
+    with pytest.raises(error, match=text):
+        RuntimeChanges().with_capture(loaded.config, changed)
+
+
+def test_messages_cannot_be_recorded_without_their_payload() -> None:
+    """The rules of the file hold for changes."""
+    wire = load_text(TEXT + "capture: {directory: d, payload: full, wire: true}\n")
+    with pytest.raises(ValueError, match="wire: payload is 'none'; expected 'full'"):
+        RuntimeChanges().with_capture(wire.config, {"payload": "none"})

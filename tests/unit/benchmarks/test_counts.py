@@ -1,0 +1,74 @@
+"""Instructions and cache misses of a request: how they are counted and compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.counts import CannotCountError, Count, all_ways, events, grown, load, measure, table
+from benchmarks.counts import record as write
+
+_ROOT = Path(__file__).parents[3]
+
+COUNT = Count("json-grpc", 400_000, 9_000, 7_000, 5)
+
+
+def test_reads_the_totals_of_cachegrind() -> None:
+    """The names of the events and their sums are two lines of the output file."""
+    text = "desc: I1 cache: 32768 B\nevents: Ir I1mr\nfl=x.c\nfn=main\n7 10 2\nsummary: 12 3\n"
+    assert events(text) == {"Ir": 12, "I1mr": 3}
+
+
+@pytest.mark.parametrize(("instructions", "problems"), [(412_000, 0), (412_001, 1), (1, 0)])
+def test_notices_growth_of_more_than_three_percent(instructions: int, problems: int) -> None:
+    """3 % more than recorded is allowed, one instruction above it is not."""
+    found = [Count("json-grpc", instructions, 0, 0, 0), Count("new", 10**9, 0, 0, 0)]
+    assert problems == len([*grown(found, {"json-grpc": COUNT})])
+
+
+def test_shows_the_change_since_the_record() -> None:
+    """Each way has a row, with the change of its instructions."""
+    shown = table([Count("json-grpc", 500_000, 1, 2, 3)], {"json-grpc": COUNT})
+    assert shown.splitlines()[-1] == "| json-grpc | 500,000 | +25.0% | 1 | 2 | 3 |"
+
+
+def test_reads_what_it_has_recorded(tmp_path: Path) -> None:
+    """Recorded counts are compared only with those of the same version of Python."""
+    path = tmp_path / "counts.json"
+    write([COUNT], path)
+    assert load(path) == {"json-grpc": COUNT}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "python": "3.4.0"}))
+    with pytest.raises(CannotCountError, match=r"recorded with Python 3\.4\.0"):
+        load(path)
+
+
+def test_every_way_is_recorded() -> None:
+    """The record in the repository has every way."""
+    document = json.loads((_ROOT / "benchmarks" / "counts.json").read_text())
+    assert [way.name for way in all_ways()] == [count["way"] for count in document["counts"]]
+
+
+def test_says_that_valgrind_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without valgrind the error names the package."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(CannotCountError, match="apt-get install valgrind"):
+        measure("", lambda _text: None)
+
+
+def test_names_the_ways() -> None:
+    """A name that no way has is an error that lists them."""
+    with pytest.raises(CannotCountError, match="no way has 'x' in its name: json-grpc"):
+        measure("x", lambda _text: None)
+
+
+@pytest.mark.timeout(120)
+def test_runs_each_way_in_two_processes(tmp_path: Path) -> None:
+    """The process that valgrind watches forks a short and a long run, which both succeed."""
+    words = [sys.executable, "-m", "benchmarks.counted", str(tmp_path), "json-noop"]
+    subprocess.run(words, check=True, cwd=_ROOT)
+    short, long = json.loads((tmp_path / "json-noop.json").read_text())
+    assert short != long

@@ -1,0 +1,199 @@
+"""Capture files that are damaged, or that somebody made to do harm."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
+
+from gateway.captures.capture import Capture
+from gateway.captures.directory import SEALED
+from gateway.captures.privacy import Hasher
+from gateway.captures.records import RecordedCall, record_of
+from gateway.captures.segment_reader import SegmentReader, UnreadableSegment
+from gateway.captures.segment_writer import SegmentWriter
+from tests.unit.captures.kit import FULL, record, recordable
+
+
+@pytest.fixture(scope="module")
+def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("capture")
+    record(directory, 20, FULL)
+    return Capture(directory).segments[0]
+
+
+def copy_of(segment: Path, directory: Path, *statements: str) -> Path:
+    """Return a copy of a segment that was changed by SQL."""
+    path = directory / f"copy-ab12{SEALED}"
+    path.write_bytes(segment.read_bytes())
+    database = sqlite3.connect(path)
+    for statement in statements:
+        database.execute(statement)
+    database.commit()
+    database.close()
+    return path
+
+
+def read(path: Path) -> tuple[int, list[str]]:
+    with SegmentReader(path) as reader:
+        return sum(1 for _ in reader.calls()), reader.problems
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER evil AFTER INSERT ON calls BEGIN SELECT load_extension('x'); END",
+        "CREATE VIEW evil AS SELECT * FROM calls",
+        "CREATE TABLE evil (a)",
+        "ALTER TABLE calls ADD COLUMN evil AS (length(code))",
+        "DROP TABLE wire",
+        "PRAGMA application_id = 1",
+    ],
+)
+def test_another_schema_is_refused(segment: Path, tmp_path: Path, statement: str) -> None:
+    """Only the tables, indexes and triggers of the version are accepted; nothing of them runs."""
+    with pytest.raises(UnreadableSegment):
+        SegmentReader(copy_of(segment, tmp_path, statement))
+
+
+def test_an_unknown_version_is_refused_by_name(segment: Path, tmp_path: Path) -> None:
+    """A file of a newer gateway says so."""
+    path = copy_of(segment, tmp_path, "PRAGMA user_version = 99")
+    with pytest.raises(UnreadableSegment, match="capture version 99; expected 1"):
+        SegmentReader(path)
+
+
+def test_a_changed_row_is_skipped_and_named(segment: Path, tmp_path: Path) -> None:
+    """A row that does not match its checksum costs one call."""
+    path = copy_of(
+        segment,
+        tmp_path,
+        "DROP TRIGGER tensors_update",
+        "UPDATE tensors SET data = x'00' WHERE call = 7 AND name = 'text'",
+        "CREATE TRIGGER tensors_update BEFORE UPDATE ON tensors "
+        "BEGIN SELECT RAISE(ABORT, 'a capture is append-only'); END",
+    )
+    assert read(path) == (19, ["ab12-7: its checksum is wrong"])
+    found = Capture(path)
+    assert found.verify() == (19, ["ab12-7: its checksum is wrong"])
+
+
+@pytest.mark.parametrize("size", ["zeroblob(300000000)", "x'00'", "1.5"])
+def test_values_of_another_type_or_size_are_skipped(
+    segment: Path, tmp_path: Path, size: str
+) -> None:
+    """A huge or mistyped value is not read."""
+    path = copy_of(
+        segment,
+        tmp_path,
+        f"INSERT INTO tensors VALUES (3, 'input', 0, 9, 'x', 'FP32', '[1]', {size}, 4, 4, NULL, "  # noqa: S608
+        "NULL)",
+    )
+    count, problems = read(path)
+    assert count == 19
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("details", "5"),
+        ("details", "{"),
+        ("details", "[" * 100_000),
+        ("details", '{"outputs": 5}'),
+        ("needs", "x"),
+        ("sequence", "{"),
+        ("code", "no_code"),
+    ],
+)
+def test_values_that_no_gateway_writes_are_skipped(tmp_path: Path, field: str, value: str) -> None:
+    """A call with a right checksum and wrong values is skipped and named."""
+    good = record_of(recordable(), FULL, Hasher())
+    bad = RecordedCall(replace(good.call, **{field: value}), good.tensors, good.items)
+    writer = SegmentWriter(tmp_path, {})
+    writer.begin()
+    for call in (good, bad, good):
+        writer.add(call)
+    writer.commit()
+    count, problems = read(writer.seal({}))
+    assert (count, len(problems)) == (2, 1)
+    assert "malformed" in problems[0]
+
+
+def test_truncated_files_lose_calls_and_nothing_else(segment: Path, tmp_path: Path) -> None:
+    """A file cut at any byte is refused, or its whole calls are read."""
+    whole = segment.read_bytes()
+    cuts = [0, 1, 15, 16, 100, 4096, *random.Random(1).sample(range(len(whole)), 60)]  # noqa: S311
+    for cut in cuts:
+        path = tmp_path / f"cut-ab12{SEALED}"
+        path.write_bytes(whole[:cut])
+        try:
+            count, problems = read(path)
+        except UnreadableSegment:
+            continue
+        assert count == 20 or problems, cut
+
+
+def test_flipped_bits_are_noticed_or_harmless(segment: Path, tmp_path: Path) -> None:
+    """Of a file with a flipped bit, every call that is read is one that was recorded."""
+    original = {call.id.rpartition("-")[2]: call.crc32() for call in SegmentReader(segment).calls()}
+    whole = segment.read_bytes()
+    generator = random.Random(2)  # noqa: S311
+    for _ in range(150):
+        changed = bytearray(whole)
+        changed[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path = tmp_path / f"flip-ab12{SEALED}"
+        path.write_bytes(changed)
+        try:
+            with SegmentReader(path) as reader:
+                for call in reader.calls():
+                    assert original[call.id.rpartition("-")[2]] == call.crc32()
+        except UnreadableSegment:
+            continue
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """A file that is no SQLite file, a missing one and an empty directory are no capture."""
+    path = tmp_path / f"text{SEALED}"
+    path.write_text("hello")
+    with pytest.raises(UnreadableSegment, match="no SQLite file"):
+        SegmentReader(path)
+    for missing in (tmp_path / "nothing", tmp_path / "empty"):
+        with pytest.raises(UnreadableSegment, match="no capture"):
+            Capture(missing)
+
+
+def test_verify_finds_a_replaced_file_and_repair_keeps_the_rest(tmp_path: Path) -> None:
+    """A damaged segment is noticed by its sum; repair copies its whole calls."""
+    record(tmp_path, 20, FULL)
+    segment = Capture(tmp_path).segments[0]
+    segment.chmod(0o600)
+    database = sqlite3.connect(segment)
+    database.execute("DROP TRIGGER tensors_update")
+    database.execute("UPDATE tensors SET data = x'00' WHERE call = 7 AND name = 'text'")
+    database.execute(
+        "CREATE TRIGGER tensors_update BEFORE UPDATE ON tensors "
+        "BEGIN SELECT RAISE(ABORT, 'a capture is append-only'); END"
+    )
+    database.commit()
+    database.close()
+    _, problems = Capture(tmp_path).verify()
+    assert len(problems) == 2
+    assert Capture(tmp_path).repair() == 19
+    assert Capture(tmp_path).verify() == (19, [])
+
+
+def test_a_missing_segment_is_noticed(tmp_path: Path) -> None:
+    """A segment of the manifest that is gone, and a changed line, are problems."""
+    record(tmp_path, 200, FULL, segment_bytes=2000)
+    segments = Capture(tmp_path).segments
+    segments[0].unlink()
+    assert Capture(tmp_path).verify()[1] == [
+        f"{segments[0].name}: listed in MANIFEST.jsonl, but missing"
+    ]
+    manifest = tmp_path / "MANIFEST.jsonl"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"calls": ', b'"calls":  ', 1))
+    assert any("does not follow" in each for each in Capture(tmp_path).verify()[1])

@@ -1,0 +1,160 @@
+"""What of a call is written, and what is read back."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
+
+from gateway.captures.capture import Capture
+from gateway.captures.privacy import Hasher, Privacy, is_credential
+from gateway.captures.records import RecordedCall, record_of
+from gateway.captures.redact import Redaction, redact
+from gateway.ir.data import RawData, SlicedData
+from gateway.ir.errors import ErrorCode, GatewayError, NotFound
+from gateway.ir.tensor import Tensor
+from tests.unit.captures.kit import FULL, HEADER, SECRET, record, recordable, request
+
+
+def contents(directory: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in sorted(directory.iterdir()))
+
+
+def only_call(directory: Path) -> RecordedCall:
+    (call,) = Capture(directory).calls()
+    return call
+
+
+def test_a_call_is_read_back_whole(tmp_path: Path) -> None:
+    """With full payload and parameters the request and the reply are those that were recorded."""
+    record(tmp_path, 1, FULL)
+    call = only_call(tmp_path)
+    expected = request()
+    context = expected.context.changed(metadata=())
+    assert call.request() == expected.changed(context=context)
+    assert call.missing == ""
+    assert call.class_outputs == {"y"}
+    outputs = call.outputs()
+    assert outputs == tuple(item.outputs for _, item in recordable().items)
+    assert (call.call.took_us, call.call.at_us) == (1500, 1_700_000_000_000_000)
+
+
+@pytest.mark.parametrize("payload", ["none", "hash"])
+def test_no_secret_is_written_by_default(tmp_path: Path, payload: str) -> None:
+    """Elements, parameters, headers and error texts are in no file unless they are asked for."""
+    privacy = Privacy() if payload == "none" else Privacy(payload="hash")
+    directory = tmp_path / "capture"
+    record(directory, 1, privacy)
+    written = contents(directory)
+    assert b"features" in written
+    assert SECRET not in written
+    assert HEADER.encode() not in written
+    assert only_call(directory).missing == "payload not recorded"
+    assert oct(directory.stat().st_mode & 0o777) == "0o700"
+
+
+def test_error_texts_need_full_payload() -> None:
+    """The text of an error may quote a request."""
+    for privacy, text in ((Privacy(), ""), (FULL, SECRET.decode())):
+        failed = recordable(items=[])
+        failed.fail(NotFound(SECRET.decode()))
+        row = record_of(failed, privacy, Hasher()).call
+        assert (row.code, row.error) == ("not_found", text)
+        assert record_of(failed, privacy, Hasher()).error_code is ErrorCode.NOT_FOUND
+
+
+def test_hashes_are_equal_for_equal_elements_of_one_process() -> None:
+    """A hash shows that two calls had the same elements, and its key is not written."""
+    rows = [record_of(recordable(), Privacy(payload="hash"), Hasher()).tensors for _ in range(2)]
+    one, other = ([each.digest for each in found] for found in rows)
+    assert one != other
+    hasher = Hasher()
+    assert hasher(memoryview(b"a")) == hasher(memoryview(b"a")) != hasher(memoryview(b"b"))
+
+
+def test_payload_by_tensor() -> None:
+    """`tensors` overrides the payload of single tensors."""
+    privacy = Privacy(payload="full", tensors={"text": "hash", "y": "none"})
+    rows = {each.name: each for each in record_of(recordable(), privacy, Hasher()).tensors}
+    assert rows["features"].data is not None
+    assert rows["text"].data is None
+    assert rows["text"].digest is not None
+    assert (rows["y"].data, rows["y"].digest) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Authorization", "cookie", "Set-Cookie", "x-api-key", "X-Auth-Token", "proxy-authorization"],
+)
+def test_headers_of_credentials_are_refused(name: str) -> None:
+    """No configuration records a credential."""
+    assert is_credential(name)
+    with pytest.raises(ValueError, match="credential"):
+        Privacy(headers=(name,))
+
+
+def test_messages_need_full_payload() -> None:
+    """A message contains all tensors."""
+    with pytest.raises(ValueError, match="expected 'full'"):
+        Privacy(wire=True)
+
+
+def test_slices_are_read_back() -> None:
+    """Inputs whose sizes only the model knows stay slices of one buffer."""
+    whole = memoryview(np.arange(8, dtype=np.uint8).tobytes())
+    inputs = tuple(
+        Tensor(f"x{index}", None, (2,), SlicedData(whole, index, 4)) for index in range(2)
+    )
+    record = record_of(recordable(request=request().changed(inputs=inputs)), FULL, Hasher())
+    read = record.request().inputs
+    assert read == inputs
+
+
+def test_tensors_without_datatype_keep_their_bytes() -> None:
+    """A tensor of a protocol without datatypes is raw bytes."""
+    tensor = Tensor("x", None, None, RawData(memoryview(b"abc")))
+    record = record_of(recordable(request=request().changed(inputs=(tensor,))), FULL, Hasher())
+    assert record.request().inputs == (tensor,)
+
+
+def test_values_that_no_call_has_are_an_error() -> None:
+    """A row that was changed together with its checksum raises a `GatewayError`."""
+    good = record_of(recordable(), FULL, Hasher())
+    bad = replace(good.tensors[0], datatype="FP99")
+    with pytest.raises(GatewayError, match="malformed"):
+        RecordedCall(good.call, [bad]).request()
+
+
+def test_redaction_removes_what_it_names(tmp_path: Path) -> None:
+    """A redacted copy has hashes, no headers and no parameters; other tensors stay."""
+    record(tmp_path / "a", 3, FULL)
+    redaction = Redaction(
+        tensors={"text": "hash", "y": "none"}, headers=True, parameters=True, clients=True
+    )
+    assert redact(Capture(tmp_path / "a"), tmp_path / "b", redaction) == 3
+    assert SECRET not in contents(tmp_path / "b")
+    assert HEADER.encode() not in contents(tmp_path / "b")
+    calls = list(Capture(tmp_path / "b").calls())
+    assert [each.call.request_id for each in calls] == ["r0", "r1", "r2"]
+    assert {each.name: each.data is None for each in calls[0].tensors} == {
+        "features": False,
+        "text": True,
+        "y": True,
+    }
+    assert calls[0].missing == "payload not recorded"
+    assert Capture(tmp_path / "b").verify() == (3, [])
+
+
+def test_a_capture_is_append_only(tmp_path: Path) -> None:
+    """Triggers refuse to change or remove what was recorded."""
+    record(tmp_path, 1)
+    (segment,) = Capture(tmp_path).segments
+    segment.chmod(0o600)
+    database = sqlite3.connect(segment)
+    for statement in ("UPDATE calls SET code = 'x'", "DELETE FROM tensors"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            database.execute(statement)
+    database.close()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.context import ModelRef
+from gateway.ir.expected_inputs import (
+    UncheckedInputs,
+    compare_inputs,
+    comparing,
+    find_mismatch,
+    is_comparing,
+)
+
+M = ModelRef("m")
+
+
+def test_compares_nothing_outside() -> None:
+    """A codec that reads a short message, or a response, compares nothing."""
+    assert not is_comparing()
+    compare_inputs(M, ["a"])
+
+
+def test_inputs_that_are_not_accepted() -> None:
+    """They end the reading, with all that is needed to compare them."""
+
+    def read() -> bool:
+        compare_inputs(M, iter(["x", "a"]))
+        return is_comparing()
+
+    assert comparing(lambda model, names: (model, names) == (M, ("x", "a")), read)
+    with pytest.raises(UncheckedInputs) as raised:
+        comparing(lambda _model, _names: False, read)
+    assert (M, ("x", "a")) == (raised.value.model, raised.value.names)
+    assert not is_comparing()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ((), None),
+        (("b",), None),
+        (("b", "a"), None),
+        (("", ""), None),
+        (("a", "x"), "model 'm' has no input 'x'; its inputs are 'a', 'b'"),
+        (("", "", ""), "model 'm' has 2 inputs, the message has 3"),
+        (("a", "a", "b"), "model 'm' has 2 inputs, the message has 3"),
+    ],
+)
+def test_mismatches(names: tuple[str, ...], expected: str | None) -> None:
+    """Unknown names and too many inputs are errors; what is missing is left to the model."""
+    found = find_mismatch(M, names, ("a", "b"))
+    assert expected == (None if found is None else found.message)

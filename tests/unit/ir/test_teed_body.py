@@ -1,0 +1,94 @@
+"""Bodies that are kept while they are piped: complete or not at all, and within the budget."""
+
+from __future__ import annotations
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context, ModelRef, Origin
+from gateway.ir.data import RawData, StreamedData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
+from gateway.ir.teed_body import TeeBudget, TeedBody, tee_body, with_kept_body
+from gateway.ir.tensor import Tensor, as_raw, streamed_tensor
+from tests.fakes import FakeArriving
+
+HERE = Tensor("here", Datatype.UINT8, (2,), RawData(memoryview(b"ab")))
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def write(self, piece: memoryview, /) -> None:
+        self.pieces.append(bytes(piece))
+
+
+def call(source: FakeArriving) -> InferRequest:
+    inputs = [
+        streamed_tensor(name, Datatype.UINT8, (size,), StreamedData(source, start, size))
+        for name, start, size in (("a", 2, 3), ("b", 5, 5))
+    ]
+    context = Context(origin=Origin("oip.http", b"{}"))
+    return InferRequest(model=ModelRef("m"), inputs=(HERE, *inputs), context=context)
+
+
+def teed(source: FakeArriving, limit_bytes: int = 100) -> tuple[InferRequest, TeedBody, TeeBudget]:
+    budget = TeeBudget(limit_bytes)
+    changed, found = tee_body(call(source), budget)
+    assert found is not None
+    return changed, found, budget
+
+
+def test_what_is_piped_is_kept() -> None:
+    """The sink gets all bytes, and the call can be rebuilt with them; its origin stays."""
+    source, sink = FakeArriving(b"{}abcdefgh", 2), Sink()
+    changed, body, budget = teed(source)
+    assert streaming_body_of(changed) is body
+    assert changed.context.origin is not None
+    assert body.kept() is None
+    body.pipe_to(sink)
+    assert (sink.pieces, body.is_started, body.remaining_bytes) == ([b"abcdefgh"], True, 0)
+    kept = body.kept()
+    assert kept is not None
+    rebuilt = with_kept_body(changed, body.start, kept)
+    assert [bytes(as_raw(each)) for each in rebuilt.inputs] == [b"ab", b"abc", b"defgh"]
+    assert budget.used_bytes == 8
+    body.release()
+    body.release()
+    assert (budget.used_bytes, body.kept()) == (0, None)
+
+
+async def test_what_is_read_is_kept() -> None:
+    """A layer that needs the whole body leaves it to the tee too."""
+    changed, body, _ = teed(FakeArriving(b"{}abcdefgh", 2))
+    buffered = await with_buffered_body(changed)
+    assert isinstance(buffered, InferRequest)
+    assert bytes(as_raw(buffered.inputs[2])) == b"defgh"
+    kept = body.kept()
+    assert kept is not None
+    assert bytes(kept) == b"abcdefgh"
+
+
+def test_a_body_without_room_passes_and_is_not_kept() -> None:
+    """The budget bounds what is kept, and never what is piped."""
+    sink = Sink()
+    _, body, budget = teed(FakeArriving(b"{}abcdefgh", 2), limit_bytes=7)
+    body.pipe_to(sink)
+    assert sink.pieces == [b"abcdefgh"]
+    assert (body.kept(), budget.used_bytes) == (None, 0)
+
+
+def test_an_incomplete_body_is_not_kept() -> None:
+    """A body whose rest was dropped has no bytes for the tap."""
+    _, body, _ = teed(FakeArriving(b"{}abcdefgh", 2))
+    body.write(memoryview(b"abc"))
+    assert body.kept() is None
+    body.write(memoryview(b"defgh"))
+    kept = body.kept()
+    assert kept is not None
+    assert bytes(kept) == b"abcdefgh"
+
+
+def test_a_received_call_has_no_tee() -> None:
+    """A call whose inputs are here is returned as it is."""
+    received = InferRequest(model=ModelRef("m"), inputs=(HERE,))
+    assert tee_body(received, TeeBudget(100)) == (received, None)

@@ -1,0 +1,202 @@
+"""Guards: which limits hold, trip, or need more calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.compare.replies import Comparison, Result
+from gateway.compare.tensors import Outcome
+from gateway.config.load import ConfigError, load_text
+from gateway.config.migration import GuardsConfig
+from gateway.ir.errors import ErrorCode
+from gateway.migration.guards import Evidence, Guards, evidence_of, verdict_text
+
+OK = Result(((),))
+BASE = "version: 1\nlisteners: [{http: 8000}]\nmigrations: {m: {cutover: {guards: {%s}}}}\n"
+
+
+def guards_of(text: str) -> GuardsConfig:
+    return load_text(BASE % text).config.migrations["m"].cutover.guards
+
+
+def evidence(
+    outcome: Outcome = Outcome.MATCH,
+    *,
+    old: ErrorCode | None = None,
+    new: ErrorCode | None = None,
+    times: tuple[float, float] = (0.1, 0.1),
+    at_s: float = 0.0,
+) -> Evidence:
+    results = [OK if each is None else Result(error=each) for each in (old, new)]
+    return evidence_of(results[0], results[1], Comparison(outcome), times, at_s)
+
+
+def judged(text: str, calls: Iterable[Evidence]) -> dict[str, tuple[str, str]]:
+    """Return verdict and evidence of each guard."""
+    guards = Guards(guards_of(text))
+    for call in calls:
+        guards.add(call)
+    return {each.guard: (each.standing.value, each.evidence) for each in guards.verdicts()}
+
+
+WRONG = evidence(Outcome.MISMATCH)
+GOOD = evidence()
+
+
+def test_a_rate_holds_when_enough_calls_show_it() -> None:
+    """680 good calls show a rate below 1 %, and 679 do not."""
+    text = "mismatch: {below: 1%}"
+    assert judged(text, [GOOD] * 680) == {
+        "mismatch.below": ("holds", "0 of 680, at most 0.999%, limit 1.000%")
+    }
+    standing, found = judged(text, [GOOD] * 679)["mismatch.below"]
+    assert (standing, found) == (
+        "undecided",
+        "0 of 679, at most 1.001%, limit 1.000%; 680 calls without one are needed",
+    )
+
+
+def test_a_rate_trips_after_few_failures_and_stays_so() -> None:
+    """4 failures trip a limit of 1 %, after a long good run, and no good call takes it back."""
+    calls = [*[GOOD] * 10_000, *[WRONG] * 4, *[GOOD] * 10_000]
+    found = judged("mismatch: {below: 1%}", calls)["mismatch.below"]
+    assert found[0] == "trips"
+    assert found[1].endswith("; tripped after call 10004")
+    assert judged("mismatch: {below: 1%}", calls[:10_003])["mismatch.below"][0] == "holds"
+
+
+def test_wrong_labels_trip_the_mismatch_alone() -> None:
+    """1 % of wrong replies with good status and latency."""
+    wrong = (np.random.default_rng(1).random(5_000) < 0.01).tolist()
+    text = "mismatch: {below: 0.1%}, errors: {below: 1%, above_old: 0.5%}, latency: {p99: 1s, p99_ratio: 1.3}"
+    found = judged(text, (WRONG if each else GOOD for each in wrong))
+    assert {guard: standing for guard, (standing, _) in found.items()} == {
+        "mismatch.below": "trips",
+        "errors.below": "holds",
+        "errors.above_old": "holds",
+        "latency.p99": "holds",
+        "latency.p99_ratio": "holds",
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "bad"),
+    [
+        (evidence(Outcome.NEW_ERROR, new=ErrorCode.INVALID_ARGUMENT), True),
+        (evidence(Outcome.TIMEOUT, new=ErrorCode.DEADLINE_EXCEEDED), True),
+        (evidence(Outcome.MATCH, old=ErrorCode.UPSTREAM, new=ErrorCode.UPSTREAM), True),
+        (evidence(Outcome.MATCH, old=ErrorCode.NOT_FOUND, new=ErrorCode.NOT_FOUND), False),
+        (evidence(Outcome.NEW_ERROR, new=ErrorCode.CANCELLED), False),
+        (evidence(Outcome.OLD_ERROR, old=ErrorCode.INTERNAL), False),
+        (WRONG, False),
+    ],
+    ids=str,
+)
+def test_errors_of_the_new_server_count(call: Evidence, bad: bool) -> None:
+    """Errors of a server count, and what the old server answers; cancelled calls do not."""
+    _, found = judged("errors: {below: 1%}", [call])["errors.below"]
+    assert found.startswith(f"{int(bad)} of 1,")
+
+
+def test_errors_of_both_servers_are_no_excess() -> None:
+    """The same rate at both is no excess; errors of the new one alone trip."""
+    both = evidence(old=ErrorCode.NOT_FOUND, new=ErrorCode.NOT_FOUND)
+    text = "errors: {above_old: 5%}"
+    same = judged(text, [*[both] * 20, *[GOOD] * 980])
+    assert same == {
+        "errors.above_old": (
+            "holds",
+            "20 at new and 20 at old in the last 1000 calls, -1.279% to 1.279% more, limit 5.000%",
+        )
+    }
+    alone = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
+    standing, found = judged(text, [*[GOOD] * 50, *[alone] * 10])["errors.above_old"]
+    assert standing == "trips"
+    assert found.endswith("; tripped after call 59")
+
+
+def test_the_excess_is_that_of_the_last_thousand_calls() -> None:
+    """Errors of the old server long ago excuse no error of the new one."""
+    before = [evidence(Outcome.OLD_ERROR, old=ErrorCode.INTERNAL)] * 1_000
+    found = judged("errors: {above_old: 5%}", [*before, *[GOOD] * 1_000])["errors.above_old"]
+    assert found[0] == "holds"
+    assert found[1].startswith("0 at new and 0 at old in the last 1000 calls")
+
+
+def slow(seconds: float, factor: float = 2.0) -> list[Evidence]:
+    """Return 100 calls a second that take twice the time at the new server."""
+    count = round(seconds * 100)
+    return [evidence(times=(0.1, 0.1 * factor), at_s=number / 100) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "guard", "seconds"),
+    [
+        ("latency: {p99: 150ms}", "latency.p99", 10.0),
+        ("latency: {p99_ratio: 1.3}", "latency.p99_ratio", 20.0),
+    ],
+)
+def test_latency_trips_at_two_looks_ten_seconds_apart(
+    text: str, guard: str, seconds: float
+) -> None:
+    """The first look sees one call, which bounds the time from below but no ratio."""
+    assert judged(text, slow(seconds))[guard][0] == "undecided"
+    assert judged(text, slow(seconds + 0.01))[guard][0] == "trips"
+    assert judged(text, slow(60.0, factor=1.0))[guard][0] == "holds"
+
+
+def test_few_calls_say_nothing_of_latency() -> None:
+    """A 99th percentile has no upper bound below 368 calls, and failed calls have no time."""
+    text = "latency: {p99: 200ms}"
+    assert judged(text, slow(3.67, factor=1.0))["latency.p99"] == (
+        "undecided",
+        "100 ms in 367 calls, 100 ms to ?, limit 200 ms",
+    )
+    assert judged(text, slow(3.68, factor=1.0))["latency.p99"][0] == "holds"
+    failed = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
+    assert judged(text, [failed] * 1_000)["latency.p99"] == ("undecided", "no call, limit 200 ms")
+
+
+def test_without_limits_there_are_no_guards() -> None:
+    """Each limit is optional."""
+    assert judged("", [WRONG]) == judged("errors: {}, latency: {}", [WRONG]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("mismatch: {below: 0.1}", "'0.1' is not a share: expected 0% to 100%, as in 0.1%"),
+        ("mismatch: {below: 0%}", "greater than 0"),
+        ("mismatch: {}", "below"),
+        ("errors: {below: 100%}", "less than 1"),
+        ("errors: {above: 1%}", "unknown key"),
+        ("latency: {p99: 200}", "is not a duration"),
+        ("latency: {p99_ratio: 0}", "greater than 0"),
+    ],
+)
+def test_wrong_limits_are_refused(text: str, problem: str) -> None:
+    """The error names the key and the expected form."""
+    with pytest.raises(ConfigError, match=problem):
+        guards_of(text)
+
+
+def verdict(failures: list[str], text: str, calls: list[Evidence], **options: Any) -> str:
+    guards = Guards(guards_of(text))
+    for call in calls:
+        guards.add(call)
+    return verdict_text(failures, guards.verdicts(), **({"has_conditions": True} | options))
+
+
+def test_the_verdict_names_what_fails_and_what_is_open() -> None:
+    """A failure comes first, then what needs more calls."""
+    text = "mismatch: {below: 1%}"
+    assert verdict(["p99 2 > 1"], text, [WRONG] * 4) == "failed, p99 2 > 1; mismatch.below trips"
+    assert verdict([], text, [GOOD]) == "undecided, mismatch.below"
+    assert verdict([], text, [GOOD] * 680, has_conditions=False) == "passed"
+    assert verdict([], "", [GOOD]) == "passed"
+    nothing = verdict([], "", [GOOD], has_conditions=False)
+    assert nothing == "none (no --fail-if and no guard)"

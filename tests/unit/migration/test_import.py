@@ -1,0 +1,161 @@
+"""The import of Triton's model repositories, and the text format of their configurations."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from gateway.cli.commands import command_line
+from gateway.config.load import load_text
+from gateway.migration.text_format import MalformedText, parse_fields
+from gateway.migration.triton_repository import import_repository
+
+DIGITS = """
+name: "digits"  # a comment
+backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 64 ] } ]
+output [
+  { name: "label" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [] } },
+  { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] label_filename: "labels.txt" }
+]
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ]
+  max_queue_delay_microseconds: 100
+  preserve_ordering: true
+}
+instance_group [ { count: 2 kind: KIND_CPU } ]
+response_cache { enable: true }
+optimization { cuda { graphs: true } }
+"""
+
+TORCH = """
+platform: "pytorch_libtorch"
+input { name: "INPUT__0" data_type: TYPE_STRING dims: -1 }
+output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2, 3 ] }
+version_policy: { specific { versions: [ 1, 3 ] } }
+"""
+
+
+def repository(directory: Path, **configs: str) -> Path:
+    for name, text in configs.items():
+        for version in ("1", "2", "3"):
+            (directory / name / version).mkdir(parents=True)
+        (directory / name / "config.pbtxt").write_text(text)
+    return directory
+
+
+def test_settings_with_an_equal_are_mapped(tmp_path: Path) -> None:
+    """Backend, versions, batching, instances, labels and cache have equals; the rest is named."""
+    found = import_repository(repository(tmp_path, digits=DIGITS))
+    assert found.models == {
+        "digits": {
+            "path": str(tmp_path / "digits"),
+            "backend": "onnx",
+            "batching": {"max_batch_size": 8, "max_delay": "100us", "preferred_sizes": [4, 8]},
+            "cache": {},
+            "options": {
+                "versions": ["3"],
+                "max_batch_size": 8,
+                "labels": {"probabilities": "labels.txt"},
+                "instances": 2,
+                "device": "cpu",
+            },
+        }
+    }
+    file = tmp_path / "digits" / "config.pbtxt"
+    assert [str(each) for each in found.unmapped] == [
+        f"{file}:13: 'dynamic_batching.preserve_ordering' has no equal",
+        f"{file}:17: 'optimization' has no equal",
+    ]
+
+
+def test_a_torch_model_gets_its_signature(tmp_path: Path) -> None:
+    """TorchScript has no names: they come from the configuration."""
+    found = import_repository(repository(tmp_path, net=TORCH))
+    assert found.unmapped == []
+    assert found.models["net"]["options"] == {"versions": ["1", "3"]}
+    assert found.models["net"]["signature"] == {
+        "inputs": [{"name": "INPUT__0", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [{"name": "OUTPUT__0", "datatype": "FP32", "shape": [2, 3]}],
+        "max_batch_size": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' has no equal"),
+        ("", "no backend and no model file that is known"),
+        ('backend: "onnxruntime" max_batch_size: many', "line 1: max_batch_size is 'many'"),
+        ("input {", "line 1: 'input' is not closed by '}'"),
+    ],
+)
+def test_models_that_cannot_run_here_are_named(tmp_path: Path, text: str, reason: str) -> None:
+    """A model is left out with file, line and reason."""
+    found = import_repository(repository(tmp_path, bad=text))
+    assert found.models == {}
+    assert reason in str(found.unmapped[0])
+
+
+def import_command(*arguments: str) -> Result:
+    return CliRunner().invoke(command_line(["import"]), ["import", *arguments])
+
+
+def test_the_demo_repository_becomes_a_valid_configuration(tmp_path: Path) -> None:
+    """A repository without config.pbtxt is imported by its files, and `validate` accepts it."""
+    source = tmp_path / "models"
+    copytree(str(files("gateway.demo")) + "/models", source)
+    out = tmp_path / "gateway.yaml"
+    result = import_command("triton", str(source), "-o", str(out), "--strict")
+    assert result.exit_code == 0, result.output
+    models = load_text(out.read_text()).config.models
+    assert {name: model.backend for name, model in models.items()} == {
+        "digits": "onnx",
+        "language": "onnx",
+    }
+    printed = import_command("trtis", str(source))
+    assert yaml.safe_load(printed.stdout) == yaml.safe_load(out.read_text())
+
+
+def test_strict_fails_where_a_setting_has_no_equal(tmp_path: Path) -> None:
+    """Without --strict the setting is only named."""
+    source = repository(tmp_path / "models", digits=DIGITS)
+    out = ("-o", str(tmp_path / "gateway.yaml"))
+    assert import_command("triton", str(source), *out).exit_code == 0
+    result = import_command("triton", str(source), *out, "--strict")
+    assert (result.exit_code, "'optimization' has no equal" in result.stderr) == (1, True)
+    (tmp_path / "empty").mkdir()
+    assert import_command("triton", str(tmp_path / "empty")).exit_code == 1
+
+
+def test_text_format_has_lists_nesting_and_strings() -> None:
+    """Both brackets, both quotes, adjacent strings, comments and optional colons are read."""
+    root = parse_fields("a: 'x' \"y\\n\" # c\nb < c { d: [1, -2.5e3] } >\ne: true")
+    assert root.text("a") == "xy\n"
+    (b,) = root.all("b")
+    assert (b.line, b.all("c")[0].values("d"), root.text("e")) == (2, ["1", "-2.5e3"], "true")
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a:", "a: [", "a {", "}", "a: }", ": 1", 'a: "', "a" + "{a" * 40]
+)
+def test_malformed_text_is_an_error_with_its_line(text: str) -> None:
+    """Text that ends early or has a wrong mark says where."""
+    with pytest.raises(MalformedText, match="line 1"):
+        parse_fields(text)
+
+
+@given(st.text(alphabet='ab1:{}[]<>"\\\n ,#.-', max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text raises anything else."""
+    with suppress(MalformedText):
+        parse_fields(text)

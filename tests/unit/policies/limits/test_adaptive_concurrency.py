@@ -1,0 +1,191 @@
+"""Adaptive concurrency: how the limit follows the latency, and what happens above it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest, StreamInferRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout, Unavailable
+from gateway.ir.streams import close_stream
+from gateway.policies.limits.adaptive_concurrency import (
+    AdaptiveConcurrency,
+    AdaptiveLimit,
+    AdaptiveRules,
+)
+from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
+
+M = ModelRef("m")
+CALL = InferRequest(model=M)
+REPLY = InferResponse(model=M, outputs=())
+FIXED = AdaptiveRules(least=2, most=2, queue=1)
+
+
+def measured(clock: FakeClock, **rules: object) -> AdaptiveLimit:
+    """Return a limit that has measured a minimum latency of 10 ms."""
+    limit = AdaptiveLimit(AdaptiveRules(**rules), clock, lambda: 0.0)  # type: ignore[arg-type]
+    sample(limit, clock, 0.01, times=30)
+    return limit
+
+
+def sample(limit: AdaptiveLimit, clock: FakeClock, latency_s: float, times: int = 10) -> None:
+    """Record calls that use the whole limit, and let the time of a sample pass."""
+    clock.advance(0.1)
+    for _ in range(times):
+        limit.record(latency_s, limit.limit)
+
+
+def test_the_minimum_latency_is_measured_first() -> None:
+    """The smallest limit holds meanwhile, and timeouts do not count."""
+    clock = FakeClock()
+    limit = AdaptiveLimit(AdaptiveRules(), clock, lambda: 0.0)
+    sample(limit, clock, 0.01, times=29)
+    limit.record(5.0, 3, timed_out=True)
+    assert (3, 0.0) == (limit.limit, limit.min_latency_s)
+    limit.record(0.01, 3)
+    assert (3, 0.01) == (limit.limit, limit.min_latency_s)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "latency_s", "limits"),
+    [
+        ("gradient", 0.01, [5, 8, 12]),  # 3 * 1.25 + sqrt(3), rounded down
+        ("gradient", 0.1, [3, 3, 3]),
+        ("aimd", 0.01, [4, 5, 6]),
+        ("aimd", 0.1, [3, 3, 3]),
+    ],
+)
+def test_the_limit_grows_while_the_latency_is_low(
+    algorithm: str, latency_s: float, limits: list[int]
+) -> None:
+    """It never falls below the minimum."""
+    clock = FakeClock()
+    limit = measured(clock, algorithm=algorithm)
+    found = []
+    for _ in limits:
+        sample(limit, clock, latency_s)
+        found.append(limit.limit)
+    assert limits == found
+
+
+@pytest.mark.parametrize("algorithm", ["gradient", "aimd"])
+def test_the_limit_falls_when_the_latency_rises(algorithm: str) -> None:
+    """A latency of five times the minimum makes it smaller with each sample."""
+    clock = FakeClock()
+    limit = measured(clock, algorithm=algorithm)
+    for _ in range(60):
+        sample(limit, clock, 0.01)
+    before = limit.limit
+    assert before > 40
+    sample(limit, clock, 0.05)
+    assert limit.limit < before
+    for _ in range(40):
+        sample(limit, clock, 0.05)
+    assert limit.limit <= 10
+
+
+def test_the_limit_has_a_maximum_and_does_not_grow_unused() -> None:
+    """A limit that nobody needs says nothing about the upstream."""
+    clock = FakeClock()
+    limit = measured(clock, most=20)
+    for _ in range(10):
+        clock.advance(0.1)
+        for _ in range(10):
+            limit.record(0.01, 1)
+    assert 3 == limit.limit
+    for _ in range(20):
+        sample(limit, clock, 0.01)
+    assert 20 == limit.limit
+
+
+def test_the_minimum_is_measured_again() -> None:
+    """A slower model does not look like overload for ever; the limit returns afterwards."""
+    clock = FakeClock()
+    limit = measured(clock)
+    for _ in range(5):
+        sample(limit, clock, 0.01)
+    before = limit.limit
+    clock.advance(60)
+    sample(limit, clock, 0.02)
+    assert 3 == limit.limit
+    sample(limit, clock, 0.02, times=30)
+    assert 0.02 == limit.min_latency_s
+    assert before / 2 < limit.limit <= before
+
+
+async def test_above_the_limit_calls_wait_and_are_refused() -> None:
+    """One call waits for a moment, further ones are refused at once; the log says so once."""
+    service = ScriptedService()
+    limited = AdaptiveConcurrency(service, FIXED, name="up")
+    with capture_logs() as lines:
+        running = [asyncio.ensure_future(limited(CALL)) for _ in range(2)]
+        await settle()
+        waiting = asyncio.ensure_future(limited(CALL))
+        await settle()
+        with pytest.raises(Overloaded, match="its latency allows 2") as caught:
+            await limited(CALL)
+        with pytest.raises(Overloaded):
+            await waiting
+    assert "adaptive_concurrency" == caught.value.limit
+    assert ["upstream overloaded"] == [line["event"] for line in lines]
+    for future in service.waiting:
+        future.set_result(REPLY)
+    assert [REPLY, REPLY] == await asyncio.gather(*running)
+    assert 0 == limited._limiter.used
+
+
+async def test_questions_need_no_place() -> None:
+    """Health and metadata are answered when the upstream is busy."""
+    limited = AdaptiveConcurrency(ScriptedService(always=True), AdaptiveRules(least=1, most=1))
+    assert limited._limiter.try_acquire()
+    assert await limited(ServerReadyRequest())
+
+
+async def test_a_stream_has_its_place_until_its_end() -> None:
+    """Its duration says nothing about load."""
+    limited = AdaptiveConcurrency(ScriptedService(FakeStream([REPLY])), FIXED)
+    items = await limited(StreamInferRequest(model=M, request=CALL))
+    assert 1 == limited._limiter.used
+    await close_stream(items)
+    assert (0, []) == (limited._limiter.used, limited._adaptive._latencies)
+
+
+@pytest.mark.parametrize(
+    ("error", "deadline_s", "samples"),
+    [
+        (Unavailable("down"), None, 0),
+        (DeadlineExceeded("late"), None, 1),
+        (asyncio.CancelledError(), None, 0),
+        (asyncio.CancelledError(), 0.0, 1),
+    ],
+)
+async def test_only_replies_and_timeouts_are_latencies(
+    error: BaseException, deadline_s: float | None, samples: int
+) -> None:
+    """A failure may be quick, and a caller that leaves says nothing; the place is given back."""
+    clock = FakeClock()
+    limited = AdaptiveConcurrency(ScriptedService(error), FIXED, clock=clock)
+    limited._adaptive._is_measuring = False
+    limited._adaptive._next_change = clock() + 100
+    deadline = None if deadline_s is None else clock() + deadline_s
+    with pytest.raises(type(error)):
+        await limited(InferRequest(model=M, context=Context(deadline=deadline)))
+    assert (samples, 0) == (len(limited._adaptive._latencies), limited._limiter.used)
+
+
+async def test_a_queue_timeout_bounds_the_wait() -> None:
+    """The request's own timeout ends the wait, in Triton's words; it is no sign of overload."""
+    service = ScriptedService()
+    limited = AdaptiveConcurrency(service, FIXED, name="up")
+    running = [asyncio.ensure_future(limited(CALL)) for _ in range(2)]
+    await settle()
+    with capture_logs() as lines, pytest.raises(QueueTimeout, match=r"expired: .*'up'.* 30 us"):
+        await limited(CALL.changed(timeout_us=30))
+    assert [] == lines
+    for future in service.waiting:
+        future.set_result(REPLY)
+    assert [REPLY, REPLY] == await asyncio.gather(*running)
+    assert 0 == limited._limiter.used

@@ -1,0 +1,158 @@
+"""LimitSequences: how many sequences a client may have open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InvalidRequest,
+    NotSent,
+    Overloaded,
+    Unavailable,
+)
+from gateway.ir.streams import close_stream
+from gateway.policies.limits.sequences import LimitSequences
+from tests.fakes import FakeClock, FakeStream, ScriptedService
+
+REPLY = InferResponse(model=ModelRef("m"), outputs=())
+
+
+class Limited:
+    """A layer with a limit of two, whose calls come from `client`."""
+
+    def __init__(self, *script: Any, header: str = "") -> None:
+        self.service = ScriptedService(*script, always=REPLY)
+        self.clock = FakeClock()
+        self.client = "a"
+        self.layer = LimitSequences(
+            self.service, 2, client=lambda: self.client, header=header, idle_s=60, clock=self.clock
+        )
+
+    async def send(
+        self, number: int, model: str = "m", header: tuple[str, str] = ("x", ""), **members: bool
+    ) -> Any:
+        return await self.layer(request(number, model, header, **members))
+
+    async def is_full(self, **where: Any) -> bool:
+        """Return whether no new sequence may begin."""
+        try:
+            await self.send(99, start=True, **where)
+        except Overloaded:
+            return True
+        await self.send(99, end=True, **where)
+        return False
+
+
+def request(
+    number: int, model: str = "m", header: tuple[str, str] = ("x", ""), **members: bool
+) -> InferRequest:
+    return InferRequest(
+        model=ModelRef(model),
+        sequence=Sequence(number, **members),
+        context=Context(metadata=(header,)),
+    )
+
+
+async def test_a_client_has_so_many_sequences_of_a_model() -> None:
+    """Open ones go on; other models and clients are free, and so is what has no sequence."""
+    limited = Limited()
+    await limited.send(1, start=True)
+    await limited.send(2)  # its start was before the gateway's
+    with pytest.raises(Overloaded, match="the client has 2 open sequences") as caught:
+        await limited.send(3, start=True)
+    assert "sequences_per_client" == caught.value.limit
+    for number in (1, 2, 1):
+        await limited.send(number)
+    assert not await limited.is_full(model="other")
+    await limited.layer(InferRequest(model=ModelRef("m")))
+    limited.client = "b"
+    assert not await limited.is_full()
+
+
+async def test_the_last_request_frees_its_place() -> None:
+    """After its reply."""
+    limited = Limited()
+    for number in (1, 2):
+        await limited.send(number, start=True)
+    assert await limited.is_full()
+    await limited.send(2, end=True)
+    assert not await limited.is_full()
+
+
+async def test_a_sequence_that_is_idle_for_long_counts_no_longer() -> None:
+    """Each request begins its time again."""
+    limited = Limited()
+    for number in (1, 2):
+        await limited.send(number, start=True)
+    limited.clock.advance(59)
+    await limited.send(1)
+    limited.clock.advance(1)
+    assert not await limited.is_full()
+    await limited.send(3, start=True)
+    assert await limited.is_full()
+
+
+@pytest.mark.parametrize(
+    ("error", "opened"),
+    [
+        (InvalidRequest("no", origin=Origin("oip", None)), False),
+        (NotSent("down"), False),
+        (Unavailable("reset"), True),
+        (DeadlineExceeded("late"), True),
+    ],
+)
+async def test_a_start_that_fails(error: GatewayError, opened: bool) -> None:
+    """It counts where the server may have opened the sequence."""
+    limited = Limited(REPLY, error)
+    await limited.send(1, start=True)
+    with pytest.raises(type(error)):
+        await limited.send(2, start=True)
+    assert opened == await limited.is_full()
+
+
+async def test_an_end_that_fails_ends_nothing() -> None:
+    """The server may still have the sequence."""
+    limited = Limited(REPLY, REPLY, DeadlineExceeded("late"))
+    for number in (1, 2):
+        await limited.send(number, start=True)
+    with pytest.raises(DeadlineExceeded):
+        await limited.send(2, end=True)
+    assert await limited.is_full()
+
+
+async def test_a_stream_ends_its_sequence_at_its_end() -> None:
+    """Until then it may run."""
+    limited = Limited(REPLY, REPLY, FakeStream([REPLY]))
+    for number in (1, 2):
+        await limited.send(number, start=True)
+    last = request(2, end=True)
+    items = await limited.layer(StreamInferRequest(model=last.model, request=last))
+    assert await limited.is_full()
+    await close_stream(items)
+    assert not await limited.is_full()
+
+
+async def test_a_header_may_identify_clients() -> None:
+    """Those without it count by address."""
+    limited = Limited(header="x-user")
+    for number in (1, 2):
+        await limited.send(number, start=True, header=("X-User", "ann"))
+    assert await limited.is_full(header=("x-user", "ann"))
+    assert not await limited.is_full(header=("x-user", "bob"))
+    assert not await limited.is_full()
+
+
+async def test_what_is_remembered_is_bounded() -> None:
+    """Nothing is left of clients without open sequences."""
+    limited = Limited()
+    for number in range(100):
+        limited.client = str(number)
+        await limited.send(1, start=True)
+        await limited.send(1, end=True)
+    assert (0, 0) == (len(limited.layer._open), len(limited.layer._counts))

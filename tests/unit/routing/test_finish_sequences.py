@@ -1,0 +1,37 @@
+"""Sequences end at the services where they began."""
+
+from __future__ import annotations
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef, Sequence
+from gateway.routing.finish_sequences import FinishSequences
+from tests.fakes import ScriptedService
+
+REPLY = InferResponse(model=ModelRef("m"), outputs=())
+
+
+def request(sequence: Sequence | None, model: str = "m") -> InferRequest:
+    return InferRequest(model=ModelRef(model), sequence=sequence)
+
+
+async def test_earlier_sequences_end_at_the_previous_service() -> None:
+    """A sequence that starts is new, with all its requests; calls outside of sequences are too."""
+    inner, previous = ScriptedService(*[REPLY] * 4), ScriptedService(*[REPLY] * 2)
+    service = FinishSequences(inner, previous)
+    plain, start = request(None), request(Sequence(2, start=True))
+    continued, end = request(Sequence(2)), request(Sequence(2, end=True))
+    earlier, other = request(Sequence(1)), request(Sequence(2), "other")
+    for call in (plain, start, earlier, continued, other, end):
+        await service(call)
+    assert inner.calls == [plain, start, continued, end]
+    assert previous.calls == [earlier, other]
+
+
+async def test_all_calls_are_new_after_the_end() -> None:
+    """Nothing refers to the previous service any more."""
+    inner, previous = ScriptedService(REPLY), ScriptedService()
+    service = FinishSequences(inner, previous)
+    service.end()
+    earlier = request(Sequence(1))
+    await service(earlier)
+    assert inner.calls == [earlier]

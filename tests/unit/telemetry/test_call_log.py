@@ -1,0 +1,108 @@
+"""Lines about calls: their fields, and how many are missing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from structlog.testing import capture_logs
+
+from gateway.ir.calls import InferResponse
+from gateway.ir.context import Client, Context, ModelRef, Origin
+from gateway.ir.errors import Overloaded
+from gateway.ir.tensor import array_tensor
+from gateway.telemetry.call_log import CallLog, CallRecord
+from gateway.telemetry.call_path import CallPath
+from gateway.wire.http import HttpRequest
+from tests.fakes import FakeClock
+
+WIRE = HttpRequest("POST", "/v2/models/m/infer", body=(b"12345",))
+CONTEXT = Context(
+    "oip.http", request_id="r-1", origin=Origin("oip.http", WIRE), client=Client("10.0.0.1", "a/1")
+)
+
+
+def record(code: str = "ok", **path: Any) -> CallRecord:
+    return CallRecord(
+        "InferRequest",
+        "m",
+        "",
+        CONTEXT,
+        CallPath(**path),
+        code,
+        None,
+        0.0125,
+        1000.0,
+    )
+
+
+async def test_a_line_has_what_is_known_and_nothing_empty() -> None:
+    """Code and model come first."""
+    found = record(
+        route="r",
+        target="t",
+        endpoint="h:1",
+        attempts=2,
+        upstream_s=0.01,
+        queued_s=0.001,
+        batched_s=0.0005,
+    )
+    tensor = array_tensor("x", np.zeros(4, np.float32))
+    with capture_logs() as logs:
+        CallLog().call(found, None, InferResponse(model=ModelRef("m"), outputs=(tensor,)))
+    (line,) = logs
+    assert ["code", "model", "ms"] == list(line)[:3]
+    assert {
+        "event": "call",
+        "log_level": "info",
+        "code": "ok",
+        "model": "m",
+        "ms": 12.5,
+        "kind": "InferRequest",
+        "protocol": "oip.http",
+        "route": "r",
+        "target": "t",
+        "endpoint": "h:1",
+        "attempts": 2,
+        "upstream_ms": 10.0,
+        "queue_ms": 1.5,
+        "request_bytes": 5,
+        "response_bytes": 16,
+        "request_id": "r-1",
+        "client": "10.0.0.1",
+        "agent": "a/1",
+    } == line
+
+
+async def test_missing_lines_are_reported_though_no_line_follows() -> None:
+    """The summary comes when the log is closed, or after a second; failures have their own lines."""
+    log = CallLog(1, clock=FakeClock())
+    with capture_logs() as logs:
+        for _ in range(3):
+            log.call(record(), None)
+        log.call(record("overloaded"), Overloaded("busy"))
+        log.rejected("main", "oip.http", Overloaded("busy"))
+        log.close()
+    assert [
+        ("call", "info"),
+        ("call", "warning"),
+        ("lines about calls are missing", "warning"),
+    ] == [(line["event"], line["log_level"]) for line in logs]
+    assert (3, "calls_per_second") == (logs[-1]["skipped"], logs[-1]["skipped_by"])
+
+
+async def test_the_summary_needs_no_close() -> None:
+    """A timer writes it."""
+    log = CallLog(1)
+    loop = asyncio.get_running_loop()
+    later: list[object] = []
+    with capture_logs() as logs:
+        for _ in range(2):
+            log.call(record(), None)
+        summary = log._summary  # the timer itself would take a second
+        assert summary is not None
+        assert summary.when() - loop.time() <= 1.0
+        later.append(summary._callback())  # type: ignore[attr-defined]
+    assert 1 == logs[-1]["skipped"]
+    log.close()

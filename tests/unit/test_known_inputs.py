@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import Call, ModelMetadataRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, Unavailable
+from gateway.ir.expected_inputs import UncheckedInputs
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.known_inputs import KnownInputs
+from tests.fakes import ScriptedService, settle
+
+M = ModelRef("m")
+CONTEXT = Context("fake", (("x-route", "canary"),), "id-1")
+
+
+def metadata(*names: str, platform: str = "onnxruntime_onnx") -> ModelMetadata:
+    inputs = tuple([TensorMetadata(name, Datatype.FP32, (-1,)) for name in names])
+    return ModelMetadata(name="m", platform=platform, inputs=inputs)
+
+
+async def check(known: KnownInputs, *names: str) -> None:
+    await known.check(UncheckedInputs(M, names), CONTEXT)
+
+
+async def test_a_model_that_replies_at_once() -> None:
+    """The first message is compared, as those of a model in the same process."""
+    service = ScriptedService(metadata("a", "b"))
+    known = KnownInputs(service)
+    assert not known.accepts(M, ("a",))
+    with pytest.raises(InvalidRequest, match="has no input 'x'; its inputs are 'a', 'b'"):
+        await check(known, "a", "x")
+    (question,) = service.calls
+    assert isinstance(question, ModelMetadataRequest)
+    assert (M, CONTEXT) == (question.model, question.context)
+    assert known.accepts(M, ("b", "a"))
+    assert not known.accepts(M, ("x",))
+    assert not known.accepts(ModelRef("other"), ("a",))
+
+
+class Slow:
+    """Replies when it is told to."""
+
+    def __init__(self, found: ModelMetadata) -> None:
+        self.asked = 0
+        self.go = asyncio.Event()
+        self._found = found
+
+    async def __call__(self, _call: Call[Any], /) -> Any:
+        self.asked += 1
+        await self.go.wait()
+        return self._found
+
+
+async def test_nothing_waits_for_a_server() -> None:
+    """The first messages pass; one question is asked, and its reply serves later ones."""
+    service = Slow(metadata("a"))
+    known = KnownInputs(service)
+    await check(known, "x")
+    await check(known, "x")
+    assert 1 == service.asked
+    service.go.set()
+    await settle()
+    with pytest.raises(InvalidRequest):
+        await check(known, "x")
+    assert 2 == service.asked
+    assert not known.accepts(M, ("x",))
+
+
+async def test_a_mismatch_is_asked_again() -> None:
+    """A model may have changed, or a caller's route may lead to another one."""
+    service = ScriptedService(metadata("a"), metadata("a", "x"), metadata("a"))
+    known = KnownInputs(service)
+    await check(known, "a")
+    await check(known, "a", "x")
+    assert known.accepts(M, ("a", "x"))
+    with pytest.raises(InvalidRequest):
+        await check(known, "a", "y")
+    assert 3 == len(service.calls)
+
+
+def accepts_all(known: KnownInputs, names: Collection[str]) -> bool:
+    return known.accepts(M, names)
+
+
+@pytest.mark.parametrize(
+    "found", [metadata("a", platform=""), metadata(), Unavailable("no server is there")]
+)
+async def test_models_whose_inputs_are_not_compared(found: Any) -> None:
+    """MLServer names no platform and accepts other inputs; a server may not reply at all."""
+    known = KnownInputs(ScriptedService(found))
+    await check(known, "x")
+    assert accepts_all(known, ("x", "y"))
