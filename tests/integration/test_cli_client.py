@@ -122,10 +122,13 @@ def test_a_call_that_fails_is_one_line(url: str, arguments: tuple[str, ...], sai
 
 
 def test_a_call_that_takes_too_long_is_given_up(url: str) -> None:
-    """The time limit is the caller's."""
+    """The time limit is the caller's.
+
+    The server knows the deadline too and may reply first. TensorRT v1 has no code for that.
+    """
     result = call("infer", url, "slow", "--input", "INPUT0=[5000]", "--timeout", "300ms")
     assert (1, "") == (result.exit_code, result.stdout)
-    assert "deadline_exceeded" in result.stderr
+    assert "deadline" in result.stderr
 
 
 def test_lists_models(url: str) -> None:
