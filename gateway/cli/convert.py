@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from gateway.captures.directory import make_directory
 from gateway.captures.records import RecordedCall, outputs_of
 from gateway.cli.capture import open_capture
 from gateway.cli.export import array_of
-from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text
+from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
 from gateway.cli.tensors import json_of
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import read_tree
@@ -143,13 +142,7 @@ def convert(  # noqa: PLR0913, PLR0917  # one for each flag
         fail(f"cannot read {source}: {error.strerror}")
     if head:
         print_note(head)
-    if out is None:
-        sys.stdout.buffer.write(text)
-        return
-    try:
-        out.write_bytes(text)
-    except OSError as error:
-        fail(f"cannot write {out}: {error.strerror}")
+    write_bytes(out, text)
 
 
 def _form_of(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -26,6 +28,17 @@ OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form
 def print_text(text: str) -> None:
     """Print data."""
     typer.echo(text)
+
+
+def write_bytes(path: Path | None, data: bytes) -> None:
+    """Write *data* to a file, or to standard output for None; end the command on an error."""
+    if path is None:
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}")
 
 
 def print_json(value: Any) -> None:

@@ -37,7 +37,6 @@ from gateway.cli.output import (
 from gateway.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.compare.replies import Comparison
 from gateway.compare.rules import EXACT, IGNORE, OutputRule, OutputRules
-from gateway.compare.statistics import wilson_interval
 from gateway.compare.summary import Summary
 from gateway.compare.tensors import Outcome
 from gateway.config.load import ConfigError, load_file
@@ -426,19 +425,8 @@ def _print_report(
 def _print_summary(summary: Summary, verdicts: Sequence[GuardVerdict]) -> None:
     rows = []
     for name, each in summary.outputs.items():
-        low, high = wilson_interval(each.mismatched, each.compared)
         error = "-" if each.errors is None else f"{each.errors.max_abs:.2g}"
-        rows.append(
-            (
-                name,
-                str(each.compared),
-                str(each.mismatched),
-                f"{each.mismatched / each.compared:.2%}",
-                f"{low * 100:.2f}-{high:.2%}",
-                error,
-                each.worst or "-",
-            )
-        )
+        rows.append((name, *each.rate_texts(), error, each.worst or "-"))
     if rows:
         head = ("output", "compared", "mismatched", "rate", "95% interval", "max abs", "worst call")
         print_text(format_table(head, rows, right=(1, 2, 3, 4, 5)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from gateway import __version__
 from gateway.captures.capture import Capture
 from gateway.captures.segment_reader import UnreadableSegment
 from gateway.cli.capture import open_capture
-from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note
+from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, write_bytes
 from gateway.cli.replay import (
     CompareOption,
     FailIfOption,
@@ -91,12 +90,17 @@ def report(
     )
     sections = report_sections(facts)
     if html is not None:
-        _write(html, html_page(facts.title, sections))
+        write_bytes(_file_of(html), html_page(facts.title, sections))
     if markdown is not None:
-        _write(markdown, markdown_page(facts.title, sections))
+        write_bytes(_file_of(markdown), markdown_page(facts.title, sections))
     print_note(f"verdict: {verdict}")
     if failures or has_tripped(verdicts) or not summary.compared:
         raise typer.Exit(FAILED)
+
+
+def _file_of(path: Path) -> Path | None:
+    """Return the file of a flag; None for "-", standard output."""
+    return None if str(path) == "-" else path
 
 
 _VERSION = ("gateway", __version__)
@@ -121,13 +125,3 @@ def _files(side: str, capture: Capture) -> list[tuple[str, str]]:
     return [
         (f"{side} file", f"{it.name} {sums.get(it.name, '')}".strip()) for it in capture.segments
     ]
-
-
-def _write(path: Path, page: bytes) -> None:
-    if str(path) == "-":
-        sys.stdout.buffer.write(page)
-        return
-    try:
-        path.write_bytes(page)
-    except OSError as error:
-        fail(f"cannot write {path}: {error.strerror}")

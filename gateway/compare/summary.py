@@ -33,6 +33,17 @@ class OutputSummary:
     worst: str = ""
     _worst_error: float = -1.0
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the rate of mismatches, by Wilson."""
+        return wilson_interval(self.mismatched, self.compared)
+
+    def rate_texts(self) -> tuple[str, str, str, str]:
+        """Return the calls compared, those that differ, their rate and its interval, as text."""
+        low, high = self.interval
+        rate = f"{self.mismatched / self.compared:.2%}"
+        return str(self.compared), str(self.mismatched), rate, f"{low * 100:.2f}-{high:.2%}"
+
     def add(self, call_id: str, found: TensorComparison) -> None:
         """Add the comparison of one call."""
         self.compared += 1
@@ -139,12 +150,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _output_document(output: OutputSummary) -> dict[str, Any]:
-    low, high = wilson_interval(output.mismatched, output.compared)
     document: dict[str, Any] = {
         "compared": output.compared,
         "mismatched": output.mismatched,
         "rate": output.mismatched / output.compared if output.compared else None,
-        "interval": [low, high],
+        "interval": list(output.interval),
         "worst_call": output.worst or None,
     }
     if output.rows:

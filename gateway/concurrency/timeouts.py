@@ -13,6 +13,16 @@ _NONE: Final = -1
 _NO_TASK: Final = "a timeout needs a running task"
 
 
+async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait up to *timeout_s* seconds for *event*, and return whether it is set."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 class Timeout:
     """Ends the block that it guards with TimeoutError, as `asyncio.timeout` does.
 

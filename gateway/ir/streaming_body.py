@@ -7,6 +7,7 @@ body first, with `with_buffered_body`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
@@ -76,7 +77,7 @@ class StreamingBody(Protocol):
         ...
 
 
-class ForwardingBody:
+class ForwardingBody(ABC):
     """Base of a `StreamingBody` that is the sink of another one, and changes or watches its bytes.
 
     Subclasses have `write`, which writes to `_sink` unless that is None.
@@ -99,9 +100,9 @@ class ForwardingBody:
         """When bytes of the source were last piped or received."""
         return self._source.last_progress
 
+    @abstractmethod
     def write(self, piece: memoryview, /) -> None:
         """Write the next bytes of the source."""
-        raise NotImplementedError
 
     def pipe_to(self, sink: BodySink, /) -> None:
         """Write to *sink* all bytes that have arrived, and the rest as it arrives."""

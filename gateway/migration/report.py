@@ -222,15 +222,11 @@ def _agreement(evidence: ReportEvidence) -> list[AgreementPoint]:
 def _output_blocks(summary: Summary) -> Iterator[Block]:
     rows = []
     for name, each in summary.outputs.items():
-        low, high = wilson_interval(each.mismatched, each.compared)
         errors = each.errors
         rows.append(
             (
                 name,
-                str(each.compared),
-                str(each.mismatched),
-                f"{each.mismatched / each.compared:.2%}",
-                f"{low * 100:.2f}-{high:.2%}",
+                *each.rate_texts(),
                 "-" if errors is None else f"{errors.max_abs:.3g}",
                 "-" if errors is None else f"{errors.mean_abs:.3g}",
                 "-" if errors is None else f"{errors.max_rel:.3g}",

@@ -21,6 +21,7 @@ from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.shadow.packets import socket_pair
 from gateway.app.worker_slot import WorkerSlot
+from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
 
 log = structlog.get_logger(__name__)
@@ -139,7 +140,7 @@ class ShadowKeeper(Collector):
             served_s = 0.0 if started_at is None else loop.time() - started_at
             wait_s = backoff.next_wait(served_s=served_s, is_clean=False)
             log.error("shadow process died", ended=ended, restart_in_s=wait_s)
-            if await self._stopped_within(wait_s or 0.0):
+            if await is_set_within(self._stopping, wait_s or 0.0):
                 return
             self._restarts += 1
             started_at = None
@@ -148,11 +149,3 @@ class ShadowKeeper(Collector):
                 started_at = loop.time()
             except StartError as error:
                 ended = str(error)
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True

@@ -17,7 +17,13 @@ import structlog
 
 from gateway.app.capture_options import capture_options
 from gateway.app.errors import reason_of
-from gateway.app.processes.channel import WorkerChannel, WorkerSetup, open_channel, read_setup
+from gateway.app.processes.channel import (
+    WorkerChannel,
+    WorkerSetup,
+    open_channel,
+    read_setup,
+    stop_signal,
+)
 from gateway.app.shadow.packets import PACKET_BYTES, PacketReader
 from gateway.captures.recorder import CaptureRecorder
 from gateway.captures.transfer import Confirmation, decode_message, encode_confirmation
@@ -123,10 +129,7 @@ def main() -> int:
 
 
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_signal()
     channel = await open_channel(sock)
     sockets = {number: socket.socket(fileno=fd) for number, fd in setup.serving.items()}
     for each in sockets.values():

@@ -30,6 +30,7 @@ from gateway.app.shadow.keeper import ShadowKeeper
 from gateway.app.status import Document
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
+from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
 from gateway.telemetry import log as logs
@@ -320,7 +321,7 @@ class Supervisor:
             else:
                 ended = describe_exit(status)
                 log.error("worker died", worker=slot.number, ended=ended, restart_in_s=wait_s)
-            if await self._stopped_within(wait_s):
+            if await is_set_within(self._stopping, wait_s):
                 return
             self._restarts[slot.number] += 1
             started_at = None
@@ -353,16 +354,8 @@ class Supervisor:
         if not task.cancelled() and task.exception() is not None:
             self._failed.set()
 
-    async def _stopped_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _poll_metrics(self) -> None:
-        while not await self._stopped_within(_POLL_S):
+        while not await is_set_within(self._stopping, _POLL_S):
             await self._update_metrics()
 
     async def _update_metrics(self) -> None:

@@ -24,6 +24,7 @@ from gateway.app.processes.channel import (
     decode_loaded,
     open_channel,
     read_setup,
+    stop_signal,
 )
 from gateway.app.run import loop_factory, prepare
 from gateway.config.load import ConfigError
@@ -62,10 +63,7 @@ def level_at_start(level: str, *, logs_warnings: bool) -> str:
 
 
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_signal()
     channel = await open_channel(sock)
     try:
         sockets = {

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
 
-from gateway.cli.output import WRONG_USAGE, fail, format_table, print_json, print_note, print_text
+from gateway.cli.output import (
+    WRONG_USAGE,
+    fail,
+    format_table,
+    print_json,
+    print_note,
+    print_text,
+    write_bytes,
+)
 
 
 def test_aligns_columns() -> None:
@@ -23,6 +32,19 @@ def test_data_and_remarks_go_different_ways(capsys: pytest.CaptureFixture[str]) 
     print_text("data")
     print_note("remark")
     assert ("data\n", "remark\n") == tuple(capsys.readouterr())
+
+
+def test_bytes_go_to_a_file_or_to_standard_output(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A file that cannot be written ends the command with the reason."""
+    write_bytes(tmp_path / "file", b"\xff")
+    write_bytes(None, b"\xfe")
+    with pytest.raises(typer.Exit):
+        write_bytes(tmp_path, b"")
+    reason = f"gateway: cannot write {tmp_path}: Is a directory\n".encode()
+    assert b"\xff" == (tmp_path / "file").read_bytes()
+    assert (b"\xfe", reason) == tuple(capsysbinary.readouterr())
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:

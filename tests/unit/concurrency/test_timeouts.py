@@ -7,7 +7,21 @@ from time import monotonic
 
 import pytest
 
-from gateway.concurrency.timeouts import STEP_S, RestartableTimer, Timeout, TimerWheel
+from gateway.concurrency.timeouts import (
+    STEP_S,
+    RestartableTimer,
+    Timeout,
+    TimerWheel,
+    is_set_within,
+)
+
+
+async def test_an_event_is_set_in_time_or_not() -> None:
+    """Waiting ends when the event is set, or when the time has passed."""
+    event = asyncio.Event()
+    assert not await is_set_within(event, 0.001)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await is_set_within(event, 60)
 
 
 async def test_rings_once_however_often_it_is_armed() -> None:
