@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.app.capture_options import capture_options
+from gateway.app.migration.targets import check_migrations
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
@@ -53,6 +54,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _check_requirements(config)
     yield from _repeated_ports(config)
     yield from check_graphs(config)
+    yield from check_migrations(config)
     yield from check_workers(config)
 
 

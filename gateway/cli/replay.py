@@ -129,7 +129,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     no capture.
     """
     migration = load_migration(compare)
-    guards = Guards(migration.cutover.guards)
+    guards = Guards(migration.guards)
     conditions = parse_conditions(fail_if, fail_unless)
     options, mode = _options(pace, speed, rate, concurrency, limit, timeout, model or [])
     selection = _usage(parse_selection, where) if where else Selection()
@@ -174,7 +174,7 @@ def diff(
     Exit status: 0 the conditions hold, 1 they do not, 2 wrong usage or no capture.
     """
     migration = load_migration(compare)
-    guards = Guards(migration.cutover.guards)
+    guards = Guards(migration.guards)
     conditions = parse_conditions(fail_if, fail_unless)
     a, b = open_capture(old), open_capture(new)
     skipped: Counter[str] = Counter()

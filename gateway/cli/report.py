@@ -55,7 +55,7 @@ def report(
         fail("nothing to write; expected -o FILE or --markdown FILE", WRONG_USAGE)
     migration = load_migration(compare)
     conditions = parse_conditions(fail_if, fail_unless)
-    guards, evidence = Guards(migration.cutover.guards), ReportEvidence()
+    guards, evidence = Guards(migration.guards), ReportEvidence()
     a, b = open_capture(old), open_capture(new)
     lost: Counter[str] = Counter()
 

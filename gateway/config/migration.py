@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gateway.config.fields import Duration, Name, Names, Share, Size, Text
 from gateway.config.signatures import Model
@@ -13,6 +14,7 @@ from gateway.config.signatures import Model
 PayloadChoice = Literal["none", "hash", "full"]
 
 _MIB = 1 << 20
+_ALL: Final = 100
 
 
 class CaptureConfig(Model):
@@ -154,16 +156,124 @@ class GuardsConfig(Model):
 
 
 class CutoverConfig(Model):
-    """When the new server may get the traffic."""
+    """When the target `new` gets which share of the calls, and when it loses them again."""
 
+    steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
+    """Percentages of the calls that go to `new`, one after the other. They rise to 100. Before the
+    first step `new` has shadow calls only. Default: `[1.0, 5.0, 25.0, 50.0, 100.0]`."""
+    bake: Duration = 600.0
+    """Least time of each step with calls. Time without calls does not count. Default: `10m`."""
+    min_calls: int = Field(500, ge=0)
+    """Least number of calls that clients made to `new` in each step. Default: `500`."""
+    max_wait: Duration = Field(21600.0, gt=0)
+    """Time after which a step that does not advance is paused. Default: `6h`."""
+    approve: tuple[float, ...] = ()
+    """Steps that begin only after `gateway cutover approve`. Default: `[]`."""
+    sticky: Annotated[Text, Field(pattern=r"^(client|none|header:[!-9;-~]+)$")] = "client"
+    """Whose calls go to the same target while the share stays: `client` for the address of the
+    client, `header:NAME`, or `none` for single calls. Default: `client`."""
+    on_trip: Literal["rollback", "pause"] = "rollback"
+    """What happens when a guard trips. Both send all calls to `old`: `rollback` ends the cut-over,
+    `pause` waits for `gateway cutover resume`. Default: `rollback`."""
+    coordinate: Literal["none", "file", "kubernetes"] = "none"
+    """How several gateways of one migration agree. Default: `none`, for a single gateway."""
     guards: GuardsConfig = GuardsConfig()
-    """Limits that `gateway replay`, `gateway diff` and `gateway report` judge."""
+    """Limits that the cut-over keeps, and that `gateway replay`, `gateway diff` and
+    `gateway report` judge."""
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> CutoverConfig:
+        rising = all(a < b for a, b in pairwise(self.steps))
+        if not self.steps or not rising or self.steps[0] <= 0 or self.steps[-1] != _ALL:
+            found = ", ".join(f"{each:g}" for each in self.steps) or "none"
+            raise ValueError(
+                f"the steps are {found}; expected percentages above 0 that rise to 100"
+            )
+        unknown = [each for each in self.approve if each not in self.steps]
+        if unknown:
+            raise ValueError(f"'approve' has {unknown[0]:g}, which is none of the steps")
+        return self
+
+
+class SampleConfig(Model):
+    """Which calls are compared. The same calls are chosen by all replicas and after a restart."""
+
+    percent: float = Field(10.0, gt=0, le=100)
+    """Share of the calls. A sequence is chosen whole or not at all. Default: `10.0`."""
+    per_second: float = Field(200.0, gt=0, le=1_000_000)
+    """Most calls in a second, in each worker. Further ones are counted as dropped, with the reason
+    `rate`. Default: `200.0`."""
+    first: int = Field(20, ge=0, le=100_000)
+    """Number of first calls that are chosen of each client, protocol, model and signature of the
+    inputs, so that no rare client is missed. Default: `20`."""
+
+
+class MirrorConfig(Model):
+    """How the calls are put to the other target. No client waits for that."""
+
+    timeout: Duration | None = Field(None, gt=0)
+    """Longest time of a shadow call. Default: twice the time of the client's call, from 1 s to
+    10 s."""
+    in_flight: int = Field(32, ge=1, le=1024)
+    """Most shadow calls at the same time. Default: `32`."""
+    sequences: Literal["skip", "whole"] = "skip"
+    """Whether sequences are compared: not at all, or whole, in order and at one endpoint of the
+    other target, under the same id. `whole` needs two different servers. Default: `skip`."""
+    streams: Literal["join", "items"] = "join"
+    """How streams of replies are compared. `join` compares BYTES joined over all replies of a
+    stream, `items` each reply, and wants as many of them. Default: `join`."""
+    large: Literal["tee", "skip"] = "tee"
+    """What happens to calls whose body is forwarded while it arrives: `tee` keeps a copy of the
+    body, `skip` leaves them out. Default: `tee`."""
+
+
+class NoiseConfig(Model):
+    """Second calls to the old target, which show how much its own replies differ."""
+
+    percent: float = Field(1.0, gt=0, le=100)
+    """Share of the compared calls that the old target gets once more. Default: `1.0`."""
 
 
 class MigrationConfig(Model):
-    """A migration to another server, for `gateway replay --compare FILE#NAME`."""
+    """A migration from an old to a new target of a route.
 
+    Calls that one target answers are also put to the other one, and the replies are compared.
+    Without `route` it has rules for `gateway replay --compare FILE#NAME` only.
+    """
+
+    route: Name | None = None
+    """Route whose calls migrate. It needs explicit targets. Default: none, for offline use."""
+    old: Name | None = None
+    """Target that clients use today, by its name in logs: `UPSTREAM/MODEL:VERSION`, as far as the
+    target has them, and `local/MODEL` for a model of the gateway. It is required with `route`.
+    Default: none."""
+    new: Name | None = None
+    """Target that replaces it, likewise. With `cutover` its weight in the route is 0, and the
+    cut-over alone changes it. It is required with `route`. Default: none."""
+    sample: SampleConfig = SampleConfig()
+    """Which calls are compared."""
+    mirror: MirrorConfig = MirrorConfig()
+    """How the calls are put to the other target."""
+    noise: NoiseConfig | None = None
+    """Second calls to the old target. `{}` switches them on. Default: none."""
     compare: CompareConfig = CompareConfig()
     """Rules of the outputs."""
-    cutover: CutoverConfig = CutoverConfig()
-    """Guards of the new server."""
+    cutover: CutoverConfig | None = None
+    """Steps and guards of the new target. Default: replies are compared, and no call moves."""
+
+    @property
+    def guards(self) -> GuardsConfig:
+        """The limits of the new target."""
+        return GuardsConfig() if self.cutover is None else self.cutover.guards
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> MigrationConfig:
+        if self.route is None:
+            live = {"old", "new", "sample", "mirror", "noise"} & self.model_fields_set
+            if live:
+                raise ValueError(f"{min(live)!r} needs 'route', whose calls are compared")
+        elif self.old is None or self.new is None:
+            raise ValueError("a migration with 'route' needs 'old' and 'new', two of its targets")
+        elif self.old == self.new:
+            raise ValueError(f"'old' and 'new' are the same target {self.old!r}")
+        return self

@@ -536,7 +536,7 @@ class Config(Model):
     capture: CaptureConfig | None = None
     """Recording of inferences. Default: nothing is recorded."""
     migrations: Mapping[Name, MigrationConfig] = Field(default_factory=dict)
-    """Comparisons of an old and a new server, by a name of your choice. Default: none."""
+    """Migrations from an old to a new server, by a name of your choice. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
     arrived counts, not what was announced. Responses may exceed it by a quarter. Default: 512 MiB,

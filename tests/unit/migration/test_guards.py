@@ -20,7 +20,7 @@ BASE = "version: 1\nlisteners: [{http: 8000}]\nmigrations: {m: {cutover: {guards
 
 
 def guards_of(text: str) -> GuardsConfig:
-    return load_text(BASE % text).config.migrations["m"].cutover.guards
+    return load_text(BASE % text).config.migrations["m"].guards
 
 
 def evidence(

@@ -1,0 +1,116 @@
+"""What is refused about the routes and targets of migrations."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.app.check import check
+from gateway.app.gateway import Gateway
+from gateway.app.migration.targets import live_migrations
+from gateway.config.load import ConfigError, load_text
+
+GOOD = """version: 1
+listeners: [{http: 127.0.0.1:0}]
+state: {directory: state}
+upstreams:
+  legacy: {url: "trtis+http://10.0.0.5:8000"}
+  triton: {url: "oip+grpc://10.0.0.6:8001"}
+  again: {url: "trtis+http://10.0.0.5:8000"}
+routes:
+  - name: fraud
+    targets:
+      - {upstream: legacy}
+      - {upstream: triton, model: fraud-v2, weight: 0}
+      - {upstream: again, weight: 0}
+  - {name: other, match: {model: x}, targets: [{upstream: legacy}]}
+migrations:
+  offline: {compare: {default: exact}}
+  fraud:
+    route: fraud
+    old: legacy
+    new: triton/fraud-v2
+    mirror: {sequences: whole}
+    cutover: {steps: [5, 100], approve: [100]}
+"""
+
+
+def test_the_targets_of_a_migration_are_found_by_their_names_in_logs() -> None:
+    """A target of weight 0 is legal, and a migration without a route is for offline use."""
+    loaded = load_text(GOOD)
+    assert [] == check(loaded)
+    (found,) = live_migrations(loaded.config)
+    assert ("fraud", "fraud") == (found.name, found.route)
+    assert ("legacy", "triton/fraud-v2") == (found.old_name, found.new_name)
+    assert (1, 0) == (found.old.weight, found.new.weight)
+
+
+async def test_a_gateway_builds_a_new_target_of_weight_0() -> None:
+    """The route serves the old target until a cut-over changes the weights."""
+    gateway = Gateway(load_text(GOOD))
+    await gateway.stop(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("route: fraud", "route: frod", 18, "unknown route 'frod'; routes with targets are fraud"),
+        ("old: legacy", "old: old", 19, "unknown target 'old': route 'fraud' has legacy, triton"),
+        ("new: triton/fraud-v2", "new: triton", 20, "unknown target 'triton': route 'fraud' has"),
+        ("model: fraud-v2, weight: 0", "model: fraud-v2", 20, "has weight 1; expected 0"),
+        ("state: {directory: state}", "", 22, "needs 'state: {directory: DIR}'"),
+        (
+            "    route: fraud\n    old: legacy\n    new: triton/fraud-v2\n    mirror: {sequences: whole}",
+            "    route: fraud\n    old: legacy\n    new: again",
+            20,
+            "'old' and 'new' are the same model at trtis+http://10.0.0.5:8000",
+        ),
+        (
+            "10.0.0.6:8001",
+            "10.0.0.5:8000",
+            21,
+            "'whole' needs two servers, and 'old' and 'new' are both at 10.0.0.5:8000",
+        ),
+        (
+            "  offline: {",
+            "  first: {route: fraud, old: legacy, new: triton/fraud-v2, ",
+            18,
+            "already",
+        ),
+    ],
+)
+def test_a_migration_with_wrong_targets_is_refused(
+    old: str, new: str, line: int, message: str
+) -> None:
+    """Each problem has its line, and says what there is instead."""
+    text = GOOD.replace(old, new)
+    assert text != GOOD
+    (problem,) = check(load_text(text))
+    assert line == problem.position[0]
+    assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("[5, 100]", "[5, 50]", 22, "the steps are 5, 50; expected percentages above 0 that rise"),
+        ("[5, 100]", "[50, 5, 100]", 22, "expected percentages above 0 that rise to 100"),
+        ("[5, 100]", "[0, 100]", 22, "expected percentages above 0 that rise to 100"),
+        ("[5, 100]", "[]", 22, "the steps are none"),
+        ("approve: [100]", "approve: [50]", 22, "'approve' has 50, which is none of the steps"),
+        ("old: legacy", "old: triton/fraud-v2", 18, "are the same target 'triton/fraud-v2'"),
+        ("    old: legacy\n", "", 18, "needs 'old' and 'new', two of its targets"),
+        ("    route: fraud\n", "", 18, "'mirror' needs 'route', whose calls are compared"),
+        ("approve: [100]", "sticky: address", 22, "found 'address'"),
+    ],
+)
+def test_a_migration_that_contradicts_itself_is_refused(
+    old: str, new: str, line: int, message: str
+) -> None:
+    """The file is refused when it is read, with the line."""
+    text = GOOD.replace(old, new, 1)
+    assert text != GOOD
+    with pytest.raises(ConfigError) as found:
+        load_text(text)
+    (problem,) = found.value.problems
+    assert line == problem.position[0]
+    assert message in problem.message
