@@ -1,10 +1,14 @@
 """The migration kit: how fast calls are recorded, read, sent again and compared.
 
 Recording writes calls of 602 KB with all elements, as fast as the disk takes them, and seals the
-segments. Replay sends small calls of a capture to the canned server and compares the replies, in
-this process, at the pace `max`. Reading alone shows the part of the capture's format in it.
+segments. It is measured twice: alone, and through the socket between a serving process and the
+shadow process. The CPU time of the latter is that of the shadow process, which limits it. Replay
+sends small calls of a capture to the canned server and compares the replies, in this process, at
+the pace `max`. Reading alone shows the part of the capture's format in it.
 """
 
+import asyncio
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +21,14 @@ import uvloop
 from benchmarks import messages, systems
 from benchmarks.processes import cores
 from gateway.app import complete_service, connect
+from gateway.app.shadow.keeper import ShadowKeeper
+from gateway.app.shadow.outbox import Outbox
 from gateway.captures.capture import Capture
 from gateway.captures.directory import make_directory
 from gateway.captures.privacy import Privacy
 from gateway.captures.recorder import CaptureRecorder
 from gateway.captures.records import Recordable, record_of
-from gateway.captures.sampling import CaptureOptions
+from gateway.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.captures.segment_writer import SegmentWriter
 from gateway.captures.transfer import (
     Confirmation,
@@ -31,10 +37,12 @@ from gateway.captures.transfer import (
     encode_message,
 )
 from gateway.compare.rules import OutputRules
+from gateway.config.load import load_text
 from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.datatypes import Datatype
+from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.replay import Replay, ReplayOptions, ReplayReport
 
 Say = Callable[[str], None]
@@ -46,6 +54,14 @@ _WAIT_S = 0.0005
 _MB = 1e6
 
 RECORDING, READING, REPLAY = "recording, calls of 602 KB", "reading, small calls", "replay"
+SOCKET = f"{RECORDING}, through the socket"
+_WAITING_BYTES = 32 << 20
+_SHADOW = """
+version: 1
+listeners: [{{http: 0}}]
+telemetry: {{log: {{level: error}}}}
+capture: {{directory: "{directory}", payload: full, min_free: 0}}
+"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,8 @@ def _round(say: Say) -> Iterator[Row]:
     say("  recording")
     with tempfile.TemporaryDirectory(dir=".") as name:
         yield _recording(Path(name))
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        yield uvloop.run(_recording_by_socket(Path(name).resolve()))
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         _record_small(directory)
@@ -115,6 +133,43 @@ def _recording(directory: Path) -> Row:
     recorder.close()
     assert sum(each.recorded for each in confirmed) == _LARGE_CALLS, confirmed[-1]
     return timer.row(RECORDING, "MB/s", sum(each.nbytes for each in confirmed) / _MB, 150.0)
+
+
+async def _recording_by_socket(directory: Path) -> Row:
+    """Measure calls from the outbox of a serving process to segments of the shadow process."""
+    image = raw_tensor("x", Datatype.FP32, (1, _FLOATS), memoryview(bytes(4 * _FLOATS)))
+    label = raw_tensor("y", Datatype.FP32, (1, 1000), memoryview(bytes(4 * 1000)))
+    call = _recordable([image], [label], 0)
+    privacy = Privacy(payload="full")
+    keeper = ShadowKeeper(load_text(_SHADOW.format(directory=directory / "capture")), 1)
+    await keeper.start()
+    assert keeper.pid is not None
+    sampler = CaptureSampler(CaptureOptions(directory=directory, privacy=privacy))
+    outbox = Outbox(keeper.serving_end(1), sampler)
+    outbox.start()
+    started, cpu = time.perf_counter(), _cpu_s(keeper.pid)
+    for _ in range(_LARGE_CALLS):
+        await _until(lambda: outbox.used_bytes <= _WAITING_BYTES)
+        assert sampler.samples("x", "r")
+        outbox.put(record_of(call, privacy, None))
+    await _until(lambda: not sampler.counts.in_flight)
+    seconds, cpu = time.perf_counter() - started, _cpu_s(keeper.pid) - cpu
+    assert sampler.counts.recorded == _LARGE_CALLS, sampler.counts.left_out
+    await outbox.close(5.0)
+    await keeper.stop()
+    amount = sampler.counts.nbytes / _MB
+    return Row(SOCKET, "MB/s", amount / seconds, amount / cpu, 150.0)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # counts have no event
+        await asyncio.sleep(_WAIT_S)
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _record_small(directory: Path) -> None:

@@ -154,7 +154,7 @@ class RecordedCall(Struct, frozen=True):
         texts: list[str] = []  # one checksum of all texts between elements: a third of the time
         for row in (self.call, *self.tensors, *self.items, *self.wire):
             for value in astuple(row):
-                if isinstance(value, bytes):
+                if isinstance(value, bytes | memoryview):
                     texts.append(f"b{len(value)};")
                     found = zlib.crc32(value, zlib.crc32(_encoded("".join(texts)), found))
                     texts.clear()

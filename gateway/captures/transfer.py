@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -84,7 +84,7 @@ def encode_message(message: SampleMessage) -> Sequence[bytes]:
 
 
 def decode_message(view: memoryview) -> SampleMessage:
-    """Return the message of `encode_message`; copies elements."""
+    """Return the message of `encode_message`; its elements and messages are views of *view*."""
     (length,) = _HEAD.unpack_from(view)
     at = _HEAD.size + length
     found = _SIZES.decode(view[_HEAD.size : at])
@@ -94,11 +94,11 @@ def decode_message(view: memoryview) -> SampleMessage:
     tensors = list(record.tensors)
     for place, size in enumerate(found.tensors):
         if size >= 0:
-            tensors[place] = replace(tensors[place], data=bytes(view[at : at + size]))
+            tensors[place] = replace(tensors[place], data=cast("bytes", view[at : at + size]))
             at += size
     wire = list(record.wire)
     for place, size in enumerate(found.messages):
-        wire[place] = replace(wire[place], body=bytes(view[at : at + size]))
+        wire[place] = replace(wire[place], body=cast("bytes", view[at : at + size]))
         at += size
     message.record = RecordedCall(record.call, tensors, record.items, wire)
     return message

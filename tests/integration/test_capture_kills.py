@@ -22,8 +22,9 @@ from tests.unit.captures.kit import FULL, recordable, recorder, request
 
 KILLS = 100
 LOST_S = 0.25
-# A busy machine may write late. It is no part of the promise, but of a shared machine.
-LATE_S = 0.25
+# A busy machine may not run the thread that writes for a while, in one run of ten.
+BUSY_RUNS = KILLS // 10
+LATE_S = 1.0
 
 CONFIG = """
 version: 1
@@ -93,9 +94,12 @@ def test_a_process_killed_at_any_moment_loses_a_quarter_of_a_second(tmp_path: Pa
     assert found.verify() == (len(recorded), [])
     for entry in read_manifest(tmp_path)[0]:
         assert sha256_of(tmp_path / entry["segment"]) == entry["sha256"]
-    for calls, killed in runs:
-        lost = [killed - at for name, at in calls.items() if name not in recorded]
-        assert max(lost, default=0.0) < LOST_S + LATE_S
+    lost = sorted(
+        max((killed - at for name, at in calls.items() if name not in recorded), default=0.0)
+        for calls, killed in runs
+    )
+    assert lost[-BUSY_RUNS - 1] < LOST_S, lost
+    assert lost[-1] < LOST_S + LATE_S, lost
 
 
 def test_the_shadow_process_writes_what_a_killed_gateway_has_sent(tmp_path: Path) -> None:

@@ -17,6 +17,11 @@ import structlog
 
 from gateway.app.capture_options import capture_options
 from gateway.app.errors import reason_of
+from gateway.app.process import (
+    freeze_startup_objects,
+    keep_large_buffers,
+    shorten_switch_interval,
+)
 from gateway.app.processes.channel import (
     WorkerChannel,
     WorkerSetup,
@@ -33,6 +38,7 @@ log = structlog.get_logger(__name__)
 
 _FAILED = 1
 _NICE = 5
+_KEPT_BYTES = 64 << 20
 # More than a socket holds. A process that still sends cannot delay the end.
 _LAST_PACKETS = 4096
 
@@ -118,6 +124,8 @@ def main() -> int:
     """Write captures until a signal or the exit of the parent; return the exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(_NICE)
+    keep_large_buffers(_KEPT_BYTES)
+    shorten_switch_interval()
     sock = socket.socket(fileno=int(sys.argv[2]))
     try:
         setup = read_setup(sock)
@@ -145,6 +153,7 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         channel.send({"failed": reason_of(error)})
         await channel.close()
         return _FAILED
+    freeze_startup_objects()
     inbox.start(recorder)
     channel.send({"started": {}})
     requests = asyncio.create_task(_handle_requests(channel))
