@@ -15,6 +15,7 @@ _STEPS: Final = 100
 _ALPHA: Final = 0.05
 _ALTERNATIVES: Final = (2, 5, 10)
 _RUN_LENGTH: Final = 1e5
+_LARGEST_LOG: Final = 100.0
 
 
 def wilson_interval(bad: int, total: int) -> tuple[float, float]:
@@ -155,6 +156,7 @@ class ChangeDetector:
 
     Args:
         limit: A rate, 0 < limit < 1.
+        sums: The sums of an earlier detector with this limit, which it continues.
 
     Attributes:
         tripped_after: Number of calls after which it detected the rise; None for not yet.
@@ -162,7 +164,7 @@ class ChangeDetector:
     Source: e-detectors of Shin, Ramdas and Rinaldo, NEJSDS 2, 2023.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, sums: Sequence[float] = ()) -> None:
         rates = {limit * factor for factor in _ALTERNATIVES} | {0.5}
         # A limit near or above one half has no such rate above it.
         rates = {rate for rate in rates if limit < rate < 1} or {(1 + limit) / 2}
@@ -170,9 +172,21 @@ class ChangeDetector:
         self._steps = [
             (math.log(rate / limit), math.log((1 - rate) / (1 - limit))) for rate in ordered
         ]
-        self._sums = [0.0] * len(ordered)
+        self._sums = list(sums) if len(sums) == len(ordered) else [0.0] * len(ordered)
         self._calls = 0
         self.tripped_after: int | None = None
+
+    @property
+    def sums(self) -> tuple[float, ...]:
+        """The sums of its tests, to continue with later."""
+        return tuple(self._sums)
+
+    @property
+    def is_tripped(self) -> bool:
+        """Whether the sums show the rise."""
+        # Above 700 the exponential function overflows.
+        total = sum(math.exp(min(each, _LARGEST_LOG)) for each in self._sums)
+        return total >= _RUN_LENGTH * len(self._sums)
 
     def add(self, is_bad: bool) -> None:
         """Add one call; after the detection, nothing changes."""
@@ -184,7 +198,19 @@ class ChangeDetector:
             max(0.0, total + step[place])
             for total, step in zip(self._sums, self._steps, strict=True)
         ]
-        if is_bad and sum(map(math.exp, self._sums)) >= _RUN_LENGTH * len(self._sums):
+        if is_bad and self.is_tripped:
+            self.tripped_after = self._calls
+
+    def add_many(self, bad: int, total: int) -> None:
+        """Add *total* calls of which *bad* are, in an unknown order; then look once."""
+        if self.tripped_after is not None or not total:
+            return
+        self._calls += total
+        self._sums = [
+            max(0.0, each + bad * on_bad + (total - bad) * on_good)
+            for each, (on_bad, on_good) in zip(self._sums, self._steps, strict=True)
+        ]
+        if self.is_tripped:
             self.tripped_after = self._calls
 
 

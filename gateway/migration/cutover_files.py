@@ -1,0 +1,196 @@
+"""The files of a cut-over: its state, which is replaced as a whole, and the log of its events.
+
+`NAME.json` is written aside, flushed to the disk and renamed, before a weight changes. Whoever
+holds `NAME.lock` leads: it alone decides and writes the state.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+import orjson
+
+from gateway.migration.cutover import CutoverEvent, CutoverState
+
+_FORMAT: Final = 1
+_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_TAIL_BYTES: Final = 1 << 18
+
+
+class UnusableState(Exception):
+    """A state that cannot be read, or that belongs to another plan.
+
+    Attributes:
+        epoch: The epoch of the state, if it can be read; else 0.
+        attempt: The attempt of the state, likewise.
+    """
+
+    def __init__(self, message: str, epoch: int = 0, attempt: int = 0) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+        self.attempt = attempt
+
+
+class CutoverFiles:
+    """The files of one cut-over.
+
+    Args:
+        directory: It is created if it does not exist.
+        migration: The name of the migration.
+
+    Raises:
+        OSError: The directory cannot be created.
+    """
+
+    def __init__(self, directory: Path, migration: str) -> None:
+        directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._directory = directory
+        name = quote(migration, safe=" ")
+        self._state = directory / f"{name}.json"
+        self._log = directory / f"{name}.log.jsonl"
+        self._lock = directory / f"{name}.lock"
+        self._held: int | None = None
+
+    def load(self, digest: str) -> CutoverState | None:
+        """Return the state of the plan with this hash; None if there is no state.
+
+        Raises:
+            UnusableState: The file is damaged, or the state is one of another plan.
+        """
+        try:
+            data = self._state.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UnusableState(f"{self._state} cannot be read: {error.strerror}") from error
+        document, state = _decode(self._state, data)
+        if document["plan"] != digest:
+            raise UnusableState(
+                f"{self._state} is of another plan: hash {document['plan'][:12]}, expected "
+                f"{digest[:12]}",
+                state.epoch,
+                state.attempt,
+            )
+        return state
+
+    def save(self, digest: str, state: CutoverState) -> None:
+        """Replace the state; it is on the disk when this returns.
+
+        Raises:
+            OSError: It cannot be written. The previous state stays.
+        """
+        values = {**asdict(state), "phase": state.phase.value}
+        document = {"format": _FORMAT, "plan": digest, "state": values}
+        body = orjson.dumps({**document, "crc32": _checksum(document)})
+        aside = self._state.with_suffix(".json.new")
+        with open(aside, "wb", opener=_opener) as file:
+            file.write(body + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._state)
+        folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def append(self, event: CutoverEvent, state: CutoverState, at_s: float) -> None:
+        """Add an event to the log.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        entry = {
+            "at_us": round(at_s * 1e6),
+            "event": event.event,
+            "text": event.text,
+            "step": state.step,
+            "weight": state.weight,
+            "epoch": state.epoch,
+        }
+        with open(self._log, "ab", opener=_opener) as file:
+            file.write(orjson.dumps(entry) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def events(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Return the last events, the latest last; lines that are damaged are left out."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - _TAIL_BYTES))
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return []
+        return list(_whole(lines))[-limit:]
+
+    def lead(self) -> bool:
+        """Return whether this process leads from now on; another gateway may do so.
+
+        Raises:
+            OSError: The lock cannot be opened.
+        """
+        if self._held is not None:
+            return True
+        held = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            return False
+        self._held = held
+        return True
+
+    def release(self) -> None:
+        """Let another process lead; idempotent."""
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, _MODE)
+
+
+def _checksum(document: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
+
+
+def _decode(path: Path, data: bytes) -> tuple[dict[str, Any], CutoverState]:
+    """Return the document of a state file, and its state.
+
+    Raises:
+        UnusableState: The file is damaged, or of another version of the gateway.
+    """
+    try:
+        document = json.loads(data)
+        checksum = document.pop("crc32")
+        if document["format"] != _FORMAT:
+            raise UnusableState(f"{path} has format {document['format']}; expected {_FORMAT}")
+        if checksum != _checksum(document):
+            raise UnusableState(f"{path} is damaged: its checksum is wrong")
+        state = msgspec.convert(document["state"], CutoverState)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # msgspec.ValidationError is a ValueError.
+        raise UnusableState(f"{path} is damaged: {error}") from error
+    return document, state
+
+
+def _whole(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            entry = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue  # the process or the machine died while it was written
+        if isinstance(entry, dict):
+            yield entry

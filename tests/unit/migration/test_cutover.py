@@ -1,0 +1,385 @@
+"""The cut-over: which decision follows from which evidence and which command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.migration.cutover import (
+    COMMANDS,
+    CommandRefused,
+    CutoverEvidence,
+    CutoverPlan,
+    CutoverState,
+    Phase,
+    command,
+    decide,
+    distrusted,
+    missing_conditions,
+    next_text,
+    restarted,
+    verdict_of,
+    verdicts,
+)
+from gateway.migration.guards import GuardVerdict, Standing
+
+PLAN = CutoverPlan(
+    "fraud", "triton", (1.0, 50.0, 100.0), bake_s=10, min_calls=100, guards=("mismatch.below",)
+)
+HOLDS = GuardVerdict("mismatch.below", Standing.HOLDS, "0 of 9000")
+TRIPS = GuardVerdict("mismatch.below", Standing.TRIPS, "90 of 9000")
+LOCAL = GuardVerdict("errors.below", Standing.TRIPS, "4 of 4")
+GOOD = CutoverEvidence(calls=50, compared=50, guards=(HOLDS,))
+
+
+class Run:
+    """A cut-over in which a second passes between two decisions."""
+
+    def __init__(self, plan: CutoverPlan = PLAN, state: CutoverState | None = None) -> None:
+        self.plan = plan
+        self.state = CutoverState() if state is None else state
+        self.now = 1000.0
+        self.events: list[str] = []
+
+    def seconds(self, count: int, evidence: CutoverEvidence = GOOD) -> Run:
+        for _ in range(count):
+            self.now += 1
+            decision = decide(self.plan, self.state, evidence, self.now)
+            self.state = decision.state
+            self.events += [each.event for each in decision.events]
+        return self
+
+    def do(self, verb: str, **options: Any) -> Run:
+        decision = command(self.plan, self.state, verb, self.now, **options)
+        self.state = decision.state
+        self.events += [each.event for each in decision.events]
+        return self
+
+    @property
+    def at(self) -> tuple[str, int, float]:
+        return self.state.phase.value, self.state.step, self.state.weight
+
+
+def test_a_good_server_gets_all_calls_step_by_step() -> None:
+    """Each step takes its bake time; the weight is that of the step, and all at the end."""
+    run = Run().do("start")
+    found = [run.at]
+    for _ in range(60):
+        run.seconds(1)
+        if run.at != found[-1]:
+            found.append(run.at)
+    assert [
+        ("mirroring", 0, 0.0),
+        ("baking", 1, 1.0),
+        ("baking", 2, 50.0),
+        ("baking", 3, 100.0),
+        ("done", 3, 100.0),
+    ] == found
+    assert ["cutover step"] * 4 + ["cutover done"] == run.events
+
+
+def test_it_waits_until_it_is_started() -> None:
+    """Without a command nothing moves, however good the evidence is."""
+    assert ("ready", 0, 0.0) == Run().seconds(100).at
+
+
+@pytest.mark.parametrize(
+    ("evidence", "waits_for"),
+    [
+        (replace(GOOD, calls=1, compared=1), "100 calls"),
+        (replace(GOOD, guards=()), "mismatch.below"),
+        (replace(GOOD, guards=(replace(HOLDS, standing=Standing.UNDECIDED),)), "mismatch.below"),
+        (replace(GOOD, is_current=False), "comparisons of now"),
+    ],
+)
+def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: str) -> None:
+    """Too few calls, a guard that does not hold, and comparisons of earlier keep the step."""
+    run = Run().do("start").seconds(12)
+    assert ("baking", 1, 1.0) == run.at
+    run.seconds(30, evidence)
+    assert ("baking", 1, 1.0) == run.at
+    assert [waits_for] == missing_conditions(PLAN, run.state, evidence)
+    assert f"50%, after {waits_for}" == next_text(PLAN, run.state, [waits_for])
+
+
+def test_time_without_calls_does_not_bake() -> None:
+    """A step without calls stays where it is; ten seconds without one are no gap."""
+    plan = replace(PLAN, min_calls=0, bake_s=100)
+    run = Run(plan).do("start").seconds(100, replace(GOOD, compared=0))
+    assert (("mirroring", 0, 0.0), 0.0) == (run.at, run.state.baked_s)
+    run.seconds(1).seconds(100, replace(GOOD, compared=0))
+    assert 10 == run.state.baked_s
+
+
+def test_a_leader_that_was_stopped_does_not_bake_meanwhile() -> None:
+    """An hour between two decisions counts as two seconds; a clock that goes back as none."""
+    run = Run().do("start").seconds(2)
+    baked_s = run.state.baked_s
+    run.now += 3600
+    assert baked_s + 2 == run.seconds(1).state.baked_s
+    run.now -= 7200
+    assert baked_s + 2 == run.seconds(1).state.baked_s
+
+
+def test_an_undecided_step_pauses_after_its_longest_wait() -> None:
+    """The weight stays; `resume` goes on at the same step with new bake time."""
+    undecided = replace(GOOD, guards=())
+    run = Run(replace(PLAN, max_wait_s=60)).do("start").seconds(12).seconds(60, undecided)
+    assert ("paused", 1, 1.0) == run.at
+    assert "no verdict within 1m: waits for mismatch.below" == run.state.reason
+    assert ("paused", 1, 1.0) == run.seconds(100).at
+    run.do("resume")
+    assert (("baking", 1, 1.0), 0.0) == (run.at, run.state.baked_s)
+
+
+def test_a_step_with_approval_waits_for_it() -> None:
+    """Nothing moves before `approve`, and no wait is too long; guards still count after it."""
+    run = Run(replace(PLAN, approve=(50.0,), max_wait_s=60)).do("start").seconds(300)
+    assert ("waiting_for_approval", 1, 1.0) == run.at
+    assert "50%, after approval" == next_text(run.plan, run.state, [])
+    run.do("approve").seconds(5, replace(GOOD, guards=()))
+    assert ("waiting_for_approval", 1, 1.0) == run.at
+    assert ("baking", 2, 50.0) == run.seconds(1).at
+
+
+def reach(phase: Phase, plan: CutoverPlan = PLAN) -> Run:
+    """Return a run in a phase in which a guard may trip."""
+    run = Run(replace(plan, approve=(50.0,))).do("start")
+    if phase is Phase.MIRRORING:
+        return run
+    run.seconds(12)
+    if phase is Phase.PAUSED:
+        return run.do("pause")
+    if phase is Phase.WAITING_FOR_APPROVAL:
+        return run.seconds(30)
+    if phase is Phase.DONE:
+        run.seconds(30).do("approve").seconds(60)
+    assert phase is run.state.phase
+    return run
+
+
+MAY_TRIP = [
+    Phase.MIRRORING,
+    Phase.BAKING,
+    Phase.WAITING_FOR_APPROVAL,
+    Phase.PAUSED,
+    Phase.DONE,
+]
+
+
+@pytest.mark.parametrize("phase", MAY_TRIP, ids=lambda phase: phase.value)
+@pytest.mark.parametrize(
+    "evidence",
+    [replace(GOOD, guards=(TRIPS,)), replace(GOOD, tripped=LOCAL)],
+    ids=["comparisons", "serving process"],
+)
+def test_a_guard_that_trips_takes_all_calls_at_once(
+    phase: Phase, evidence: CutoverEvidence
+) -> None:
+    """In each phase the weight is 0 from then on, and no better evidence raises it again."""
+    run = reach(phase).seconds(1, replace(evidence, is_applied=False))
+    assert ("rolling_back", 0.0) == (run.state.phase.value, run.state.weight)
+    assert "cutover tripped" == run.events[-1]
+    run.seconds(1)
+    assert ("rolled_back", 0.0) == (run.state.phase.value, run.state.weight)
+    assert 0.0 == run.seconds(1000).state.weight
+    assert Standing.TRIPS is verdict_of(verdicts(PLAN, run.state, GOOD), run.state)
+
+
+def test_failed_calls_of_clients_trip_without_comparisons() -> None:
+    """The leader sums the calls of all processes, which are too few in each of them to trip."""
+    plan = replace(PLAN, errors_below=0.01)
+    run = Run(plan).do("start").seconds(12)
+    run.seconds(1000, CutoverEvidence(calls=100))
+    assert ("baking", 1, 1.0) == run.at
+    run.seconds(1, CutoverEvidence(calls=4, failures=4, is_applied=False))
+    assert "errors.clients" == run.state.tripped
+    assert ("rolling_back", 0.0) == (run.state.phase.value, run.state.weight)
+
+
+def test_failures_of_clients_count_in_each_step() -> None:
+    """A step of few calls is undecided, although the calls of the step before were many."""
+    plan = replace(PLAN, errors_below=0.01, guards=(), min_calls=1)
+    run = Run(plan).do("start").seconds(12).seconds(20, CutoverEvidence(calls=10))
+    assert ["errors.clients"] == missing_conditions(plan, run.state, GOOD)
+    run.seconds(60, CutoverEvidence(calls=10))
+    assert 2 == run.state.step
+    assert run.state.calls < 680
+
+
+def test_after_a_trip_it_pauses_if_the_plan_says_so() -> None:
+    """`on_trip: pause` stays at its step with weight 0; `resume` begins this step anew."""
+    run = reach(Phase.BAKING, replace(PLAN, pauses_on_trip=True))
+    run.seconds(1, replace(GOOD, guards=(TRIPS,)))
+    assert ("paused", 1, 0.0) == run.at
+    assert ("baking", 1, 1.0) == run.do("resume").at
+    assert run.now == run.state.evidence_from_s
+
+
+@pytest.mark.parametrize(("at_step", "expected"), [(None, ("mirroring", 0, 0.0)),
+                                                   (0, ("mirroring", 0, 0.0)),
+                                                   (2, ("baking", 2, 50.0))])  # fmt: skip
+def test_the_next_attempt_begins_at_the_mirror(
+    at_step: int | None, expected: tuple[str, int, float]
+) -> None:
+    """After a trip only `resume` begins again, at the mirror or where it is told to."""
+    run = reach(Phase.BAKING).seconds(2, replace(GOOD, guards=(TRIPS,)))
+    attempt = run.state.attempt
+    run.do("resume", at_step=at_step)
+    assert (expected, attempt + 1, "") == (run.at, run.state.attempt, run.state.tripped)
+    assert run.now == run.state.evidence_from_s
+
+
+def test_another_model_begins_evidence_and_bake_time_anew() -> None:
+    """The step and its weight stay."""
+    run = Run().do("start").seconds(12, replace(GOOD, models="1"))
+    assert ("baking", 1, 1.0) == run.at
+    run.seconds(6, replace(GOOD, models="1")).seconds(1, replace(GOOD, models="2"))
+    assert (("baking", 1, 1.0), 0.0, 0) == (run.at, run.state.baked_s, run.state.calls)
+    assert run.now == run.state.evidence_from_s
+
+
+def test_a_restart_keeps_step_weight_and_counts() -> None:
+    """Only the bake time begins anew."""
+    run = Run().do("start").seconds(15)
+    again = restarted(run.state)
+    assert (run.state.step, run.state.weight, run.state.epoch, run.state.calls) == (
+        again.step,
+        again.weight,
+        again.epoch,
+        again.calls,
+    )
+    assert (0.0, None) == (again.baked_s, again.decided_s)
+
+
+def test_a_state_that_is_not_trusted_has_no_weight() -> None:
+    """It waits for `resume`, which begins at the mirror."""
+    run = Run(state=distrusted("the file is damaged", epoch=7, attempt=2))
+    assert (("paused", 0, 0.0), 8) == (run.seconds(1000).at, run.state.epoch)
+    assert ("mirroring", 0, 0.0) == run.do("resume").at
+
+
+@pytest.mark.parametrize(
+    ("phase", "refused"),
+    [
+        (Phase.READY, ["pause", "resume", "approve", "rollback"]),
+        (Phase.MIRRORING, ["start", "resume", "approve", "reset"]),
+        (Phase.BAKING, ["start", "resume", "approve", "reset"]),
+        (Phase.WAITING_FOR_APPROVAL, ["start", "resume", "reset"]),
+        (Phase.PAUSED, ["start", "pause", "approve"]),
+        (Phase.ROLLING_BACK, list(COMMANDS)),
+        (Phase.ROLLED_BACK, ["start", "pause", "approve", "rollback"]),
+        (Phase.DONE, ["start", "pause", "resume", "approve", "reset"]),
+    ],
+    ids=lambda value: value.value if isinstance(value, Phase) else "",
+)
+def test_commands_fit_the_phase(phase: Phase, refused: list[str]) -> None:
+    """Any other command is refused with the phases that it is for."""
+    for verb in COMMANDS:
+        run = Run(state=CutoverState(phase))
+        if verb in refused:
+            with pytest.raises(CommandRefused, match=f"is {phase.value}, and '{verb}' expects"):
+                run.do(verb)
+        else:
+            run.do(verb)
+
+
+def test_wrong_commands_are_refused() -> None:
+    """Unknown ones, steps that there are not, and a reset of a target that has calls."""
+    with pytest.raises(CommandRefused, match="unknown command 'go'; expected one of start"):
+        Run().do("go")
+    with pytest.raises(CommandRefused, match="expected it with 'resume' only"):
+        Run().do("start", at_step=1)
+    with pytest.raises(CommandRefused, match="step is 4; expected 0 to 3"):
+        reach(Phase.PAUSED).do("resume", at_step=4)
+    with pytest.raises(CommandRefused, match="1% of the calls go to triton"):
+        reach(Phase.PAUSED).do("reset")
+
+
+standing = st.sampled_from(Standing)
+evidences = st.builds(
+    CutoverEvidence,
+    calls=st.integers(0, 1000),
+    failures=st.integers(0, 3),
+    compared=st.integers(0, 1000),
+    guards=st.lists(st.builds(GuardVerdict, st.just("mismatch.below"), standing, st.just("")),
+                    max_size=1).map(tuple),
+    is_current=st.booleans(),
+    tripped=st.sampled_from([None] * 9 + [LOCAL]),
+    models=st.sampled_from(["", "1", "1", "1", "2"]),
+    is_applied=st.booleans(),
+)  # fmt: skip
+moves = st.lists(
+    st.one_of(
+        st.tuples(evidences, st.floats(-10, 100)),
+        st.tuples(st.sampled_from(sorted(COMMANDS)), st.none() | st.integers(0, 3)),
+        st.just(("restart", None)),
+    ),
+    max_size=60,
+)
+
+
+@given(moves, st.booleans(), st.sampled_from([(), (50.0,), (100.0,)]))
+def test_the_weight_is_never_above_that_of_the_step(
+    moves: list[tuple[Any, Any]], pauses: bool, approve: tuple[float, ...]
+) -> None:
+    """Whatever happens: at most the step's weight, 0 after a trip, and epochs only grow."""
+    plan = replace(
+        PLAN, bake_s=1, min_calls=1, errors_below=0.2, pauses_on_trip=pauses, approve=approve
+    )
+    state, now = CutoverState(), 1000.0
+    for what, detail in moves:
+        before = state
+        if what == "restart":
+            state = restarted(state)
+        elif isinstance(what, CutoverEvidence):
+            now += detail
+            state = decide(plan, state, what, now).state
+        else:
+            try:
+                state = command(plan, state, what, now, at_step=detail).state
+            except CommandRefused:
+                continue
+        assert state.weight <= plan.percent(state.step)
+        assert state.weight in {0.0, plan.percent(state.step)}
+        assert state.epoch >= before.epoch
+        assert state.epoch > before.epoch or state.weight == before.weight
+        if state.tripped or state.phase in {Phase.ROLLING_BACK, Phase.ROLLED_BACK, Phase.READY}:
+            assert state.weight == 0
+        if before.tripped and state.attempt == before.attempt:
+            assert state.weight == 0
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.1, 250), (0.5, 30), (1.0, 4)])
+def test_failures_trip_soon_after_many_good_calls(rate: float, most: int) -> None:
+    """After 100 000 good calls, a server that fails is found as soon as without them."""
+    plan = replace(PLAN, errors_below=0.01, guards=(), max_wait_s=1e9)
+    draw = np.random.default_rng(1).random
+    found = []
+    for _ in range(5):
+        run = Run(plan).do("start").seconds(12)
+        run.seconds(100, replace(GOOD, calls=1000))
+        calls = 0
+        while not run.state.tripped:
+            calls += 1
+            run.seconds(1, CutoverEvidence(calls=1, failures=int(draw() < rate)))
+        found.append(calls)
+    assert max(found) <= most, found
+
+
+def test_a_rate_below_the_limit_never_trips() -> None:
+    """0.5 % with a limit of 1 %: no trip in 20 runs of 20 000 calls, however they are grouped."""
+    plan = replace(PLAN, errors_below=0.01, guards=())
+    draw = np.random.default_rng(2).random
+    for number in range(20):
+        run = Run(plan).do("start").seconds(12).do("pause")
+        group = 1 + 50 * number
+        for _ in range(20_000 // group):
+            failures = sum(draw() < 0.005 for _ in range(group))
+            run.seconds(1, CutoverEvidence(calls=group, failures=failures))
+        assert not run.state.tripped, (number, run.state)
