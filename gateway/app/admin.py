@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Final
 
 import orjson
 import structlog
 
+from gateway.app.admin_api.api import API, AdminApi
 from gateway.app.control import Control
 from gateway.app.errors import reason_of
 from gateway.app.status import Document, Status, readiness_document, status_page
@@ -46,6 +48,7 @@ class AdminFrontend(HttpFrontend):
         probes: False to serve only /metrics, like Triton's metrics port.
         control: Handles the pages about the configuration; None for no such pages.
         status: Returns the document of /status; None for no such page.
+        api: Serves /api/v1/ and /ui/; None for neither.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class AdminFrontend(HttpFrontend):
         probes: bool = True,
         control: Control | None = None,
         status: Status | None = None,
+        api: AdminApi | None = None,
     ) -> None:
         self._page = page
         self._ready = ready
@@ -64,11 +68,16 @@ class AdminFrontend(HttpFrontend):
         pages = pages if status is None else (*pages, "/status")
         self._control = control
         self._paths = pages if control is None else (*pages, *control.paths)
+        self._api = api
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Handle one request."""
-        if wire.path not in self._paths:
-            paths = ", ".join(self._paths)
+        if self._api is not None and wire.path.startswith(API):
+            async with aclosing(self._api(wire)) as responses:
+                async for response in responses:
+                    yield response
+        elif wire.path not in self._paths:
+            paths = ", ".join((*self._paths, *(() if self._api is None else (API,))))
             yield _response(404, {"error": f"unknown path {wire.path!r}; expected one of {paths}"})
         elif self._control is not None and wire.path in self._control.paths:
             yield _response(*await self._control(wire))
@@ -103,6 +112,7 @@ async def start_pages(
     ready: Callable[[], Awaitable[bool]],
     control: Control | None = None,
     status: Status | None = None,
+    api: AdminApi | None = None,
     *,
     reuse_port: bool = False,
 ) -> dict[str, Server]:
@@ -114,6 +124,7 @@ async def start_pages(
         ready: Returns the result of /readyz.
         control: Handles the pages about the configuration; None for no such pages.
         status: Returns the document of /status; None for no such page.
+        api: Serves /api/v1/ and /ui/; None for neither.
         reuse_port: Share the addresses with another gateway.
 
     Raises:
@@ -121,7 +132,10 @@ async def start_pages(
     """
     config = AdminConfig() if admin is None else admin
     pages = {
-        "admin": (config.address, AdminFrontend(page, ready, control=control, status=status)),
+        "admin": (
+            config.address,
+            AdminFrontend(page, ready, control=control, status=status, api=api),
+        ),
         "metrics": (config.metrics, AdminFrontend(page, ready, probes=False)),
     }
     configured = set() if admin is None else admin.model_fields_set

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
 
+from gateway.app.admin_api.access import AdminAccess, access_of
 from gateway.app.errors import StartError
 from gateway.app.reload import Reloader, ReloadResult
 from gateway.app.runtime_changes import RuntimeChanges
@@ -58,31 +58,32 @@ class Control:
 
     Args:
         reloader: Knows the configuration in force.
-        remote_changes: Whether other machines may change the gateway.
+        access: Decides who may change the gateway.
     """
 
     paths: Final = tuple(_METHODS)
 
-    def __init__(self, reloader: Reloader, *, remote_changes: bool = False) -> None:
+    def __init__(self, reloader: Reloader, access: AdminAccess) -> None:
         self._reloader = reloader
-        self._remote_changes = remote_changes
+        self.access = access
 
     async def __call__(self, wire: HttpRequest) -> tuple[int, Document]:
         """Return the status and the document for a request to one of `paths`."""
         method = _METHODS[wire.path]
         if wire.method != method and not (method == "GET" and wire.method == "HEAD"):
             return 405, {"error": f"method {wire.method!r} is not allowed; expected {method}"}
-        pages = {"/config": self._config, "/stock": self._stock, "/capture": self._capture}
+        pages = {"/config": self.config, "/stock": self.stock, "/capture": self._capture}
         if wire.path in pages:
             return pages[wire.path]()
-        refusal = self._refusal(wire)
+        refusal = self.access.command_refusal(wire)
         if refusal is not None:
             return 403, {"error": refusal}
         if wire.path == "/reload":
             return reload_document(await self._reloader.reload())
         return await self._change(wire)
 
-    def _stock(self) -> tuple[int, Document]:
+    def stock(self) -> tuple[int, Document]:
+        """Return who calls what; status 404 where nothing is counted."""
         loaded = self._reloader.loaded
         state = loaded.config.state
         if loaded.config.stock is None or state is None:
@@ -105,6 +106,10 @@ class Control:
             "payload": config.payload,
         }
 
+    def effective_config(self) -> Config:
+        """Return the configuration with the changes that were made at run time."""
+        return self._reloader.runtime_changes.apply(self._reloader.loaded).config
+
     async def _change(self, wire: HttpRequest) -> tuple[int, Document]:
         try:
             await self._reloader.change(_read_change(wire))
@@ -116,19 +121,8 @@ class Control:
             return 400, {"error": str(error)}
         return 200, {"ok": True, "changes": self._reloader.runtime_changes.document()}
 
-    def _refusal(self, wire: HttpRequest) -> str | None:
-        """Return why the sender may not change the gateway; None if it may."""
-        if wire.headers.get("origin") is not None:
-            # A browser sends this header: a page of another site must not change the gateway.
-            return "requests of web pages are refused: header 'origin' found"
-        if self._remote_changes or _is_loopback(wire.client.address):
-            return None
-        return (
-            f"requests from {wire.client.address} cannot change the gateway; expected one from "
-            "this machine (admin: {remote_changes: true})"
-        )
-
-    def _config(self) -> tuple[int, Document]:
+    def config(self) -> tuple[int, Document]:
+        """Return the configuration in force, without secrets."""
         loaded = self._reloader.loaded
         return 200, {
             "file": loaded.source,
@@ -141,7 +135,7 @@ class Control:
 def control_of(config: Config, reloader: Reloader) -> Control:
     """Return the handler of the admin pages for a configuration."""
     admin = config.admin or AdminConfig()
-    return Control(reloader, remote_changes=admin.remote_changes)
+    return Control(reloader, access_of(admin))
 
 
 def _read_change(wire: HttpRequest) -> Change:
@@ -164,15 +158,6 @@ def _read_change(wire: HttpRequest) -> Change:
     name = msgspec.json.decode(wire.view, type=_EndpointBody).name
     drained = wire.path == "/upstream/drain"
     return lambda changes, config: changes.with_drained(config, name, drained=drained)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback
 
 
 def reload_document(result: ReloadResult) -> tuple[int, Document]:

@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 
 from gateway import __version__
 from gateway.app.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.admin_api.api import AdminApi, AdminSources
 from gateway.app.announce import log_addresses, log_models
 from gateway.app.capture_options import capture_options
 from gateway.app.check import check
@@ -228,6 +229,11 @@ class Gateway:
             "warnings": logs.recent_warnings(),
         }
 
+    def _api(self, control: Control | None) -> AdminApi | None:
+        if control is None:
+            return None
+        return AdminApi(AdminSources(self.status, self._families, control), control.access)
+
     async def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
         return self._graph.server.ready()
@@ -260,6 +266,7 @@ class Gateway:
                     self.ready,
                     control,
                     self.status,
+                    self._api(control),
                     reuse_port=self._graph.config.lifecycle.hand_over,
                 )
         except StartError:

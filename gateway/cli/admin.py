@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
@@ -14,6 +15,8 @@ import typer
 from gateway.cli.output import WRONG_USAGE, fail, print_json
 
 DEFAULT_ADMIN = "127.0.0.1:9901"
+TOKEN_VARIABLE = "GATEWAY_ADMIN_TOKEN"  # noqa: S105  # its name
+"""The environment variable with the token for the admin port of another machine."""
 # A reload loads models.
 _TIMEOUT_S = 600.0
 _OK = 200
@@ -112,10 +115,17 @@ def _read_json(admin: str, response: tuple[int, bytes]) -> dict[str, Any]:
     return reply
 
 
+def _headers() -> dict[str, str]:
+    """Return what the admin port wants from a command."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    bearer = {"authorization": f"Bearer {token}"} if token else {}
+    return {"x-gateway-admin": "gateway", **bearer}
+
+
 def _request(admin: str, method: str, path: str, body: str = "") -> tuple[int, bytes]:
     try:
         with closing(HTTPConnection(admin, timeout=_TIMEOUT_S)) as connection:
-            connection.request(method, path, body)
+            connection.request(method, path, body, _headers())
             response = connection.getresponse()
             return response.status, response.read()
     except (OSError, HTTPException, ValueError) as error:

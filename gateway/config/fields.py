@@ -87,6 +87,11 @@ Name = Annotated[
     str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
 Text = Annotated[str, StringConstraints(max_length=1024)]
+AdminToken = Annotated[
+    str,
+    StringConstraints(min_length=16, max_length=1024, pattern=r"^[!-~]+$", strip_whitespace=True),
+]
+"""A token that nobody guesses: at least 16 characters of ASCII, without spaces."""
 CallKey = Annotated[Text, Field(pattern=r"^(model|address|header:[!-9;-~]+)$")]
 """What calls are grouped by: their model, the address of the client, or the value of a header."""
 HEADER_KEY: Final = r"^header:[!-9;-~]+$"

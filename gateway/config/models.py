@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, model_validator
 
 from gateway.config.fields import (
+    AdminToken,
     CallKey,
     Duration,
     FileMode,
@@ -196,13 +197,23 @@ class AdminConfig(Model):
         return {"metrics": None, **found} if value.get("address") == "off" else found
 
     address: ListenAddress | None = Address("127.0.0.1", 9901)
-    """Address of `/metrics`, `/status`, `/livez`, `/readyz`, `/config`, and of the requests that
-    change the gateway: `/reload`, `/upstream/drain`, `/upstream/enable` and `/route/weights`.
+    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`, and of
+    the requests that change the gateway: `/reload`, `/upstream/drain`, `/upstream/enable` and
+    `/route/weights`.
     `null` switches it off. `off` switches off both addresses.
     Default: `127.0.0.1:9901`, if the port is free."""
     remote_changes: bool = False
-    """Whether other machines may reload the configuration, drain endpoints and change weights.
-    Default: `false`, so that only requests from this machine may."""
+    """Whether other machines may reload the configuration, drain endpoints and change weights
+    without a token. Default: `false`, so that only requests from this machine may."""
+    token: AdminToken | None = Field(default=None, repr=False)
+    """What other machines send to read `/ui/` and `/api/v1/`, to see payloads and to change the
+    gateway: as `authorization: Bearer TOKEN`, or as the password that a browser asks for. Requests
+    from this machine need none. Default: no token; then other machines only read, and see no
+    payload."""
+    hosts: Names = ()
+    """Names of this gateway in the `host` header of requests to `/ui/` and `/api/v1/`, besides IP
+    addresses, `localhost` and the host of `address`. Other names are refused, because a web page
+    can point its own name at this machine. Default: none."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""

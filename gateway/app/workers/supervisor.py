@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from gateway import __version__
 from gateway.app.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.admin_api.api import AdminApi, AdminSources
 from gateway.app.announce import log_addresses
 from gateway.app.check import check
 from gateway.app.control import control_of
@@ -445,12 +446,15 @@ async def _run(
         export = open_export(loaded.config.telemetry.otlp, traces=False)
         if export is not None:
             export.start_metrics(supervisor.metrics)
+        control = control_of(loaded.config, reloader)
+        sources = AdminSources(supervisor.status, supervisor.metrics, control)
         pages = await start_pages(
             loaded.config.admin,
             supervisor.page,
             supervisor.ready,
-            control_of(loaded.config, reloader),
+            control,
             supervisor.status,
+            AdminApi(sources, control.access),
             reuse_port=loaded.config.lifecycle.hand_over,
         )
     except REASONS as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.app.admin_api.access import AdminAccess
 from gateway.app.control import Control
 from gateway.app.reload import Reloader
 from gateway.config.load import LoadedConfig, load_text
@@ -19,7 +20,7 @@ def control(*, remote_changes: bool = False) -> Control:
         return {}
 
     reloader = Reloader(lambda: LOADED, LOADED, apply, clock=lambda: 5.0)
-    return Control(reloader, remote_changes=remote_changes)
+    return Control(reloader, AdminAccess(remote_changes=remote_changes))
 
 
 def post(path: str, body: str = "", address: str = HERE, origin: str = "") -> HttpRequest:

@@ -1,0 +1,289 @@
+"""`/api/v1/` of a running gateway: what it shows, and whom it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.app import Gateway
+from gateway.app.admin_api.access import AdminAccess
+from gateway.app.admin_api.api import AdminApi, AdminSources
+from gateway.app.admin_api.events import MAX_LISTENERS
+from gateway.app.control import Control, control_of
+from gateway.app.reload import Reloader
+from gateway.config.load import LoadedConfig, load_text
+from gateway.ir.context import Client
+from gateway.wire.http import Headers, HttpRequest
+from tests.integration.cli_kit import gateway as command
+from tests.integration.cli_kit import get, serving
+
+CONFIG = """
+version: 1
+listeners: [{http: "127.0.0.1:0"}]
+admin: {address: "127.0.0.1:0", metrics: null, token: "0123456789abcdef", hosts: [known.example]}
+lifecycle: {ready: any, pre_stop: 0s, drain: 1s}
+upstreams:
+  dead: {url: "oip+http://127.0.0.1:1", headers: {authorization: "hidden-token"}}
+models:
+  sum: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+routes:
+  - {name: own, match: {model: sum}, targets: [{model: sum}]}
+  - {name: away, match: {model: far}, targets: [{upstream: dead, weight: 3}, {upstream: dead, model: other}]}
+migrations:
+  fraud: {cutover: {guards: {mismatch: {below: 0.1%}}}}
+"""
+
+
+@asynccontextmanager
+async def started() -> AsyncIterator[Gateway]:
+    """Run a gateway with its admin port and all pages."""
+    loaded = load_text(CONFIG)
+    gateway = Gateway(loaded)
+    reloader = Reloader(lambda: loaded, loaded, gateway.reload)
+    await gateway.start(control_of(loaded.config, reloader))
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+async def fetch(
+    gateway: Gateway, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, Any], Mapping[str, str]]:
+    url = f"http://{gateway.addresses['admin']}/api/v1/{path}"
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, headers=named) as response,
+    ):
+        return response.status, json.loads(await response.read() or b"{}"), response.headers
+
+
+async def test_the_documents_of_a_gateway() -> None:
+    """Status with traffic and weights, the configuration without secrets, stock and migrations."""
+    async with started() as gateway:
+        code, status, headers = await fetch(gateway, "status")
+        assert (200, "no-store", "nosniff") == (
+            code,
+            headers["cache-control"],
+            headers["x-content-type-options"],
+        )
+        assert {"own": {"model sum": 1}, "away": {"dead": 3, "dead/other": 1}} == status["weights"]
+        assert {"window_s", "routes", "targets", "endpoints"} == status["traffic"].keys()
+        code, document, _ = await fetch(gateway, "config")
+        text = json.dumps(document)
+        assert (200, False, False) == (code, "hidden-token" in text, "0123456789abcdef" in text)
+        assert 404 == (await fetch(gateway, "stock"))[0]
+        _, migrations, _ = await fetch(gateway, "migrations")
+        assert ["fraud"] == [each["name"] for each in migrations["migrations"]]
+        code, migration, _ = await fetch(gateway, "migrations/fraud")
+        assert (200, "fraud", None) == (code, migration["name"], migration["evidence"])
+        code, error, _ = await fetch(gateway, "migrations/other")
+        assert (404, "unknown migration 'other'; expected one of fraud") == (code, error["error"])
+        assert 404 == (await fetch(gateway, "nothing", x_gateway_admin="1"))[0]
+        assert 405 == (await fetch(gateway, "status", "DELETE"))[0]
+
+
+@pytest.mark.parametrize("path", ["status", "config", "migrations", "events", "migrations/fraud"])
+async def test_dns_rebinding_is_refused(path: str) -> None:
+    """A page of evil.example that points its name at this machine sends that name."""
+    async with started() as gateway:
+        code, error, _ = await fetch(gateway, path, Host="evil.example:9901")
+        assert 403 == code
+        assert error["error"].startswith("host is 'evil.example:9901': not a name of this gateway")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 403),
+        ({"x_gateway_admin": "1", "Origin": "https://evil.example"}, 403),
+        ({"x_gateway_admin": "1", "Sec_Fetch_Site": "cross-site"}, 403),
+        ({"x_gateway_admin": "1", "Host": "evil.example"}, 403),
+        ({"x_gateway_admin": "1", "Authorization": "Bearer wrong"}, 401),
+        ({"x_gateway_admin": "1", "X_Forwarded_For": "10.0.0.9"}, 401),
+        # Allowed: this migration has no controller.
+        ({"x_gateway_admin": "1"}, 404),
+        ({"x_gateway_admin": "1", "Host": "known.example"}, 404),
+        (
+            {
+                "x_gateway_admin": "1",
+                "X_Forwarded_For": "10.0.0.9",
+                "Authorization": "Bearer 0123456789abcdef",
+            },
+            404,
+        ),
+    ],
+)
+async def test_cross_site_requests_and_wrong_tokens_are_refused(
+    headers: dict[str, str], status: int
+) -> None:
+    """For commands, and for samples, which show payloads."""
+    async with started() as gateway:
+        code, error, found = await fetch(gateway, "migrations/fraud/rollback", "POST", **headers)
+        assert status == code
+        assert (401 == code) == ("www-authenticate" in found)
+        assert (404 == code) == ("has no cut-over" in error["error"])
+        assert status == (await fetch(gateway, "migrations/fraud/samples/1", **headers))[0]
+
+
+async def test_a_preflight_gets_no_permission() -> None:
+    """A browser asks before it sends the header from another site."""
+    async with started() as gateway:
+        code, _, headers = await fetch(
+            gateway, "migrations/fraud/rollback", "OPTIONS", Origin="https://evil.example"
+        )
+        assert 403 == code
+        assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+async def test_events_and_their_limit() -> None:
+    """Each listener gets the latest of each event; the seventeenth is refused."""
+    async with started() as gateway, AsyncExitStack() as stack:
+        url = f"http://{gateway.addresses['admin']}/api/v1/events"
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        for _ in range(MAX_LISTENERS):
+            response = await stack.enter_async_context(session.get(url))
+            assert (200, "text/event-stream") == (response.status, response.content_type)
+            async with asyncio.timeout(30):
+                while not (await response.content.readline()).startswith(b"event: status"):
+                    pass
+                data = await response.content.readline()
+            assert {"ready", "reason", "traffic", "weights"} == json.loads(data[6:]).keys()
+        async with session.get(url) as refused:
+            assert (503, "5") == (refused.status, refused.headers["retry-after"])
+
+
+class Evidence:
+    """The evidence of one migration, whose kept sample is `s`."""
+
+    def __init__(self, *verdicts: str) -> None:
+        guards = [{"guard": name, "verdict": name, "evidence": ""} for name in verdicts]
+        self.evidence = {
+            "fraud": {
+                "guards": guards,
+                "sampled": 11,
+                "compared": 10,
+                "outcomes": {"match": 9, "mismatch": 1},
+            }
+        }
+
+    async def sample(self, migration: str, sample: str) -> dict[str, Any] | None:
+        return {"id": sample} if (migration, sample) == ("fraud", "s") else None
+
+
+class Cutover:
+    """Accepts `pause` alone, and remembers it."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, str, int | None]] = []
+
+    def document(self, migration: str) -> dict[str, Any] | None:
+        return {"state": "baking", "weight": 5}
+
+    async def command(
+        self, migration: str, command: str, at_step: int | None = None
+    ) -> dict[str, Any] | None:
+        if command != "pause":
+            raise ValueError(f"{command} is not possible: the cut-over is baking; expected pause")
+        self.commands.append((migration, command, at_step))
+        return self.document(migration)
+
+
+def api(evidence: Evidence | None = None, cutover: Cutover | None = None) -> AdminApi:
+    loaded = load_text(CONFIG)
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        return {}
+
+    async def nothing() -> Any:
+        return {}
+
+    control = Control(Reloader(lambda: loaded, loaded, apply), AdminAccess())
+    return AdminApi(AdminSources(nothing, nothing, control, evidence, cutover), AdminAccess())
+
+
+async def ask(
+    served: AdminApi, path: str, method: str = "GET", body: bytes = b""
+) -> tuple[int, Any]:
+    headers = Headers([("Host", "localhost"), ("x-gateway-admin", "1")])
+    wire = HttpRequest(
+        method, f"/api/v1/{path}", headers=headers, body=(body,), client=Client("127.0.0.1")
+    )
+    (response,) = [each async for each in served(wire)]
+    return response.status, json.loads(bytes(response.view))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (("holds", "holds"), (200, "holds")),
+        (("holds", "undecided"), (409, "undecided")),
+        (("undecided", "trips"), (409, "trips")),
+        ((), (409, "undecided")),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_verdict_for_other_controllers(
+    verdicts: tuple[str, ...], expected: tuple[int, str], method: str
+) -> None:
+    """Flagger sends POST and Argo Rollouts GET; the status tells whether to go on."""
+    code, document = await ask(api(Evidence(*verdicts)), "migrations/fraud/verdict", method)
+    assert expected == (code, document["verdict"])
+
+
+async def test_samples_and_summaries() -> None:
+    """A sample that is not kept any more is said to be gone."""
+    served = api(Evidence("holds"), Cutover())
+    assert (200, {"id": "s"}) == await ask(served, "migrations/fraud/samples/s")
+    code, error = await ask(served, "migrations/fraud/samples/%2e%2e")
+    assert (404, "sample '..' is not kept (any more)") == (code, error["error"])
+    _, found = await ask(served, "migrations")
+    assert [
+        {
+            "name": "fraud",
+            "state": "baking",
+            "weight": 5,
+            "verdict": "holds",
+            "sampled": 11,
+            "compared": 10,
+            "agreement": 0.9,
+        }
+    ] == found["migrations"]
+
+
+async def test_commands_of_a_cutover() -> None:
+    """The controller decides; a body may name the step."""
+    cutover = Cutover()
+    served = api(Evidence(), cutover)
+    code, document = await ask(served, "migrations/fraud/pause", "POST", b'{"at_step": 2}')
+    assert (200, "baking") == (code, document["cutover"]["state"])
+    assert [("fraud", "pause", 2)] == cutover.commands
+    code, error = await ask(served, "migrations/fraud/approve", "POST")
+    assert (409, True) == (code, "approve is not possible" in error["error"])
+    assert 400 == (await ask(served, "migrations/fraud/pause", "POST", b'{"step": 2}'))[0]
+    assert 413 == (await ask(served, "migrations/fraud/pause", "POST", b" " * 70_000))[0]
+    assert 405 == (await ask(served, "migrations/fraud/pause"))[0]
+
+
+def test_workers_have_one_api(tmp_path: Path) -> None:
+    """The supervisor serves it; the commands of the terminal send what it wants."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = tmp_path / "g.yaml"
+    path.write_text(
+        CONFIG.replace('"127.0.0.1:0", metrics', f'"127.0.0.1:{port}", metrics') + "workers: 2\n"
+    )
+    with serving(str(path), patience_s=60.0) as gateway:
+        code, document = get(gateway.url("/api/v1/status", "admin"))
+        assert (200, [1, 2]) == (code, [each["worker"] for each in document["workers"]])
+        assert 0 == command("reload", "--admin", f"127.0.0.1:{port}").returncode

@@ -1,0 +1,132 @@
+"""Who may read, change and see payloads over the admin port."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from gateway.app.admin_api.access import AdminAccess, Need, access_of
+from gateway.config.models import AdminConfig
+from gateway.config.units import Address
+from gateway.ir.context import Client
+from gateway.wire.http import Headers, HttpRequest
+
+TOKEN = "a-token-of-32-characters-at-least"
+HERE = "127.0.0.1"
+AWAY = "10.0.0.9"
+OPEN = AdminAccess()
+GUARDED = AdminAccess(TOKEN)
+HOST = {"Host": "127.0.0.1:9901"}
+PAGE = {**HOST, "x-gateway-admin": "1"}
+BASIC = base64.b64encode(f"anyone:{TOKEN}".encode()).decode()
+
+
+def status(access: AdminAccess, need: Need, headers: dict[str, str], address: str = HERE) -> int:
+    wire = HttpRequest("POST", "/", headers=Headers(list(headers.items())), client=Client(address))
+    refusal = access.refusal(wire, need)
+    return 200 if refusal is None else refusal.status
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:9901", 200),
+        ("[::1]:9901", 200),
+        ("localhost:9901", 200),
+        ("LOCALHOST", 200),
+        ("10.1.2.3", 200),
+        ("gateway.example.com:9901", 200),
+        ("Gateway.Example.Com.", 200),
+        ("evil.example:9901", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("0x7f000001", 403),
+        ("2130706433", 403),
+        ("[evil]", 403),
+        ("", 403),
+    ],
+)
+@pytest.mark.parametrize("need", list(Need))
+def test_a_foreign_host_is_refused(host: str, expected: int, need: Need) -> None:
+    """A page that resolves its own name to this machine sends that name."""
+    access = AdminAccess(hosts=["gateway.example.com"])
+    assert expected == status(access, need, {**PAGE, "Host": host})
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (PAGE, 200),
+        (HOST, 403),
+        ({**PAGE, "Origin": "http://127.0.0.1:9901", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({**PAGE, "Origin": "https://evil.example"}, 403),
+        ({**PAGE, "Origin": "http://127.0.0.1:9902"}, 403),
+        ({**PAGE, "Origin": "null"}, 403),
+        ({**PAGE, "Origin": ""}, 403),
+        ({**PAGE, "Sec-Fetch-Site": "cross-site"}, 403),
+        ({**PAGE, "Sec-Fetch-Site": "same-site"}, 403),
+        ({**PAGE, "Sec-Fetch-Site": "none"}, 200),
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], expected: int) -> None:
+    """The header and the origin tell them apart; reading needs neither."""
+    assert expected == status(OPEN, Need.PROTECTED, headers)
+    assert 200 == status(OPEN, Need.READ, headers)
+
+
+@pytest.mark.parametrize(
+    ("access", "address", "authorization", "expected"),
+    [
+        # Expected: for a verdict, for reading, for what is protected.
+        (OPEN, HERE, None, (200, 200, 200)),
+        (OPEN, AWAY, None, (200, 200, 403)),
+        (OPEN, AWAY, f"Bearer {TOKEN}", (401, 401, 401)),
+        (GUARDED, HERE, None, (200, 200, 200)),
+        (GUARDED, "::1", None, (200, 200, 200)),
+        (GUARDED, "::ffff:127.0.0.1", None, (200, 200, 200)),
+        (GUARDED, AWAY, None, (200, 401, 401)),
+        (GUARDED, "", None, (200, 401, 401)),
+        (GUARDED, AWAY, f"Bearer {TOKEN}", (200, 200, 200)),
+        (GUARDED, AWAY, f"bearer  {TOKEN} ", (200, 200, 200)),
+        (GUARDED, AWAY, f"Basic {BASIC}", (200, 200, 200)),
+        (GUARDED, AWAY, f"Bearer {TOKEN}x", (401, 401, 401)),
+        (GUARDED, AWAY, f"Bearer {TOKEN[:-1]}", (401, 401, 401)),
+        (GUARDED, AWAY, "Bearer ", (401, 401, 401)),
+        (GUARDED, AWAY, "Basic !", (401, 401, 401)),
+        (GUARDED, AWAY, "Basic /w==", (401, 401, 401)),
+        (GUARDED, HERE, "Bearer wrong", (401, 401, 401)),
+    ],
+)
+def test_other_machines_need_the_token(
+    access: AdminAccess, address: str, authorization: str | None, expected: tuple[int, int, int]
+) -> None:
+    """A wrong token is refused everywhere."""
+    headers = PAGE if authorization is None else {**PAGE, "Authorization": authorization}
+    assert expected == tuple(status(access, need, headers, address) for need in Need)
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
+def test_what_a_proxy_passes_on_is_not_local(name: str) -> None:
+    """The proxy may run on this machine; its clients need not."""
+    assert 403 == status(OPEN, Need.PROTECTED, {**PAGE, name: "10.0.0.9"})
+    assert 401 == status(GUARDED, Need.READ, {**PAGE, name: "10.0.0.9"})
+
+
+def test_the_host_of_the_address_is_known() -> None:
+    """An address such as gateway.internal:9901 is a name that clients use; `*` is none."""
+    named = access_of(AdminConfig(address=Address("gateway.internal", 9901)))
+    everywhere = access_of(AdminConfig(address=Address("", 9901), hosts=("a.example",)))
+    assert 200 == status(named, Need.READ, {"Host": "gateway.internal:9901"})
+    assert 403 == status(everywhere, Need.READ, {"Host": ""})
+    assert 200 == status(everywhere, Need.READ, {"Host": "a.example"})
+
+
+def test_a_token_lets_other_machines_run_commands() -> None:
+    """The pages for commands need no header, as curl and Prometheus send none."""
+    sent = Headers([("Authorization", f"Bearer {TOKEN}")])
+    wrong = Headers([("Authorization", "Bearer wrong")])
+    away = Client(AWAY)
+    assert GUARDED.command_refusal(HttpRequest("POST", "/", headers=sent, client=away)) is None
+    refusal = GUARDED.command_refusal(HttpRequest("POST", "/", headers=wrong, client=away))
+    assert "the token is wrong; expected the one of admin: {token: ...}" == refusal
