@@ -76,7 +76,7 @@ async def test_the_documents_of_a_gateway() -> None:
             headers["cache-control"],
             headers["x-content-type-options"],
         )
-        assert {"own": {"model sum": 1}, "away": {"dead": 3, "dead/other": 1}} == status["weights"]
+        assert {"own": {"local/sum": 1}, "away": {"dead": 3, "dead/other": 1}} == status["weights"]
         assert {"window_s", "routes", "targets", "endpoints"} == status["traffic"].keys()
         code, document, _ = await fetch(gateway, "config")
         text = json.dumps(document)
