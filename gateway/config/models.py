@@ -213,7 +213,7 @@ class AdminConfig(Model):
     hosts: Names = ()
     """Names of this gateway in the `host` header of requests to `/ui/` and `/api/v1/`, besides IP
     addresses, `localhost` and the host of `address`. Other names are refused, because a web page
-    can point its own name at this machine. Default: none."""
+    can point its own name at this machine. Default: `[]`."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""

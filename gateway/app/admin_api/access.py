@@ -23,7 +23,7 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 _LOCAL_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
 
 
-class Need(Enum):
+class AdminNeed(Enum):
     """What a request does.
 
     Attributes:
@@ -65,7 +65,7 @@ class AdminAccess:
         self._hosts = _LOCAL_NAMES.union(host.lower().rstrip(".") for host in hosts)
         self._remote_changes = remote_changes
 
-    def refusal(self, wire: HttpRequest, need: Need) -> Refusal | None:
+    def refusal(self, wire: HttpRequest, need: AdminNeed) -> Refusal | None:
         """Return why *wire* is refused; None if it is allowed.
 
         Every request needs a host that is an address, `localhost` or a configured name: a page of
@@ -75,7 +75,7 @@ class AdminAccess:
         """
         return (
             self._host_refusal(wire.headers)
-            or (_page_refusal(wire.headers) if need is Need.PROTECTED else None)
+            or (_page_refusal(wire.headers) if need is AdminNeed.PROTECTED else None)
             or self._token_refusal(wire, need)
         )
 
@@ -108,15 +108,15 @@ class AdminAccess:
             "a name of admin: {hosts: [...]}",
         )
 
-    def _token_refusal(self, wire: HttpRequest, need: Need) -> Refusal | None:
+    def _token_refusal(self, wire: HttpRequest, need: AdminNeed) -> Refusal | None:
         sent = _sent_token(wire.headers)
         if sent is not None:
             return None if self._is_right(sent) else Refusal(401, _WRONG_TOKEN)
-        if need is Need.VERDICT or _is_local(wire):
+        if need is AdminNeed.VERDICT or _is_local(wire):
             return None
         if self._digest is not None:
             return Refusal(401, "token is missing; expected the header 'authorization: Bearer ...'")
-        if need is Need.READ:
+        if need is AdminNeed.READ:
             return None
         return Refusal(
             403,

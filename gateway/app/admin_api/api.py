@@ -15,7 +15,7 @@ import msgspec
 import orjson
 from prometheus_client.core import Metric
 
-from gateway.app.admin_api.access import AdminAccess, Need
+from gateway.app.admin_api.access import AdminAccess, AdminNeed
 from gateway.app.admin_api.events import EventHub, TooManyListeners
 from gateway.app.admin_api.rates import TrafficWindow
 from gateway.app.control import Control
@@ -129,7 +129,7 @@ class AdminApi:
         else:
             yield json_response(*await self._respond(wire, names))
 
-    def refused(self, wire: HttpRequest, need: Need) -> HttpResponse | None:
+    def refused(self, wire: HttpRequest, need: AdminNeed) -> HttpResponse | None:
         """Return the response to a request that is not allowed; None if it is."""
         refusal = self._access.refusal(wire, need)
         if refusal is None:
@@ -286,14 +286,14 @@ def _is_known(names: list[str]) -> bool:
     return len(names) == 1 and names[0] in _PAGES
 
 
-def _need(names: list[str]) -> Need:
+def _need(names: list[str]) -> AdminNeed:
     """Return what a path does; samples and commands are protected."""
     match names:
         case ["migrations", _, "verdict"]:
-            return Need.VERDICT
+            return AdminNeed.VERDICT
         case [_] | ["migrations", _]:
-            return Need.READ
-    return Need.PROTECTED
+            return AdminNeed.READ
+    return AdminNeed.PROTECTED
 
 
 def _weights(config: Config) -> Document:

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from gateway.app.admin_api.access import AdminAccess, Need, access_of
+from gateway.app.admin_api.access import AdminAccess, AdminNeed, access_of
 from gateway.config.models import AdminConfig
 from gateway.config.units import Address
 from gateway.ir.context import Client
@@ -22,7 +22,9 @@ PAGE = {**HOST, "x-gateway-admin": "1"}
 BASIC = base64.b64encode(f"anyone:{TOKEN}".encode()).decode()
 
 
-def status(access: AdminAccess, need: Need, headers: dict[str, str], address: str = HERE) -> int:
+def status(
+    access: AdminAccess, need: AdminNeed, headers: dict[str, str], address: str = HERE
+) -> int:
     wire = HttpRequest("POST", "/", headers=Headers(list(headers.items())), client=Client(address))
     refusal = access.refusal(wire, need)
     return 200 if refusal is None else refusal.status
@@ -47,8 +49,8 @@ def status(access: AdminAccess, need: Need, headers: dict[str, str], address: st
         ("", 403),
     ],
 )
-@pytest.mark.parametrize("need", list(Need))
-def test_a_foreign_host_is_refused(host: str, expected: int, need: Need) -> None:
+@pytest.mark.parametrize("need", list(AdminNeed))
+def test_a_foreign_host_is_refused(host: str, expected: int, need: AdminNeed) -> None:
     """A page that resolves its own name to this machine sends that name."""
     access = AdminAccess(hosts=["gateway.example.com"])
     assert expected == status(access, need, {**PAGE, "Host": host})
@@ -71,8 +73,8 @@ def test_a_foreign_host_is_refused(host: str, expected: int, need: Need) -> None
 )
 def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], expected: int) -> None:
     """The header and the origin tell them apart; reading needs neither."""
-    assert expected == status(OPEN, Need.PROTECTED, headers)
-    assert 200 == status(OPEN, Need.READ, headers)
+    assert expected == status(OPEN, AdminNeed.PROTECTED, headers)
+    assert 200 == status(OPEN, AdminNeed.READ, headers)
 
 
 @pytest.mark.parametrize(
@@ -103,23 +105,23 @@ def test_other_machines_need_the_token(
 ) -> None:
     """A wrong token is refused everywhere."""
     headers = PAGE if authorization is None else {**PAGE, "Authorization": authorization}
-    assert expected == tuple(status(access, need, headers, address) for need in Need)
+    assert expected == tuple(status(access, need, headers, address) for need in AdminNeed)
 
 
 @pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
 def test_what_a_proxy_passes_on_is_not_local(name: str) -> None:
     """The proxy may run on this machine; its clients need not."""
-    assert 403 == status(OPEN, Need.PROTECTED, {**PAGE, name: "10.0.0.9"})
-    assert 401 == status(GUARDED, Need.READ, {**PAGE, name: "10.0.0.9"})
+    assert 403 == status(OPEN, AdminNeed.PROTECTED, {**PAGE, name: "10.0.0.9"})
+    assert 401 == status(GUARDED, AdminNeed.READ, {**PAGE, name: "10.0.0.9"})
 
 
 def test_the_host_of_the_address_is_known() -> None:
     """An address such as gateway.internal:9901 is a name that clients use; `*` is none."""
     named = access_of(AdminConfig(address=Address("gateway.internal", 9901)))
     everywhere = access_of(AdminConfig(address=Address("", 9901), hosts=("a.example",)))
-    assert 200 == status(named, Need.READ, {"Host": "gateway.internal:9901"})
-    assert 403 == status(everywhere, Need.READ, {"Host": ""})
-    assert 200 == status(everywhere, Need.READ, {"Host": "a.example"})
+    assert 200 == status(named, AdminNeed.READ, {"Host": "gateway.internal:9901"})
+    assert 403 == status(everywhere, AdminNeed.READ, {"Host": ""})
+    assert 200 == status(everywhere, AdminNeed.READ, {"Host": "a.example"})
 
 
 def test_a_token_lets_other_machines_run_commands() -> None:
