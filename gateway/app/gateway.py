@@ -26,6 +26,7 @@ from gateway.app.control import Control
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
+from gateway.app.migration.shifts import NO_WEIGHTS, ServingShifts, ShiftWeights
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
 from gateway.app.recording import Capturing, StockKeeper
 from gateway.app.retirement import EarlierSequences, Retirements
@@ -66,6 +67,11 @@ class Gateway:
         drained: Endpoints that get no calls, as "UPSTREAM/ENDPOINT".
         shadow: The socket to the shadow process, if the configuration needs one; the only process
             of a gateway starts it itself.
+        weights: Where the cut-overs of migrations stand.
+        on_trip: Called when a guard of a cut-over trips in this process.
+
+    Attributes:
+        shifts: The cut-overs in this process.
 
     Raises:
         ConfigError: The configuration has an error that the schema does not find.
@@ -79,6 +85,8 @@ class Gateway:
         sockets: Mapping[str, socket.socket] = MappingProxyType({}),
         drained: AbstractSet[str] = frozenset(),
         shadow: socket.socket | None = None,
+        weights: ShiftWeights = NO_WEIGHTS,
+        on_trip: Callable[[], None] = lambda: None,
     ) -> None:
         problems = check(loaded)
         if problems:
@@ -95,6 +103,7 @@ class Gateway:
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
         self._shadow_socket = shadow
+        self.shifts = ServingShifts(weights, on_trip)
         try:
             self._build(loaded)
             self._graph.drain_endpoints(drained)
@@ -136,6 +145,7 @@ class Gateway:
                 new_path if self._capture is None else partial(inherited_path, new_path=new_path)
             ),
             tracing=None if self._export is None else self._export.tracing,
+            shifts=self.shifts,
         )
         self._graph = ServiceGraph(loaded, self._process)
         # What the listeners call: the entries of the graph, except after a reload.

@@ -14,6 +14,7 @@ from typing import Final
 
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import RouteParts, build_chain
+from gateway.app.migration.shifts import ServingShift
 from gateway.app.route_rules import RuledRoute, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
@@ -99,6 +100,7 @@ def build_route(
     models: Mapping[str, RouteTarget],
     metrics: Metrics,
     state: RouteState,
+    cutover: ServingShift | None = None,
 ) -> BuiltRoute:
     """Build one route to upstreams and models that exist already."""
     if ruled.config is not None:
@@ -116,10 +118,11 @@ def build_route(
         sticky_by = ruled.config.sticky_by
         balance = Balance(
             ruled.name,
-            targets,
+            targets if cutover is None else cutover.watch(targets),
             readiness=readiness,
             key=None if sticky_by is None else key_of(sticky_by),
             affinity=state.affinity,
+            shift=None if cutover is None else cutover.shift,
         )
         inner: Service = balance
         ready: Ready = balance.ready

@@ -22,6 +22,7 @@ from gateway.app.batching import share_upstream_calls
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
+from gateway.app.migration.shifts import ServingShift, ServingShifts
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
@@ -86,6 +87,7 @@ class ProcessParts:
         new_path: Makes the record of a call's path.
         stock: Counts who calls what; None if nothing does.
         tracing: Makes spans; None for no spans.
+        shifts: The cut-overs of this process; None for none.
     """
 
     metrics: Metrics
@@ -100,6 +102,7 @@ class ProcessParts:
     new_path: Callable[..., CallPath] = CallPath
     stock: CountCall | None = None
     tracing: Tracing | None = None
+    shifts: ServingShifts | None = None
 
 
 class ServiceGraph:
@@ -138,7 +141,11 @@ class ServiceGraph:
         self._targets = self._build_targets()
         self.pipelines: BuiltPipelines = build_pipelines(config, process.metrics, process.tracing)
         own = {**self._models.targets, **self.pipelines.targets}
-        self._routes = routes = [self._build_route(ruled, own) for ruled in ruled_routes(config)]
+        cutovers = {} if process.shifts is None else process.shifts.of_routes(config)
+        self._routes = routes = [
+            self._build_route(ruled, own, cutovers.get(ruled.name))
+            for ruled in ruled_routes(config)
+        ]
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         online = config.lifecycle.online if previous is None else previous.server.is_online
         self.server: ServerInfo = self._server_info(routes, matcher, online=online)
@@ -334,7 +341,9 @@ class ServiceGraph:
 
         return {name: build(name, built) for name, built in self._upstreams.items()}
 
-    def _build_route(self, ruled: RuledRoute, own: Mapping[str, RouteTarget]) -> BuiltRoute:
+    def _build_route(
+        self, ruled: RuledRoute, own: Mapping[str, RouteTarget], cutover: ServingShift | None
+    ) -> BuiltRoute:
         if ruled.config is not None:
             targets = [
                 self._targets[target.upstream]
@@ -345,13 +354,13 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        source = (ruled, self.config.policies, targets)
+        source = (ruled, self.config.policies, targets, cutover)
         return self.parts.get(
             "route",
             ruled.name,
             source,
             lambda: build_route(
-                ruled, self.config, self._targets, own, self._process.metrics, state
+                ruled, self.config, self._targets, own, self._process.metrics, state, cutover
             ),
         )
 

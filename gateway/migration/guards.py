@@ -32,7 +32,7 @@ _LATENCY_CALLS: Final = 10_000
 _LATENCY_INTERVAL_S: Final = 10.0
 _P99: Final = 0.99
 
-_SERVER_ERRORS: Final = frozenset(
+SERVER_ERRORS: Final = frozenset(
     {
         ErrorCode.UNAVAILABLE,
         ErrorCode.DEADLINE_EXCEEDED,
@@ -42,6 +42,7 @@ _SERVER_ERRORS: Final = frozenset(
         ErrorCode.NOT_READY,
     }
 )
+"""Errors of a server, as the guard `errors.below` counts them."""
 
 
 class Standing(enum.Enum):
@@ -154,7 +155,7 @@ def _is_different(evidence: Evidence) -> bool:
 def _is_server_error(evidence: Evidence) -> bool:
     if evidence.outcome in {Outcome.NEW_ERROR, Outcome.TIMEOUT}:
         return evidence.new.error is not ErrorCode.CANCELLED
-    return evidence.new.error in _SERVER_ERRORS
+    return evidence.new.error in SERVER_ERRORS
 
 
 def _is_failure(result: Result) -> bool:

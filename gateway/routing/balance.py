@@ -16,6 +16,7 @@ from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
+from gateway.routing.traffic_shift import TrafficShift
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH, record_target
 
@@ -116,6 +117,8 @@ class Balance:
         choose: Chooses by weight; `SmoothRoundRobin` by default.
         key: Calls with the same key go to the same target; None for no such rule.
         affinity: The targets of sequences; none yet by default.
+        shift: The share of one of *targets*, which has weight 0, while a cut-over moves calls to
+            it; the others share the rest. None for fixed weights.
     """
 
     def __init__(
@@ -127,13 +130,20 @@ class Balance:
         choose: Chooser | None = None,
         key: Key | None = None,
         affinity: SequenceAffinity | None = None,
+        shift: TrafficShift | None = None,
     ) -> None:
         self._weighted = tuple(target for target in targets if target.weight > 0)
         if not self._weighted:
             raise ValueError(f"route {name!r} has no target with a weight above 0")
         if len({target.name for target in targets}) < len(targets):
             raise ValueError(f"route {name!r} has two targets with the same name")
-        self._only = self._weighted[0] if len(self._weighted) == 1 else None
+        self._shift = shift
+        self._new = next(
+            (target for target in targets if shift is not None and target.name == shift.target),
+            None,
+        )
+        is_fixed = self._new is None and len(self._weighted) == 1
+        self._only = self._weighted[0] if is_fixed else None
         self.name = name
         self.targets = tuple(targets)
         self._readiness = readiness
@@ -154,7 +164,7 @@ class Balance:
             # The R of a ModelReadyRequest is bool.
             return cast("ReplyCoroutine[R]", self._model_ready(call))
         if type(call) in BROADCAST_CALLS:
-            return broadcast(call, [target.service for target in self._weighted])
+            return broadcast(call, [target.service for target in self._in_use()])
         return self._call_one(call)
 
     async def _call_one(self, call: Call[R]) -> R:
@@ -168,9 +178,17 @@ class Balance:
 
     def ready(self) -> bool:
         """Return whether the route is ready by its rule, without I/O."""
-        return self._readiness.of([target.ready() for target in self._weighted])
+        return self._readiness.of([target.ready() for target in self._in_use()])
+
+    def _in_use(self) -> Sequence[Target]:
+        """Return the targets that get calls."""
+        if self._new is None or self._shift is None or not self._shift.share:
+            return self._weighted
+        return (*self._weighted, self._new) if self._shift.share < 1 else (self._new,)
 
     def _pick(self, call: Call[Any]) -> Target:
+        if self._new is not None and self._is_for(self._new, call):
+            return self._new
         # If no target is ready, every target is a candidate, and its error explains the failure.
         targets = [target for target in self._weighted if target.ready()] or list(self._weighted)
         sequence = sequence_of(call)
@@ -188,6 +206,26 @@ class Balance:
             target.name: target.weight if target in first else _NO_WEIGHT for target in targets
         }
         return by_name[self._affinity.assign(call.model, sequence, weights)]
+
+    def _is_for(self, new: Target, call: Call[Any]) -> bool:
+        """Return whether a call goes to the target that a cut-over moves calls to.
+
+        It keeps its sequences at any share.
+        """
+        assert self._shift is not None  # noqa: S101  # it names the target
+        sequence = sequence_of(call)
+        if sequence is None:
+            attempt = ATTEMPT.get()
+            if not self._shift.moves(call) or not new.ready():
+                return False
+            if attempt is not None:
+                if new.name in attempt.avoid:
+                    return False
+                attempt.tried = new.name
+            return True
+        held = None if sequence.start else self._affinity.name_of(call.model, sequence)
+        moves = new.ready() and (held == new.name if held else self._shift.moves(call))
+        return moves and self._affinity.assign(call.model, sequence, {new.name: 1.0}) == new.name
 
     def _first(self, targets: Sequence[Target]) -> Sequence[Target]:
         """Return the targets of the first priority among *targets*."""
@@ -208,7 +246,8 @@ class Balance:
 
     async def _model_ready(self, call: ModelReadyRequest) -> bool:
         """Call every target; a target that fails is not ready. If all fail, raise the first."""
-        replies = await asyncio.gather(*(_is_ready(target, call) for target in self._weighted))
+        targets = self._in_use()
+        replies = await asyncio.gather(*(_is_ready(target, call) for target in targets))
         failures = [reply for reply in replies if isinstance(reply, GatewayError)]
         if len(failures) == len(replies):
             raise failures[0]
