@@ -23,6 +23,7 @@ COMMANDS = {
     "models": "gateway.cli.client",
     "health": "gateway.cli.client",
     "status": "gateway.cli.status",
+    "top": "gateway.cli.top",
     "reload": "gateway.cli.admin",
     "upstream": "gateway.cli.admin",
     "route": "gateway.cli.admin",

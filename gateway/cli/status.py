@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from gateway.cli.output import (
 
 _DEFAULT: Final = "127.0.0.1:9901"
 _TIMEOUT_S: Final = 5.0
+_INTERVAL_S: Final = 2.0
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 AdminArgument = Annotated[
@@ -39,19 +41,32 @@ def status(
 ) -> None:
     """Show listeners, routes, upstreams and warnings of a running gateway.
 
-    Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
+    Exit status: 0 ready, or Ctrl-C while it watches; 1 not ready or unreachable, 2 usage error.
     """
-    while True:
-        document = _fetch(address)
-        if output is OutputFormat.JSON:
-            print_json(document)
-        else:
-            print_text((_CLEAR if watch else "") + "\n".join(status_lines(document)))
-        if not watch:
-            break
-        time.sleep(2.0)
-    if not document["ready"]:
+    if watch:
+        _watch(address, output)
+    elif not _show(address, output)["ready"]:
         raise typer.Exit(FAILED)
+
+
+def _watch(address: str, output: OutputFormat) -> None:
+    try:
+        while True:
+            if output is OutputFormat.TEXT and sys.stdout.isatty():
+                print_text(_CLEAR)
+            _show(address, output)
+            time.sleep(_INTERVAL_S)
+    except KeyboardInterrupt:
+        return
+
+
+def _show(address: str, output: OutputFormat) -> Any:
+    document = _fetch(address)
+    if output is OutputFormat.JSON:
+        print_json(document)
+    else:
+        print_text("\n".join(status_lines(document)))
+    return document
 
 
 def _fetch(address: str) -> Any:

@@ -26,7 +26,7 @@ Labels = tuple[str, str, str, str, str, str]
 """Route, model, protocol, kind, code and target of a call."""
 
 _LABELS: Final = ("route", "model", "protocol", "kind", "code", "target")
-_DURATION_LABELS: Final = ("route", "protocol", "kind")
+_DURATION_LABELS: Final = ("route", "protocol", "kind", "target")
 INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
 _TIMES: Final = (
     (
@@ -79,7 +79,7 @@ class _Cells:
 
 
 class CallMetrics(Collector):
-    """Counts calls by all labels, durations by route, protocol and kind, and times by model.
+    """Counts calls by all labels, durations by all but model and code, and times by model.
 
     A model name of a client becomes a label only after a target has served it.
 
@@ -89,7 +89,7 @@ class CallMetrics(Collector):
         series: Maximum number of model labels that requests may create.
 
     Attributes:
-        exemplars: Traces of the durations, by route, protocol and kind.
+        exemplars: Traces of the durations, by route, protocol, kind and target.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class CallMetrics(Collector):
         labels = self._admit(labels)
         found = self._cells.get(labels)
         if found is None:
-            route, model, protocol, kind, *_ = labels
+            route, model, protocol, kind, _, target = labels
             durations = self._durations.setdefault(
-                (route, protocol, kind), _Histogram(len(self._bounds))
+                (route, protocol, kind, target), _Histogram(len(self._bounds))
             )
             times = self._times.setdefault(model, _ModelTimes()) if kind in INFERENCES else None
             found = self._cells[labels] = _Cells(durations, times)

@@ -176,8 +176,9 @@ class Metrics:
 
     def exemplify(self, record: CallRecord) -> None:
         """Keep the trace of a call as an exemplar of its duration."""
-        labels = record.path.route, record.context.protocol, record.kind
-        self._calls.exemplars.note(labels, record.seconds, record.path.trace_id)
+        path = record.path
+        labels = path.route, record.context.protocol, record.kind, path.target
+        self._calls.exemplars.note(labels, record.seconds, path.trace_id)
 
     def rejected(self, protocol: str, error: GatewayError) -> None:
         """Count a request that was rejected before routing."""

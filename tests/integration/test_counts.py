@@ -356,6 +356,9 @@ async def test_a_canary_can_be_judged_by_the_metrics_alone() -> None:
             calls = samples(front, "gateway_requests_total", "target", "code")
             seconds = samples(front, "gateway_upstream_attempt_seconds_total", "upstream")
             attempts = samples(front, "gateway_upstream_attempts_total", "upstream")
+            duration = "gateway_request_duration_seconds"
+            took = samples(front, f"{duration}_sum", "target")
+            counts = samples(front, f"{duration}_count", "target")
     assert {
         ("stable/stable", "ok"): 360,
         ("canary/canary", "ok"): 38,
@@ -365,3 +368,5 @@ async def test_a_canary_can_be_judged_by_the_metrics_alone() -> None:
     means = {name: seconds[name] / attempts[name] for name in attempts}
     assert means["canary",] >= 0.03
     assert means["stable",] >= 0.01
+    assert {("stable/stable",): 360, ("canary/canary",): 40} == counts
+    assert took["canary/canary",] / counts["canary/canary",] >= 0.03

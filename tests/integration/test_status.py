@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,6 +17,7 @@ from gateway.cli.status import status_lines
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway as command
 from tests.integration.cli_kit import get, serving
+from tests.integration.workers_kit import PATIENCE_S, ask, connect
 
 CONFIG = """
 version: 1
@@ -87,6 +91,33 @@ async def test_the_terminal_shows_the_same() -> None:
         assert "not ready: not every one of the required routes is ready" in text
         assert "away" in text
         assert "dead" in text
+
+
+def test_top_shows_the_traffic_of_the_moment(tmp_path: Path) -> None:
+    """A view counts the calls of its time, of all workers, and names the endpoint that is down."""
+    path = tmp_path / "g.yaml"
+    path.write_text(CONFIG.format(port=0, ready="any") + "workers: 2\n")
+    with serving(str(path), patience_s=PATIENCE_S) as gateway, ThreadPoolExecutor(1) as caller:
+        found = caller.submit(
+            command, "top", gateway.addresses["admin"], "--count=1", "--interval=1", "--output=json"
+        )
+        calls = 0
+        while not found.done():
+            with closing(connect(gateway)) as connection:
+                calls += ask(connection, model="sum") == 200
+        result = found.result()
+        assert result.returncode == 0, result.stderr
+        (view,) = map(json.loads, result.stdout.splitlines())
+        (route,), (target,) = view["routes"], view["targets"]
+        (endpoint,) = view["endpoints"]
+        text = command("top", gateway.addresses["admin"], "--count=1", "--interval=0.1").stdout
+    assert (["own"], ["own", "local/sum"]) == (route["names"], target["names"])
+    assert 0 < route["per_s"] * view["seconds"] <= calls + 0.5
+    assert (route["failed"], route["per_s"]) == (0, target["per_s"])
+    assert route["p99_ms"] >= route["p50_ms"] > 0
+    assert (["dead", "127.0.0.1:1"], False) == (endpoint["names"], endpoint["is_ready"])
+    assert "local/sum" in text
+    assert 1 == command("top", "127.0.0.1:1").returncode
 
 
 def test_workers_have_one_status(tmp_path: Any) -> None:

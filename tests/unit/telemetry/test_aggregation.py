@@ -53,7 +53,9 @@ def values(metrics: Iterable[Metric]) -> dict[str, float]:
 
 
 REQUESTS = f"{CALLS},code=ok,kind=InferRequest,model={{}},protocol=oip.http,route=r,target=t"
-BUCKET = "gateway_request_duration_seconds_bucket,kind=InferRequest,le={},protocol=oip.http,route=r"
+DURATION = "gateway_request_duration_seconds"
+LABELS = "protocol=oip.http,route=r,target=t"
+BUCKET = f"{DURATION}_bucket,kind=InferRequest,le={{}},{LABELS}"
 
 
 def test_exemplars_cross_processes() -> None:
@@ -80,8 +82,7 @@ def test_counters_and_histograms_are_added_up() -> None:
     found = values(totals.collect())
     assert 7 == found[REQUESTS.format("m")]
     assert [0, 7, 7] == [found[BUCKET.format(bound)] for bound in ("0.0005", "0.001", "+Inf")]
-    duration = "gateway_request_duration_seconds_sum,kind=InferRequest,protocol=oip.http,route=r"
-    assert pytest.approx(0.007) == found[duration]
+    assert pytest.approx(0.007) == found[f"{DURATION}_sum,kind=InferRequest,{LABELS}"]
     assert 7 == found["nv_inference_request_success,model=m,version="]
 
 

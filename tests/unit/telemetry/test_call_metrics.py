@@ -50,7 +50,7 @@ def test_page_is_that_of_the_library(
     histogram = Histogram(
         "gateway_request_duration_seconds",
         "Time from the decoded call to the complete reply.",
-        ("route", "protocol", "kind"),
+        ("route", "protocol", "kind", "target"),
         buckets=BOUNDS,
         registry=theirs,
     )
@@ -63,7 +63,7 @@ def test_page_is_that_of_the_library(
         path = CallPath(upstream_s=upstream_s, queued_s=queued_s / 2, batched_s=queued_s / 2)
         answered.count(labels, seconds, path)
         counter.labels(*labels).inc()
-        histogram.labels(labels[0], labels[2], labels[3]).observe(seconds)
+        histogram.labels(labels[0], labels[2], labels[3], labels[5]).observe(seconds)
         if labels[3] == "InferRequest":
             upstream.labels(labels[1]).observe(upstream_s)
             queue.labels(labels[1]).observe(queued_s)

@@ -26,7 +26,7 @@ def test_counts_calls_by_their_labels() -> None:
     call(metrics)
     call(metrics)
     assert f'gateway_requests_total{{code="ok",{LABELS.format("m")}}} 2.0' in page(metrics)
-    assert 'le="0.0025",protocol="oip.http",route="r"} 2.0' in page(metrics)
+    assert 'le="0.0025",protocol="oip.http",route="r",target="t"} 2.0' in page(metrics)
 
 
 def test_a_name_that_nobody_serves_is_no_label() -> None:
