@@ -30,7 +30,6 @@ _HOT_MODULES = {
         "forward_headers",
         "model_config",
         "observe",
-        "single_reply",
     ),
     "policies/complete": (
         "policy",

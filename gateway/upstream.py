@@ -41,7 +41,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
-from gateway.ir.streams import close_stream
+from gateway.ir.streams import close_stream, only_reply
 from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_log import OK, code_of
@@ -63,6 +63,7 @@ _MALFORMED = (MalformedMessage, InvalidTensor, TooLarge)
 _CANCELLED = ErrorCode.CANCELLED.value
 _MARGIN_S = 0.005
 _MAX_CACHED = 1024
+_NAMELESS = ModelRef("")
 
 
 class Client(Protocol[Q_contra, A_co]):
@@ -111,19 +112,37 @@ class Upstream(Generic[Q, A]):
         if getattr(client, "sends_rest", False) and isinstance(codec, CutThroughCodec):
             self._cut_through = codec
 
-    async def __call__(self, call: Call[R], /) -> R:  # noqa: C901, PLR0912, PLR0915  # one frame
+    async def __call__(  # noqa: C901, PLR0912, PLR0915  # one frame
+        self, call: Call[R], /, *, as_stream: bool = True
+    ) -> R:
         """Send *call* to the upstream.
 
         The deadline of the request is 5 ms before the caller's, so that the reply or the error is
         back in time.
 
+        Servers reject a unary call to a decoupled model, which sends any number of replies, but
+        accept a stream with exactly one reply. The server rejects before the model runs, so
+        nothing runs twice. Later calls to the model are streams from the start.
+
+        Args:
+            call: The call.
+            as_stream: Send such a call again as a stream; else raise `Decoupled`.
+
         Raises:
+            NotOneReply: The stream has no reply, or several.
             UpstreamProtocolError: The response is malformed.
             GatewayError: The upstream's own error, or one of the transport.
         """
         if type(call) is InferRequest and call.timeout_us != QUEUE_TIMEOUT_US.get():
-            return await self._with_queue_timeout(call)  # type: ignore[return-value]  # as below
-        wire = None
+            return await self._with_queue_timeout(call, as_stream=as_stream)  # type: ignore[return-value]  # as below
+        if (
+            self._decoupled
+            and as_stream
+            and type(call) is InferRequest
+            and call.model in self._decoupled
+        ):
+            return await self._only_reply(call)  # type: ignore[return-value]  # as below
+        wire, is_decoupled = None, False
         context = call.context
         origin = context.origin
         if (origin is None or not origin.has_bytes) and streaming_body_of(call) is not None:
@@ -143,23 +162,29 @@ class Upstream(Generic[Q, A]):
             if wire is None:
                 wire = await off_loop(self._codec.encode_call, call)
         path, started = CALL_PATH.get(), monotonic()
+        reply: R = None  # type: ignore[assignment]  # a decoupled model has no reply here
         try:
             # The client reads the reply before it uses the connection again.
             decode = partial(self._decoded, call)
             deadline = context.deadline
             if deadline is not None:
                 deadline -= _MARGIN_S
-            reply: R = await self._client.send(wire, deadline=deadline, decode=decode)
+            reply = await self._client.send(wire, deadline=deadline, decode=decode)
         except GatewayError as error:
             reported = self._reported(call, error)
             self._attempts.ended(type(call), path, monotonic() - started, code_of(reported))
+            is_decoupled = as_stream and type(call) is InferRequest and isinstance(error, Decoupled)
             try:
-                raise reported from error.__cause__
+                if not is_decoupled:
+                    raise reported from error.__cause__
             finally:
                 del reported  # its traceback holds this frame
         except BaseException as error:
             self._attempts.ended(type(call), path, monotonic() - started, code_of(error))
             raise
+        if is_decoupled:
+            self._decoupled[call.model] = None
+            return await self._only_reply(call)  # type: ignore[return-value, arg-type]  # as below
         attempts, seconds = self._attempts, monotonic() - started
         if type(call) is not InferRequest:
             attempts.ended(type(call), path, seconds, OK)
@@ -172,11 +197,21 @@ class Upstream(Generic[Q, A]):
             path.upstream_s += seconds
         return reply
 
-    async def _with_queue_timeout(self, call: InferRequest) -> InferResponse:
+    async def _only_reply(self, call: InferRequest) -> InferResponse:
+        """Send *call* as a stream, and return its only reply.
+
+        Raises:
+            NotOneReply: There is no reply, or more than one.
+        """
+        stream = StreamInferRequest(model=call.model, context=call.context, request=call)
+        reply = await only_reply(call.model or _NAMELESS, await self(stream))
+        return reply if reply.final else reply.changed(final=True)
+
+    async def _with_queue_timeout(self, call: InferRequest, *, as_stream: bool) -> InferResponse:
         """Send *call*, with its queue timeout as the limit of the wait for a place in flight."""
         token = QUEUE_TIMEOUT_US.set(call.timeout_us)
         try:
-            return await self(call)
+            return await self(call, as_stream=as_stream)
         finally:
             QUEUE_TIMEOUT_US.reset(token)
 
@@ -230,7 +265,8 @@ class Upstream(Generic[Q, A]):
         The server refuses before the model runs, so nothing runs twice.
         """
         try:
-            yield await self._in_path(path, call.request.changed(context=call.context))
+            request = call.request.changed(context=call.context)
+            yield await self._unary(path, request)
         except Decoupled as refused:
             try:
                 wire = self._codec.encode_call(call)
@@ -247,13 +283,17 @@ class Upstream(Generic[Q, A]):
     async def _single_item_stream(
         self, call: InferRequest, path: CallPath | None
     ) -> AsyncIterator[InferResponse]:
-        yield await self._in_path(path, call)
+        yield await self._unary(path, call)
 
-    async def _in_path(self, path: CallPath | None, call: Call[R]) -> R:
-        """Send *call*, and record it in *path*: a stream may run where no path is current."""
+    async def _unary(self, path: CallPath | None, call: InferRequest) -> InferResponse:
+        """Send *call*, and record it in *path*: a stream may run where no path is current.
+
+        Raises:
+            Decoupled: The server accepts only a stream.
+        """
         token = CALL_PATH.set(path)
         try:
-            return await self(call)
+            return await self(call, as_stream=False)
         finally:
             CALL_PATH.reset(token)
 

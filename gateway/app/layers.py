@@ -37,7 +37,6 @@ from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.policies.observe import Observe, Recorder
 from gateway.policies.reject_sequences import RejectSequences
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
-from gateway.policies.single_reply import SingleReply
 from gateway.policies.take_stock import CountCall, TakeStock
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
@@ -282,8 +281,6 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
         Layer("Signatures", "replies to metadata calls from the configuration's signatures",
               lambda inner, at: Signatures(inner.calls, at.signatures), inference=False),
-        Layer("SingleReply", "calls a decoupled model with a stream and returns its only reply",
-              lambda inner, _: SingleReply(inner.calls, inference=inner.inference)),
         Layer("ConfirmUnload", "replies to an unload when the model is no longer ready",
               lambda inner, _: ConfirmUnload(inner.calls), inference=False),
         Layer("TraceAttempt", "makes the span of each request, if `telemetry.otlp` has traces",

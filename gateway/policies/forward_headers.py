@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
+
 from gateway.ir.calls import (
     Call,
     ModelConfigRequest,
@@ -66,7 +68,8 @@ class ForwardHeaders:
         if metadata is not last:
             forwarded = self._forwarded(metadata)
             self._last = metadata, forwarded
-        return self._inner(call.with_metadata(forwarded))
+        # As `with_metadata`, without its frame.
+        return self._inner(replace(call, context=replace(call.context, metadata=forwarded)))
 
     def _forwarded(self, metadata: Metadata) -> Metadata:
         own, exact, prefixes = self._own, self._exact, self._prefixes

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.ir.calls import Call
 from gateway.ir.context import ModelRef
 
-_MAX_CACHED = 4096
+MAX_CACHED = 4096
 
 _NO_MODEL = ModelRef("")
 
@@ -54,11 +54,16 @@ class Verdict:
 
 
 class Matcher:
-    """Finds the first of *rules* that matches a call."""
+    """Finds the first of *rules* that matches a call.
+
+    Attributes:
+        uses_headers: Some rule has a condition on headers.
+    """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = [_CompiledRule(rule) for rule in rules]
         self._candidates: dict[tuple[str, str, str], tuple[int, ...]] = {}
+        self.uses_headers = any(rule.headers for rule in rules)
 
     def find(self, call: Call[Any], /) -> int | None:
         """Return the position of the first rule that matches; None if no rule matches."""
@@ -89,7 +94,7 @@ class Matcher:
                 found.append(index)
                 if not rule.headers:
                     break
-        if len(self._candidates) >= _MAX_CACHED:
+        if len(self._candidates) >= MAX_CACHED:
             self._candidates.clear()
         candidates = self._candidates[key] = tuple(found)
         return candidates

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -16,7 +17,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
-from gateway.routing.match import Matcher, Rule, Verdict
+from gateway.routing.match import MAX_CACHED, Matcher, Rule, Verdict
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH
 
@@ -58,6 +59,8 @@ class Router:
         self._server = server
         self._default_model = default_model
         self._matcher = Matcher([route.rule for route in self._routes])
+        # Model names come from clients.
+        self._found: BoundedDict[tuple[ModelRef | None, str], Route] = BoundedDict(MAX_CACHED)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Route *call*.
@@ -73,10 +76,15 @@ class Router:
             if not self._default_model:
                 return _failing(InvalidRequest(_NAMELESS))
             call = self._with_default(call)
-        index = self._matcher.find(call)
-        if index is None:
-            return _failing(self._no_match(call))
-        route = self._routes[index]
+        key = (call.model, call.context.protocol)
+        route = self._found.get(key)
+        if route is None:
+            index = self._matcher.find(call)
+            if index is None:
+                return _failing(self._no_match(call))
+            route = self._routes[index]
+            if not self._matcher.uses_headers:
+                self._found[key] = route
         path = CALL_PATH.get()
         if path is not None:
             path.route = route.name

@@ -21,7 +21,6 @@ from gateway.ir.data import ArrayData, RawData
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_path import CallPath
-from gateway.telemetry.log import WarningBudget
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +55,36 @@ class CallRecord(msgspec.Struct, frozen=True):
     limit: str | None
     seconds: float
     ended: float
+
+
+class WarningBudget:
+    """Limits warnings about clients to *per_second*, and counts the rest."""
+
+    def __init__(self, per_second: int = 10) -> None:
+        self._per_second = per_second
+        self._window = 0.0
+        self._used = 0
+        self._dropped = 0
+
+    def admit(self, now: float) -> int | None:
+        """Return the number of warnings dropped since the last one; None to drop this one.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if now - self._window >= 1.0:
+            self._window = now
+            self._used = 0
+        if self._used >= self._per_second:
+            self._dropped += 1
+            return None
+        self._used += 1
+        return self.drain()
+
+    def drain(self) -> int:
+        """Return the number of warnings dropped since the last one, and forget it."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
 
 
 class CallLog:

@@ -2,15 +2,17 @@
 
 The metrics of prometheus_client acquire a lock for each increment and search a histogram's bucket
 linearly. This collector is only used on the event loop's thread and needs no lock. Each call finds
-the cells of all its metrics by one key.
+the cells of all its metrics by one key, and adds its times to a list. Full lists, and all lists at
+each scrape, are counted at once.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -27,6 +29,7 @@ Labels = tuple[str, str, str, str, str, str]
 
 _LABELS: Final = ("route", "model", "protocol", "kind", "code", "target")
 _DURATION_LABELS: Final = ("route", "protocol", "kind", "target")
+_UNCOUNTED: Final = 256
 INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
 _TIMES: Final = (
     (
@@ -38,14 +41,24 @@ _TIMES: Final = (
 )
 
 
+_BOUNDS: Final[npt.NDArray[np.float64]] = np.array(BOUNDS_S)
+
+
 class _Histogram:
     """The histogram of one combination of labels."""
 
-    __slots__ = ("buckets", "seconds")
+    __slots__ = ("_bounds", "buckets", "seconds")
 
-    def __init__(self, bounds: int) -> None:
+    def __init__(self, bounds: npt.NDArray[np.float64]) -> None:
+        self._bounds = bounds
         self.seconds = 0.0
-        self.buckets = [0] * (bounds + 1)
+        self.buckets = [0] * (bounds.size + 1)
+
+    def count(self, seconds: npt.NDArray[np.float64]) -> None:
+        """Count several values; a bucket includes its upper bound."""
+        self.seconds += float(seconds.sum())
+        places = np.bincount(np.searchsorted(self._bounds, seconds), minlength=len(self.buckets))
+        self.buckets = [old + new for old, new in zip(self.buckets, places.tolist(), strict=True)]
 
 
 class _ModelTimes:
@@ -54,9 +67,17 @@ class _ModelTimes:
     __slots__ = ("own", "queue", "upstream")
 
     def __init__(self) -> None:
-        self.upstream = _Histogram(len(BOUNDS_S))
-        self.queue = _Histogram(len(BOUNDS_S))
-        self.own = _Histogram(len(BOUNDS_S))
+        self.upstream = _Histogram(_BOUNDS)
+        self.queue = _Histogram(_BOUNDS)
+        self.own = _Histogram(_BOUNDS)
+
+    def count(self, seconds: npt.NDArray[np.float64], parts: npt.NDArray[np.float64]) -> None:
+        """Count inferences of *seconds*; the columns of *parts* are upstream, queue and batch."""
+        upstream, queued = parts[:, 0], parts[:, 1] + parts[:, 2]
+        self.upstream.count(upstream)
+        self.queue.count(queued[queued > 0])
+        # Attempts and steps at the same time may take longer than the call.
+        self.own.count(np.maximum(seconds - upstream - queued, 0.0))
 
     def read(self) -> Iterable[tuple[Sequence[int], float]]:
         """Yield buckets and sum of each histogram, in the order of `_TIMES`."""
@@ -68,14 +89,31 @@ class _ModelTimes:
 
 
 class _Cells:
-    """What one combination of labels counts; *times* is None for a call that is no inference."""
+    """What one combination of labels counts; *times* is None for a call that is no inference.
 
-    __slots__ = ("calls", "durations", "times")
+    Attributes:
+        uncounted: Of each call that is not counted yet: its seconds, and those upstream, in queues
+            and in batches.
+    """
+
+    __slots__ = ("_calls", "_durations", "_times", "uncounted")
 
     def __init__(self, durations: _Histogram, times: _ModelTimes | None) -> None:
-        self.calls = 0
-        self.durations = durations
-        self.times = times
+        self.uncounted: list[tuple[float, float, float, float]] = []
+        self._calls = 0
+        self._durations = durations
+        self._times = times
+
+    def count(self) -> int:
+        """Count the calls that are not counted yet, and return the number of all calls."""
+        if self.uncounted:
+            found = np.array(self.uncounted)
+            self._calls += len(self.uncounted)
+            self.uncounted.clear()
+            self._durations.count(found[:, 0])
+            if self._times is not None:
+                self._times.count(found[:, 0], found[:, 1:])
+        return self._calls
 
 
 class CallMetrics(Collector):
@@ -95,7 +133,7 @@ class CallMetrics(Collector):
     def __init__(
         self, registry: CollectorRegistry, bounds_s: Sequence[float], series: int = 500
     ) -> None:
-        self._bounds = tuple(bounds_s)
+        self._bounds = np.array(bounds_s)
         self.exemplars = Exemplars(bounds_s)
         self._series = series
         self._models: set[str] = set()
@@ -117,34 +155,16 @@ class CallMetrics(Collector):
         cells = self._cells.get(labels)
         if cells is None:
             cells = self._cells_of(labels)
-        cells.calls += 1
-        histogram = cells.durations
-        histogram.seconds += seconds
-        histogram.buckets[bisect_left(self._bounds, seconds)] += 1
-        times = cells.times
-        if times is None:
-            return
-        upstream_s = path.upstream_s
-        queued_s = path.queued_s + path.batched_s
-        own_s = seconds - upstream_s - queued_s
-        histogram = times.upstream
-        histogram.seconds += upstream_s
-        histogram.buckets[bisect_left(BOUNDS_S, upstream_s)] += 1
-        if queued_s:
-            histogram = times.queue
-            histogram.seconds += queued_s
-            histogram.buckets[bisect_left(BOUNDS_S, queued_s)] += 1
-        histogram = times.own
-        if own_s < 0:  # attempts and steps at the same time may take longer than the call
-            own_s = 0.0
-        histogram.seconds += own_s
-        histogram.buckets[bisect_left(BOUNDS_S, own_s)] += 1
+        uncounted = cells.uncounted
+        uncounted.append((seconds, path.upstream_s, path.queued_s, path.batched_s))
+        if len(uncounted) >= _UNCOUNTED:
+            cells.count()
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
         requests = CounterMetricFamily("gateway_requests", "Completed calls.", labels=_LABELS)
         for labels, cells in self._cells.copy().items():
-            requests.add_metric(labels, cells.calls)
+            requests.add_metric(labels, cells.count())
         yield requests
         duration = HistogramMetricFamily(
             "gateway_request_duration_seconds",
@@ -152,7 +172,7 @@ class CallMetrics(Collector):
             labels=_DURATION_LABELS,
         )
         for names, durations in self._durations.copy().items():
-            buckets = _cumulative(self._bounds, durations.buckets)
+            buckets = _cumulative(self._bounds.tolist(), durations.buckets)
             duration.add_metric(names, self.exemplars.attach(names, buckets), durations.seconds)
         yield duration
         times = [HistogramMetricFamily(*text, labels=("model",)) for text in _TIMES]
@@ -168,7 +188,7 @@ class CallMetrics(Collector):
         if found is None:
             route, model, protocol, kind, _, target = labels
             durations = self._durations.setdefault(
-                (route, protocol, kind, target), _Histogram(len(self._bounds))
+                (route, protocol, kind, target), _Histogram(self._bounds)
             )
             times = self._times.setdefault(model, _ModelTimes()) if kind in INFERENCES else None
             found = self._cells[labels] = _Cells(durations, times)

@@ -153,36 +153,6 @@ class _AddWorker:
         return event
 
 
-class WarningBudget:
-    """Limits warnings about clients to *per_second*, and counts the rest."""
-
-    def __init__(self, per_second: int = 10) -> None:
-        self._per_second = per_second
-        self._window = 0.0
-        self._used = 0
-        self._dropped = 0
-
-    def admit(self, now: float) -> int | None:
-        """Return the number of warnings dropped since the last one; None to drop this one.
-
-        Args:
-            now: Monotonic seconds.
-        """
-        if now - self._window >= 1.0:
-            self._window = now
-            self._used = 0
-        if self._used >= self._per_second:
-            self._dropped += 1
-            return None
-        self._used += 1
-        return self.drain()
-
-    def drain(self) -> int:
-        """Return the number of warnings dropped since the last one, and forget it."""
-        dropped, self._dropped = self._dropped, 0
-        return dropped
-
-
 def _console_renderer(out: TextIO) -> Any:
     return structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, sort_keys=False)
 

@@ -19,25 +19,29 @@ class Caller:
 
     Args:
         address: Its IP address; "" for a unix socket.
+
+    Attributes:
+        fields: The headers or the metadata of the last request.
+        last: The client that sent it.
     """
 
-    __slots__ = ("_client", "_fields")
+    __slots__ = ("fields", "last")
 
     def __init__(self, address: str) -> None:
-        self._client = Client(address)
-        self._fields: Fields = ()
+        self.last = Client(address)
+        self.fields: Fields = ()
 
     def client(self, fields: Fields = ()) -> Client:
         """Return the client that sent *fields*.
 
         The same object is read once: transports cache the fields of repeated requests.
         """
-        if fields is not self._fields:
-            self._fields = fields
+        if fields is not self.fields:
+            self.fields = fields
             agent = agent_of(fields)
-            if agent != self._client.agent:
-                self._client = Client(self._client.address, agent)
-        return self._client
+            if agent != self.last.agent:
+                self.last = Client(self.last.address, agent)
+        return self.last
 
 
 def agent_of(fields: Fields) -> str:

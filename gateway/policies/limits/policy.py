@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
+
 from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded, GatewayError
@@ -143,7 +145,8 @@ class CallLimits:
         is_open_ended = body is not None or type(call) is StreamInferRequest
         upstream_deadline = requested if is_open_ended else deadline
         if upstream_deadline != requested:
-            call = call.with_deadline(upstream_deadline)
+            # As `with_deadline`, without its frame.
+            call = replace(call, context=replace(call.context, deadline=upstream_deadline))
         if body is None:
             return call, WheelTimeout(self._wheel, deadline), requested, deadline
         remaining = partial(self._remaining, body, now, requested)

@@ -18,13 +18,10 @@ from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloade
 from gateway.transports.admission import UNLIMITED, MemoryBudget, upstream_slots
 from gateway.transports.contract import ClientLimits, Decode
 from gateway.transports.grpc.client_call import ClientCall
-from gateway.transports.grpc.client_pool import GrpcClientConnection, GrpcConnectionPool
-from gateway.transports.grpc.headers import request_block
-from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
+from gateway.transports.grpc.client_pool import GrpcConnectionPool
 from gateway.transports.grpc.withheld import WithheldCalls
-from gateway.transports.net.resolver import UNIX, upstream_of
+from gateway.transports.net.resolver import upstream_of
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
-from gateway.wire.http import size_of
 
 # A lookup of an Enum member costs as much as a function call.
 _DEADLINE_EXCEEDED: Final = GrpcStatus.DEADLINE_EXCEEDED
@@ -60,9 +57,6 @@ class GrpcClient:
         address: str = "",
     ) -> None:
         self._target = target
-        self._most_bytes = limits.message_bytes
-        self._authority = "localhost" if target.startswith(UNIX) else target
-        self._scheme = "http" if ssl_context is None else "https"
         upstream = upstream_of(target, limits.resolve_floor_s, address)
         self._pool = GrpcConnectionPool(target, upstream, limits, ssl_context, budget)
         self._slots = upstream_slots("in_flight", limits.in_flight, limits)
@@ -97,11 +91,11 @@ class GrpcClient:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
             withholds = self._withheld.enabled
-            call = self._start(connection, wire, None if withholds else deadline, now)
+            call = connection.call(wire, None if withholds else deadline, now, unary=True)
             call.withholds = withholds
             step = 0 if deadline is None else self._wheel.schedule(call, deadline)
             try:
-                response = await call.completion() or await call.only_response()
+                response = await call.completion or await call.only_response()
             except (asyncio.CancelledError, DeadlineExceeded):
                 if call.can_be_left():
                     withheld = self._withhold(call)
@@ -111,7 +105,7 @@ class GrpcClient:
             finally:
                 if step:
                     self._wheel.cancel(call, step)
-                if not withheld:
+                if not withheld and call.stream.owner is not None:
                     call.release()
         finally:
             if not withheld:
@@ -141,7 +135,7 @@ class GrpcClient:
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            call = self._start(connection, wire, deadline, now)
+            call = connection.call(wire, deadline, now, unary=False)
             step = 0 if deadline is None else self._wheel.schedule(call, deadline)
             try:
                 while (response := await call.next_response()) is not None:
@@ -163,21 +157,6 @@ class GrpcClient:
         self._closed = True
         await self._pool.close(f"the client of {self._target} was closed during the call")
         self._wheel.close()
-
-    def _start(
-        self,
-        connection: GrpcClientConnection,
-        wire: GrpcRequest,
-        deadline: float | None,
-        now: float,
-    ) -> ClientCall:
-        """Start a call on a connection that can carry one more."""
-        left_s = None if deadline is None else deadline - now
-        block = request_block(wire.method, self._authority, self._scheme, wire.metadata, left_s)
-        rest, message = wire.rest, wire.message
-        size = len(message[0]) if len(message) == 1 else size_of(message)
-        message = frame_message(message, size if rest is None else size + rest.remaining_bytes)
-        return connection.call(block, message, size + PREFIX_BYTES, self._most_bytes, rest)
 
     def _withhold(self, call: ClientCall) -> bool:
         """Leave a call to end by itself, which releases its slot. Return True."""

@@ -65,6 +65,7 @@ class ClientCall:
         stream: Its stream.
         limit_bytes: The size limit of a response message.
         turn: The turn of the connection in which the request is written.
+        unary: Whether the call has one response.
 
     Attributes:
         stream: Its stream.
@@ -92,7 +93,13 @@ class ClientCall:
     )
 
     def __init__(
-        self, connection: Http2ClientConnection, stream: Http2Stream, limit_bytes: int, turn: int
+        self,
+        connection: Http2ClientConnection,
+        stream: Http2Stream,
+        limit_bytes: int,
+        turn: int,
+        *,
+        unary: bool,
     ) -> None:
         self._connection = connection
         self._limit = limit_bytes
@@ -101,10 +108,12 @@ class ClientCall:
         self._head: GrpcResponseHead | None = None
         self._reader: MessageReader | None = None
         self._messages: deque[GrpcMessage] = deque()
-        self._single = False
+        self._single = unary
         self._end: GrpcResponseHead | None = None
         self._error: GatewayError | None = None
         self._waiter: asyncio.Future[GrpcResponse | None] | None = None
+        if unary:
+            self._waiter = connection.loop.create_future()
         self._rest: StreamingBody | None = None
         self.withholds = False
         self._on_end: Callable[[], None] | None = None
@@ -154,6 +163,8 @@ class ClientCall:
                 self._waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
             if not self.stream.local_closed:
                 self.cancel()
+            elif self._rest is None and not self.stream.unread:
+                self.stream.owner = None  # as `release`, which has nothing else to do
             return
         self.on_headers(head, end=False)
         self.on_data(view, end=False)
@@ -353,17 +364,15 @@ class ClientCall:
             self._rest.detach()
             self._rest = None
 
+    @property
     def completion(self) -> asyncio.Future[GrpcResponse | None]:
-        """Return a future that is done when a unary call has ended.
+        """A future that is done when a unary call has ended.
 
         Its result is a response that arrived in one piece; for any other, the result is None, and
-        `only_response` returns it.  Call this right after the start of the call.
+        `only_response` returns it.
         """
-        self._single = True
-        self._waiter = waiter = self._connection.loop.create_future()
-        if self._error is not None or self._end is not None:
-            waiter.set_result(None)
-        return waiter
+        assert self._waiter is not None  # noqa: S101  # the call is unary, and nobody has left it
+        return self._waiter
 
     async def only_response(self) -> GrpcResponse:
         """Return the response of a unary call that has ended, or the status that replaces it."""

@@ -19,18 +19,23 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamProtocolError,
 )
-from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.admission import CLIENT_MEMORY, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
-from gateway.transports.grpc.headers import GrpcResponseHead, read_response_head
+from gateway.transports.grpc.headers import (
+    GrpcResponseHead,
+    read_response_head,
+    request_block,
+)
+from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
-from gateway.transports.net.resolver import UpstreamConnector
+from gateway.transports.net.resolver import UNIX, UpstreamConnector
 from gateway.transports.net.tls import MAYBE_TLS, TLS_ALERT, connect_failure_text
-from gateway.wire.http import Buffer
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import size_of
 
 # Streams of one connection, if the server does not allow fewer.
 _STREAMS: Final = 100
@@ -61,6 +66,7 @@ class GrpcClientConnection(Http2Protocol):
         )
         self.created_at = self.idle_since = monotonic()
         self.ready: asyncio.Future[None] = self.loop.create_future()
+        self.is_new = True
         self.used = False
         self._pool = pool
         self._closing_reason: str | None = None
@@ -81,20 +87,28 @@ class GrpcClientConnection(Http2Protocol):
         )
 
     def call(
-        self,
-        block: bytes,
-        message: Sequence[Buffer],
-        size: int,
-        limit_bytes: int,
-        rest: StreamingBody | None,
+        self, wire: GrpcRequest, deadline: float | None, now: float, *, unary: bool
     ) -> ClientCall:
-        """Start a call and write its message; *rest* is written as it arrives."""
+        """Start a call and write its message; the rest of it is written as it arrives.
+
+        Args:
+            wire: The request.
+            deadline: What the server is told; None for no deadline.
+            now: The time, on the clock of *deadline*.
+            unary: Whether the call has one response.
+        """
+        pool, rest, message = self._pool, wire.rest, wire.message
+        left_s = None if deadline is None else deadline - now
+        block = request_block(wire.method, pool.authority, pool.scheme, wire.metadata, left_s)
+        size = len(message[0]) if len(message) == 1 else size_of(message)
+        message = frame_message(message, size if rest is None else size + rest.remaining_bytes)
         self.used = True
         core = self.core
         stream = core.open(None)
-        call = stream.owner = ClientCall(self, stream, limit_bytes, self.turn)
+        call = ClientCall(self, stream, pool.message_bytes, self.turn, unary=unary)
+        stream.owner = call
         if rest is None:
-            core.writer.send(stream, block, message, None, size)
+            core.writer.send(stream, block, message, None, size + PREFIX_BYTES)
         else:
             core.writer.head(stream, block)
             core.writer.data(stream, message)
@@ -103,21 +117,20 @@ class GrpcClientConnection(Http2Protocol):
             self.flush_soon()
         return call
 
-    # -- asyncio's protocol
+    # -- for the protocol
 
-    def data_received(self, data: bytes) -> None:
-        """Feed the core, unless the server speaks HTTP/1 or TLS."""
-        if not self.ready.done() and data.startswith(b"HTTP/1."):
+    def is_foreign(self, data: bytes) -> bool:
+        """Return whether the server speaks HTTP/1 or TLS, and close the connection if so."""
+        if data.startswith(b"HTTP/1."):
             self._closing_reason = (
                 "it serves HTTP/1 on this port; for HTTP use a URL such as oip+http://"
             )
-            self.abort()
-            return
-        if not self.ready.done() and data.startswith(TLS_ALERT):
+        elif data.startswith(TLS_ALERT):
             self._closing_reason = "it needs TLS on this port; add `tls: {}` to the upstream"
-            self.abort()
-            return
-        super().data_received(data)
+        else:
+            return False
+        self.abort()
+        return True
 
     def broken(self, fault: Http2ConnectionError) -> None:
         """Fail every call: the server has sent malformed HTTP/2."""
@@ -145,6 +158,7 @@ class GrpcClientConnection(Http2Protocol):
 
     def on_settings(self) -> None:
         """Allow calls: the server's SETTINGS have arrived."""
+        self.is_new = False
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -235,6 +249,11 @@ class GrpcConnectionPool:
         limits: The limits of the upstream.
         tls: For TLS; None for plain text.
         budget: The memory budget for responses.
+
+    Attributes:
+        authority: `:authority` of the calls.
+        scheme: Their `:scheme`.
+        message_bytes: The size limit of a response message.
     """
 
     def __init__(
@@ -245,6 +264,9 @@ class GrpcConnectionPool:
         tls: ssl.SSLContext | None,
         budget: MemoryBudget,
     ) -> None:
+        self.authority = "localhost" if name.startswith(UNIX) else name
+        self.scheme = "http" if tls is None else "https"
+        self.message_bytes = limits.message_bytes
         self._budget = budget
         self._name = name
         self._upstream = upstream

@@ -132,7 +132,7 @@ class Exchange:
         self._fault: HttpError | None = None
         self._is_cancelled = False
 
-    async def run(self) -> bool:
+    async def run(self) -> bool:  # noqa: C901, PLR0912  # one frame
         """Handle the request; return whether the connection may carry another one."""
         connection, listener = self._connection, self._listener
         connection.head_sent = False
@@ -155,7 +155,12 @@ class Exchange:
                         listener.slots.release(1, connection.client.slots)
                 if response is not None:
                     wire = None  # with the body, of which nothing is needed any more
-                    await self._send(response)
+                    body, head = response.body, self._head
+                    size = len(body[0]) if len(body) == 1 else size_of(body)
+                    if size > RESPONSE_UNCOUNTED_BYTES or head is None or head.wants is not None:
+                        await self._send(response)
+                    elif not self._write(response, varies=response.compressible and size > 0):
+                        await self._finish_write()
             if self._arrival is not None and self._drops:
                 await self._arrival.drop()
         except (HttpError, OSError, asyncio.CancelledError) as error:
@@ -277,6 +282,7 @@ class Exchange:
         if not listener.slots.try_acquire(1, self._connection.client.slots):
             self._body = body
             return None
+        caller = self._connection.client.caller
         return HttpRequest(
             head.method,
             head.path,
@@ -284,7 +290,7 @@ class Exchange:
             head.headers,
             (body,),
             self._deadline,
-            client=self._connection.client.caller.client(head.headers),
+            client=(caller.last if caller.fields is head.headers else caller.client(head.headers)),
         )
 
     async def _receive(self) -> HttpRequest | None:
@@ -466,21 +472,27 @@ class Exchange:
         )
 
     async def _send(self, response: HttpResponse) -> None:
-        head, connection, incoming = self._head, self._connection, self._incoming
         body = response.body
         if (len(body[0]) if len(body) == 1 else size_of(body)) > RESPONSE_UNCOUNTED_BYTES:
             size = uncounted_bytes(body)
             if not self._hold_response(size):
                 await self._refuse(no_memory(size))
                 return
+        head = self._head
         varies = response.compressible and head is not None and bool(response.body)
         if varies and head is not None and head.wants is not None:
             response = await _coded(response, head.wants)
+        if not self._write(response, varies=varies):
+            await self._finish_write()
+
+    def _write(self, response: HttpResponse, *, varies: bool) -> bool:
+        """Write a response as it is; return False if `_finish_write` must follow."""
+        connection, incoming = self._connection, self._incoming
         transport = connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
-        unread = not incoming.is_complete
         close = self._close or (connection.ending and connection.must_close)
+        unread = not incoming.is_complete
         if unread:
             self._drops = self._arrival is not None and not close
             close = not self._drops
@@ -494,9 +506,16 @@ class Exchange:
             varies=varies,
             head_only=incoming.method == "HEAD",
         )
+        return connection.write_paused is None and not unread
+
+    async def _finish_write(self) -> None:
+        """Wait until a response is sent, and end the output if its request is still arriving."""
+        connection = self._connection
+        unread = not self._incoming.is_complete
         if connection.write_paused is not None:
             await self._flush(self._reservation if self._arrival is None else None)
-        if unread and not self._drops and transport.can_write_eof():
+        transport = connection.transport
+        if unread and not self._drops and transport is not None and transport.can_write_eof():
             # The client is still sending.  It sees the response and its end; the connection reads
             # for a moment, so that no reset destroys the response.
             transport.write_eof()

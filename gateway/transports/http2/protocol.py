@@ -25,6 +25,7 @@ class Http2Protocol(asyncio.Protocol):
     Attributes:
         loop: The event loop.
         core: The connection without its socket.
+        is_new: Whether received data are shown to `is_foreign` first.
         transport: None before the connection is made and after it is lost.
         fault: The connection error of the peer, if there was one.
         flushing: Whether the output of the core will be written in the next turn of the loop.
@@ -41,6 +42,7 @@ class Http2Protocol(asyncio.Protocol):
         "core",
         "fault",
         "flushing",
+        "is_new",
         "loop",
         "transport",
         "turn",
@@ -53,6 +55,7 @@ class Http2Protocol(asyncio.Protocol):
         self.transport: Any = None
         self.fault: Http2ConnectionError | None = None
         self.flushing = False
+        self.is_new = False
         self.turn = 0
         self._is_paused = False
         self._waits_for_turn = False
@@ -70,7 +73,11 @@ class Http2Protocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the core, as far as the turn of this connection allows."""
-        if self.fault is not None or self.transport is None:
+        if (
+            self.fault is not None
+            or self.transport is None
+            or (self.is_new and self.is_foreign(data))
+        ):
             return
         core = self.core
         try:
@@ -86,6 +93,10 @@ class Http2Protocol(asyncio.Protocol):
             self.flush_soon()
         if core.is_behind:
             self._wait_for_turn()
+
+    def is_foreign(self, data: bytes) -> bool:  # noqa: ARG002  # for subclasses
+        """Return whether *data* begins another protocol, and close the connection if so."""
+        return False
 
     def _wait_for_turn(self) -> None:
         """Stop reading until other connections had their turn."""

@@ -9,8 +9,8 @@ from benchmarks.stages import path
 from gateway.ir.datatypes import datatype_of
 from gateway.ir.limits import check_name
 
-MAX_FILES = 53
-MAX_CHANGES = 96
+MAX_FILES = 45
+MAX_CHANGES = 80
 
 
 def test_records_calls_of_the_gateway_alone() -> None:

@@ -12,7 +12,7 @@ from gateway.ir.calls import InferResponse
 from gateway.ir.context import Client, Context, ModelRef, Origin
 from gateway.ir.errors import Overloaded
 from gateway.ir.tensor import array_tensor
-from gateway.telemetry.call_log import CallLog, CallRecord
+from gateway.telemetry.call_log import CallLog, CallRecord, WarningBudget
 from gateway.telemetry.call_path import CallPath
 from gateway.wire.http import HttpRequest
 from tests.fakes import FakeClock
@@ -106,3 +106,10 @@ async def test_the_summary_needs_no_close() -> None:
         later.append(summary._callback())  # type: ignore[attr-defined]
     assert 1 == logs[-1]["skipped"]
     log.close()
+
+
+def test_so_many_warnings_a_second() -> None:
+    """Beyond the budget warnings are dropped, and the next one says how many."""
+    budget = WarningBudget(2)
+    assert [0, 0, None, None] == [budget.admit(now) for now in (100.0, 100.2, 100.4, 100.9)]
+    assert 2 == budget.admit(101.5)

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from gateway.telemetry import log as logs
-from gateway.telemetry.log import WarningBudget, configure
+from gateway.telemetry.log import configure
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +80,6 @@ def test_a_traceback_is_whole() -> None:
     configure("info", "json", out)
     structlog.get_logger("x").error("bug", exc_info=ValueError("z" * 400))
     assert "z" * 400 in lines(out)[0]["exception"]
-
-
-def test_so_many_warnings_a_second() -> None:
-    """Beyond the budget warnings are dropped, and the next one says how many."""
-    budget = WarningBudget(2)
-    assert [0, 0, None, None] == [budget.admit(now) for now in (100.0, 100.2, 100.4, 100.9)]
-    assert 2 == budget.admit(101.5)
 
 
 def test_lines_of_a_worker_say_which() -> None:

@@ -249,7 +249,10 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         try:
             if isinstance(call, InferRequest):
                 # An InferRequest's R is InferResponse: the type system cannot follow that.
-                return self._infer.decode_reply(call, wire, wire.view)  # type: ignore[return-value]
+                parts = wire.message
+                is_view = len(parts) == 1 and type(parts[0]) is memoryview  # nearly always
+                view = parts[0] if is_view else wire.view
+                return self._infer.decode_reply(call, wire, view)  # type: ignore[return-value, arg-type]
             extension = EXTENSIONS.get(type(call))
             if extension is not None:
                 return cast("R", extension.read_reply(call, wire.view, self._limits))

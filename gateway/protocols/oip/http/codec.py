@@ -37,7 +37,7 @@ from gateway.ir.errors import (
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import DIALECTS, check_whole_version
-from gateway.protocols.oip.errors import GENERATE_FAILED, INFERENCE_NOT_READY
+from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, INFERENCE_NOT_READY
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -48,8 +48,10 @@ from gateway.protocols.oip.http import management as answers
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.http.errors import error_of_status, error_response
 from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
-from gateway.protocols.oip.http.generate import encode_generate
+from gateway.protocols.oip.http.generate import encode_generate, generated
 from gateway.protocols.oip.http.infer_request import (
+    ALL_BINARY,
+    InferReplyFormat,
     RequestTemplates,
     decode_request,
     encode_request,
@@ -57,13 +59,14 @@ from gateway.protocols.oip.http.infer_request import (
 from gateway.protocols.oip.http.infer_response import (
     ReplyTemplates,
     decode_response,
+    encode_response,
     response_targets,
 )
 from gateway.protocols.oip.http.infer_routes import (
+    GENERATED,
     decode_event,
     decode_generated,
     decode_inference,
-    encode_answer,
     encode_event,
     error_event,
     is_generated,
@@ -216,7 +219,7 @@ class HttpCodec(
         except NeededWhole:
             return None
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:  # noqa: PLR0911  # one for each kind
         """Write the response to *call*; binary outputs are not copied.
 
         A call that was not decoded by this codec gets binary outputs, which every datatype has.
@@ -226,7 +229,13 @@ class HttpCodec(
                 response.
         """
         if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
-            return encode_answer(call, reply, self._targets)
+            origin = call.context.origin
+            form = origin.form if origin is not None and origin.codec == NAME else None
+            if type(form) is not InferReplyFormat:
+                if form == GENERATED:
+                    return answers.json_response(HTTP_OK, generated(call, reply, self._targets))
+                form = ALL_BINARY
+            return encode_response(call, reply, form, self._targets)
         answer: Any = reply
         key = _HEALTH.get(type(call))
         if key is not None:

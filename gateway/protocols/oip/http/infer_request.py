@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from msgspec import Struct
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter
+from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Origin, Parameter
 from gateway.ir.data import RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
@@ -24,13 +24,14 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.extension_policy import check_extended
-from gateway.protocols.oip.http.context import fields_of, inference_context
+from gateway.protocols.oip.http.context import NAME, NEEDS
 from gateway.protocols.oip.json.binary_tensors import (
     BINARY_DATA,
     LENGTH_HEADER,
     BinaryPart,
     binary_headers,
     body_of,
+    told_length,
     too_short,
 )
 from gateway.protocols.oip.json.parse import Document, dump, read_document
@@ -67,6 +68,7 @@ from gateway.protocols.oip.parameters import (
 )
 from gateway.protocols.oip.shared_memory import join_shared
 from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
+from gateway.wire.metadata import sender_metadata
 
 _WHAT = "the request"
 _ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})
@@ -122,14 +124,14 @@ def decode_request(
         TooLarge: A limit is exceeded.
     """
     body, rest = view_of(wire.body), wire.body_stream
-    fields = wire.headers.parsed_with(fields_of)
+    fields = wire.headers.parsed_with(_fields_of)
     length = fields.json_bytes
     end = len(body) if length is None else length
     if end > len(body) and (rest is None or end > rest.end):
         raise too_short(end, len(body) if rest is None else rest.end)
     if length == 0:
         whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
-        context = inference_context(wire, fields, ALL_BINARY, request_id)
+        context = _context(wire, fields, ALL_BINARY, request_id)
         return InferRequest(model=model, context=context, inputs=(whole,))
     # A template does not help large tensors, and only these arrive later.
     found, cut = templates.parse(body, end) if rest is None else (None, None)
@@ -145,9 +147,7 @@ def decode_request(
     return InferRequest(
         model=model,
         # A template is that of a message whose tensors are in it.
-        context=inference_context(
-            wire, fields, parsed.form, request_id, has_bytes=found is not None
-        ),
+        context=_context(wire, fields, parsed.form, request_id, has_bytes=found is not None),
         inputs=inputs,
         outputs=parsed.outputs,
         id=own_id,
@@ -155,6 +155,48 @@ def decode_request(
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
         parameters=parameters.custom,
+    )
+
+
+class _HeaderFields(NamedTuple):
+    """The parsed header fields of an inference request.
+
+    Attributes:
+        metadata: All of them, names in lower case.
+        request_id: The client's; "" for none.
+        json_bytes: Length of the JSON; None for that of the whole body.
+    """
+
+    metadata: tuple[tuple[str, str], ...]
+    request_id: str
+    json_bytes: int | None
+
+
+def _fields_of(headers: Headers) -> _HeaderFields:
+    """Parse the header fields of an inference request.
+
+    Raises:
+        MalformedMessage: The length of the JSON is not a number.
+    """
+    return _HeaderFields(*sender_metadata(headers), told_length(headers))
+
+
+def _context(
+    wire: HttpRequest, fields: _HeaderFields, form: Any, request_id: str, *, has_bytes: bool = False
+) -> Context:
+    """Return the context of an inference with parsed *fields*; as `context_of`.
+
+    Args:
+        wire: The request.
+        fields: Its own.
+        form: Kept for the response.
+        request_id: For a request without an id of the client.
+        has_bytes: As in `Origin`.
+    """
+    metadata, found, _ = fields
+    origin = Origin(NAME, wire, form, has_bytes)
+    return Context(
+        NAME, metadata, found or request_id, wire.deadline, None, NEEDS, origin, wire.client
     )
 
 

@@ -20,7 +20,6 @@ from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, text_of
 from gateway.protocols.oip.http.context import NAME, context_of
 from gateway.protocols.oip.http.generate import decode_generate, generated, read_members
 from gateway.protocols.oip.http.infer_request import (
-    ALL_BINARY,
     ALL_JSON,
     InferReplyFormat,
     RequestTemplates,
@@ -32,7 +31,6 @@ from gateway.protocols.oip.http.infer_response import (
     encode_response,
     error_text,
 )
-from gateway.protocols.oip.http.management import json_response
 from gateway.protocols.oip.http.paths import OipRoute
 from gateway.protocols.oip.http.sse import event, json_event
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
@@ -76,21 +74,6 @@ def decode_inference(
             "leave out 'binary_data' and 'binary_data_output', or use gRPC"
         )
     return StreamInferRequest(model=model, context=request.context, request=request)
-
-
-def encode_answer(call: InferRequest, reply: InferResponse, targets: JsonTargets) -> HttpResponse:
-    """Write the only response to *call*; all outputs are binary for a call of another codec.
-
-    Raises:
-        Unsupported: JSON was requested and cannot represent an output.
-    """
-    origin = call.context.origin
-    form = origin.form if origin is not None and origin.codec == NAME else None
-    if type(form) is InferReplyFormat:
-        return encode_response(call, reply, form, targets)
-    if form == GENERATED:
-        return json_response(HTTP_OK, generated(call, reply, targets))
-    return encode_response(call, reply, ALL_BINARY, targets)
 
 
 def encode_event(

@@ -1,0 +1,161 @@
+"""Upstream: the single reply of a model that gives any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import Decoupled, GatewayError, NotFound, Unsupported, UpstreamError
+from gateway.ir.tensor import items_tensor
+from gateway.upstream import Upstream
+from tests.fakes import FakeCodec
+
+M = ModelRef("m")
+CALL = InferRequest(model=M, context=Context(request_id="r"))
+OUTPUT = items_tensor("Y", (1,), [b"y"])
+ITEM = InferResponse(model=M, outputs=(OUTPUT,), final=False)
+END = InferResponse(model=M, outputs=())
+REFUSED = Decoupled("ModelInfer RPC doesn't support models with decoupled transaction policy")
+
+
+class Values(FakeCodec):
+    """Its messages are the calls and replies themselves."""
+
+    def encode_call(self, call: Call[Any], /) -> Any:
+        return call
+
+    def decode_reply(self, call: Call[Any], wire: Any, /) -> Any:
+        return wire
+
+    def decode_item(self, call: StreamInferRequest, wire: Any, /) -> InferResponse:
+        found: InferResponse = wire
+        return found
+
+
+class Unary(Values):
+    """A protocol without streams."""
+
+    def encode_call(self, call: Call[Any], /) -> Any:
+        if isinstance(call, StreamInferRequest):
+            raise Unsupported("no streams")
+        return call
+
+
+class Server:
+    """Refuses inferences that are not streams."""
+
+    def __init__(self, items: Sequence[InferResponse] = (ITEM,)) -> None:
+        self.asked: list[str] = []
+        self.closed_streams = 0
+        self.refusal: GatewayError = REFUSED
+        self._items = items
+
+    async def send(
+        self, wire: Any, /, *, deadline: float | None, decode: Callable[[Any], Any]
+    ) -> Any:
+        self.asked.append(type(wire).__name__)
+        if isinstance(wire, InferRequest):
+            raise self.refusal
+        return decode(True)
+
+    async def stream(self, wire: Any, /, *, deadline: float | None) -> AsyncGenerator[Any, None]:
+        self.asked.append(type(wire).__name__)
+        assert wire.request == CALL.changed(model=wire.model)
+        try:
+            for item in self._items:
+                yield item
+        finally:
+            self.closed_streams += 1
+
+    async def close(self) -> None: ...
+
+
+async def test_a_model_that_wants_a_stream_gets_one() -> None:
+    """The one reply of its stream is the reply; the next call is a stream at once."""
+    server = Server([ITEM, END])
+    upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
+    for _ in range(2):
+        assert ITEM.changed(final=True) == await upstream(CALL)
+    assert ["InferRequest", "StreamInferRequest", "StreamInferRequest"] == server.asked
+    assert 2 == server.closed_streams
+
+
+async def test_a_queue_timeout_changes_nothing() -> None:
+    """A request that may not wait long is sent as a stream, too."""
+    server = Server()
+    call = CALL.changed(timeout_us=60_000_000)
+    upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
+    server.stream = _any_stream  # type: ignore[method-assign]
+    assert ITEM.changed(final=True) == await upstream(call)
+    assert ["InferRequest"] == server.asked
+
+
+async def _any_stream(_wire: Any, /, *, deadline: float | None) -> AsyncGenerator[Any, None]:
+    yield ITEM
+
+
+@pytest.mark.parametrize(
+    ("items", "count"), [([], "no response"), ([ITEM, ITEM, ITEM], "more than one response")]
+)
+async def test_another_number_of_replies_is_an_error(
+    items: list[InferResponse], count: str
+) -> None:
+    """No reply, or several, is an error that names the way out; the stream is closed."""
+    server = Server(items)
+    upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
+    text = f"decoupled model 'm' sent {count}; use a streaming call"
+    with pytest.raises(Unsupported, match=text):
+        await upstream(CALL)
+    assert 1 == server.closed_streams
+
+
+async def test_a_reply_that_is_an_error_is_raised() -> None:
+    """An error in the stream is the reply."""
+    failed = InferResponse(model=M, outputs=(), final=False, error=UpstreamError("no"))
+    upstream: Upstream[Any, Any] = Upstream("u", Values(), Server([failed]))
+    with pytest.raises(UpstreamError, match="no"):
+        await upstream(CALL)
+
+
+async def test_other_errors_and_calls_pass() -> None:
+    """Another error is raised as it is, and another question has its reply."""
+    server = Server()
+    upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
+    for error in (NotFound("none"), Unsupported("no")):
+        server.refusal = error
+        with pytest.raises(type(error)):
+            await upstream(CALL)
+    assert await upstream(ModelReadyRequest(model=M))
+    assert ["InferRequest", "InferRequest", "ModelReadyRequest"] == server.asked
+
+
+async def test_a_protocol_without_streams_raises_the_refusal() -> None:
+    """There is no other way to ask, and each call ends."""
+    server = Server()
+    upstream: Upstream[Any, Any] = Upstream("u", Unary(), server)
+    for _ in range(2):
+        with pytest.raises(Decoupled):
+            await upstream(CALL)
+    assert {"InferRequest"} == set(server.asked)
+
+
+async def test_forgets_the_oldest_of_too_many_models() -> None:
+    """What is remembered is bounded; a model that is forgotten is asked as at first."""
+    server = Server()
+    upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
+    for number in range(1025):
+        await upstream(CALL.changed(model=ModelRef(f"m{number}")))
+    for number, expected in ((1024, 1), (0, 2)):
+        del server.asked[:]
+        await upstream(CALL.changed(model=ModelRef(f"m{number}")))
+        assert expected == len(server.asked)
