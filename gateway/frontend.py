@@ -454,8 +454,9 @@ class Frontend(ServerFrontend[Q, A]):
         return response
 
     def _identify(self, wire: Q, error: GatewayError, request_id: str = "") -> None:
-        """Add the client of *wire* to *error*, and its request id, or else *request_id*."""
+        """Add client and headers of *wire* to *error*, and its request id, or else *request_id*."""
         error.client = getattr(wire, "client", None)
+        error.metadata = _metadata_of(wire)
         error.request_id = self._read_request_id(wire) or request_id or self._new_request_id()
 
     def is_probe(self, wire: Q, /) -> bool:

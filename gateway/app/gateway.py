@@ -175,6 +175,7 @@ class Gateway:
             sockets=self._sockets,
             request_ids=self._slot.request_ids(),
             tap=None if self._capture is None else self._capture.tap,
+            tracing=self._process.tracing,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)

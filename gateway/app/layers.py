@@ -16,6 +16,7 @@ from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.units import Url
 from gateway.ir.context import Need
+from gateway.ir.errors import GatewayError
 from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.batch.policy import Batch, BatchMeter
 from gateway.policies.batch.queue import BatchRules
@@ -47,6 +48,7 @@ from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
 from gateway.transports.admission import CLIENT_MEMORY
+from gateway.wire.codec import Codec
 
 _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
@@ -85,6 +87,16 @@ class Tracing(Protocol):
 
     def batch(self, *arguments: Any, **options: Any) -> Batch:
         """Return a batch queue that makes a span of each merged call."""
+        ...
+
+    def with_codec(self, inner: Service, codec: Codec[Any, Any], /) -> Service:
+        """Return the layer that tells the span of a call which codec writes its response."""
+        ...
+
+    def rejected(
+        self, listener: str, protocol: str, error: GatewayError, codec: Codec[Any, Any] | None, /
+    ) -> None:
+        """Make the span of a request that reached no service."""
         ...
 
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.app.layers import Tracing
 from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.transports import HTTP_SERVERS, grpc_server
@@ -105,6 +106,7 @@ class BuiltListener:
         entry: What it calls at first.
         rejections: Counts and logs the requests that reach no service.
         tap: Receives the calls of the frontends; None for no tap.
+        tracing: Makes spans; None for no spans.
 
     Attributes:
         servers: By name ("main.http").
@@ -117,20 +119,22 @@ class BuiltListener:
         entry: ListenerEntry,
         rejections: RejectionLog,
         tap: Tap | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.rejections = rejections
+        self._tracing = tracing
         self.servers: dict[str, Server] = {}
         self._config = config
         self._entry = entry
         self._tap = tap
-        self._frontends: list[tuple[ProtocolSpec, Frontend[Any, Any]]] = []
+        self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any]]] = []
         self._passthrough: ObservedPassthrough | None = None
 
     def connect(self, entries: Mapping[str, ListenerEntry]) -> None:
         """Send all calls that begin from now on to the entry of this listener."""
-        self._entry = entry = entries[self._config.name]
-        for spec, frontend in self._frontends:
-            frontend.replace_service(entry.of_protocol(spec))
+        self._entry = entries[self._config.name]
+        for spec, codec, frontend in self._frontends:
+            frontend.replace_service(self._service_of(spec, codec))
         if self._passthrough is not None:
             self._passthrough.replace_client(self._http_client())
 
@@ -142,15 +146,19 @@ class BuiltListener:
             codec: The codec of one carrier of the protocol.
             request_ids: What reads and attaches request ids on this carrier; nothing for none.
         """
-        options = {**self.rejections.reports(codec.name), **request_ids}
-        service = self._entry.of_protocol(spec)
+        options = {**self.rejections.reports(codec.name, codec), **request_ids}
+        service = self._service_of(spec, codec)
         built: Frontend[Any, Any] = (
             Frontend(codec, service, **options)
             if self._tap is None
             else TappedFrontend(codec, service, self._tap, **options)
         )
-        self._frontends.append((spec, built))
+        self._frontends.append((spec, codec, built))
         return built
+
+    def _service_of(self, spec: ProtocolSpec, codec: Any) -> Service:
+        service = self._entry.of_protocol(spec)
+        return service if self._tracing is None else self._tracing.with_codec(service, codec)
 
     async def model_status(self, name: str) -> bool | None:
         """Return whether a model is ready; None if no server has it."""
@@ -190,6 +198,7 @@ class SharedResources:
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         request_ids: Counters for protocols whose servers number requests.
         tap: Receives the calls of all frontends; None for no tap.
+        tracing: Makes spans; None for no spans.
     """
 
     metrics: Metrics
@@ -203,6 +212,7 @@ class SharedResources:
     can_cut_through: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)
     tap: Tap | None = None
+    tracing: Tracing | None = None
 
 
 def build_listener(
@@ -220,8 +230,8 @@ def build_listener(
         LookupError: A protocol does not exist.
         ValueError: An option or a TLS file is invalid, or `security.strict` forbids the address.
     """
-    rejections = RejectionLog(config.name, shared.metrics, shared.call_log)
-    built = BuiltListener(config, entry, rejections, shared.tap)
+    rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
+    built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None
@@ -468,17 +478,28 @@ class RejectionLog:
         listener: Its name, for the log.
         metrics: Counts them.
         call_log: Writes the lines.
+        tracing: Makes their spans; None for no spans.
     """
 
-    def __init__(self, listener: str, metrics: Metrics, call_log: CallLog) -> None:
+    def __init__(
+        self, listener: str, metrics: Metrics, call_log: CallLog, tracing: Tracing | None = None
+    ) -> None:
         self._listener = listener
+        self._tracing = tracing
+        self._codecs: dict[str, Any] = {}
         self._metrics = metrics
         self._call_log = call_log
         self._logged = 0.0
         self._unlogged = 0
 
-    def reports(self, protocol: str) -> Reports:
-        """Return what the frontend of *protocol* reports to."""
+    def reports(self, protocol: str, codec: Any = None) -> Reports:
+        """Return what the frontend of *protocol* reports to.
+
+        Args:
+            protocol: Its name.
+            codec: What encodes its errors; None for no spans with statuses.
+        """
+        self._codecs[protocol] = codec
         return {
             "on_rejected": self.rejected,
             "on_blocked": self._metrics.loop_blocked,
@@ -498,6 +519,8 @@ class RejectionLog:
             return ""
         error.request_id = error.request_id or uuid4().hex
         self._call_log.rejected(self._listener, protocol, error)
+        if self._tracing is not None:
+            self._tracing.rejected(self._listener, protocol, error, self._codecs.get(protocol))
         return error.request_id
 
     def _connection_refused(self, error: TooManyConnections) -> None:

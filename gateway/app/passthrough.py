@@ -15,7 +15,7 @@ from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip.json.parse import read_value
-from gateway.telemetry.call_log import OK, CallRecord
+from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
@@ -98,7 +98,7 @@ class ObservedPassthrough(Passthrough):
         context = Context(NAME, (), request_id, origin=origin, client=wire.client)
         code = OK if error is None else str(error.code.value)
         path, ended = CallPath(target=self._upstream), monotonic()
-        return CallRecord("Passthrough", "", "", context, path, code, None, ended - started, ended)
+        return CallRecord(PASSTHROUGH, "", "", context, path, code, None, ended - started, ended)
 
 
 def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:

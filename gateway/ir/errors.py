@@ -10,7 +10,7 @@ import enum
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
-    from gateway.ir.context import Client, ModelRef, Origin
+    from gateway.ir.context import Client, Metadata, ModelRef, Origin
 
 
 class ErrorCode(enum.Enum):
@@ -46,6 +46,7 @@ class GatewayError(Exception):
             no choice.
         client: The sender of a request that reached no service; None if it is unknown.
         request_id: The id of such a request; "" for none.
+        metadata: Headers or metadata of such a request.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
@@ -67,6 +68,7 @@ class GatewayError(Exception):
         self.limit = limit
         self.client: Client | None = None
         self.request_id = ""
+        self.metadata: Metadata = ()
 
     def copy(self) -> Self:
         """Return a copy for another caller, with this error as its cause.

@@ -9,19 +9,22 @@ Source: OpenTelemetry semantic conventions, "RPC", "HTTP" and "Generative AI".
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 from gateway.config.units import Url
-from gateway.ir.calls import Call
-from gateway.ir.errors import ErrorCode
+from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError
 from gateway.telemetry.call_log import code_of
 from gateway.telemetry.call_path import CallPath
-from gateway.wire.grpc import GrpcRequest
-from gateway.wire.http import HttpRequest
+from gateway.wire.codec import Codec
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.http import HttpRequest, HttpResponse
 
 Attributes = dict[str, str | int | float]
 
 _NAME_LENGTH: Final = 128
+_CANCELLED: Final = ErrorCode.CANCELLED.value
 
 CLIENT_FAULTS: Final = frozenset(
     code.value
@@ -95,6 +98,54 @@ def endpoint_attributes(upstream: str, url: Url) -> Attributes:
             **system,
         }
     )
+
+
+def status_attributes(
+    call: Call[Any] | None, error: BaseException | None, codec: Codec[Any, Any]
+) -> Attributes:
+    """Return the status of the response to a call, as its codec writes it; {} for no status.
+
+    Args:
+        call: What was called; None for a request that could not be decoded.
+        error: What it failed with; None for success.
+        codec: It writes the response.
+    """
+    origin = None if call is None else call.context.origin
+    if error is None:
+        if origin is not None and isinstance(origin.wire, HttpRequest):
+            return {"http.response.status_code": HTTPStatus.OK.value}
+        if origin is not None and isinstance(origin.wire, GrpcRequest):
+            return _grpc_status(GrpcStatus.OK)
+        return {}
+    if not isinstance(error, GatewayError):
+        error = Cancelled("the client left") if code_of(error) == _CANCELLED else InternalError("")
+    response = codec.encode_error(call, error)
+    if isinstance(response, GrpcResponse):
+        return _grpc_status(response.status)
+    if not isinstance(response, HttpResponse) or isinstance(call, StreamInferRequest):
+        return {}  # a stream may have begun with another status
+    return {"http.response.status_code": response.status}
+
+
+def rejection_attributes(listener: str, protocol: str, error: GatewayError) -> Attributes:
+    """Return what is known of a request that reached no service."""
+    client = error.client
+    return _without_empty(
+        {
+            "gateway.listener": listener,
+            "gateway.protocol": protocol,
+            "gateway.request_id": error.request_id,
+            "gateway.limit": error.limit or "",
+            "client.address": "" if client is None else client.address,
+            "user_agent.original": "" if client is None else client.agent,
+            **error_attributes(error),
+        }
+    )
+
+
+def _grpc_status(status: GrpcStatus) -> Attributes:
+    # The second name is the older one, which many backends read.
+    return {"rpc.response.status_code": status.name, "rpc.grpc.status_code": status.value}
 
 
 def error_attributes(error: BaseException) -> Attributes:

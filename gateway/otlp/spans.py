@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,12 +51,15 @@ from gateway.otlp.attributes import (
     model_attributes,
     operation_of,
     path_attributes,
+    rejection_attributes,
+    status_attributes,
 )
 from gateway.policies.batch.policy import Batch
 from gateway.policies.observe import Recorder
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_log import CallRecord, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
+from gateway.wire.codec import Codec
 
 R = TypeVar("R")
 C = TypeVar("C", bound=Call[Any])
@@ -149,6 +153,49 @@ class CallSpans:
         """Return a batch queue that makes a span of each merged call; see `Batch`."""
         return TracedBatch(*arguments, tracer=self._tracer, **options)
 
+    def with_codec(self, inner: Service, codec: Codec[Any, Any]) -> Service:
+        """Return the layer that tells the span of a call which codec writes its response."""
+        return NoteCodec(inner, codec)
+
+    def rejected(
+        self, listener: str, protocol: str, error: GatewayError, codec: Codec[Any, Any] | None
+    ) -> None:
+        """Make the span of a request that reached no service, in the trace of its client."""
+        span = self._tracer.start_span(
+            "rejected",
+            propagate.extract(error.metadata, getter=_GETTER),
+            SpanKind.SERVER,
+            rejection_attributes(listener, protocol, error),
+        )
+        if codec is not None and span.is_recording():
+            span.set_attributes(status_attributes(None, error, codec))
+        _end_server(span, error)
+
+
+_CODEC: ContextVar[Codec[Any, Any] | None] = ContextVar("codec", default=None)
+"""What writes the response to the current call."""
+
+
+class NoteCodec:
+    """Notes the codec of a frontend, so that the span of a call has the status of its response.
+
+    Args:
+        inner: Gets each call.
+        codec: It writes the responses.
+    """
+
+    def __init__(self, inner: Service, codec: Codec[Any, Any]) -> None:
+        self._inner = inner
+        self._codec = codec
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Call *inner*."""
+        token = _CODEC.set(self._codec)
+        try:
+            return await self._inner(call)
+        finally:
+            _CODEC.reset(token)
+
 
 class TraceCall:
     """Makes the server span of each call; probes have none.
@@ -179,7 +226,7 @@ class TraceCall:
             path.trace_id = format_trace_id(identity.trace_id)
             path.is_sampled = identity.trace_flags.sampled
             path.tracer, path.parent = self._tracer, context
-        end = partial(_end_call, span, path)
+        end = partial(_end_call, span, path, call, _CODEC.get())
         return await _traced(self._inner, _with_span(call, context, _inside), end)
 
 
@@ -287,10 +334,26 @@ async def _traced(inner: Service, call: Call[R], end: Callable[[BaseException | 
     return on_stream_end(call, reply, end)
 
 
-def _end_call(span: Span, path: CallPath | None, error: BaseException | None) -> None:
+def _end_call(
+    span: Span,
+    path: CallPath | None,
+    call: Call[Any],
+    codec: Codec[Any, Any] | None,
+    error: BaseException | None,
+) -> None:
     """End the span of a client's call."""
+    if not span.is_recording():
+        span.end()
+        return
     if path is not None:
         span.set_attributes(path_attributes(path))
+    if codec is not None:
+        span.set_attributes(status_attributes(call, error, codec))
+    _end_server(span, error)
+
+
+def _end_server(span: Span, error: BaseException | None) -> None:
+    """End a server span, which a fault of the client does not mark as failed."""
     if error is not None and code_of(error) in CLIENT_FAULTS:
         span.set_attributes(error_attributes(error))
         span.end()

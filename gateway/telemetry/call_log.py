@@ -25,6 +25,8 @@ from gateway.telemetry.call_path import CallPath
 log = structlog.get_logger(__name__)
 
 OK: Final = "ok"
+PASSTHROUGH: Final = "Passthrough"
+"""The kind of a request that is forwarded without being read."""
 LIMIT: Final = "calls_per_second"
 """The key of `telemetry.log` that limits the lines."""
 
@@ -195,6 +197,7 @@ def _call_keys(record: CallRecord, error: BaseException | None, reply: object) -
         "ms": _ms(record.seconds),
         "version": record.version,
         "kind": record.kind,
+        "path": _path_of(record),
         "protocol": context.protocol,
         "route": path.route,
         "target": path.target,
@@ -246,6 +249,15 @@ def _reply_bytes(reply: object) -> int:
         return 0
     sized = all(isinstance(tensor.data, RawData | ArrayData) for tensor in reply.outputs)
     return sum(tensor.nbytes for tensor in reply.outputs) if sized else 0
+
+
+def _path_of(record: CallRecord) -> str:
+    """Return the path of a forwarded request, without its query; "" for a call."""
+    origin = record.context.origin
+    path: str = ""
+    if record.kind == PASSTHROUGH and origin is not None:
+        path = getattr(origin.wire, "path", "")
+    return path
 
 
 def _size_of(context: Context) -> int:

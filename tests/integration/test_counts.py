@@ -221,7 +221,10 @@ async def test_forwarded_requests_are_counted_and_logged() -> None:
             with capture_logs() as logs:
                 seen = [
                     await post(session, front, "/nowhere"),  # refused here
-                    *[await fetch(session, front, path) for path in ("/missing", "/metrics")],
+                    *[
+                        await fetch(session, front, path)
+                        for path in ("/missing?token=hidden", "/metrics")
+                    ],
                 ]
             counted = samples(front, "gateway_requests_total", "protocol", "code", "target")
             sizes = samples(front, "gateway_sent_bytes_total", "protocol")
@@ -229,6 +232,8 @@ async def test_forwarded_requests_are_counted_and_logged() -> None:
     lines = [line for line in logs if line.get("protocol") == "passthrough"]
     assert [request_id for _, request_id in seen] == [line["request_id"] for line in lines]
     assert {("127.0.0.1", "warning")} == {(line["client"], line["log_level"]) for line in lines}
+    assert ["/nowhere", "/missing", "/metrics"] == [line["path"] for line in lines]
+    assert "hidden" not in str(lines)
     expected = {"invalid_argument": 1, "not_found": 2}
     assert {("passthrough", code, "far"): count for code, count in expected.items()} == {
         key: count for key, count in counted.items() if key[0] == "passthrough"

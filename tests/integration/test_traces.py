@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
+import grpc
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
@@ -207,6 +210,65 @@ async def test_each_attempt_has_a_span_and_failures_have_a_status(collector: Col
     } == found
 
 
+async def test_spans_have_the_status_that_the_client_got(collector: Collector) -> None:
+    """HTTP and gRPC, for a reply, an error of the model, and requests that nobody could read."""
+    async with running(HEAD + BACK) as gateway:
+        here = urls(gateway, "simple")
+        for name in ("oip.http", "oip.grpc", "trtis.http", "graphpipe.http"):
+            await ask(here[name], "simple", INPUTS, metadata=PARENT)
+        for name in ("oip.http", "oip.grpc"):
+            with pytest.raises(GatewayError):
+                await ask(here[name], "nobody", INPUTS)
+        async with aiohttp.ClientSession(f"http://{gateway.addresses['main.http']}") as session:
+            path = "/v2/models/simple/infer?token=hidden"
+            async with session.post(path, data=b"{", headers=dict(PARENT)) as response:
+                assert 400 == response.status
+                request_id = response.headers["x-request-id"]
+            await session.post("/nowhere")
+        async with grpc.aio.insecure_channel(gateway.addresses["main.grpc"]) as channel:
+            ask_raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await ask_raw(b"\xff")
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    found = [
+        (span.name, values(span.attributes)) for span in collector.spans if span.kind == SERVER
+    ]
+    statuses = Counter(
+        (name, each.get("http.response.status_code") or each.get("rpc.response.status_code"))
+        for name, each in found
+    )
+    assert Counter(
+        {
+            ("Infer simple", 200): 3,
+            ("Infer simple", "OK"): 1,
+            ("Infer nobody", 404): 1,
+            ("Infer nobody", "NOT_FOUND"): 1,
+            ("rejected", 400): 1,
+            ("rejected", None): 1,  # no codec: the path names none
+            ("rejected", "INVALID_ARGUMENT"): 1,
+        }
+    ) == Counter(
+        {key: count for key, count in statuses.items() if not key[0].startswith(QUESTIONS)}
+    )
+    assert {0, 3, 5} == {
+        each["rpc.grpc.status_code"] for _, each in found if "rpc.grpc.status_code" in each
+    }
+    (rejected,) = [span for span in named(collector, "rejected", SERVER) if span.parent_span_id]
+    assert (TRACE, SPAN) == (rejected.trace_id.hex(), rejected.parent_span_id.hex())
+    attributes = values(rejected.attributes)
+    assert attributes.pop("user_agent.original").startswith("Python/")
+    assert {
+        "gateway.listener": "main",
+        "gateway.protocol": "oip.http",
+        "gateway.request_id": request_id,
+        "client.address": "127.0.0.1",
+        "error.type": "invalid_argument",
+        "http.response.status_code": 400,
+    } == attributes
+    assert "hidden" not in str(found)
+
+
+QUESTIONS = ("ServerMetadata", "ServerStatus", "ModelMetadata")
 DEAD_ROUTE = "  - {name: gone, match: {model: gone}, targets: [{upstream: dead}]}\n"
 
 
@@ -227,6 +289,7 @@ async def test_the_log_line_has_the_trace(collector: Collector) -> None:
         "client.address": "127.0.0.1",
         "gateway.model.name": "slow",
         "http.request.method": "POST",
+        "http.response.status_code": 200,
         "url.path": "/v2/models/slow/infer",
         "gateway.route": line["route"],
         "gateway.target": "local/slow",
