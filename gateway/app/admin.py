@@ -10,6 +10,7 @@ import orjson
 import structlog
 
 from gateway.app.admin_api.api import API, AdminApi
+from gateway.app.admin_api.pages import UI, AdminPages
 from gateway.app.control import Control
 from gateway.app.errors import reason_of
 from gateway.app.status import Document, Status, readiness_document, status_page
@@ -69,6 +70,7 @@ class AdminFrontend(HttpFrontend):
         self._control = control
         self._paths = pages if control is None else (*pages, *control.paths)
         self._api = api
+        self._pages = None if api is None else AdminPages(api)
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Handle one request."""
@@ -76,26 +78,34 @@ class AdminFrontend(HttpFrontend):
             async with aclosing(self._api(wire)) as responses:
                 async for response in responses:
                     yield response
+        elif self._pages is not None and wire.path in {"/", UI[:-1]}:
+            yield HttpResponse(308, Headers([("Location", UI)]))
+        elif self._pages is not None and wire.path.startswith(UI):
+            yield await self._pages(wire)
         elif wire.path not in self._paths:
-            paths = ", ".join((*self._paths, *(() if self._api is None else (API,))))
+            paths = ", ".join((*self._paths, *(() if self._api is None else (API, UI))))
             yield _response(404, {"error": f"unknown path {wire.path!r}; expected one of {paths}"})
         elif self._control is not None and wire.path in self._control.paths:
             yield _response(*await self._control(wire))
-        elif wire.method not in {"GET", "HEAD"}:
-            yield _response(405, {"error": f"method {wire.method!r} is not allowed; expected GET"})
-        elif wire.path == "/metrics":
-            page, content_type = await self._page(wire.headers.get("accept") or "")
-            yield HttpResponse(200, Headers([("Content-Type", content_type)]), (page,))
-        elif wire.path == "/livez":
-            yield _response(200, {"live": True})
-        elif wire.path == "/status" and self._status is not None:
-            yield _status_response(await self._status(), wire.headers.get("accept") or "")
-        elif self._status is not None and _is_verbose(wire.query):
-            readiness = readiness_document(await self._status())
-            yield _response(200 if readiness["ready"] else 503, readiness)
         else:
-            ready = await self._ready()
-            yield _response(200 if ready else 503, {"ready": ready})
+            yield await self._probe_response(wire)
+
+    async def _probe_response(self, wire: HttpRequest) -> HttpResponse:
+        """Return metrics, liveness, readiness or the status."""
+        if wire.method not in {"GET", "HEAD"}:
+            return _response(405, {"error": f"method {wire.method!r} is not allowed; expected GET"})
+        if wire.path == "/metrics":
+            page, content_type = await self._page(wire.headers.get("accept") or "")
+            return HttpResponse(200, Headers([("Content-Type", content_type)]), (page,))
+        if wire.path == "/livez":
+            return _response(200, {"live": True})
+        if wire.path == "/status" and self._status is not None:
+            return _status_response(await self._status(), wire.headers.get("accept") or "")
+        if self._status is not None and _is_verbose(wire.query):
+            readiness = readiness_document(await self._status())
+            return _response(200 if readiness["ready"] else 503, readiness)
+        ready = await self._ready()
+        return _response(200 if ready else 503, {"ready": ready})
 
     def is_probe(self, wire: HttpRequest, /) -> bool:
         """Tell whether *wire* asks about health."""

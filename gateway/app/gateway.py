@@ -215,10 +215,12 @@ class Gateway:
     def _servers(self) -> dict[str, Server]:
         return self._data_servers | self._admin_servers
 
-    async def _page(self, accept: str) -> tuple[bytes, str]:
+    async def page(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics page, and its content type."""
         return self.metrics.page(accept)
 
-    async def _families(self) -> Iterable[Metric]:
+    async def families(self) -> Iterable[Metric]:
+        """Return the metrics."""
         return self.metrics.registry.collect()
 
     async def status(self) -> Document:
@@ -243,7 +245,7 @@ class Gateway:
     def _api(self, control: Control | None) -> AdminApi | None:
         if control is None:
             return None
-        return AdminApi(AdminSources(self.status, self._families, control), control.access)
+        return AdminApi(AdminSources(self.status, self.families, control), control.access)
 
     async def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
@@ -269,11 +271,11 @@ class Gateway:
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
-                self._export.start_metrics(self._families)
+                self._export.start_metrics(self.families)
             if self._slot.is_single:
                 self._admin_servers = await start_pages(
                     self._graph.config.admin,
-                    self._page,
+                    self.page,
                     self.ready,
                     control,
                     self.status,

@@ -57,7 +57,7 @@ def _reason(names: Sequence[str], upstreams: Mapping[str, BuiltUpstream]) -> str
     """Return which endpoints of the upstreams *names* are missing, and why."""
     reasons = [
         f"upstream {name}: endpoint {endpoint.name}: {endpoint.reason or 'ejected'}"
-        for name in names
+        for name in dict.fromkeys(names)
         for endpoint in upstreams[name].endpoints.endpoints
         if not endpoint.available(endpoint.clock())
     ]

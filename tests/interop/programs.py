@@ -21,6 +21,7 @@ PACKAGES = {
     "h2load": "nghttp2-client",
     "nginx": "nginx-light",
     "haproxy": "haproxy",
+    "chromium": "chromium",
 }
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _INSTALL_S = 240.0

@@ -30,16 +30,19 @@ COMMANDS: Final = ("start", "pause", "resume", "approve", "rollback", "reset")
 
 API: Final = "/api/v1/"
 
-_SAFE: Final = (
+SAFE_HEADERS: Final = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-_JSON: Final = Headers([("Content-Type", "application/json"), *_SAFE])
-_EVENTS: Final = Headers([("Content-Type", "text/event-stream"), *_SAFE])
+"""So that no browser stores a response, or takes it for anything else."""
+
+_JSON: Final = Headers([("Content-Type", "application/json"), *SAFE_HEADERS])
+_EVENTS: Final = Headers([("Content-Type", "text/event-stream"), *SAFE_HEADERS])
 _ASK_TOKEN: Final = ("WWW-Authenticate", 'Basic realm="Tensor Gateway", charset="UTF-8"')
 _MAX_BODY: Final = 65_536
+_PART_BYTES: Final = 1 << 18
 
 
 class EvidenceSource(Protocol):
@@ -127,7 +130,8 @@ class AdminApi:
                 async for event in events:
                     yield HttpResponse(200, _EVENTS, (event,))
         else:
-            yield json_response(*await self._respond(wire, names))
+            for part in _parts(json_response(*await self._respond(wire, names))):
+                yield part
 
     def refused(self, wire: HttpRequest, need: AdminNeed) -> HttpResponse | None:
         """Return the response to a request that is not allowed; None if it is."""
@@ -154,9 +158,9 @@ class AdminApi:
 
     async def _page(self, name: str) -> tuple[int, Document]:
         if name == "stock":
-            return self._sources.control.stock()
+            return self.stock()
         if name == "config":
-            return self._sources.control.config()
+            return 200, self.config()
         return 200, await self.status() if name == "status" else {"migrations": self.migrations()}
 
     async def status(self) -> Document:
@@ -165,6 +169,14 @@ class AdminApi:
         self._window.update(await self._sources.families())
         config = self._sources.control.effective_config()
         return {**status, "traffic": self._window.document(), "weights": _weights(config)}
+
+    def stock(self) -> tuple[int, Document]:
+        """Return who calls what; status 404 where nothing is counted."""
+        return self._sources.control.stock()
+
+    def config(self) -> Document:
+        """Return the configuration in force, without secrets."""
+        return self._sources.control.config()[1]
 
     def migrations(self) -> list[Document]:
         """Return a line for each migration."""
@@ -245,6 +257,16 @@ def json_response(status: int, document: object, *headers: tuple[str, str]) -> H
     """Return a document that no browser stores or takes for anything else."""
     fields = Headers((*_JSON.pairs, *headers)) if headers else _JSON
     return HttpResponse(status, fields, (orjson.dumps(document, default=str),))
+
+
+def _parts(response: HttpResponse) -> Iterable[HttpResponse]:
+    """Yield a response in parts: a large sample is sent with little memory at a time."""
+    view = response.view
+    if len(view) <= _PART_BYTES:
+        yield response
+        return
+    for first in range(0, len(view), _PART_BYTES):
+        yield HttpResponse(response.status, response.headers, (view[first : first + _PART_BYTES],))
 
 
 def guards_of(migration: Document) -> list[Document]:

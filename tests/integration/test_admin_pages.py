@@ -1,0 +1,101 @@
+"""The pages under `/ui/` as a program sees them: headers, escapes, refusals, and pages that are missing."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from gateway.app.admin_api.pages import AdminPages
+from gateway.ir.context import Client
+from gateway.wire.http import Headers, HttpRequest
+from tests.integration.test_admin_api import Cutover, Evidence, api, started
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("", 200, "<h1>Overview</h1>"),
+        ("migrations", 200, '<a href="/ui/migrations/fraud">fraud</a>'),
+        ("migrations/fraud", 200, "Nothing was compared yet."),
+        ("migrations/fraud/samples/1-1", 200, "<h1>Call 1-1</h1>"),
+        ("stock", 200, "stock-taking is off"),
+        ("configuration", 200, "hosts:"),
+        ("static/page.css", 200, "color-scheme: light dark"),
+        ("static/page.js", 200, '"use strict"'),
+        ("migrations/other", 404, "There is no such page."),
+        ("migrations/<script>", 404, "There is no such page."),
+        ("static/../pages.py", 404, ""),
+        ("static/%2e%2e%2fpages.py", 404, "unknown file"),
+        ("nothing", 404, "There is no such page."),
+    ],
+)
+async def test_pages(path: str, status: int, text: str) -> None:
+    """Each is there with a policy that lets nothing in, and without secrets."""
+    async with (
+        started() as gateway,
+        aiohttp.ClientSession(f"http://{gateway.addresses['admin']}") as session,
+        session.get(f"/ui/{path}") as response,
+    ):
+        found = await response.text()
+        assert (status, True) == (response.status, text in found)
+        assert "hidden-token" not in found
+        assert "0123456789abcdef" not in found
+        if response.content_type == "text/html":
+            assert response.headers["content-security-policy"].startswith("default-src 'none';")
+            assert "DENY" == response.headers["x-frame-options"]
+
+
+async def test_the_root_leads_to_the_pages() -> None:
+    """Somebody who opens the admin port in a browser finds them."""
+    async with (
+        started() as gateway,
+        aiohttp.ClientSession(f"http://{gateway.addresses['admin']}") as session,
+        session.get("/") as response,
+    ):
+        assert (200, "/ui/") == (response.status, response.url.path)
+
+
+async def test_pages_refuse_foreign_hosts() -> None:
+    """A page of another site cannot read them by pointing its name at this machine."""
+    async with started() as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['admin']}/ui/"
+        async with session.get(url, headers={"Host": "evil.example"}) as response:
+            assert 403 == response.status
+        async with session.post(url) as response:
+            assert 405 == response.status
+
+
+async def test_a_cut_over_offers_what_its_state_allows() -> None:
+    """The buttons are hidden until the script that sends the command shows them."""
+    wire = HttpRequest(
+        "GET",
+        "/ui/migrations/fraud",
+        headers=Headers([("Host", "localhost")]),
+        client=Client("127.0.0.1"),
+    )
+
+    class Stepping(Cutover):
+        def document(self, migration: str) -> dict[str, object]:
+            return {
+                "state": "waiting_for_approval",
+                "weight": 50,
+                "step": 4,
+                "steps": [50, 100],
+                "events": [],
+                "bake": None,
+                "calls": None,
+                "next": "100%",
+                "reason": "",
+            }
+
+    class Nothing(Evidence):
+        def __init__(self) -> None:
+            super().__init__()
+            self.evidence = {}
+
+    response = await AdminPages(api(Nothing(), Stepping()))(wire)
+    text = bytes(response.view).decode()
+    assert 200 == response.status
+    commands = [part.partition('"')[0] for part in text.split('data-command="')[1:]]
+    assert ["approve", "pause", "rollback"] == commands
+    assert 3 == text.count('<button type="button" hidden')
