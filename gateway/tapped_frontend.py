@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import structlog
-from msgspec import Struct, field
 
 from gateway.frontend import Frontend
-from gateway.ir.calls import Call, InferResponse, StreamInferRequest
-from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.streams import close_stream
-from gateway.ir.teed_body import TeedBody
+from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.errors import GatewayError
 from gateway.service import Service
 from gateway.session import SessionReply
-from gateway.telemetry.call_path import CALL_PATH, CallPath
+from gateway.telemetry.call_path import CALL_PATH
+from gateway.telemetry.tapped_call import NotedStream, TappedCall
 from gateway.wire.codec import Codec
 
 log = structlog.get_logger(__name__)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-
-
-class TappedCall(Struct):
-    """One inference, as the tap of a frontend gets it.
-
-    Attributes:
-        call: As the client's codec decoded it; `context.origin` has the message. The frontend
-            handles this one, so a tap may put a teed body in it.
-        started: On the clock of `time.monotonic`.
-        path: Route and target of the call.
-        items: The replies, each with its time since the start, seconds.
-        responses: The messages to the client.
-        error: Code and text of the error that ended the call; None for none.
-        teed: Keeps the body of a call that began before it was received; None for others.
-    """
-
-    call: Call[Any]
-    started: float
-    path: CallPath = field(default_factory=CallPath)
-    took_s: float = 0.0
-    items: list[tuple[float, InferResponse]] = field(default_factory=list)
-    responses: list[Any] = field(default_factory=list)
-    error: tuple[ErrorCode, str] | None = None
-    teed: TeedBody | None = None
-
-    def add(self, item: InferResponse) -> None:
-        """Note a reply."""
-        self.items.append((monotonic() - self.started, item))
-
-    def fail(self, error: BaseException) -> None:
-        """Note the error that ended the call; without the object, which refers to frames."""
-        if isinstance(error, GatewayError):
-            self.error = error.code, error.message
-        elif isinstance(error, Exception):
-            self.error = ErrorCode.INTERNAL, "internal error of the gateway"
-        else:
-            self.error = ErrorCode.CANCELLED, "the client disconnected"
 
 
 class Tap(Protocol):
@@ -156,7 +117,7 @@ class TappedFrontend(Frontend[Q, A]):
         finally:
             CALL_PATH.reset(token)
         if type(call) is StreamInferRequest:
-            return _NotedStream(reply, exchange)
+            return NotedStream(reply, exchange)
         exchange.add(reply)
         return reply
 
@@ -169,28 +130,3 @@ class TappedFrontend(Frontend[Q, A]):
         finally:
             if exchange.teed is not None:
                 exchange.teed.release()
-
-
-class _NotedStream:
-    """A stream of replies that notes each of them in an exchange."""
-
-    def __init__(self, items: AsyncIterator[InferResponse], exchange: TappedCall) -> None:
-        self._items = items
-        self._exchange = exchange
-
-    def __aiter__(self) -> AsyncIterator[InferResponse]:
-        return self
-
-    async def __anext__(self) -> InferResponse:
-        try:
-            item = await anext(self._items)
-        except StopAsyncIteration:
-            raise
-        except BaseException as error:
-            self._exchange.fail(error)
-            raise
-        self._exchange.add(item)
-        return item
-
-    async def aclose(self) -> None:
-        await close_stream(self._items)

@@ -20,7 +20,6 @@ from gateway import __version__
 from gateway.app.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin_api.api import AdminApi, AdminSources
 from gateway.app.announce import log_addresses, log_models
-from gateway.app.capture_options import capture_options
 from gateway.app.check import check
 from gateway.app.control import Control
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -28,10 +27,11 @@ from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
 from gateway.app.migration.shifts import NO_WEIGHTS, ServingShifts, ShiftWeights
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
-from gateway.app.recording import Capturing, StockKeeper
+from gateway.app.recording import StockKeeper
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
-from gateway.app.shadow.keeper import ShadowKeeper
+from gateway.app.shadow.client import ShadowClient
+from gateway.app.shadow.keeper import ShadowKeeper, shadow_channels
 from gateway.app.status import Document, gauge_entries
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
@@ -65,8 +65,8 @@ class Gateway:
         slot: The number of this process among all workers, which share its addresses.
         sockets: Unix sockets that the workers share, by address.
         drained: Endpoints that get no calls, as "UPSTREAM/ENDPOINT".
-        shadow: The socket to the shadow process, if the configuration needs one; the only process
-            of a gateway starts it itself.
+        shadow: The sockets to the shadow process, by channel, if the configuration needs one; the
+            only process of a gateway starts it itself.
         weights: Where the cut-overs of migrations stand.
         on_trip: Called when a guard of a cut-over trips in this process.
 
@@ -84,7 +84,7 @@ class Gateway:
         slot: WorkerSlot = SINGLE_PROCESS,
         sockets: Mapping[str, socket.socket] = MappingProxyType({}),
         drained: AbstractSet[str] = frozenset(),
-        shadow: socket.socket | None = None,
+        shadow: Mapping[str, socket.socket] = MappingProxyType({}),
         weights: ShiftWeights = NO_WEIGHTS,
         on_trip: Callable[[], None] = lambda: None,
     ) -> None:
@@ -102,7 +102,7 @@ class Gateway:
         self._stopping = False
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
-        self._shadow_socket = shadow
+        self._shadow_sockets = shadow
         self.shifts = ServingShifts(weights, on_trip)
         try:
             self._build(loaded)
@@ -129,7 +129,8 @@ class Gateway:
         if self._export is not None:
             new_path = self._export.new_path
             record = self._export.recorder(record, self.metrics.exemplify)
-        self._capture = self._connect_capture(loaded, new_path)
+        self._shadow = self._connect_shadow(loaded, new_path)
+        capture = None if self._shadow is None else self._shadow.capture
         self._process = ProcessParts(
             metrics=self.metrics,
             budget=self._budget,
@@ -141,11 +142,10 @@ class Gateway:
             forwarded=ForwardedRegions(config.shared_regions, is_shared=not self._slot.is_single),
             load=self._load,
             stock=None if self._stock_keeper is None else self._stock_keeper.stock.count,
-            new_path=(
-                new_path if self._capture is None else partial(inherited_path, new_path=new_path)
-            ),
+            new_path=(new_path if capture is None else partial(inherited_path, new_path=new_path)),
             tracing=None if self._export is None else self._export.tracing,
             shifts=self.shifts,
+            mirrors={} if self._shadow is None else self._shadow.mirrors,
         )
         self._graph = ServiceGraph(loaded, self._process)
         # What the listeners call: the entries of the graph, except after a reload.
@@ -174,7 +174,7 @@ class Gateway:
             replaces=config.lifecycle.hand_over,
             sockets=self._sockets,
             request_ids=self._slot.request_ids(),
-            tap=None if self._capture is None else self._capture.tap,
+            tap=None if capture is None else capture.tap,
             tracing=self._process.tracing,
         )
         self._listeners = [
@@ -186,20 +186,23 @@ class Gateway:
             self._data_servers |= built.servers
         self._admin_servers: dict[str, Server] = {}
 
-    def _connect_capture(
+    def _connect_shadow(
         self, loaded: LoadedConfig, new_path: Callable[[], CallPath]
-    ) -> Capturing | None:
-        """Return the connection to the shadow process; None if nothing is captured."""
-        config = loaded.config.capture
-        if config is None:
+    ) -> ShadowClient | None:
+        """Return the connection to the shadow process; None if the configuration needs none."""
+        if not shadow_channels(loaded.config):
             return None
-        options = capture_options(config, loaded.directory)
-        keeper, sock = None, self._shadow_socket
-        if sock is None:
+        keeper, sockets = None, self._shadow_sockets
+        if not sockets:
             keeper = ShadowKeeper(loaded, self._slot.count)
             self.metrics.registry.register(keeper)
-            sock = keeper.serving_end(self._slot.number)
-        return Capturing(options, sock, self.metrics, keeper, new_path)
+            sockets = keeper.serving_ends(self._slot.number)
+        return ShadowClient(loaded, sockets, keeper, self.metrics, new_path)
+
+    @property
+    def shadow_keeper(self) -> ShadowKeeper | None:
+        """The keeper of the shadow process; None if there is none, or the supervisor has it."""
+        return None if self._shadow is None else self._shadow.keeper
 
     @property
     def service(self) -> Service:
@@ -261,8 +264,8 @@ class Gateway:
             StartError: A model cannot be loaded, or an address is not available.
         """
         try:
-            if self._capture is not None:
-                await self._capture.start()
+            if self._shadow is not None:
+                await self._shadow.start()
             if self._stock_keeper is not None:
                 self._stock_keeper.start()
             await self._graph.start()
@@ -353,8 +356,8 @@ class Gateway:
         except REASONS as error:
             raise StartError(reason_of(error)) from error
         graph.drain_endpoints(drained)
-        if self._capture is not None and loaded.config.capture is not None:
-            self._capture.change(capture_options(loaded.config.capture, loaded.directory))
+        if self._shadow is not None:
+            self._shadow.change(loaded)
         await self._replace_graph(graph)
         return graph.parts.changes()
 
@@ -419,8 +422,8 @@ class Gateway:
             await server.stop()
         await self._retirements.finish(0)
         await self._graph.close()
-        if self._capture is not None:
-            await self._capture.close()
+        if self._shadow is not None:
+            await self._shadow.close()
         if self._stock_keeper is not None:
             await self._stock_keeper.close()
         self._regions.close()

@@ -37,6 +37,7 @@ from gateway.policies.limits.shed_load import ShedLoad
 from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.policies.observe import Observe, Recorder
 from gateway.policies.reject_sequences import RejectSequences
+from gateway.policies.sample import RouteTap, SampleCalls
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.policies.take_stock import CountCall, TakeStock
 from gateway.policies.usage_statistics import UsageStatistics
@@ -153,6 +154,7 @@ class RouteParts:
     sequences_per_client: int | None = None
     client_header: str = ""
     sequence_idle_s: float = IDLE_S
+    tap: RouteTap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("Router", "chooses the route by model, version and protocol"),
     ),
     "route": (
+        Layer("SampleCalls", "passes chosen calls to the shadow process, if a migration has them",
+              lambda inner, at: None if at.tap is None else SampleCalls(inner.calls, at.tap)),
         Layer("LimitSequences", "limits the open sequences of each client, if configured",
               lambda inner, at: None if at.sequences_per_client is None else LimitSequences(
                   inner.calls, at.sequences_per_client, client=CLIENT_MEMORY.get,

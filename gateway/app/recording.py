@@ -10,28 +10,24 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.app.shadow.keeper import ShadowKeeper
 from gateway.app.shadow.outbox import Outbox
+from gateway.app.shadow.sender import FinishedCalls, RecordSender
 from gateway.captures.privacy import Privacy
-from gateway.captures.records import Recordable, WireRow, record_of
+from gateway.captures.records import Recordable, WireRow
 from gateway.captures.sampling import CaptureOptions, CaptureSampler
-from gateway.concurrency.offload import inline, off_loop
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
-from gateway.ir.data import ArrayData
 from gateway.ir.errors import GatewayError
-from gateway.ir.teed_body import TeeBudget, tee_body, with_kept_body
-from gateway.ir.tensor import Tensor
-from gateway.ir.work import LongWork
+from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.migration.stock import SAVE_S, Stock, stock_path
 from gateway.migration.wire_messages import READING_HEADERS, Message, body_of, head_of
-from gateway.tapped_frontend import TappedCall
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.tapped_call import TappedCall
 
-# A shadow process that does not confirm the last calls delays a stop for this time.
-_CLOSE_S: Final = 5.0
+CLOSE_S: Final = 5.0
+"""A shadow process that does not confirm the last calls delays a stop for this time."""
 
 
 class CaptureTap:
@@ -50,11 +46,9 @@ class CaptureTap:
         new_path: Callable[[], CallPath] = CallPath,
     ) -> None:
         self._sampler = sampler
-        self._outbox = outbox
+        self._sender = RecordSender(outbox, lambda: self._privacy)
         self._new_path = new_path
-        self._tasks: set[asyncio.Task[None]] = set()
-        # A call has a monotonic time: the difference to UTC is taken once.
-        self._epoch_s = time.time() - time.monotonic()  # noqa: TID251  # a time that is written
+        self._finished = FinishedCalls()
         self._tee_budget = TeeBudget(sampler.options.outbox_bytes)
 
     @property
@@ -79,69 +73,36 @@ class CaptureTap:
 
     def end(self, exchange: TappedCall, /) -> None:
         """Pass a finished exchange to the shadow process."""
-        call, kept = exchange.call, memoryview(b"")
-        if exchange.teed is not None and isinstance(call, InferRequest):
-            found = exchange.teed.kept()
-            if found is None:
-                self._outbox.skip("arriving")
-                return
-            call, kept = with_kept_body(call, exchange.teed.start, found), found
-        wire: list[WireRow] = []
+        found = self._finished.recordable(exchange)
+        if found is None:
+            self._sender.outbox.skip("arriving")
+            return
+        recordable, kept = found
+        recordable.request = _resolved(recordable.request, exchange.path.model)
         if self._privacy.wire:
-            origin = call.context.origin
+            origin = exchange.call.context.origin
             if origin is not None:
                 row = _wire_row("request", 0, origin.wire, self._privacy)
-                wire.append(WireRow(row.side, row.place, row.head, row.body + kept.tobytes()))
-            wire += [
+                recordable.wire.append(
+                    WireRow(row.side, row.place, row.head, row.body + kept.tobytes())
+                )
+            recordable.wire += [
                 _wire_row("reply", place, each, self._privacy)
                 for place, each in enumerate(exchange.responses)
             ]
-        recordable = self._recordable(exchange.started, call.context, type(call).__name__, wire)
-        recordable.request = _resolved(inference_of(call), exchange.path.model)
-        recordable.route, recordable.target = exchange.path.route, exchange.path.target
-        recordable.took_us = round(exchange.took_s * 1e6)
-        recordable.items = [(round(at * 1e6), item) for at, item in exchange.items]
-        if exchange.error is not None:
-            code, recordable.error = exchange.error
-            recordable.code = code.value
         self._put(recordable)
 
     def _put(self, call: Recordable) -> None:
-        """Send a call, or count why not. Long work goes to the thread for it."""
+        """Send a call, or count why not."""
         reason = self._sampler.reason_to_skip(call)
         if reason:
-            self._outbox.skip(reason)
-            return
-        try:
-            self._outbox.put(inline(record_of, call, self._privacy, None))
-        except LongWork:
-            task = asyncio.create_task(self._put_later(call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return
-        except GatewayError:
-            self._outbox.skip("invalid")
-            return
-        except Exception:
-            self._outbox.skip("internal")
-            raise
+            self._sender.outbox.skip(reason)
+        else:
+            self._sender.send(call)
 
     async def close(self) -> None:
         """Wait for the calls that need long work."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _put_later(self, call: Recordable) -> None:
-        # A model may write to its arrays again.
-        call.items = [
-            (at, item.changed(outputs=tuple(map(_own, item.outputs)))) for at, item in call.items
-        ]
-        try:
-            record = await off_loop(record_of, call, self._privacy, None)
-        except GatewayError:
-            self._outbox.skip("invalid")
-        else:
-            self._outbox.put(record)
+        await self._sender.close()
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
         """Record a message that could not be decoded, if messages are recorded."""
@@ -153,31 +114,17 @@ class CaptureTap:
         ]
         client = NO_CLIENT if error.client is None else error.client
         context = Context(protocol=codec, request_id=error.request_id, client=client)
-        recordable = self._recordable(time.monotonic(), context, "", rows)
-        recordable.fail(error)
-        self._put(recordable)
-
-    def _recordable(
-        self, started: float, context: Context, kind: str, wire: list[WireRow]
-    ) -> Recordable:
-        client = context.client
-        return Recordable(
-            started_us=round((self._epoch_s + started) * 1e6),
+        recordable = Recordable(
+            started_us=self._finished.started_us(time.monotonic()),
             request=None,
-            kind=kind,
+            kind="",
             context=context,
             agent=client.agent[:256],
             client=client.address,
-            wire=wire,
+            wire=rows,
         )
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """Return *tensor* with a copy of an array."""
-    if not isinstance(tensor.data, ArrayData):
-        return tensor
-    data = ArrayData(tensor.data.array.copy())
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
+        recordable.fail(error)
+        self._put(recordable)
 
 
 def _resolved(request: InferRequest | None, name: str) -> InferRequest | None:
@@ -241,7 +188,6 @@ class Capturing:
         options: What to record.
         sock: To the shadow process.
         metrics: Gets the counts.
-        keeper: Keeps the shadow process running; None if the supervisor does.
         new_path: Makes the record of a call's path.
     """
 
@@ -250,23 +196,15 @@ class Capturing:
         options: CaptureOptions,
         sock: socket.socket,
         metrics: Metrics,
-        keeper: ShadowKeeper | None,
         new_path: Callable[[], CallPath],
     ) -> None:
         self._sampler = CaptureSampler(options)
         self._outbox = Outbox(sock, self._sampler)
-        self._keeper = keeper
         self.tap = CaptureTap(self._sampler, self._outbox, new_path)
         watch_capture(metrics, self._sampler, self._outbox)
 
-    async def start(self) -> None:
-        """Start the shadow process, if it is this one's, and send it calls.
-
-        Raises:
-            StartError: The shadow process cannot start.
-        """
-        if self._keeper is not None:
-            await self._keeper.start()
+    def start(self) -> None:
+        """Begin to send calls to the shadow process."""
         self._outbox.start()
 
     def change(self, options: CaptureOptions) -> None:
@@ -274,11 +212,9 @@ class Capturing:
         self._sampler.change(options)
 
     async def close(self) -> None:
-        """Wait until all calls are written, and end the shadow process; idempotent."""
+        """Wait until all calls are written; idempotent."""
         await self.tap.close()
-        await self._outbox.close(_CLOSE_S)
-        if self._keeper is not None:
-            await self._keeper.stop()
+        await self._outbox.close(CLOSE_S)
 
 
 def watch_capture(metrics: Metrics, sampler: CaptureSampler, outbox: Outbox) -> None:

@@ -39,6 +39,7 @@ _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("admin",),
     ("security",),
     ("capture",),
+    ("migrations",),
     ("state",),
     ("stock",),
     ("telemetry", "log", "format"),

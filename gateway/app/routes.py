@@ -27,6 +27,7 @@ from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.policies.prioritize import Prioritize
 from gateway.policies.rename import Rename
+from gateway.policies.sample import RouteTap
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
@@ -93,16 +94,29 @@ def route_state(ruled: RuledRoute, policies: PoliciesConfig, parts: KeptParts) -
     )
 
 
-def build_route(
+def build_route(  # noqa: PLR0913  # the last two by keyword
     ruled: RuledRoute,
     config: Config,
     upstreams: Mapping[str, RouteTarget],
     models: Mapping[str, RouteTarget],
     metrics: Metrics,
     state: RouteState,
+    *,
     cutover: ServingShift | None = None,
+    tap: RouteTap | None = None,
 ) -> BuiltRoute:
-    """Build one route to upstreams and models that exist already."""
+    """Build one route to upstreams and models that exist already.
+
+    Args:
+        ruled: The route.
+        config: The configuration.
+        upstreams: By name.
+        models: The models and pipelines of the gateway, by name.
+        metrics: Counts calls.
+        state: What the route continues with.
+        cutover: The cut-over of the route; None for none.
+        tap: Receives chosen calls; None for a route without a migration.
+    """
     if ruled.config is not None:
         targets = [
             Target(
@@ -133,7 +147,7 @@ def build_route(
     else:
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    service = _limit_calls(inner, ruled, config.policies, metrics, state)
+    service = _limit_calls(inner, ruled, config.policies, metrics, state, tap)
     return BuiltRoute(ruled, service, ready)
 
 
@@ -147,6 +161,7 @@ def _limit_calls(
     policies: PoliciesConfig,
     metrics: Metrics,
     state: RouteState,
+    tap: RouteTap | None,
 ) -> Service:
     name, route = ruled.name, ruled.config
     timeout, retry = policies.timeout, policies.retry
@@ -171,6 +186,7 @@ def _limit_calls(
         sequences_per_client=sequences,
         client_header=(policies.sequence_client_header or "").lower(),
         sequence_idle_s=policies.sequence_idle,
+        tap=tap,
     )
     return build_chain("route", inner, parts)
 

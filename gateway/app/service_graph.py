@@ -10,7 +10,7 @@ import asyncio
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ from gateway.config.models import Config, ListenerConfig, TlsConfig, UpstreamCon
 from gateway.ir.metadata import ServerMetadata, Trend
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
+from gateway.policies.sample import RouteTap
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
@@ -88,6 +89,7 @@ class ProcessParts:
         stock: Counts who calls what; None if nothing does.
         tracing: Makes spans; None for no spans.
         shifts: The cut-overs of this process; None for none.
+        mirrors: Receive chosen calls of routes, by the name of the route.
     """
 
     metrics: Metrics
@@ -103,6 +105,7 @@ class ProcessParts:
     stock: CountCall | None = None
     tracing: Tracing | None = None
     shifts: ServingShifts | None = None
+    mirrors: Mapping[str, RouteTap] = field(default_factory=dict)
 
 
 class ServiceGraph:
@@ -221,6 +224,17 @@ class ServiceGraph:
                 for name, model in self._models.loadable.items()
             ],
         }
+
+    def route_service(self, name: str) -> Service:
+        """Return the service of the route *name*.
+
+        Raises:
+            LookupError: There is no such route.
+        """
+        found = [built.service for built in self._routes if built.ruled.name == name]
+        if not found:
+            raise LookupError(f"unknown route {name!r}")
+        return found[0]
 
     def open_sequences(self, kept: KeptParts) -> Callable[[], bool] | None:
         """Return a function that tells whether a sequence that is open now still is.
@@ -360,7 +374,14 @@ class ServiceGraph:
             ruled.name,
             source,
             lambda: build_route(
-                ruled, self.config, self._targets, own, self._process.metrics, state, cutover
+                ruled,
+                self.config,
+                self._targets,
+                own,
+                self._process.metrics,
+                state,
+                cutover=cutover,
+                tap=self._process.mirrors.get(ruled.name),
             ),
         )
 

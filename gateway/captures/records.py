@@ -346,6 +346,26 @@ def outputs_of(reply: InferResponse) -> tuple[Tensor, ...]:
     )
 
 
+def tensor_row(tensor: Tensor, side: str, item: int, place: int) -> TensorRow:
+    """Return an output with its elements, which are copied.
+
+    Raises:
+        InvalidTensor: The elements cannot be written in wire form.
+    """
+    return TensorRow(
+        side=side,
+        item=item,
+        place=place,
+        name=tensor.name,
+        datatype=None if tensor.datatype is None else tensor.datatype.name,
+        shape=None if tensor.shape is None else json.dumps(tensor.shape),
+        form=RAW,
+        declared=None,
+        size=tensor.nbytes,
+        data=bytes(as_raw(tensor)),
+    )
+
+
 def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
     context, request = source.context, source.request
     model = ModelRef("") if request is None or request.model is None else request.model

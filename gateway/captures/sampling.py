@@ -54,6 +54,7 @@ class CaptureCounts:
     Attributes:
         recorded: Calls in committed transactions.
         nbytes: Bytes of their elements and messages.
+        outcomes: Compared calls by the outcome; of a capture, none. They count as recorded.
         skipped: Calls that cannot be recorded, by reason.
         dropped: Calls that were lost, by reason.
     """
@@ -62,6 +63,7 @@ class CaptureCounts:
         self.sampled = 0
         self.recorded = 0
         self.nbytes = 0
+        self.outcomes: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
 
@@ -115,16 +117,19 @@ class CaptureSampler:
         """Return why a call cannot be recorded as the privacy wants it; "" if it can."""
         if len(call.items) > self.options.max_items:
             return "too_many_items"
-        if not self.options.privacy.reads_elements:
-            return ""
-        inputs = () if call.request is None else call.request.inputs
-        outputs = [tensor for _, item in call.items for tensor in item.outputs]
-        for tensor in (*inputs, *outputs):
-            if isinstance(tensor.data, StreamedData):
-                return "arriving"
-            if isinstance(tensor.data, SharedMemoryData):
-                return "shared_memory"
-        return ""
+        return missing_elements(call) if self.options.privacy.reads_elements else ""
+
+
+def missing_elements(call: Recordable) -> str:
+    """Return why elements of a call cannot be read; "" if they can."""
+    inputs = () if call.request is None else call.request.inputs
+    outputs = [tensor for _, item in call.items for tensor in item.outputs]
+    for tensor in (*inputs, *outputs):
+        if isinstance(tensor.data, StreamedData):
+            return "arriving"
+        if isinstance(tensor.data, SharedMemoryData):
+            return "shared_memory"
+    return ""
 
 
 def draw(key: str, name: str = "capture") -> float:

@@ -21,6 +21,20 @@ from gateway.captures.sampling import buffers_of
 _HEAD: Final = struct.Struct("!I")
 
 
+class ShadowRequest(Struct, array_like=True):
+    """What a shadow call needs besides the record of the call; nothing of it is written.
+
+    Attributes:
+        metadata: Headers or gRPC metadata of the caller.
+        upstream_us: Time of the call at its target; 0 if unknown.
+        noise: Whether the old target is asked once more.
+    """
+
+    metadata: tuple[tuple[str, str], ...] = ()
+    upstream_us: int = 0
+    noise: bool = False
+
+
 class SampleMessage(Struct, array_like=True):
     """A sampled call, or only counts.
 
@@ -28,11 +42,13 @@ class SampleMessage(Struct, array_like=True):
         record: None to have everything before this message written and confirmed.
         skipped: Calls that were not sent since the last message, by reason.
         dropped: The same, for calls that were lost.
+        shadow: None for a call that is only written.
     """
 
     record: RecordedCall | None = None
     skipped: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
+    shadow: ShadowRequest | None = None
 
 
 class _Sizes(Struct, array_like=True):
@@ -51,8 +67,10 @@ class Confirmation(Struct, array_like=True):
         done: Every call up to this number has a result.
         recorded: Calls that were written.
         nbytes: Bytes of their elements and messages.
-        lost: Calls that could not be written, by reason.
+        lost: Calls that could not be written or compared, by reason.
         stopped: Why the recording has stopped; "" while it runs.
+        outcomes: Calls that were compared, by the outcome; they count in `recorded`.
+        skipped: Calls that cannot be compared, by reason.
     """
 
     epoch: int = 0
@@ -61,6 +79,8 @@ class Confirmation(Struct, array_like=True):
     nbytes: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -36,15 +36,15 @@ from gateway.cli.output import (
 )
 from gateway.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.compare.replies import Comparison
-from gateway.compare.rules import EXACT, IGNORE, OutputRule, OutputRules
 from gateway.compare.summary import Summary
 from gateway.compare.tensors import Outcome
 from gateway.config.load import ConfigError, load_file
-from gateway.config.migration import CompareConfig, MigrationConfig, RuleChoice
+from gateway.config.migration import MigrationConfig
 from gateway.config.units import Url, parse_duration, parse_url
 from gateway.ir.limits import MessageLimits
 from gateway.migration.differences import compare_captures
 from gateway.migration.guards import Guards, GuardVerdict, Standing, verdict_text
+from gateway.migration.output_rules import rules_of
 from gateway.migration.replay import (
     LATE_S,
     Replay,
@@ -224,20 +224,6 @@ def load_migration(source: str | None) -> MigrationConfig:
         names = ", ".join(config.migrations) or "none"
         fail(f"{file} has no migration {name!r}; its migrations are {names}", WRONG_USAGE)
     return migration
-
-
-def rules_of(config: CompareConfig) -> OutputRules:
-    """Return the rules of a configuration."""
-    outputs = {name: _rule_of(choice) for name, choice in config.outputs.items()}
-    return OutputRules(_rule_of(config.default), outputs)
-
-
-def _rule_of(choice: RuleChoice) -> OutputRule:
-    if choice == "exact":
-        return EXACT
-    if choice == "ignore":
-        return IGNORE
-    return OutputRule(**choice.model_dump())
 
 
 def has_tripped(verdicts: Sequence[GuardVerdict]) -> bool:

@@ -20,11 +20,11 @@ from gateway.cli.replay import (
     has_tripped,
     load_migration,
     parse_conditions,
-    rules_of,
 )
 from gateway.config.migration import CompareConfig, RuleChoice
 from gateway.migration.differences import compare_captures
 from gateway.migration.guards import Guards, verdict_text
+from gateway.migration.output_rules import rules_of
 from gateway.migration.report import ReportEvidence, ReportFacts, report_sections
 from gateway.migration.report_blocks import html_page, markdown_page
 

@@ -7,7 +7,6 @@ sequence wait for one another.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from gateway.captures.records import (
     OLD,
     ItemRow,
     RecordedCall,
-    TensorRow,
     outputs_of,
+    tensor_row,
 )
 from gateway.compare.replies import Comparison, Result, compare_results
 from gateway.compare.rules import OutputRules
@@ -31,7 +30,7 @@ from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
 from gateway.ir.streams import close_stream
-from gateway.ir.tensor import Tensor, as_raw
+from gateway.ir.tensor import Tensor
 from gateway.migration.guards import Guards, evidence_of
 from gateway.migration.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
@@ -338,9 +337,21 @@ def recorded_result(record: RecordedCall) -> Result | None:
 
 
 async def ask(
-    service: Service, request: InferRequest, is_stream: bool, timeout_s: float
+    service: Service,
+    request: InferRequest,
+    is_stream: bool,
+    timeout_s: float,
+    most_items: int | None = None,
 ) -> ReplayOutcome:
-    """Call a server, and return its result; an error is a result too."""
+    """Call a server, and return its result; an error is a result too.
+
+    Args:
+        service: The server.
+        request: The call, or that of the stream.
+        is_stream: Whether it is asked for a stream of replies.
+        timeout_s: Longest time.
+        most_items: Replies of a stream after which it is closed; None for all.
+    """
     started = monotonic()
     call = request.with_context(deadline=started + timeout_s)
     items: list[tuple[Tensor, ...]] = []
@@ -356,6 +367,8 @@ async def ask(
                             raise item.error
                         times.append(monotonic() - started)
                         items.append(outputs_of(item))
+                        if len(items) == most_items:
+                            break
                 finally:
                     await close_stream(replies)
             else:
@@ -384,23 +397,8 @@ def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> 
     items = [ItemRow(number, round(at * 1e6), OK) for number, at in enumerate(outcome.times_s)]
     tensors = [each for each in record.tensors if each.side != OLD]
     for number, outputs in enumerate(outcome.result.items):
-        tensors += [_row(each, number, place) for place, each in enumerate(outputs)]
+        tensors += [tensor_row(each, OLD, number, place) for place, each in enumerate(outputs)]
     return RecordedCall(call, tensors, items)
-
-
-def _row(tensor: Tensor, item: int, place: int) -> TensorRow:
-    return TensorRow(
-        side=OLD,
-        item=item,
-        place=place,
-        name=tensor.name,
-        datatype=None if tensor.datatype is None else tensor.datatype.name,
-        shape=None if tensor.shape is None else json.dumps(tensor.shape),
-        form="raw",
-        declared=None,
-        size=tensor.nbytes,
-        data=bytes(as_raw(tensor)),
-    )
 
 
 def _sequence_key(record: RecordedCall) -> str | None:

@@ -36,7 +36,8 @@ from gateway.ir.errors import (
 from gateway.ir.expected_inputs import compare_inputs
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.work import charge
-from gateway.tapped_frontend import TappedCall, TappedFrontend
+from gateway.tapped_frontend import TappedFrontend
+from gateway.telemetry.tapped_call import TappedCall
 from gateway.wire.codec import StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse

@@ -36,8 +36,10 @@ class WorkerSetup:
         logs_warnings: Whether this worker logs warnings about the configuration.
         sockets: Descriptors of the unix sockets that the workers share, by address.
         drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
-        shadow: Descriptor of the socket to the shadow process; None without one.
-        serving: For the shadow process: descriptors of the sockets to the workers, by number.
+        shadow: Descriptors of the sockets to the shadow process: "" for the capture, and the name
+            of each live migration.
+        serving: For the shadow process: by the same names, descriptors of the sockets to the
+            workers, by number.
     """
 
     loaded: LoadedConfig
@@ -45,14 +47,14 @@ class WorkerSetup:
     logs_warnings: bool
     sockets: Mapping[str, int] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
-    shadow: int | None = None
-    serving: Mapping[int, int] = field(default_factory=dict)
+    shadow: Mapping[str, int] = field(default_factory=dict)
+    serving: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """All descriptors that the process inherits."""
-        shadow = () if self.shadow is None else (self.shadow,)
-        return (*self.sockets.values(), *shadow, *self.serving.values())
+        serving = [number for ends in self.serving.values() for number in ends.values()]
+        return (*self.sockets.values(), *self.shadow.values(), *serving)
 
 
 def encode_loaded(loaded: LoadedConfig) -> str:

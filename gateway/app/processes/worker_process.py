@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -58,11 +58,13 @@ class WorkerProcess:
     Attributes:
         pid: The process id.
         metrics: The last metrics that the worker sent.
+        on_evidence: Called with the evidence that a shadow process sends, by migration.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
         self.metrics: Snapshot = ()
+        self.on_evidence: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None
         self._process = process
         self._channel = channel
         self._pending: dict[int, asyncio.Future[Message]] = {}
@@ -93,6 +95,16 @@ class WorkerProcess:
         """Request the status of the worker; return an empty one on timeout."""
         found: dict[str, Any] = (await self._request("status")).get("status", {})
         return found
+
+    async def sample(self, migration: str, sample_id: str) -> dict[str, Any] | None:
+        """Request a kept sample of a migration from a shadow process; None if there is none."""
+        wanted = {"migration": migration, "id": sample_id}
+        found: dict[str, Any] | None = (await self._request("sample", sample=wanted)).get("sample")
+        return found
+
+    def send(self, message: Message) -> None:
+        """Send a message without a reply; do nothing if the process has exited."""
+        self._channel.send(message)
 
     async def update_metrics(self) -> None:
         """Request the metrics of the worker; keep the last ones on timeout."""
@@ -153,6 +165,8 @@ class WorkerProcess:
         while (message := await self._channel.receive()) is not None:
             if "metrics" in message:
                 self.metrics = message["metrics"]
+            if "evidence" in message and self.on_evidence is not None:
+                self.on_evidence(message["evidence"])
             if "started" in message:
                 self._set_startup(message["started"])
             elif "failed" in message:

@@ -7,22 +7,28 @@ the shadow process belong to it, so they stay open whichever end dies.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
+from gateway.app.migration.targets import live_migrations
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.shadow.packets import socket_pair
+from gateway.app.shadow.targets import shadow_config
 from gateway.app.worker_slot import WorkerSlot
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
+from gateway.config.models import Config
 
 log = structlog.get_logger(__name__)
 
@@ -31,13 +37,34 @@ Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
 # A shadow process may write this long after the last call.
 _STOP_S: Final = 10.0
 _POLICY: Final = RestartPolicy(max_failures=None)
+CAPTURE: Final = ""
+"""The channel of the capture; each other one has the name of a migration."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEvidence:
+    """The evidence of a migration.
+
+    Attributes:
+        document: Of `MigrationEvidence.document`.
+        at_s: When it arrived, on the clock of the event loop.
+    """
+
+    document: Mapping[str, Any]
+    at_s: float
+
+
+def shadow_channels(config: Config) -> tuple[str, ...]:
+    """Return what a shadow process is needed for: the capture, and each live migration by name."""
+    capture = () if config.capture is None else (CAPTURE,)
+    return (*capture, *(each.name for each in live_migrations(config)))
 
 
 class ShadowKeeper(Collector):
     """The shadow process of a gateway, from its parent's side.
 
     Args:
-        loaded: The configuration; it has a capture.
+        loaded: The configuration; it has a capture or a live migration.
         count: The number of serving processes.
         launch: Starts the process.
         restart_policy: The backoff between restarts.
@@ -56,22 +83,56 @@ class ShadowKeeper(Collector):
         self._loaded = loaded
         self._launch = launch
         self._policy = restart_policy
-        self._pairs = {number: socket_pair() for number in range(1, count + 1)}
+        self._pairs = {
+            name: {number: socket_pair() for number in range(1, count + 1)}
+            for name in shadow_channels(loaded.config)
+        }
         self._slot = WorkerSlot(0, count, "shadow")
         self._process: WorkerProcess | None = None
         self._is_up = False
+        self._is_replacing = False
+        self._evidence: dict[str, KeptEvidence] = {}
         self._restarts = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def evidence(self) -> Mapping[str, KeptEvidence]:
+        """The latest evidence of each live migration that has any."""
+        return MappingProxyType(self._evidence)
 
     @property
     def pid(self) -> int | None:
         """The id of the process; None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def serving_end(self, number: int) -> socket.socket:
-        """Return the end of the socket that the serving process *number* uses."""
-        return self._pairs[number][0]
+    def serving_ends(self, number: int) -> dict[str, socket.socket]:
+        """Return the ends of the sockets that the serving process *number* uses, by channel."""
+        return {name: pairs[number][0] for name, pairs in self._pairs.items()}
+
+    def reset_evidence(self, migration: str) -> None:
+        """Let the evidence of a migration begin anew."""
+        self._evidence.pop(migration, None)
+        if self._process is not None:
+            self._process.send({"evidence_reset": migration})
+
+    async def sample(self, migration: str, sample_id: str) -> Mapping[str, Any] | None:
+        """Return a kept sample of a migration as JSON values; None if there is none."""
+        if self._process is None:
+            return None
+        return await self._process.sample(migration, sample_id)
+
+    def change(self, loaded: LoadedConfig) -> None:
+        """Follow another configuration with the same channels.
+
+        The process is replaced if its targets have changed, and its evidence begins anew.
+        """
+        old, self._loaded = self._loaded, loaded
+        if shadow_config(old.config) == shadow_config(loaded.config):
+            return
+        if self._process is not None and not self._stopping.is_set():
+            self._is_replacing = True
+            self._process.stop()
 
     async def start(self) -> None:
         """Start the process, and keep it running until `stop`.
@@ -97,8 +158,8 @@ class ShadowKeeper(Collector):
                 if self._process is not None:
                     self._process.kill()
                 await task
-        for pair in self._pairs.values():
-            for each in pair:
+        for pairs in self._pairs.values():
+            for each in itertools.chain.from_iterable(pairs.values()):
                 each.close()
         self._pairs = {}
 
@@ -110,7 +171,10 @@ class ShadowKeeper(Collector):
         yield CounterMetricFamily("gateway_shadow_restarts", text, value=self._restarts)
 
     async def _start_process(self) -> None:
-        ends = {number: pair[1].fileno() for number, pair in self._pairs.items()}
+        ends = {
+            name: {number: pair[1].fileno() for number, pair in pairs.items()}
+            for name, pairs in self._pairs.items()
+        }
         setup = WorkerSetup(self._loaded, self._slot, logs_warnings=False, serving=ends)
         try:
             self._process = await self._launch(setup)
@@ -122,6 +186,7 @@ class ShadowKeeper(Collector):
             await self._process.wait()
             self._process = None
             raise
+        self._process.on_evidence = self._keep_evidence
         self._is_up = True
         log.info("shadow process started", pid=self._process.pid)
 
@@ -137,15 +202,27 @@ class ShadowKeeper(Collector):
                 self._process, self._is_up = None, False
             if self._stopping.is_set():
                 return
+            if self._is_replacing:
+                self._is_replacing = False
+                started_at, ended = await self._start_again()
+                continue
             served_s = 0.0 if started_at is None else loop.time() - started_at
             wait_s = backoff.next_wait(served_s=served_s, is_clean=False)
             log.error("shadow process died", ended=ended, restart_in_s=wait_s)
             if await is_set_within(self._stopping, wait_s or 0.0):
                 return
             self._restarts += 1
-            started_at = None
-            try:
-                await self._start_process()
-                started_at = loop.time()
-            except StartError as error:
-                ended = str(error)
+            started_at, ended = await self._start_again()
+
+    async def _start_again(self) -> tuple[float | None, str]:
+        """Start the process; return the time of it, or None and the reason of a failure."""
+        try:
+            await self._start_process()
+        except StartError as error:
+            return None, str(error)
+        return asyncio.get_running_loop().time(), ""
+
+    def _keep_evidence(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        at_s = asyncio.get_running_loop().time()
+        for name, document in documents.items():
+            self._evidence[name] = KeptEvidence(document, at_s)

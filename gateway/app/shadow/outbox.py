@@ -10,20 +10,53 @@ import asyncio
 import os
 import socket
 from collections import Counter
+from typing import Protocol
 
 import structlog
 
 from gateway.app.shadow.packets import PACKET_BYTES, PacketWriter
 from gateway.captures.records import RecordedCall
-from gateway.captures.sampling import CALL_BYTES, CaptureSampler
+from gateway.captures.sampling import CALL_BYTES, CaptureCounts
 from gateway.captures.transfer import (
     Confirmation,
     SampleMessage,
+    ShadowRequest,
     decode_confirmation,
     encode_message,
 )
 
 log = structlog.get_logger(__name__)
+
+
+class OutboxLimits(Protocol):
+    """What may wait in an outbox.
+
+    Attributes:
+        outbox_bytes: Elements and messages of all calls.
+        outbox_calls: Number of calls.
+        sample_bytes: Largest call.
+    """
+
+    @property
+    def outbox_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def outbox_calls(self) -> int: ...  # noqa: D102
+    @property
+    def sample_bytes(self) -> int: ...  # noqa: D102
+
+
+class OutboxSampler(Protocol):
+    """Chose the calls of an outbox.
+
+    Attributes:
+        options: The limits; they may be replaced.
+        counts: What became of the calls.
+    """
+
+    @property
+    def options(self) -> OutboxLimits: ...  # noqa: D102
+    @property
+    def counts(self) -> CaptureCounts: ...  # noqa: D102
 
 
 class Outbox:
@@ -38,7 +71,7 @@ class Outbox:
         used_bytes: Bytes that wait for the socket.
     """
 
-    def __init__(self, sock: socket.socket, sampler: CaptureSampler) -> None:
+    def __init__(self, sock: socket.socket, sampler: OutboxSampler) -> None:
         self._sock = sock
         self._sampler = sampler
         self._counts = sampler.counts
@@ -62,35 +95,41 @@ class Outbox:
         self._loop.add_reader(self._sock.fileno(), self._receive)
         self._schedule()
 
-    def put(self, record: RecordedCall) -> None:
+    def put(self, record: RecordedCall, shadow: ShadowRequest | None = None) -> bool:
         """Send a sampled call, or drop and count it; never waits.
 
         Elements and messages are not copied, and must not change.
+
+        Returns:
+            Whether it will be sent.
         """
         options, size = self._sampler.options, CALL_BYTES + record.nbytes
         if size > options.sample_bytes:
-            self._drop("too_large")
+            self.drop("too_large")
         elif self.stopped:
-            self._drop("stopped")
+            self.drop("stopped")
         elif (
             self.used_bytes + size > options.outbox_bytes
             or len(self._writer) >= options.outbox_calls
         ):
-            self._drop("queue")
+            self.drop("queue")
         else:
-            self._send(record)
+            self._send(record, shadow)
+            return True
+        return False
 
     def skip(self, reason: str) -> None:
-        """Count a sampled call that cannot be recorded."""
+        """Count a sampled call that cannot be recorded or compared."""
         self._counts.skipped[reason] += 1
         self._skipped[reason] += 1
 
-    def _drop(self, reason: str, count: int = 1) -> None:
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count sampled calls that are lost."""
         self._counts.dropped[reason] += count
         self._dropped[reason] += count
 
-    def _send(self, record: RecordedCall | None) -> None:
-        message = SampleMessage(record, dict(self._skipped), dict(self._dropped))
+    def _send(self, record: RecordedCall | None, shadow: ShadowRequest | None = None) -> None:
+        message = SampleMessage(record, dict(self._skipped), dict(self._dropped), shadow)
         buffers = encode_message(message)  # raises for text that is not Unicode
         self._skipped.clear()
         self._dropped.clear()
@@ -178,10 +217,13 @@ class Outbox:
         self._confirmed = max(self._confirmed, confirmation.done)
         self._counts.recorded += confirmation.recorded
         self._counts.nbytes += confirmation.nbytes
+        self._counts.outcomes.update(confirmation.outcomes)
         self._counts.dropped.update(confirmation.lost)
-        lost = calls - confirmation.recorded - sum(confirmation.lost.values())
+        self._counts.skipped.update(confirmation.skipped)
+        found = confirmation.recorded + sum(confirmation.lost.values())
+        lost = calls - found - sum(confirmation.skipped.values())
         if lost > 0:
-            self._drop("shadow_down", lost)
+            self.drop("shadow_down", lost)
         self.stopped = confirmation.stopped
         if self._all_confirmed is not None and self._confirmed == self._numbers:
             self._all_confirmed.set()

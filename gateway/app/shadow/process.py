@@ -1,22 +1,25 @@
-"""The main module of the shadow process, which writes captures for all serving processes.
+"""The main module of the shadow process, which writes captures and asks the targets of migrations.
 
 `worker_process.launch` runs `python -m gateway.app.shadow.process NUMBER/COUNT DESCRIPTOR`. The
-process ends at SIGTERM, or when its parent exits. Before, it writes what the sockets hold.
+process ends at SIGTERM, or when its parent exits. Before, it writes what the sockets hold. It has a
+socket to each serving process for the capture, and one for each migration.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
 import sys
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import structlog
 
 from gateway.app.capture_options import capture_options
-from gateway.app.errors import reason_of
+from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.process import (
     freeze_startup_objects,
     keep_large_buffers,
@@ -29,9 +32,17 @@ from gateway.app.processes.channel import (
     read_setup,
     stop_signal,
 )
+from gateway.app.shadow.keeper import CAPTURE
+from gateway.app.shadow.mirroring import Mirroring
 from gateway.app.shadow.packets import PACKET_BYTES, PacketReader
-from gateway.captures.recorder import CaptureRecorder
-from gateway.captures.transfer import Confirmation, decode_message, encode_confirmation
+from gateway.captures.recorder import CaptureRecorder, Sender
+from gateway.captures.transfer import (
+    Confirmation,
+    SampleMessage,
+    decode_message,
+    encode_confirmation,
+)
+from gateway.config.load import ConfigError, LoadedConfig
 from gateway.telemetry import log as logs
 
 log = structlog.get_logger(__name__)
@@ -43,8 +54,21 @@ _KEPT_BYTES = 64 << 20
 _LAST_PACKETS = 4096
 
 
+class Receiver(Protocol):
+    """Receives the messages of serving processes: a recorder, or a mirror."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes further messages now."""
+        ...
+
+    def put(self, sender: Sender, number: int, message: SampleMessage, size: int) -> None:
+        """Take a message; never waits and never raises."""
+        ...
+
+
 class Inbox:
-    """Passes the messages of all serving processes to a recorder, and confirmations back.
+    """Passes the messages of all serving processes to a receiver, and confirmations back.
 
     Args:
         sockets: By the number of the serving process.
@@ -55,12 +79,12 @@ class Inbox:
         self._readers = {number: PacketReader() for number in sockets}
         self._unsent: dict[int, list[Confirmation]] = {number: [] for number in sockets}
         self._loop = asyncio.get_running_loop()
-        self._recorder: CaptureRecorder | None = None
+        self._receiver: Receiver | None = None
         self._is_reading = False
 
-    def start(self, recorder: CaptureRecorder) -> None:
+    def start(self, receiver: Receiver) -> None:
         """Announce this process, and begin to read."""
-        self._recorder = recorder
+        self._receiver = receiver
         for number in self._sockets:
             self._unsent[number].append(Confirmation())
         self._send_confirmations()
@@ -76,12 +100,13 @@ class Inbox:
 
     def confirm_soon(self, number: int, confirmation: Confirmation) -> None:
         """Send a confirmation; called on the thread of the recorder."""
-        self._loop.call_soon_threadsafe(self._confirm, number, confirmation)
+        self._loop.call_soon_threadsafe(self.confirm, number, confirmation)
 
-    def _confirm(self, number: int, confirmation: Confirmation) -> None:
+    def confirm(self, number: int, confirmation: Confirmation) -> None:
+        """Send a confirmation."""
         self._unsent[number].append(confirmation)
         self._send_confirmations()
-        if self._recorder is not None and self._recorder.has_room:
+        if self._receiver is not None and self._receiver.has_room:
             self._resume()
 
     def _send_confirmations(self) -> None:
@@ -108,14 +133,14 @@ class Inbox:
 
     def _receive(self, number: int) -> bool:
         """Read one packet; return whether there was one."""
-        assert self._recorder is not None  # noqa: S101  # `start` sets it
+        assert self._receiver is not None  # noqa: S101  # `start` sets it
         try:
             packet = self._sockets[number].recv(PACKET_BYTES)
         except (BlockingIOError, InterruptedError):
             return False
         for epoch, place, view in self._readers[number].receive(packet):
-            self._recorder.put((number, epoch), place, decode_message(view), view.nbytes)
-        if not self._recorder.has_room:
+            self._receiver.put((number, epoch), place, decode_message(view), view.nbytes)
+        if not self._receiver.has_room:
             self._pause()
         return True
 
@@ -139,28 +164,35 @@ def main() -> int:
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     stop = stop_signal()
     channel = await open_channel(sock)
-    sockets = {number: socket.socket(fileno=fd) for number, fd in setup.serving.items()}
-    for each in sockets.values():
+    sockets = {
+        name: {number: socket.socket(fileno=fd) for number, fd in ends.items()}
+        for name, ends in setup.serving.items()
+    }
+    for each in itertools.chain.from_iterable(ends.values() for ends in sockets.values()):
         each.setblocking(False)
-    inbox = Inbox(sockets)
-    config = setup.loaded.config.capture
-    assert config is not None  # noqa: S101  # the keeper starts this process for a capture
-    options = capture_options(config, setup.loaded.directory)
-    recorder = CaptureRecorder(options, inbox.confirm_soon)
+    inboxes = {name: Inbox(ends) for name, ends in sockets.items()}
+    recording = mirroring = None
     try:
-        await asyncio.to_thread(recorder.start)
-    except OSError as error:
+        if CAPTURE in inboxes:
+            recording = await _start_recorder(setup.loaded, inboxes[CAPTURE])
+        if inboxes.keys() - {CAPTURE}:
+            mirroring = Mirroring(setup.loaded, inboxes, channel.send)
+            await mirroring.start()
+    except (*REASONS, StartError, ConfigError) as error:
         channel.send({"failed": reason_of(error)})
         await channel.close()
         return _FAILED
     freeze_startup_objects()
-    inbox.start(recorder)
     channel.send({"started": {}})
-    requests = asyncio.create_task(_handle_requests(channel))
+    requests = asyncio.create_task(_handle_requests(channel, mirroring))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
-    inbox.stop()
-    await asyncio.to_thread(recorder.close)
+    for inbox in inboxes.values():
+        inbox.stop()
+    if mirroring is not None:
+        await mirroring.close()
+    if recording is not None:
+        await asyncio.to_thread(recording.close)
     await asyncio.sleep(0)  # the last confirmations
     await channel.close()
     for task in (requests, stopping):
@@ -168,10 +200,36 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     return 0
 
 
-async def _handle_requests(channel: WorkerChannel) -> None:
+async def _start_recorder(loaded: LoadedConfig, inbox: Inbox) -> CaptureRecorder:
+    """Return a recorder that reads from *inbox*.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    config = loaded.config.capture
+    assert config is not None  # noqa: S101  # the keeper opens this channel for a capture
+    options = capture_options(config, loaded.directory)
+    recorder = CaptureRecorder(options, inbox.confirm_soon)
+    await asyncio.to_thread(recorder.start)
+    inbox.start(recorder)
+    return recorder
+
+
+async def _handle_requests(channel: WorkerChannel, mirroring: Mirroring | None) -> None:
     """Reply to the parent until it exits."""
     while (message := await channel.receive()) is not None:
-        channel.send({"ready": True, "number": message["number"]})
+        if "evidence_reset" in message:
+            if mirroring is not None:
+                mirroring.reset(message["evidence_reset"])
+            continue
+        reply: dict[str, Any] = {"ready": True}
+        if message["request"] == "sample":
+            wanted = message["sample"]
+            found = None
+            if mirroring is not None:
+                found = mirroring.sample(wanted["migration"], wanted["id"])
+            reply = {"sample": found}
+        channel.send({**reply, "number": message["number"]})
 
 
 if __name__ == "__main__":

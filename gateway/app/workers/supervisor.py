@@ -27,7 +27,7 @@ from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
 from gateway.app.run import stop_event
-from gateway.app.shadow.keeper import ShadowKeeper
+from gateway.app.shadow.keeper import ShadowKeeper, shadow_channels
 from gateway.app.status import Document
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
@@ -167,6 +167,8 @@ class Supervisor:
                 await asyncio.gather(*(self._restore(each) for each in reloaded))
                 raise StartError(f"worker {number}: {error}") from error
             reloaded.append(worker)
+        if self._shadow is not None:
+            self._shadow.change(new)
         return changes
 
     async def _restore(self, worker: WorkerProcess) -> None:
@@ -283,7 +285,8 @@ class Supervisor:
             StartError: The worker cannot start.
         """
         # Every worker would log the same warnings about the configuration: one of them does.
-        shadow = None if self._shadow is None else self._shadow.serving_end(slot.number).fileno()
+        ends = {} if self._shadow is None else self._shadow.serving_ends(slot.number)
+        shadow = {name: end.fileno() for name, end in ends.items()}
         is_first = is_first and slot.number == 1
         setup = WorkerSetup(
             self._loaded, slot, is_first, self._sockets, self._drained, shadow=shadow
@@ -427,7 +430,7 @@ async def _run(
     restart_policy: RestartPolicy | None,
     load: Load,
 ) -> int:
-    shadow = ShadowKeeper(loaded, count) if loaded.config.capture is not None else None
+    shadow = ShadowKeeper(loaded, count) if shadow_channels(loaded.config) else None
     supervisor = Supervisor(
         sockets.loaded,
         count,

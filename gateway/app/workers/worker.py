@@ -69,9 +69,9 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         sockets = {
             address: socket.socket(fileno=number) for address, number in setup.sockets.items()
         }
-        shadow = None if setup.shadow is None else socket.socket(fileno=setup.shadow)
-        if shadow is not None:
-            shadow.setblocking(False)
+        shadow = {name: socket.socket(fileno=number) for name, number in setup.shadow.items()}
+        for each in shadow.values():
+            each.setblocking(False)
         gateway = Gateway(setup.loaded, setup.slot, sockets, setup.drained, shadow)
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)

@@ -67,14 +67,14 @@ async def test_the_process_gets_a_socket_to_each_worker() -> None:
     """It has the role `shadow`, and the sockets stay the same when it is started again."""
     launcher = Launcher()
     kept = keeper(launcher)
-    ends = [kept.serving_end(number).fileno() for number in (1, 2)]
+    ends = [kept.serving_ends(number)[""].fileno() for number in (1, 2)]
     await kept.start()
     setup = launcher.started[0].setup
-    assert (setup.slot.role, sorted(setup.serving)) == ("shadow", [1, 2])
+    assert (setup.slot.role, sorted(setup.serving[""])) == ("shadow", [1, 2])
     launcher.started[0].over.set_result(-signal.SIGKILL)
     await settle()
     assert launcher.started[1].setup.serving == setup.serving
-    assert [kept.serving_end(number).fileno() for number in (1, 2)] == ends
+    assert [kept.serving_ends(number)[""].fileno() for number in (1, 2)] == ends
     assert metrics(kept)["gateway_shadow_restarts_total"] == 1
     await kept.stop()
 

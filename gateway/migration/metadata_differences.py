@@ -1,0 +1,49 @@
+"""How the metadata of one model differs at two servers, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+
+
+def metadata_differences(old: ModelMetadata, new: ModelMetadata) -> Iterator[str]:
+    """Yield each difference that a client may notice; names, versions and platforms are none.
+
+    What a server does not report is no difference.
+
+    Args:
+        old: Of the old server.
+        new: Of the new one.
+    """
+    yield from _tensor_differences("input", old.inputs, new.inputs)
+    yield from _tensor_differences("output", old.outputs, new.outputs)
+    if None not in {old.max_batch_size, new.max_batch_size} and (
+        old.max_batch_size != new.max_batch_size
+    ):
+        yield f"max_batch_size {old.max_batch_size} became {new.max_batch_size}"
+    for flag in ("stateful", "decoupled"):
+        before, after = getattr(old, flag), getattr(new, flag)
+        if before != after:
+            yield f"the model is {'no longer' if before else 'now'} {flag}"
+
+
+def _tensor_differences(
+    kind: str, old: Sequence[TensorMetadata], new: Sequence[TensorMetadata]
+) -> Iterator[str]:
+    if not old or not new:  # a server that reports none
+        return
+    after = {each.name: each for each in new}
+    for tensor in old:
+        found = after.pop(tensor.name, None)
+        if found is None:
+            yield f"{kind} {tensor.name!r} is missing"
+            continue
+        if None not in {tensor.datatype, found.datatype} and tensor.datatype is not found.datatype:
+            before, now = tensor.datatype, found.datatype
+            yield f"{kind} {tensor.name!r} was {before and before.name}, and is {now and now.name}"
+        if None not in {tensor.shape, found.shape} and tensor.shape != found.shape:
+            before_text, now_text = (str(list(each.shape or ())) for each in (tensor, found))
+            yield f"{kind} {tensor.name!r} had shape {before_text}, and has {now_text}"
+    for name in after:
+        yield f"{kind} {name!r} is new"
