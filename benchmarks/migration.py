@@ -21,7 +21,7 @@ import uvloop
 from benchmarks import messages, systems
 from benchmarks.processes import cores
 from gateway.app import complete_service, connect
-from gateway.app.shadow.keeper import ShadowKeeper
+from gateway.app.shadow.keeper import CAPTURE, ShadowKeeper
 from gateway.app.shadow.outbox import Outbox
 from gateway.captures.capture import Capture
 from gateway.captures.directory import make_directory
@@ -145,7 +145,7 @@ async def _recording_by_socket(directory: Path) -> Row:
     await keeper.start()
     assert keeper.pid is not None
     sampler = CaptureSampler(CaptureOptions(directory=directory, privacy=privacy))
-    outbox = Outbox(keeper.serving_end(1), sampler)
+    outbox = Outbox(keeper.serving_ends(1)[CAPTURE], sampler)
     outbox.start()
     started, cpu = time.perf_counter(), _cpu_s(keeper.pid)
     for _ in range(_LARGE_CALLS):
