@@ -23,15 +23,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 PROPERTY_TIMEOUT_S = 180.0
 
-# Real sockets and processes on a machine that others use too: what fails there is tried twice
-# more, and the summary counts it ("rerun"). What is wrong fails three times.
+# Real sockets and processes on a machine that others use too: what fails there is tried three times
+# more, after a moment, and the summary counts it ("rerun"). What is wrong fails each time.
 _ON_THE_CLOCK = (
     "tests/integration/",
     "tests/hostile/",
     "tests/interop/",
     "tests/matrix/test_streams",
 )
-_TRIES_MORE = 2
+_TRIES_MORE = 3
+_BETWEEN_TRIES_S = 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         on_the_clock = any(place in item.nodeid for place in _ON_THE_CLOCK)
         if on_the_clock and item.get_closest_marker("flaky") is None:
-            item.add_marker(pytest.mark.flaky(reruns=_TRIES_MORE))
+            item.add_marker(pytest.mark.flaky(reruns=_TRIES_MORE, reruns_delay=_BETWEEN_TRIES_S))
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROPERTY_TIMEOUT_S))
