@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 
 from gateway import __version__
 from gateway.app.admin import PAGE_DRAIN_S, start_pages
-from gateway.app.admin_api.api import AdminApi, AdminSources
+from gateway.app.admin_api.api import AdminApi, AdminSources, CutoverSource
 from gateway.app.announce import log_addresses, log_models
 from gateway.app.check import check
 from gateway.app.control import Control
@@ -245,20 +245,24 @@ class Gateway:
             "warnings": logs.recent_warnings(),
         }
 
-    def _api(self, control: Control | None) -> AdminApi | None:
+    def _api(self, control: Control | None, cutovers: CutoverSource | None) -> AdminApi | None:
         if control is None:
             return None
-        return AdminApi(AdminSources(self.status, self.families, control), control.access)
+        sources = AdminSources(self.status, self.families, control, cutover=cutovers)
+        return AdminApi(sources, control.access)
 
     async def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
         return self._graph.server.ready()
 
-    async def start(self, control: Control | None = None) -> None:
+    async def start(
+        self, control: Control | None = None, cutovers: CutoverSource | None = None
+    ) -> None:
         """Load the models, start the probes of the upstreams, and listen.
 
         Args:
             control: Handles the admin pages about the configuration; None for no such pages.
+            cutovers: Decides about cut-overs; None for none.
 
         Raises:
             StartError: A model cannot be loaded, or an address is not available.
@@ -282,7 +286,7 @@ class Gateway:
                     self.ready,
                     control,
                     self.status,
-                    self._api(control),
+                    self._api(control, cutovers),
                     reuse_port=self._graph.config.lifecycle.hand_over,
                 )
         except StartError:

@@ -19,6 +19,7 @@ import structlog
 
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import StartError
+from gateway.app.migration.controller import CutoverController
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
@@ -94,6 +95,7 @@ class Reloader:
         loaded: The configuration in force.
         apply: Puts another configuration in force.
         clock: Seconds since the epoch.
+        cutovers: Refuses changes of a cut-over that is under way; None without cut-overs.
 
     Attributes:
         metrics: Counts the reloads.
@@ -106,7 +108,9 @@ class Reloader:
         apply: Apply,
         *,
         clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
+        cutovers: CutoverController | None = None,
     ) -> None:
+        self._cutovers = cutovers
         self._load = load
         self._loaded = loaded
         self._apply = apply
@@ -197,8 +201,12 @@ class Reloader:
         try:
             loaded = await asyncio.to_thread(self._load)
             check_restart(old.config, loaded)
+            if self._cutovers is not None:
+                self._cutovers.check(loaded)
             runtime = self._runtime_changes
             changes = await self._apply(runtime.apply(loaded), runtime.drained)
+            if self._cutovers is not None:
+                self._cutovers.change(loaded)
         except ConfigError as error:
             problems = tuple(error.problems)
             return ReloadResult(REJECTED, old.source, old.sha256, problems=problems)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.app.control import control_of
 from gateway.app.gateway import Gateway, default_budget
+from gateway.app.migration.controller import CutoverController, OnlyProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
 from gateway.app.reload import Load, Reloader
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
@@ -86,11 +87,14 @@ async def _run(
     loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None]] | None, load: Load
 ) -> int:
     stop = stop_event()
-    gateway = Gateway(loaded)
-    reloader = Reloader(load, loaded, gateway.reload)
+    cutovers = CutoverController(loaded)
+    gateway = Gateway(loaded, weights=cutovers.weights(), on_trip=cutovers.wake)
+    reloader = Reloader(load, loaded, gateway.reload, cutovers=cutovers)
     reloader.handle_signal()
     gateway.metrics.registry.register(reloader.metrics)
-    await gateway.start(control_of(loaded.config, reloader))
+    gateway.metrics.registry.register(cutovers)
+    await gateway.start(control_of(loaded.config, reloader), cutovers)
+    cutovers.start(OnlyProcess(gateway.shifts), gateway.shadow_keeper)
     freeze_startup_objects()
     if started is not None:
         await started(gateway)
@@ -99,4 +103,5 @@ async def _run(
         await stop.wait()
     announcing.cancel()
     await gateway.stop()
+    await cutovers.stop()
     return 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.app.capture_options import privacy_of
+from gateway.app.migration.targets import live_migrations
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, UpstreamConfig
@@ -85,6 +86,13 @@ class RuntimeChanges:
         if weights is None:
             return replace(self, weights=others)
         names = [target_name(target) for target in found.targets]
+        moved = {each.route: each for each in live_migrations(config) if each.config.cutover}
+        if route in moved and moved[route].new_name in weights:
+            migration = moved[route].name
+            raise ValueError(
+                f"the cut-over of migration {migration!r} moves calls to "
+                f"{moved[route].new_name!r}; expected 'gateway cutover' for its weight"
+            )
         for name in weights:
             if name not in names:
                 raise LookupError(_unknown(f"target of route {route!r}", name, names))

@@ -99,6 +99,11 @@ def get_document(admin: str, path: str) -> dict[str, Any]:
     return _read_json(admin, _request(admin, "GET", path))
 
 
+def post_document(admin: str, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a document to the admin port and return the response; fail with its error."""
+    return _read_json(admin, _request(admin, "POST", path, json.dumps(document)))
+
+
 def get_metrics(admin: str) -> str:
     """Return the metrics page of the admin port; fail with its error."""
     return _request(admin, "GET", "/metrics")[1].decode()

@@ -35,6 +35,7 @@ COMMANDS = {
     "replay": "gateway.cli.replay",
     "diff": "gateway.cli.replay",
     "report": "gateway.cli.report",
+    "cutover": "gateway.cli.cutover",
 }
 
 

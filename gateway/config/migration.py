@@ -177,6 +177,10 @@ class CutoverConfig(Model):
     `pause` waits for `gateway cutover resume`. Default: `rollback`."""
     coordinate: Literal["none", "file", "kubernetes"] = "none"
     """How several gateways of one migration agree. Default: `none`, for a single gateway."""
+    directory: Text | None = None
+    """Directory of the files of the cut-over, relative to the configuration file. With
+    `coordinate: file` all gateways share it, and need it. Default: `cutover` in
+    `state.directory`."""
     guards: GuardsConfig = GuardsConfig()
     """Limits that the cut-over keeps, and that `gateway replay`, `gateway diff` and
     `gateway report` judge."""
@@ -189,6 +193,8 @@ class CutoverConfig(Model):
             raise ValueError(
                 f"the steps are {found}; expected percentages above 0 that rise to 100"
             )
+        if self.coordinate == "file" and self.directory is None:
+            raise ValueError("'coordinate: file' needs 'directory', which all gateways share")
         unknown = [each for each in self.approve if each not in self.steps]
         if unknown:
             raise ValueError(f"'approve' has {unknown[0]:g}, which is none of the steps")

@@ -216,7 +216,7 @@ def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> 
         return _advance(plan, state)
     if state.phase is not Phase.WAITING_FOR_APPROVAL and state.waited_s >= plan.max_wait_s:
         reason = (
-            f"no verdict within {_duration(plan.max_wait_s)}: waits for {' and '.join(missing)}"
+            f"no verdict within {format_duration(plan.max_wait_s)}: goes on {' and '.join(missing)}"
         )
         paused = replace(state, phase=Phase.PAUSED, reason=reason)
         return Decision(paused, (CutoverEvent("cutover waits", reason),))
@@ -373,19 +373,19 @@ def verdicts(
 def missing_conditions(
     plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence
 ) -> list[str]:
-    """Return what a step needs before the next one may begin, such as "bake time"."""
+    """Return what a step needs before the next one may begin, such as "after 500 calls"."""
     found = []
     if state.baked_s < plan.bake_s:
-        found.append(f"{_duration(plan.bake_s)} of bake time")
+        found.append(f"after {format_duration(plan.bake_s)} of bake time")
     if (state.calls if state.step else state.compared) < plan.min_calls:
-        found.append(f"{plan.min_calls} {'calls' if state.step else 'comparisons'}")
+        found.append(f"after {plan.min_calls} {'calls' if state.step else 'comparisons'}")
     found += [
-        each.guard
+        f"when {each.guard} holds"
         for each in verdicts(plan, state, evidence)
         if each.standing is not Standing.HOLDS
     ]
     if plan.guards and not evidence.is_current:
-        found.append("comparisons of now")
+        found.append("when replies are compared again")
     return found
 
 
@@ -532,7 +532,7 @@ def next_text(plan: CutoverPlan, state: CutoverState, missing: list[str]) -> str
     following = "done" if is_last else f"{plan.percent(state.step + 1):g}%"
     if state.phase is Phase.WAITING_FOR_APPROVAL and not state.approved:
         return f"{following}, after approval"
-    return f"{following}, after {', '.join(missing)}" if missing else following
+    return f"{following}, {' and '.join(missing)}" if missing else following
 
 
 _NEXT: Final = {
@@ -544,8 +544,8 @@ _NEXT: Final = {
 }
 
 
-def _duration(seconds: float) -> str:
-    """Return a duration such as "10m" or "1h30m"."""
+def format_duration(seconds: float) -> str:
+    """Return a duration such as "10m" or "1h30m", as the configuration has it."""
     rest = math.floor(seconds)
     if rest != seconds or not rest:
         return f"{seconds:g}s"

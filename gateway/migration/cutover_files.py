@@ -31,14 +31,12 @@ class UnusableState(Exception):
     """A state that cannot be read, or that belongs to another plan.
 
     Attributes:
-        epoch: The epoch of the state, if it can be read; else 0.
-        attempt: The attempt of the state, likewise.
+        state: The state of the other plan; None if it cannot be read.
     """
 
-    def __init__(self, message: str, epoch: int = 0, attempt: int = 0) -> None:
+    def __init__(self, message: str, state: CutoverState | None = None) -> None:
         super().__init__(message)
-        self.epoch = epoch
-        self.attempt = attempt
+        self.state = state
 
 
 class CutoverFiles:
@@ -78,8 +76,7 @@ class CutoverFiles:
             raise UnusableState(
                 f"{self._state} is of another plan: hash {document['plan'][:12]}, expected "
                 f"{digest[:12]}",
-                state.epoch,
-                state.attempt,
+                state,
             )
         return state
 
@@ -103,6 +100,15 @@ class CutoverFiles:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def set_aside(self) -> None:
+        """Keep a state that cannot be used under another name.
+
+        Raises:
+            OSError: It cannot be renamed.
+        """
+        if self._state.exists():
+            self._state.replace(self._state.with_suffix(".json.unusable"))
 
     def append(self, event: CutoverEvent, state: CutoverState, at_s: float) -> None:
         """Add an event to the log.

@@ -189,6 +189,9 @@ class Cutover:
     def document(self, migration: str) -> dict[str, Any] | None:
         return {"state": "baking", "weight": 5}
 
+    def verdict(self, _migration: str) -> None:
+        return None
+
     async def command(
         self, migration: str, command: str, at_step: int | None = None
     ) -> dict[str, Any] | None:

@@ -141,6 +141,9 @@ class Steps:
             "events": [{"at_us": START_US, "event": "step", "text": HOSTILE}],
         }
 
+    def verdict(self, _migration: str) -> None:
+        return None
+
     async def command(
         self, migration: str, command: str, at_step: int | None = None
     ) -> dict[str, Any] | None:

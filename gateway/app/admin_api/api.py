@@ -65,6 +65,10 @@ class CutoverSource(Protocol):
         """Return state, step, weight and events; None for a migration without a cut-over."""
         ...
 
+    def verdict(self, migration: str) -> tuple[Standing, Document] | None:
+        """Return the verdict of all guards, and the document; None without a cut-over."""
+        ...
+
     async def command(
         self, migration: str, command: str, at_step: int | None = None
     ) -> Document | None:
@@ -208,6 +212,10 @@ class AdminApi:
             return 404, {"error": self._unknown(name)}
         if not is_verdict:
             return 200, document
+        cutover = self._sources.cutover
+        found = None if cutover is None else cutover.verdict(name)
+        if found is not None:
+            return (200 if found[0] is Standing.HOLDS else 409), found[1]
         guards = guards_of(document)
         verdict = verdict_of(guards)
         status = 200 if verdict == Standing.HOLDS.value else 409

@@ -1,4 +1,6 @@
-"""Wiring of migrations: which targets they have, and what of a configuration is refused.
+"""Wiring of migrations: their targets, and the cut-overs from the old to the new ones.
 
-Begin with `targets.py`. The processes that compare replies are in `gateway/app/shadow`.
+`targets.py` says what of a configuration is refused. `controller.py` and `leader.py` decide in the
+leading process, `shifts.py` belongs to the serving processes, and `replicas.py` to several
+gateways. The processes that compare replies are in `gateway/app/shadow`.
 """

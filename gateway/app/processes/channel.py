@@ -40,6 +40,7 @@ class WorkerSetup:
             of each live migration.
         serving: For the shadow process: by the same names, descriptors of the sockets to the
             workers, by number.
+        weights: Percentage, epoch and attempt of each cut-over, by migration.
     """
 
     loaded: LoadedConfig
@@ -49,6 +50,7 @@ class WorkerSetup:
     drained: frozenset[str] = frozenset()
     shadow: Mapping[str, int] = field(default_factory=dict)
     serving: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    weights: Mapping[str, tuple[float, int, int]] = field(default_factory=dict)
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -59,12 +59,14 @@ class WorkerProcess:
         pid: The process id.
         metrics: The last metrics that the worker sent.
         on_evidence: Called with the evidence that a shadow process sends, by migration.
+        on_trip: Called when a guard of a cut-over trips in the worker.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
         self.metrics: Snapshot = ()
         self.on_evidence: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None
+        self.on_trip: Callable[[], None] | None = None
         self._process = process
         self._channel = channel
         self._pending: dict[int, asyncio.Future[Message]] = {}
@@ -109,6 +111,12 @@ class WorkerProcess:
     async def update_metrics(self) -> None:
         """Request the metrics of the worker; keep the last ones on timeout."""
         await self._request("metrics")
+
+    async def exchange_weights(self, weights: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Put weights of cut-overs in force; return the worker's report, or None on timeout."""
+        reply = await self._request("weights", weights=dict(weights))
+        found: Mapping[str, Any] | None = reply.get("cutovers")
+        return found
 
     async def reload(self, loaded: LoadedConfig, drained: AbstractSet[str]) -> dict[str, list[str]]:
         """Let the worker put another configuration in force; return what changed.
@@ -167,6 +175,8 @@ class WorkerProcess:
                 self.metrics = message["metrics"]
             if "evidence" in message and self.on_evidence is not None:
                 self.on_evidence(message["evidence"])
+            if "tripped" in message and self.on_trip is not None:
+                self.on_trip()
             if "started" in message:
                 self._set_startup(message["started"])
             elif "failed" in message:

@@ -22,6 +22,9 @@ from gateway.app.control import control_of
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import log_extensions
+from gateway.app.migration.controller import CutoverController
+from gateway.app.migration.leader import Reports
+from gateway.app.migration.shifts import ShiftWeights
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
@@ -60,6 +63,9 @@ class Supervisor:
         restart_policy: The backoff between restarts.
         clock: Monotonic seconds; the event loop's clock by default.
         shadow: Keeps the shadow process running; None if the configuration needs none.
+
+    Attributes:
+        cutovers: Decides about the cut-overs; None for none.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Supervisor:
         clock: Callable[[], float] | None = None,
         shadow: ShadowKeeper | None = None,
     ) -> None:
+        self.cutovers: CutoverController | None = None
         self._shadow = shadow
         self._loaded = loaded
         self._launch = launch
@@ -178,6 +185,12 @@ class Supervisor:
         except StartError as error:
             log.warning("worker restarts after a failed reload", pid=worker.pid, reason=str(error))
             worker.stop()
+
+    async def exchange_weights(self, weights: ShiftWeights) -> Reports:
+        """Put weights of cut-overs in force in all workers; return their reports by process."""
+        workers = list(self._workers.values())
+        found = await asyncio.gather(*(worker.exchange_weights(weights) for worker in workers))
+        return {str(worker.pid): report for worker, report in zip(workers, found, strict=True)}
 
     def publish(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Add metrics of this process to the metrics page."""
@@ -289,13 +302,21 @@ class Supervisor:
         shadow = {name: end.fileno() for name, end in ends.items()}
         is_first = is_first and slot.number == 1
         setup = WorkerSetup(
-            self._loaded, slot, is_first, self._sockets, self._drained, shadow=shadow
+            self._loaded,
+            slot,
+            is_first,
+            self._sockets,
+            self._drained,
+            shadow=shadow,
+            weights={} if self.cutovers is None else self.cutovers.weights(),
         )
         try:
             worker = await self._launch(setup)
         except OSError as error:  # no memory, no descriptors, no more processes
             raise StartError(f"cannot start a worker process: {reason_of(error)}") from error
         self._workers[slot.number] = worker
+        if self.cutovers is not None:
+            worker.on_trip = self.cutovers.wake
         if self._stopping.is_set():
             worker.stop()
         addresses = await worker.wait_started()
@@ -431,6 +452,7 @@ async def _run(
     load: Load,
 ) -> int:
     shadow = ShadowKeeper(loaded, count) if shadow_channels(loaded.config) else None
+    cutovers = CutoverController(loaded)
     supervisor = Supervisor(
         sockets.loaded,
         count,
@@ -439,10 +461,12 @@ async def _run(
         restart_policy=restart_policy,
         shadow=shadow,
     )
+    supervisor.cutovers = cutovers
+    supervisor.publish(cutovers.collect)
     if shadow is not None:
         supervisor.publish(shadow.collect)
     stop = stop_event(supervisor.kill)
-    reloader = Reloader(load, loaded, supervisor.reload)
+    reloader = Reloader(load, loaded, supervisor.reload, cutovers=cutovers)
     reloader.handle_signal()
     supervisor.publish(reloader.metrics.collect)
     try:
@@ -450,7 +474,7 @@ async def _run(
         if export is not None:
             export.start_metrics(supervisor.metrics)
         control = control_of(loaded.config, reloader)
-        sources = AdminSources(supervisor.status, supervisor.metrics, control)
+        sources = AdminSources(supervisor.status, supervisor.metrics, control, cutover=cutovers)
         pages = await start_pages(
             loaded.config.admin,
             supervisor.page,
@@ -462,10 +486,12 @@ async def _run(
         )
     except REASONS as error:
         raise StartError(reason_of(error)) from error
+    cutovers.start(supervisor, shadow)
     try:
         async with reloader:
             return await _serve(supervisor, sockets, stop, pages)
     finally:
+        await cutovers.stop()
         if export is not None:
             await export.close()
         for page in pages.values():

@@ -72,7 +72,15 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         shadow = {name: socket.socket(fileno=number) for name, number in setup.shadow.items()}
         for each in shadow.values():
             each.setblocking(False)
-        gateway = Gateway(setup.loaded, setup.slot, sockets, setup.drained, shadow)
+        gateway = Gateway(
+            setup.loaded,
+            setup.slot,
+            sockets,
+            setup.drained,
+            shadow,
+            setup.weights,
+            lambda: channel.send({"tripped": {}}),
+        )
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
     requests = asyncio.create_task(_handle_requests(channel, gateway))
@@ -118,6 +126,8 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
             continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}
+        elif message["request"] == "weights":
+            reply = {"cutovers": gateway.shifts.exchange(message["weights"])}
         elif message["request"] == "status":
             reply = {"status": await gateway.status()}
         else:

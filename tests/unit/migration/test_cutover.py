@@ -91,10 +91,13 @@ def test_it_waits_until_it_is_started() -> None:
 @pytest.mark.parametrize(
     ("evidence", "waits_for"),
     [
-        (replace(GOOD, calls=1, compared=1), "100 calls"),
-        (replace(GOOD, guards=()), "mismatch.below"),
-        (replace(GOOD, guards=(replace(HOLDS, standing=Standing.UNDECIDED),)), "mismatch.below"),
-        (replace(GOOD, is_current=False), "comparisons of now"),
+        (replace(GOOD, calls=1, compared=1), "after 100 calls"),
+        (replace(GOOD, guards=()), "when mismatch.below holds"),
+        (
+            replace(GOOD, guards=(replace(HOLDS, standing=Standing.UNDECIDED),)),
+            "when mismatch.below holds",
+        ),
+        (replace(GOOD, is_current=False), "when replies are compared again"),
     ],
 )
 def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: str) -> None:
@@ -104,7 +107,7 @@ def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: s
     run.seconds(30, evidence)
     assert ("baking", 1, 1.0) == run.at
     assert [waits_for] == missing_conditions(PLAN, run.state, evidence)
-    assert f"50%, after {waits_for}" == next_text(PLAN, run.state, [waits_for])
+    assert f"50%, {waits_for}" == next_text(PLAN, run.state, [waits_for])
 
 
 def test_time_without_calls_does_not_bake() -> None:
@@ -131,7 +134,7 @@ def test_an_undecided_step_pauses_after_its_longest_wait() -> None:
     undecided = replace(GOOD, guards=())
     run = Run(replace(PLAN, max_wait_s=60)).do("start").seconds(12).seconds(60, undecided)
     assert ("paused", 1, 1.0) == run.at
-    assert "no verdict within 1m: waits for mismatch.below" == run.state.reason
+    assert "no verdict within 1m: goes on when mismatch.below holds" == run.state.reason
     assert ("paused", 1, 1.0) == run.seconds(100).at
     run.do("resume")
     assert (("baking", 1, 1.0), 0.0) == (run.at, run.state.baked_s)
@@ -206,7 +209,7 @@ def test_failures_of_clients_count_in_each_step() -> None:
     """A step of few calls is undecided, although the calls of the step before were many."""
     plan = replace(PLAN, errors_below=0.01, guards=(), min_calls=1)
     run = Run(plan).do("start").seconds(12).seconds(20, CutoverEvidence(calls=10))
-    assert ["errors.clients"] == missing_conditions(plan, run.state, GOOD)
+    assert ["when errors.clients holds"] == missing_conditions(plan, run.state, GOOD)
     run.seconds(60, CutoverEvidence(calls=10))
     assert 2 == run.state.step
     assert run.state.calls < 680

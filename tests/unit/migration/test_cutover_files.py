@@ -78,11 +78,11 @@ def test_a_write_that_fails_leaves_the_last_state(
 
 
 def test_a_state_of_another_plan_is_refused(files: CutoverFiles) -> None:
-    """The error has its epoch, so that the next one is higher."""
+    """The error has the state, so that the next epoch is higher."""
     files.save(DIGEST, STATE)
     with pytest.raises(UnusableState, match="is of another plan: hash abab") as caught:
         files.load("cd" * 32)
-    assert (7, 3) == (caught.value.epoch, caught.value.attempt)
+    assert STATE == caught.value.state
 
 
 def test_a_state_of_a_later_format_is_refused(files: CutoverFiles, tmp_path: Path) -> None:

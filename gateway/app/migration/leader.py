@@ -1,0 +1,441 @@
+"""One cut-over in the leading process: its state, its evidence, and what operators see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import structlog
+
+from gateway.app.errors import reason_of
+from gateway.app.migration.replicas import Replicas
+from gateway.app.migration.shifts import tripped_guard
+from gateway.migration.cutover import (
+    IDLE_PHASES,
+    CommandRefused,
+    CutoverEvent,
+    CutoverEvidence,
+    CutoverPlan,
+    CutoverState,
+    Decision,
+    Phase,
+    command,
+    decide,
+    distrusted,
+    missing_conditions,
+    next_text,
+    restarted,
+    verdict_of,
+    verdicts,
+)
+from gateway.migration.cutover_files import CutoverFiles, UnusableState
+from gateway.migration.guards import GuardVerdict, Standing
+
+log = structlog.get_logger(__name__)
+
+Reports = Mapping[str, Mapping[str, Any] | None]
+"""The reports of the serving processes, by process; None of one that did not reply."""
+
+# Evidence comes once a second.
+_CURRENT_S: Final = 5.0
+_RESET_S: Final = 5.0
+# Counts that change nothing else are written this often.
+_SAVE_S: Final = 5.0
+_LOUD: Final = frozenset({"cutover tripped", "cutover state unusable"})
+
+
+class ArrivedEvidence(Protocol):
+    """The evidence of a migration.
+
+    Attributes:
+        document: Of the process that compares replies.
+        at_s: When it arrived, in monotonic seconds.
+    """
+
+    @property
+    def document(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+    @property
+    def at_s(self) -> float: ...  # noqa: D102
+
+
+class EvidenceKeeper(Protocol):
+    """The process that compares replies, from its parent's side."""
+
+    @property
+    def evidence(self) -> Mapping[str, ArrivedEvidence]:
+        """The latest evidence by migration."""
+
+    def reset_evidence(self, migration: str) -> None:
+        """Let the evidence of a migration begin anew."""
+
+
+class LedCutover:
+    """One cut-over.
+
+    Args:
+        plan: What it does.
+        files: Its state and its log.
+        keeper: Returns what has the evidence; None if nothing compares replies.
+        clock: Seconds since the epoch.
+        monotonic: Monotonic seconds.
+        replicas: The gateways of the same cut-over; None for this one only.
+
+    Attributes:
+        plan: The same.
+        state: Where it stands.
+        leads: Whether this process decides.
+        trips: How often a guard took all calls from the new target, by guard.
+
+    Raises:
+        OSError: Its directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        plan: CutoverPlan,
+        files: CutoverFiles,
+        keeper: Callable[[], EvidenceKeeper | None],
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        replicas: Replicas | None = None,
+    ) -> None:
+        self.plan = plan
+        self.trips: dict[str, int] = {}
+        self._files = files
+        self._keeper = keeper
+        self._clock = clock
+        self._monotonic = monotonic
+        self._replicas = replicas
+        self._lock = asyncio.Lock()
+        self._evidence = CutoverEvidence(is_current=False)
+        self._counts: dict[str, tuple[int, int]] = {}
+        self._compared = (0, 0)
+        self._compared_total = 0
+        self._reset_at_s = -_RESET_S
+        self._saved_at_s = monotonic()
+        self.state = CutoverState()
+        self.leads = files.lead()
+        self._load()
+
+    def _load(self) -> None:
+        """Continue with the state on the disk; with weight 0 if it cannot be used."""
+        digest = self.plan.digest
+        try:
+            found = self._files.load(digest)
+        except UnusableState as error:
+            if not self.leads:
+                # Whoever leads says so; calls stay where they are safe.
+                known = self.state
+                self.state = replace(
+                    distrusted(str(error)), epoch=known.epoch, attempt=known.attempt
+                )
+                return
+            self._distrust(error)
+            return
+        if found is not None:
+            self.state = restarted(found) if self.leads else found
+
+    def _distrust(self, error: UnusableState) -> None:
+        """Begin with weight 0: paused, or ready if nothing was under way."""
+        earlier = CutoverState() if error.state is None else error.state
+        if error.state is not None and earlier.phase in IDLE_PHASES:
+            self.state = CutoverState(epoch=earlier.epoch + 1, attempt=earlier.attempt + 1)
+            self._replace_file()
+            return
+        # Processes that know a later epoch must not refuse the weight 0.
+        epoch = max(earlier.epoch, round(self._clock()))
+        self.state = distrusted(str(error), epoch, earlier.attempt)
+        self._replace_file()
+        self._record(CutoverEvent("cutover state unusable", str(error)))
+
+    def _replace_file(self) -> None:
+        """Keep a file that cannot be used under another name, and write the state in use."""
+        try:
+            self._files.set_aside()
+            self._write(self.state)
+        except OSError as error:
+            self._log_unwritten(error)
+
+    def _log_unwritten(self, error: OSError) -> None:
+        name = self.plan.migration
+        log.error("cutover state not written", migration=name, reason=reason_of(error))
+
+    def weight(self) -> tuple[float, int, int]:
+        """Return percentage, epoch and attempt, for the serving processes."""
+        return self.state.weight, self.state.epoch, self.state.attempt
+
+    async def look(self, reports: Reports) -> None:
+        """Decide by what the serving processes report, if this process leads.
+
+        Otherwise follow the process that does.
+        """
+        async with self._lock:
+            if not self.leads:
+                self.leads = await asyncio.to_thread(self._files.lead)
+                await asyncio.to_thread(self._load)
+                if self.leads:
+                    log.info("cutover leads", migration=self.plan.migration)
+            self._evidence = evidence = self._read(reports)
+            if self._replicas is not None:
+                await asyncio.to_thread(self._tell, reports)
+            if self.leads:
+                await self._adopt(decide(self.plan, self.state, evidence, self._clock()))
+
+    async def command(self, verb: str, at_step: int | None) -> None:
+        """Do what an operator wants.
+
+        Raises:
+            CommandRefused: It does not fit the state, or another gateway leads.
+        """
+        async with self._lock:
+            if not self.leads:
+                raise CommandRefused(
+                    f"another gateway leads the cut-over of {self.plan.migration!r}; expected the "
+                    "command there"
+                )
+            decision = command(
+                self.plan,
+                self.state,
+                verb,
+                self._clock(),
+                at_step=at_step,
+                trips=any(each.standing is Standing.TRIPS for each in self._evidence.guards),
+            )
+            if decision.state.phase is Phase.ROLLING_BACK:
+                self.trips["operator"] = self.trips.get("operator", 0) + 1
+            if decision.state.evidence_from_s > self.state.evidence_from_s:
+                self._evidence = replace(self._evidence, guards=(), is_current=False)
+            await self._adopt(decision)
+
+    async def _adopt(self, decision: Decision) -> None:
+        """Write the next state, and then use it.
+
+        If it cannot be written, only a lower weight is used.
+        """
+        old, new = self.state, decision.state
+        if _is_material(old, new) or self._monotonic() - self._saved_at_s >= _SAVE_S:
+            try:
+                await asyncio.to_thread(self._write, new)
+            except OSError as error:
+                self._log_unwritten(error)
+                if new.weight > old.weight:
+                    return
+        self.state = new
+        for event in decision.events:
+            if event.event == "cutover tripped":
+                self.trips[event.guard] = self.trips.get(event.guard, 0) + 1
+            await asyncio.to_thread(self._record, event)
+
+    def _write(self, state: CutoverState) -> None:
+        self._files.save(self.plan.digest, state)
+        self._saved_at_s = self._monotonic()
+
+    def _record(self, event: CutoverEvent) -> None:
+        write = log.error if event.event in _LOUD else log.info
+        write(
+            event.event,
+            migration=self.plan.migration,
+            text=event.text,
+            step=self.state.step,
+            weight=self.state.weight,
+        )
+        try:
+            self._files.append(event, self.state, self._clock())
+        except OSError as error:
+            log.warning(
+                "cutover event not written", migration=self.plan.migration, reason=reason_of(error)
+            )
+
+    def _read(self, reports: Reports) -> CutoverEvidence:
+        """Return what happened since the last time, at all gateways if this one leads."""
+        name, state = self.plan.migration, self.state
+        shared = dict(self._replicas.others()) if self._replicas is not None and self.leads else {}
+        found = {
+            process: None if report is None else report.get(name)
+            for process, report in reports.items()
+        }
+        for replica, document in shared.items():
+            for process, report in document["reports"].items():
+                found[f"{replica}/{process}"] = report
+        calls, failures, tripped, is_applied = 0, 0, None, True
+        for process, report in found.items():
+            if report is None or report["epoch"] < state.epoch:
+                is_applied = False
+            if report is not None:
+                more = self._more(process, report["calls"], report["failures"], process in reports)
+                calls, failures = calls + more[0], failures + more[1]
+                tripped = tripped or tripped_guard(report, state.attempt)
+        own = self._compared_since()
+        self._compared_total += own.compared
+        evidence = [own, *(_shared_evidence(each) for each in shared.values())]
+        compared = own.compared
+        for replica, document in shared.items():
+            found[replica] = None
+            compared += self._more(replica, document["compared"], 0, False)[0]
+        self._counts = {key: counts for key, counts in self._counts.items() if key in found}
+        return CutoverEvidence(
+            calls=calls,
+            failures=failures,
+            compared=compared,
+            guards=tuple(_merged([each.guards for each in evidence if each.is_current])),
+            is_current=all(each.is_current for each in evidence),
+            tripped=tripped,
+            models=own.models,
+            is_applied=is_applied,
+        )
+
+    def _more(self, source: str, calls: int, failures: int, is_own: bool) -> tuple[int, int]:
+        """Return how much the counts of a source have grown since the last time.
+
+        Another gateway may have counted before this one led; its first counts are no growth.
+        """
+        before = self._counts.get(source, (0, 0) if is_own else (calls, failures))
+        self._counts[source] = calls, failures
+        return max(0, calls - before[0]), max(0, failures - before[1])
+
+    def _compared_since(self) -> CutoverEvidence:
+        """Return what the comparisons of this gateway show."""
+        nothing = CutoverEvidence(is_current=False)
+        keeper = self._keeper()
+        arrived = None if keeper is None else keeper.evidence.get(self.plan.migration)
+        if arrived is None:
+            return nothing
+        document, now = arrived.document, self._monotonic()
+        since_us, compared = int(document["since_us"]), int(document["compared"])
+        if since_us / 1e6 < self.state.evidence_from_s:
+            self._reset(now)
+            return nothing
+        before = self._compared[1] if self._compared[0] == since_us else 0
+        self._compared = since_us, compared
+        return CutoverEvidence(
+            compared=max(0, compared - before),
+            guards=tuple(_guards(document["guards"])),
+            is_current=now - arrived.at_s <= _CURRENT_S,
+            models=_models(document),
+        )
+
+    def _reset(self, now: float) -> None:
+        keeper = self._keeper()
+        if keeper is not None and now - self._reset_at_s >= _RESET_S:
+            self._reset_at_s = now
+            keeper.reset_evidence(self.plan.migration)
+
+    def _tell(self, reports: Reports) -> None:
+        """Tell the gateway that leads what it needs to know of this one."""
+        assert self._replicas is not None  # noqa: S101  # the caller looks
+        name = self.plan.migration
+        document = {
+            "reports": {
+                process: found[name]
+                for process, found in reports.items()
+                if found is not None and name in found
+            },
+            "compared": self._compared_total,
+            "is_current": self._evidence.is_current,
+            "guards": [each.document() for each in self._evidence.guards],
+        }
+        try:
+            self._replicas.write(document)
+        except OSError as error:
+            log.warning("cutover report not written", migration=name, reason=reason_of(error))
+
+    def verdict(self) -> tuple[Standing, dict[str, Any]]:
+        """Return the verdict of all guards together, and the document with each of them."""
+        guards = verdicts(self.plan, self.state, self._evidence)
+        standing = verdict_of(guards, self.state)
+        if standing is Standing.HOLDS and self.plan.guards and not self._evidence.is_current:
+            standing = Standing.UNDECIDED
+        return standing, {
+            "verdict": standing.value,
+            "migration": self.plan.migration,
+            "state": self.state.phase.value,
+            "guards": [each.document() for each in guards],
+        }
+
+    def guards(self) -> tuple[GuardVerdict, ...]:
+        """Return the verdict of each guard."""
+        return verdicts(self.plan, self.state, self._evidence)
+
+    def document(self) -> dict[str, Any]:
+        """Return where the cut-over stands, as JSON values."""
+        plan, state = self.plan, self.state
+        missing = missing_conditions(plan, state, self._evidence)
+        found = state.calls if state.step else state.compared
+        return {
+            "migration": plan.migration,
+            "new": plan.new,
+            "state": state.phase.value,
+            "step": state.step,
+            "steps": list(plan.steps),
+            "weight": state.weight,
+            "epoch": state.epoch,
+            "attempt": state.attempt,
+            "leads": self.leads,
+            "bake": {"passed_s": round(state.baked_s, 3), "of_s": plan.bake_s},
+            "calls": {"found": found, "of": plan.min_calls, "failed": state.failures},
+            "guards": [each.document() for each in self.guards()],
+            "next": next_text(plan, state, missing),
+            "reason": state.reason,
+            "tripped": state.tripped,
+            "events": self._files.events(),
+        }
+
+    def close(self) -> None:
+        """Let another gateway lead; idempotent."""
+        if self._replicas is not None:
+            self._replicas.leave()
+        if self.leads:
+            self.leads = False
+            try:
+                self._files.save(self.plan.digest, self.state)
+            except OSError as error:
+                self._log_unwritten(error)
+        self._files.release()
+
+
+def _is_material(old: CutoverState, new: CutoverState) -> bool:
+    """Return whether a change must be on the disk before it is used."""
+    counts = {
+        "baked_s": 0.0,
+        "waited_s": 0.0,
+        "idle_s": 0.0,
+        "calls": 0,
+        "failures": 0,
+        "compared": 0,
+        "detector": (),
+        "decided_s": None,
+    }
+    return replace(old, **counts) != replace(new, **counts)  # type: ignore[arg-type]
+
+
+def _guards(documents: list[dict[str, Any]]) -> Iterator[GuardVerdict]:
+    for each in documents:
+        yield GuardVerdict(each["guard"], Standing(each["verdict"]), each["evidence"])
+
+
+def _models(document: Mapping[str, Any]) -> str:
+    """Return what identifies the models of both servers; "" if it is unknown."""
+    found = document.get("models") or document.get("metadata")
+    return json.dumps(found, sort_keys=True) if found else ""
+
+
+def _shared_evidence(document: Mapping[str, Any]) -> CutoverEvidence:
+    return CutoverEvidence(
+        guards=tuple(_guards(document["guards"])),
+        is_current=document["is_current"],
+    )
+
+
+def _merged(replicas: list[tuple[GuardVerdict, ...]]) -> Iterator[GuardVerdict]:
+    """Yield one verdict of each guard: it trips if any does, and holds if all do."""
+    by_name: dict[str, list[GuardVerdict]] = {}
+    for guards in replicas:
+        for each in guards:
+            by_name.setdefault(each.guard, []).append(each)
+    order = [Standing.TRIPS, Standing.UNDECIDED, Standing.HOLDS]
+    for found in by_name.values():
+        yield min(found, key=lambda each: order.index(each.standing))

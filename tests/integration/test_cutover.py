@@ -1,0 +1,153 @@
+"""A cut-over as operators have it: steps, trips, and processes that are killed or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration import cutover_kit as kit
+from tests.integration import workers_kit
+from tests.integration.cli_kit import gateway as command
+from tests.integration.cutover_kit import migrating, state_on_disk, two_servers
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_server_that_fails_loses_all_calls(tmp_path: Path, workers: int) -> None:
+    """Few clients see an error: each process stops at the fourth, and the leader all of them."""
+    async with two_servers() as servers, migrating(tmp_path, servers, workers) as gateway:
+        assert {"old"} == set(await gateway.ask(20))
+        await gateway.at_step(2)
+        assert ["new"] * 60 == await gateway.ask(60)
+        kit.FAULTS.add("new")
+        replies = await gateway.ask(60)
+        failed = [reply for reply in replies if reply not in {"old", "new"}]
+        assert 4 <= len(failed) <= 4 * workers, replies
+        document = await gateway.reaches("rolled_back")
+        assert (0.0, 2) == (document["weight"], document["step"])
+        assert "tripped" in document["reason"]
+        assert {"old"} == set(await gateway.ask(40))
+        assert (0.0, "rolled_back") == (
+            state_on_disk(tmp_path)["weight"],
+            state_on_disk(tmp_path)["phase"],
+        )
+        status, verdict = await gateway.get("/verdict")
+        assert (409, "trips") == (status, verdict["verdict"])
+        assert {"cutover step", "cutover waits", "cutover tripped", "cutover rolled back"} == {
+            each["event"] for each in document["events"]
+        }
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_clients_move_by_steps_and_stay_moved(tmp_path: Path, workers: int) -> None:
+    """Half of the users at 50 %, the same ones in each process, and all of them at the end."""
+    async with two_servers() as servers, migrating(tmp_path, servers, workers, "") as gateway:
+        await gateway.at_step(1)
+        await gateway.do("pause")
+        first = await gateway.ask(100, users=100)
+        assert 25 < first.count("new") < 75
+        assert first == await gateway.ask(100, users=100)
+        await gateway.do("resume")
+        async with asyncio.timeout(60):
+            while (await gateway.cutover())["state"] != "done":
+                await gateway.ask(10)
+        assert {"new"} == set(await gateway.ask(40))
+        document = await gateway.do("rollback")
+        assert 0.0 == document["weight"]
+        assert {"old"} == set(await gateway.ask(40))
+        page = await asyncio.to_thread(gateway.gateway.admin, "GET", "/metrics")
+        assert 'gateway_cutover_weight{migration="m"} 0.0' in page[1]
+
+
+@pytest.mark.slow
+async def test_a_killed_gateway_continues_where_it_was(tmp_path: Path) -> None:
+    """After kill -9 of all processes, the first call has the weight of the step."""
+    async with two_servers() as servers:
+        for step, expected in ((2, "new"), (0, "old")):
+            async with migrating(tmp_path, servers, 2) as gateway:
+                if step:
+                    await gateway.at_step(step)
+                else:
+                    await gateway.do("rollback")
+                gateway.gateway.running.process.send_signal(signal.SIGKILL)
+            async with migrating(tmp_path, servers, 2) as gateway:
+                assert {expected} == set(await gateway.ask(20))
+                document = await gateway.cutover()
+                assert document["weight"] == {"new": 100.0, "old": 0.0}[expected]
+
+
+@pytest.mark.slow
+async def test_a_new_worker_has_the_weight_of_the_moment(tmp_path: Path) -> None:
+    """A worker that is killed comes back with it; one that is stopped gets it when it goes on."""
+    async with two_servers() as servers, migrating(tmp_path, servers, 2) as gateway:
+        running = gateway.gateway.running
+        await gateway.at_step(2)
+        first = workers_kit.pids(running)
+        workers_kit.end(first[1], signal.SIGKILL)
+        await asyncio.to_thread(
+            workers_kit.eventually, lambda: workers_kit.pids(running)[1] != first[1]
+        )
+        assert {"new"} == set(await gateway.ask(40))
+        workers_kit.end(first[2], signal.SIGSTOP)
+        try:
+            document = await gateway.do("rollback")
+            assert ("rolling_back", 0.0) == (document["state"], document["weight"])
+        finally:
+            workers_kit.end(first[2], signal.SIGCONT)
+        await gateway.reaches("rolled_back")
+        assert {"old"} == set(await gateway.ask(40))
+
+
+@pytest.mark.slow
+async def test_without_the_leader_weights_stay_and_guards_work(tmp_path: Path) -> None:
+    """A stopped supervisor changes nothing for clients; a failing server is left all the same."""
+    async with two_servers() as servers, migrating(tmp_path, servers, 2) as gateway:
+        process = gateway.gateway.running.process
+        await gateway.at_step(2)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            assert {"new"} == set(await gateway.ask(40))
+            kit.FAULTS.add("new")
+            replies = await gateway.ask(60)
+            assert "old" == replies[-1]
+            assert 4 <= len([reply for reply in replies if reply != "old"]) <= 8, replies
+        finally:
+            process.send_signal(signal.SIGCONT)
+        await gateway.reaches("rolled_back")
+
+
+async def test_the_command_line_shows_and_controls_it(tmp_path: Path) -> None:
+    """`cutover` prints state, guards and what comes next; `wait` says how it ended."""
+    async with two_servers() as servers, migrating(tmp_path, servers) as gateway:
+        admin = gateway.gateway.running.addresses["admin"]
+
+        async def run(*arguments: str) -> tuple[int, str]:
+            done = await asyncio.to_thread(command, "cutover", *arguments, "m", "--admin", admin)
+            return done.returncode, done.stdout + done.stderr
+
+        assert (0, "ready: 0% to new\n") == (
+            (await run("status"))[0],
+            (await run("status"))[1][:17],
+        )
+        status, text = await run("start")
+        assert 0 == status
+        assert "step 0 of 2: 0% to new, mirroring 0s of 1s, 0 of 1 comparisons" in text
+        assert "errors.below  undecided  no comparison" in text
+        assert "next: 50%, after 1s of bake time and after 1 comparisons" in text
+        status, text = await run("start")
+        assert (1, True) == (status, "is mirroring, and 'start' expects one of: ready" in text)
+        status, text = await run("wait", "--timeout", "10ms")
+        assert (1, True) == (status, "is not done after 0.01s" in text)
+        assert 2 == (await run("wait", "--timeout", "soon"))[0]
+        assert 2 == (await run("pause", "--at-step", "1"))[0]
+        await run("pause")
+        status, text = await run("wait")
+        assert (1, "step 0 of 2: 0% to new, paused: paused by an operator\n") == (status, text)
+        status, text = await run("resume", "--at-step", "2")
+        assert (0, True) == (status, "step 2 of 2: 100% to new, baking 0s of 1s" in text)
+        status, text = await run("rollback", "--output", "json")
+        assert (0, True) == (status, '"weight": 0.0' in text)
