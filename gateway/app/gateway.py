@@ -35,6 +35,7 @@ from gateway.app.shadow.keeper import ShadowKeeper, shadow_channels
 from gateway.app.status import Document, gauge_entries
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
+from gateway.config.models import Config
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
@@ -114,9 +115,11 @@ class Gateway:
         config = loaded.config
         self._call_log = CallLog()
         self._configure_call_log(loaded)
+        self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self._budget = MemoryBudget(
-            config.in_flight_bytes or default_budget(self._slot),
+            memory_budget(config, self._slot),
             config.in_flight_bytes_per_address,
+            self._trimmer.on_scarce,
         )
         self._load = ProcessLoad()
         self._regions = Regions(config.shared_regions)
@@ -150,7 +153,6 @@ class Gateway:
         self._graph = ServiceGraph(loaded, self._process)
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
-        self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self.metrics.watch(
             "gateway_in_flight_bytes",
             "Bytes of the memory budget in use by requests and responses.",
@@ -440,6 +442,11 @@ class Gateway:
 
 # A reload waits for the calls in progress for this time, before it is confirmed.
 _CONFIRM_S = 1.0
+
+
+def memory_budget(config: Config, slot: WorkerSlot = SINGLE_PROCESS) -> int:
+    """Return the memory budget of a worker in bytes."""
+    return config.in_flight_bytes or default_budget(slot)
 
 
 def default_budget(slot: WorkerSlot = SINGLE_PROCESS) -> int:

@@ -7,11 +7,10 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from gateway.app.control import control_of
-from gateway.app.gateway import Gateway, default_budget
+from gateway.app.gateway import Gateway, memory_budget
 from gateway.app.migration.controller import CutoverController, OnlyProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
 from gateway.app.reload import Load, Reloader
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
 from gateway.telemetry import log as logs
@@ -40,16 +39,20 @@ def run(
     """
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
-    prepare(SINGLE_PROCESS)
+    prepare(memory_budget(loaded.config))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(loaded, started, load or (lambda: loaded)))
 
 
-def prepare(slot: WorkerSlot) -> None:
-    """Configure this process for serving; call it before the event loop exists."""
+def prepare(budget_bytes: int) -> None:
+    """Configure this process for serving; call it before the event loop exists.
+
+    Args:
+        budget_bytes: The memory budget of this process.
+    """
     require_fast_runtime()
     raise_descriptor_limit()
-    keep_large_buffers(default_budget(slot) // 4)
+    keep_large_buffers(budget_bytes // 4)
     shorten_switch_interval()
 
 

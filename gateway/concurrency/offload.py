@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from threading import get_ident, main_thread
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from gateway.ir.work import BOUND, LongWork
 
@@ -35,9 +36,17 @@ def inline(function: Callable[..., T], /, *args: Any) -> T:
 
 
 async def off_loop(function: Callable[..., T], /, *args: Any) -> T:
-    """Return the result of *function*, called on the thread for long work."""
+    """Return the result of *function*, called on the thread for long work.
+
+    The next work begins when the caller has the result: results do not pile up while the event loop
+    is busy, before anybody counts their bytes.
+    """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_thread(), partial(function, *args))
+    turn = _TURNS.get(loop)
+    if turn is None:
+        turn = _TURNS[loop] = asyncio.Lock()
+    async with turn:
+        return await loop.run_in_executor(_thread(), partial(function, *args))
 
 
 async def wherever(function: Callable[..., T], /, *args: Any) -> T:
@@ -79,6 +88,9 @@ class _FreshAllowance:
 _LOOP_THREAD: Final = main_thread().ident
 ON_LOOP: Final = _FreshAllowance()
 """The limit of a step on the event loop, while it is `BOUND.allowance`."""
+
+
+_TURNS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]] = WeakKeyDictionary()
 
 
 @cache

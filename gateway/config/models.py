@@ -550,7 +550,8 @@ class Config(Model):
     """Migrations from an old to a new server, by a name of your choice. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
-    arrived counts, not what was announced. Responses may exceed it by a quarter. Default: 512 MiB,
+    arrived counts, not what was announced. Responses, and requests of
+    clients that hold less than 1/64 of it, may exceed it by a quarter. Default: 512 MiB,
     or 40 % of the memory limit of the cgroup if that is less, divided by the number of workers."""
     in_flight_bytes_per_address: Size | None = None
     """Largest part of `in_flight_bytes` that one client address has. One message of a client may be

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 _SHARES: Final = 4
 """The divisor of the share of one client."""
 
+_SCARCE: Final = 8
+"""The divisor of the part of the budget above which memory is scarce."""
+
+_SMALL: Final = 64
+"""A client that uses no more than this part of the budget uses little."""
+
 FIRST_STEP_BYTES: Final = 256 * 1024
 """The first reservation for a body."""
 
@@ -39,16 +45,34 @@ class MemoryBudget(Limiter):
     Bytes count when they have arrived, or may arrive without a further check; see `Reservation`.
     While others wait, bodies and responses without progress are ended.
 
+    A quarter above the limit is for those who must not wait for requests: responses, which release
+    requests, and clients that use little. The last quarter of it is for the latter alone, so that
+    clients that take all they can get do not have others refused.
+
     Args:
-        limit_bytes: For requests; responses may exceed it by a quarter, because they release
-            requests.
+        limit_bytes: For requests.
         share_bytes: For the requests of one client; None for a quarter.
+        on_scarce: Called with True when more than an eighth of the memory is in use or allocated,
+            and with False when it is less than half of that again.
+
+    Attributes:
+        is_scarce: What *on_scarce* was called with.
     """
 
-    def __init__(self, limit_bytes: int, share_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        share_bytes: int | None = None,
+        on_scarce: Callable[[bool], object] = bool,
+    ) -> None:
         super().__init__(
             limit_bytes, share=limit_bytes // _SHARES if share_bytes is None else share_bytes
         )
+        self.is_scarce = False
+        self._on_scarce = on_scarce
+        self._allocated = 0
+        self._margin = limit_bytes // _SHARES
+        self._small_bytes = limit_bytes // _SMALL
         self._moving: dict[Reservation, None] = {}
         self._settling = False
         self._progress_timer: asyncio.TimerHandle | None = None
@@ -65,8 +89,9 @@ class MemoryBudget(Limiter):
 
     def try_acquire_response(self, size: int, share: Share | None) -> bool:
         """Acquire *size* bytes for a response; return False if they are not available."""
-        margin = self.limit // _SHARES
-        if self.used + size > self.limit + margin:
+        margin = self._margin
+        kept = 0 if share is None or self._is_small(size, share) else margin // _SHARES
+        if self.used + size > self.limit + margin - kept:
             return False
         if share is not None:
             if share.used and share.used + size > self.share_limit + margin:
@@ -74,6 +99,43 @@ class MemoryBudget(Limiter):
             share.used += size
         self.used += size
         return True
+
+    async def acquire(
+        self,
+        size: int = 1,
+        share: Share | None = None,
+        *,
+        held: int = 0,
+        timeout_s: float | None = None,
+        want: object = None,
+    ) -> Any:
+        """As `Limiter.acquire`; a client that uses little does not wait for others."""
+        if (
+            share is not None
+            and not share.waiting
+            and self._is_small(size, share)
+            and self.used + size <= self.limit + self._margin
+        ):
+            share.used += size
+            self.used += size
+            return None
+        return await super().acquire(size, share, held=held, timeout_s=timeout_s, want=want)
+
+    def _is_small(self, size: int, share: Share) -> bool:
+        """Return whether a client uses little, *size* bytes more included."""
+        return share.used + size <= self._small_bytes
+
+    def allocated(self, size: int) -> None:
+        """Note that a buffer of *size* bytes is allocated next, or freed if it is negative."""
+        self._allocated += size
+        most = max(self.used, self._allocated)
+        if most * (2 * _SCARCE if self.is_scarce else _SCARCE) > self.limit:
+            if not self.is_scarce:
+                self.is_scarce = True
+                self._on_scarce(True)
+        elif self.is_scarce:
+            self.is_scarce = False
+            self._on_scarce(False)
 
     def watch(self, reservation: Reservation) -> None:
         """Check the progress of *reservation*, and end it if it has none while others wait."""
@@ -283,6 +345,10 @@ class Reservation:
     def another(self) -> Reservation:
         """Return an empty reservation of the same client."""
         return Reservation(self._budget, self._wait_s, self.share)
+
+    def allocated(self, size: int) -> None:
+        """As `MemoryBudget.allocated`."""
+        self._budget.allocated(size)
 
     def detach(self) -> int:
         """Return the number of bytes, which the caller must release from now on."""

@@ -54,10 +54,14 @@ class ReservedBuffer:
     __slots__ = ("_held", "_size", "_view", "filled")
 
     def __init__(self, size: int, held: Reservation, *, lasts: bool = False) -> None:
-        self._view = message_memory(size, held if lasts else None)
+        held.allocated(size)
         self._size = size
         self._held = held
+        self._view = message_memory(size, held if lasts else None)
         self.filled = 0
+
+    def __del__(self) -> None:
+        self._held.allocated(-self._size)
 
     @property
     def is_whole(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -20,6 +21,9 @@ pytestmark = [pytest.mark.hostile, pytest.mark.timeout(120)]
 
 MIB = 1 << 20
 LARGEST = 16 * MIB
+CONNECTIONS = 160
+READ_AHEAD = 256_000 if os.environ.get("HOSTILE_TRANSPORT") == "reference" else 0
+"""What aiohttp may read of a body before it asks for memory: one read of uvloop."""
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +90,13 @@ def test_frames_that_do_not_come(gateway: Gateway, name: str) -> None:
 
 
 def test_responses_that_nobody_reads(gateway: Gateway) -> None:
-    """JSON of four times the size of its request, unread, stays within the budget."""
+    """JSON of twice the size of its request, unread, stays within the budget."""
     memory = gateway.status("VmRSS")
     gateway.forget_peak()
     data = uint8(1_500_000)
     with ExitStack() as stack:
         raws = []
-        for number in range(160):
+        for number in range(CONNECTIONS):
             source = f"127.0.9.{1 + number % 8}"
             raw = stack.enter_context(Raw(gateway.http, source=source))
             raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -107,7 +111,8 @@ def test_responses_that_nobody_reads(gateway: Gateway) -> None:
                 sender.join()
             time.sleep(0.5)
         grown = gateway.status("VmHWM") - memory
-        assert grown <= 1.5 * BUDGET_BYTES, f"{grown / MIB:.0f} MiB"
+        bound = 1.5 * BUDGET_BYTES + CONNECTIONS * READ_AHEAD
+        assert grown <= bound, f"{grown / MIB:.0f} MiB"
         # To write such a response takes the loop longer than to read its request.
         assert [] == others.refused
 

@@ -15,7 +15,7 @@ import sys
 import structlog
 
 from gateway.app.errors import StartError
-from gateway.app.gateway import Gateway
+from gateway.app.gateway import Gateway, memory_budget
 from gateway.app.process import freeze_startup_objects
 from gateway.app.processes.channel import (
     Message,
@@ -47,7 +47,7 @@ def main() -> int:
     settings = setup.loaded.config.telemetry.log
     logs.configure(settings.level, settings.format, worker=setup.slot.number)
     logs.set_level(level_at_start(settings.level, logs_warnings=setup.logs_warnings))
-    prepare(setup.slot)
+    prepare(memory_budget(setup.loaded.config, setup.slot))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(setup, sock))
 

@@ -48,7 +48,7 @@ from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import pause_until_drained, tune
 from gateway.transports.reference.http_request import Sent
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 32 * 1024
 
 
 class ReferenceHttpConnection(RequestHandler):

@@ -97,6 +97,7 @@ class ReferenceHttpRequest:
 
 
 async def _read_sized(reader: _PayloadReader, length: int, held: Reservation) -> memoryview:
+    held.allocated(0)  # the buffer grows as the reservation does
     await held.grow(held.step(0, length))
     piece, _ = await reader.next()
     if len(piece) == length:  # small bodies arrive in one piece: no copy

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from gateway.app.process import memory_bound, shorten_switch_interval
+from gateway.app.process import (
+    MemoryTrimmer,
+    memory_bound,
+    shorten_switch_interval,
+)
 from gateway.app.worker_slot import WorkerSlot
 
 
@@ -32,3 +38,58 @@ def test_a_bound_of_memory_is_a_size_or_a_share() -> None:
     whole, half = memory_bound("50%", one), memory_bound("50%", two)
     assert 0 < whole <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     assert whole // 2 <= half <= whole // 2 + 1
+
+
+MAPPED = """
+import ctypes, sys
+from gateway.app.process import MemoryTrimmer, keep_large_buffers
+
+names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Heap
+libc.malloc.restype = ctypes.c_void_p
+
+def mapped():
+    before = libc.mallinfo2().hblkhd
+    buffers = [libc.malloc(ctypes.c_size_t(1 << 20)) for _ in range(64)]
+    after = libc.mallinfo2().hblkhd
+    for buffer in buffers:
+        libc.free(ctypes.c_void_p(buffer))
+    return after - before >= 32 << 20  # what is free in the heap is used first
+
+assert keep_large_buffers(16 << 20)
+trimmer = MemoryTrimmer(lambda: False)
+print(mapped(), trimmer.on_scarce(True) or mapped(), trimmer.on_scarce(False) or mapped())
+"""
+
+
+def test_large_buffers_are_mapped_while_memory_is_scarce() -> None:
+    """So they return to the system as soon as they are freed; otherwise the heap keeps them."""
+    command = [sys.executable, "-c", MAPPED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ("False True False\n", 0) == (done.stdout, done.returncode), done.stderr
+
+
+async def test_the_trimmer_trims_often_while_memory_is_scarce() -> None:
+    """It does so with requests in flight; otherwise it waits until there are none."""
+    trims: list[int] = []
+    trimmed = asyncio.Event()
+
+    def trim(size: int) -> int:
+        trims.append(size)
+        trimmed.set()
+        return 1
+
+    trimmer = MemoryTrimmer(lambda: False, interval_s=0.001, scarce_interval_s=0.001)
+    trimmer._trim = trim
+    trimmer.start()
+    await asyncio.sleep(0.02)
+    assert trims == []
+    trimmer.on_scarce(True)
+    await asyncio.wait_for(trimmed.wait(), 10)
+    trimmer.on_scarce(False)
+    trimmer.stop()

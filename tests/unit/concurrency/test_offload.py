@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 
 import pytest
 
@@ -61,3 +63,34 @@ def test_other_threads_are_not_bound() -> None:
 
     inline(step)
     assert 1 == len(done)
+
+
+async def test_the_next_work_begins_when_the_last_result_is_taken() -> None:
+    """Results do not pile up while the event loop is busy."""
+    begun: list[int] = []
+    taken: list[int] = []
+
+    async def one(number: int) -> None:
+        await off_loop(begun.append, number)
+        assert len(begun) == len(taken) + 1
+        taken.append(number)
+
+    first = asyncio.gather(*(one(number) for number in range(5)))
+    await asyncio.sleep(0)
+    time.sleep(0.02)  # noqa: ASYNC251  # the busy loop
+    assert len(begun) <= 1
+    await first
+    assert taken == [0, 1, 2, 3, 4]
+
+
+async def test_work_of_a_caller_that_left_does_not_block_others() -> None:
+    """It ends on its thread, and the next one begins."""
+    go_on = threading.Event()
+    left = asyncio.create_task(off_loop(go_on.wait, 10))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    found = asyncio.create_task(off_loop(int, "7"))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert 7 == await asyncio.wait_for(found, 10)

@@ -217,3 +217,54 @@ async def test_a_slot_is_awaited_no_longer_than_the_request_allows(timeout_s: fl
         QUEUE_TIMEOUT_US.reset(token)
     slots.release()
     assert (0, 0) == (slots.used, slots.queued)
+
+
+async def test_a_client_that_uses_little_does_not_wait() -> None:
+    """Requests of large clients, and then their responses, leave room for the others."""
+    budget = MemoryBudget(6400)
+    large = [budget.share(number) for number in range(4)]
+    assert all(budget.try_acquire(1600, share) for share in large)
+    # The margin is 1600; large clients may use three quarters of it.
+    assert all(budget.try_acquire_response(300, share) for share in large)
+    assert not budget.try_acquire_response(1, large[0])
+    waits = asyncio.create_task(Reservation(budget, 5, budget.share("larger")).grow(101))
+    await asyncio.sleep(0)
+    small = budget.share("small")
+    first = Reservation(budget, 5, small)
+    await asyncio.wait_for(first.grow(60), 1)
+    await asyncio.wait_for(first.grow(40), 1)
+    assert budget.try_acquire_response(100, budget.share("smaller"))
+    with pytest.raises(Overloaded):
+        await Reservation(budget, 0, small).grow(1)
+    assert not waits.done()
+    waits.cancel()
+    await asyncio.gather(waits, return_exceptions=True)
+    assert (budget.used, small.used) == (6400 + 1200 + 200, 100)
+
+
+def test_the_margin_for_small_clients_has_an_end() -> None:
+    """The sum of requests and responses is at most five quarters of the limit."""
+    budget = MemoryBudget(640)
+    taken = 0
+    while budget.try_acquire_response(10, budget.share(taken)):
+        taken += 1
+    assert budget.used == 800
+
+
+def test_scarce_memory_is_reported_once() -> None:
+    """Buffers count as soon as they are allocated, and what is in use counts as well."""
+    seen: list[bool] = []
+    budget = MemoryBudget(800, on_scarce=seen.append)
+    held = Reservation(budget, 0)
+    held.allocated(100)
+    assert seen == []
+    held.allocated(1)
+    held.allocated(50)
+    assert seen == [True]
+    held.allocated(-100)
+    assert (seen, budget.is_scarce) == ([True], True)
+    held.allocated(-51)
+    assert (seen, budget.is_scarce) == ([True, False], False)
+    assert budget.try_acquire(200)
+    held.allocated(0)
+    assert seen == [True, False, True]
