@@ -151,17 +151,18 @@ class RecordedCall(Struct, frozen=True):
     def crc32(self) -> int:
         """Return the checksum of all rows."""
         found = 0
-        texts: list[str] = []  # one checksum of all texts between elements: a third of the time
-        for row in (self.call, *self.tensors, *self.items, *self.wire):
-            for value in astuple(row):
-                if isinstance(value, bytes | memoryview):
-                    texts.append(f"b{len(value)};")
-                    found = zlib.crc32(value, zlib.crc32(_encoded("".join(texts)), found))
-                    texts.clear()
+        texts = [_call_text(self.call)]  # one checksum of all texts between elements
+        for row in self.tensors:
+            texts.append(_tensor_text(row))
+            for value in (row.digest, row.data):
+                if value is None:
+                    texts.append(_NONE)
                 else:
-                    text = repr(value)
-                    size = len(text) if text.isascii() else len(_encoded(text))
-                    texts.append(f"v{size};{text}")
+                    found = _crc32_of(value, texts, found)
+        texts += [_joined_text(astuple(row)) for row in self.items]
+        for message in self.wire:
+            texts += map(_value_text, (message.side, message.place, message.head))
+            found = _crc32_of(message.body, texts, found)
         return zlib.crc32(_encoded("".join(texts)), found)
 
     @property
@@ -174,7 +175,7 @@ class RecordedCall(Struct, frozen=True):
             return "inputs were not in the message"
         if any(each.data is None and (each.size or each.form == RAW) for each in inputs):
             return "payload not recorded"
-        if self.call.parameters is None and json.loads(self.call.details).get("has_parameters"):
+        if self.call.parameters is None and _details_of(self.call.details).get("has_parameters"):
             return "parameters not recorded"
         return ""
 
@@ -190,7 +191,7 @@ class RecordedCall(Struct, frozen=True):
             raise MalformedMessage(f"recorded call {self.id} is malformed: {error}") from error
 
     def _request(self) -> InferRequest:
-        details: dict[str, Any] = json.loads(self.call.details)
+        details = _details_of(self.call.details)
         sequence = None
         if self.call.sequence is not None:
             number, start, end = json.loads(self.call.sequence)
@@ -235,7 +236,7 @@ class RecordedCall(Struct, frozen=True):
     def problem(self) -> str:
         """What is wrong with the values of the rows; "" for nothing."""
         try:
-            dict(json.loads(self.call.details))
+            _details_of(self.call.details)
             _ = self.missing, self.class_outputs, self.error_code
             for row in self.tensors:
                 if row.shape is not None:
@@ -255,7 +256,7 @@ class RecordedCall(Struct, frozen=True):
         """Names of the outputs that were requested as classes."""
         if '"outputs"' not in self.call.details:
             return frozenset()
-        requested = json.loads(self.call.details)["outputs"]
+        requested = _details_of(self.call.details)["outputs"]
         return frozenset(name for name, classes in requested if classes)
 
     @property
@@ -520,6 +521,58 @@ def _needs_of(text: str) -> frozenset[Need]:
 def error_of(code: str, text: str) -> GatewayError | None:
     """Return the error that a recorded code is; None for "ok"."""
     return None if code == OK else ERROR_CLASSES[ErrorCode(code)](text or "recorded error")
+
+
+def _crc32_of(value: bytes, texts: list[str], found: int) -> int:
+    """Return *found* continued over *texts*, which become empty, and over elements."""
+    texts.append(f"b{len(value)};")
+    joined = "".join(texts)
+    texts.clear()
+    return zlib.crc32(value, zlib.crc32(_encoded(joined), found))
+
+
+def _call_text(row: CallRow) -> str:
+    """Return what a checksum covers of a call; the part that calls repeat is kept."""
+    values = astuple(row)
+    same = values[3:12]
+    known = _known_text if sum(map(len, same)) <= _MAX_KNOWN_TEXT else _joined_text
+    return "".join(
+        (*map(_value_text, values[:3]), known(same), *map(_value_text, values[12:])),
+    )
+
+
+def _tensor_text(row: TensorRow) -> str:
+    """Return what a checksum covers of a tensor without its elements; calls repeat it."""
+    values = astuple(row)[:-2]
+    size = len(row.name) + len(row.shape or "") + len(row.datatype or "") + len(row.form)
+    return _known_text(values) if size <= _MAX_KNOWN_TEXT else _joined_text(values)
+
+
+def _joined_text(values: tuple[Any, ...]) -> str:
+    return "".join(map(_value_text, values))
+
+
+def _value_text(value: Any) -> str:
+    if value is None:
+        return _NONE
+    text = repr(value)
+    size = len(text) if text.isascii() else len(_encoded(text))
+    return f"v{size};{text}"
+
+
+_NONE: Final = "v4;None"
+_MAX_KNOWN_TEXT: Final = 1024
+_known_text: Final = lru_cache(4096)(_joined_text)
+
+
+def _details_of(text: str) -> dict[str, Any]:
+    """Return the details of a call; those of the last calls are kept, and must not be changed."""
+    return _known_details(text) if len(text) <= _MAX_KNOWN_TEXT else dict(json.loads(text))
+
+
+@lru_cache(256)
+def _known_details(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))
 
 
 def _encoded(text: str) -> bytes:

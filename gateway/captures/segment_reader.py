@@ -7,7 +7,7 @@ before anything is allocated. A row that does not match its checksum is skipped 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -28,9 +28,15 @@ from gateway.captures.schema import (
 )
 
 Row = TypeVar("Row", bound=msgspec.Struct)
+_Found = tuple[RecordedCall | None, str]
+"""A whole call, or None with what is wrong with it; both are empty where there is no such call."""
 
 _MAX_ROWS: Final = 4096
 """More tensors, replies or messages than a call has."""
+_CALLS_AT_ONCE: Final = 64
+_ROWS_AT_ONCE: Final = 2048
+_BYTES_AT_ONCE: Final = 4 << 20
+_UNREADABLE: Final = (sqlite3.Error, msgspec.ValidationError, UnicodeError, OverflowError)
 _MAGIC: Final = b"SQLite format 3\0"
 
 
@@ -53,6 +59,9 @@ class SegmentReader:
         self.path = path
         self.tag = tag_of(path)
         self.problems: list[str] = []
+        # Calls that were read with the one before them, each with what is wrong with it.
+        self._ahead: dict[int, _Found] = {}
+        self._last = 0
         try:
             with path.open("rb") as file:
                 magic = file.read(len(_MAGIC))
@@ -114,27 +123,49 @@ class SegmentReader:
         """
         last = 0
         while True:
-            number = self._next(last)
-            if number is None:
+            numbers = self._numbers(last)
+            if not numbers:
                 return
-            last = number
-            call = self._read(number)
-            if call is not None:
-                yield call
+            last = numbers[-1]
+            for number, found in self._read_many(numbers):
+                call = self._delivered(number, found)
+                if call is not None:
+                    yield call
 
-    def _next(self, last: int) -> int | None:
+    def _numbers(self, last: int) -> list[int]:
+        """Return the numbers of the calls after *last*, as many as are read at once."""
+        try:
+            rows = self._database.execute(
+                "SELECT seq FROM calls WHERE seq > ? ORDER BY seq LIMIT ?", (last, _CALLS_AT_ONCE)
+            ).fetchall()
+        except sqlite3.Error:
+            return self._next(last)
+        return [int(row[0]) for row in rows]
+
+    def _next(self, last: int) -> list[int]:
+        """Return the number of the next call alone: one of those after it is not readable."""
         try:
             row = self._database.execute(
                 "SELECT seq FROM calls WHERE seq > ? ORDER BY seq LIMIT 1", (last,)
             ).fetchone()
         except sqlite3.Error as error:
             self.problems.append(f"{self.path.name}: nothing readable after call {last}: {error}")
-            return None
-        return None if row is None else int(row[0])
+            return []
+        return [] if row is None else [int(row[0])]
 
     def call(self, number: int) -> RecordedCall | None:
-        """Return one call by its number; None if it does not exist or is damaged."""
-        return self._read(number)
+        """Return one call by its number; None if it does not exist or is damaged.
+
+        Calls that are asked for in their order are read several at once.
+        """
+        found = self._ahead.pop(number, None)
+        if found is None and number == self._last + 1:
+            numbers = self._numbers(self._last)
+            if numbers and numbers[0] == number:
+                self._ahead = dict(self._read_many(numbers))
+                found = self._ahead.pop(number, None)
+        self._last = number
+        return self._delivered(number, self._read(number) if found is None else found)
 
     def request_ids(self) -> Iterator[tuple[int, str]]:
         """Yield the number and the request id of each call, damaged ones included."""
@@ -150,22 +181,80 @@ class SegmentReader:
         ).fetchone()
         return None if row is None else int(row[0])
 
-    def _read(self, number: int) -> RecordedCall | None:
+    def _delivered(self, number: int, found: _Found) -> RecordedCall | None:
+        """Return a call that is whole; note what is wrong with any other one."""
+        record, problem = found
+        if problem:
+            self.problems.append(f"{self.tag}-{number:x}: {problem}")
+        return record
+
+    def _read_many(self, numbers: Sequence[int]) -> Iterator[tuple[int, _Found]]:
+        """Yield calls that follow one another, each alone if they are large or damaged."""
+        try:
+            together = self._rows_of_many(numbers) if len(numbers) > 1 else None
+        except _UNREADABLE:
+            together = None
+        if together is None:
+            for number in numbers:
+                yield number, self._read(number)
+            return
+        for number, (record, crc32) in zip(numbers, together, strict=True):
+            yield number, _checked(record, crc32)
+
+    def _read(self, number: int) -> _Found:
         try:
             found = self._rows(number)
-        except (sqlite3.Error, msgspec.ValidationError, UnicodeError, OverflowError) as error:
-            self.problems.append(f"{self.tag}-{number:x}: {error}")
+        except _UNREADABLE as error:
+            return None, str(error)
+        return (None, "") if found is None else _checked(*found)
+
+    def _rows_of_many(self, numbers: Sequence[int]) -> list[tuple[RecordedCall, Any]] | None:
+        """Return calls that follow one another with their checksums; None if they are large."""
+        between = numbers[0], numbers[-1]
+        for table, column in (("tensors", "data"), ("items", "parameters"), ("wire", "body")):
+            count, size = self._database.execute(
+                f"SELECT COUNT(*), SUM(LENGTH({column})) FROM {table} WHERE call BETWEEN ? AND ?",  # noqa: S608
+                between,
+            ).fetchone()
+            if count > _ROWS_AT_ONCE or (size or 0) > _BYTES_AT_ONCE:
+                return None
+        calls = self._database.execute(
+            f"SELECT {CALL_COLUMNS}, crc32 FROM calls WHERE seq BETWEEN ? AND ? ORDER BY seq",  # noqa: S608
+            between,
+        ).fetchall()
+        if len(calls) != len(numbers):
             return None
-        if found is None:
-            return None
-        record, crc32 = found
-        if record.crc32() != crc32:
-            self.problems.append(f"{self.tag}-{number:x}: its checksum is wrong")
-            return None
-        if record.problem:
-            self.problems.append(f"{self.tag}-{number:x}: {record.problem}")
-            return None
-        return record
+        tensors = self._by_call(TensorRow, "tensors", TENSOR_COLUMNS, between)
+        items = self._by_call(ItemRow, "items", ITEM_COLUMNS, between)
+        wire = self._by_call(WireRow, "wire", WIRE_COLUMNS, between)
+        rows = msgspec.convert([row[:-1] for row in calls], list[CallRow], strict=True)
+        return [
+            (
+                RecordedCall(
+                    row,
+                    tensors.get(number, ()),
+                    items.get(number, ()),
+                    wire.get(number, ()),
+                    f"{self.tag}-{number:x}",
+                ),
+                call[-1],
+            )
+            for number, row, call in zip(numbers, rows, calls, strict=True)
+        ]
+
+    def _by_call(
+        self, kind: type[Row], table: str, columns: str, between: tuple[int, int]
+    ) -> dict[int, list[Row]]:
+        """Return the rows of a table by their call."""
+        found = self._database.execute(
+            f"SELECT call, {columns} FROM {table} WHERE call BETWEEN ? AND ? ORDER BY call, rowid",  # noqa: S608
+            between,
+        ).fetchall()
+        rows = msgspec.convert([row[1:] for row in found], list[kind], strict=True)  # type: ignore[valid-type]  # a class
+        by_call: dict[int, list[Row]] = {}
+        for (number, *_), row in zip(found, rows, strict=True):
+            by_call.setdefault(number, []).append(row)
+        return by_call
 
     def _rows(self, number: int) -> tuple[RecordedCall, Any] | None:
         row = self._database.execute(
@@ -189,6 +278,14 @@ class SegmentReader:
             (number, _MAX_ROWS),
         )
         return [_struct(kind, row) for row in rows]
+
+
+def _checked(record: RecordedCall, crc32: Any) -> _Found:
+    """Return a call, or what is wrong with it."""
+    if record.crc32() != crc32:
+        return None, "its checksum is wrong"
+    problem = record.problem
+    return (None, problem) if problem else (record, "")
 
 
 def _struct(kind: type[Row], row: tuple[Any, ...]) -> Row:

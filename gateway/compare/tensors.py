@@ -85,6 +85,10 @@ class Errors:
 
     def add(self, other: Errors) -> None:
         """Add the errors of another pair of tensors; `worst` stays that of the larger one."""
+        if other.worst < 0 and not other.sum_abs:  # equal pairs, which are in no histogram
+            self.count += other.count
+            self.relative += other.relative
+            return
         if other.max_abs > self.max_abs:
             self.worst = other.worst
         self.max_abs = max(self.max_abs, other.max_abs)

@@ -12,6 +12,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, as_items, as_numpy
 from gateway.migration.differences import ComparedCall
+from gateway.migration.replay import recorded_result
 from gateway.migration.report_blocks import Block, Plot, Section, TextTable
 from gateway.migration.report_plots import values_plot
 
@@ -32,7 +33,7 @@ def sample_section(call: ComparedCall) -> Section:
         f"{outcome}{reason}. Model {row.model or '-'}, client {row.client or '-'}, "
         f"protocol {row.protocol or '-'}, request {row.request_id or '-'}."
     )
-    old, new = call.evidence.old, call.evidence.new
+    old, new = (recorded_result(each) or Result() for each in (call.old, call.new))
     inputs = _inputs(call.old)
     named = [
         *(("input", each) for each in inputs),
