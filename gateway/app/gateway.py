@@ -31,7 +31,7 @@ from gateway.app.recording import StockKeeper
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.shadow.client import ShadowClient
-from gateway.app.shadow.keeper import ShadowKeeper, shadow_channels
+from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
 from gateway.app.status import Document, gauge_entries
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
@@ -250,7 +250,9 @@ class Gateway:
     def _api(self, control: Control | None, cutovers: CutoverSource | None) -> AdminApi | None:
         if control is None:
             return None
-        sources = AdminSources(self.status, self.families, control, cutover=cutovers)
+        keeper = self.shadow_keeper
+        evidence = None if keeper is None else EvidenceDocuments(keeper)
+        sources = AdminSources(self.status, self.families, control, evidence, cutovers)
         return AdminApi(sources, control.access)
 
     async def ready(self) -> bool:

@@ -30,7 +30,7 @@ _IN = TensorMetadata("IN", Datatype.INT32, (1,))
 _OUT = TensorMetadata("OUT", Datatype.INT32, (1,))
 
 FAULTS: set[str] = set()
-"""Servers that fail: "old", "new"."""
+"""What is wrong: "old" or "new" fails, or "wrong": the new one returns something else."""
 CALLS: list[tuple[str, float]] = []
 """Server and time of each call that a model got."""
 
@@ -42,7 +42,8 @@ def _model(name: str, more: int) -> Any:
         await asyncio.sleep(0)
         if name in FAULTS:
             raise Unavailable("out of order")
-        return {"OUT": inputs["IN"] + np.int32(more)}
+        wrong = 100 if name == "new" and "wrong" in FAULTS else 0
+        return {"OUT": inputs["IN"] + np.int32(more + wrong)}
 
     return answer
 
@@ -72,6 +73,8 @@ migrations:
     route: r
     old: old
     new: new
+    sample: {{percent: 100}}
+    compare: {{outputs: {{OUT: {{atol: 1}}}}}}
     cutover:
       steps: [50, 100]
       bake: 1s
@@ -164,7 +167,7 @@ class MigratingGateway:
                 document = json.loads(response.read())
             if response.status == 200:
                 value = document["outputs"][0]["data"][0]
-                found.append({10: "old", 11: "new"}[value])
+                found.append({10: "old", 11: "new"}.get(value, "wrong"))
             else:
                 found.append(str(response.status))
         return found

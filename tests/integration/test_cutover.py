@@ -136,7 +136,7 @@ async def test_the_command_line_shows_and_controls_it(tmp_path: Path) -> None:
         status, text = await run("start")
         assert 0 == status
         assert "step 0 of 2: 0% to new, mirroring 0s of 1s, 0 of 1 comparisons" in text
-        assert "errors.below  undecided  no comparison" in text
+        assert "errors.below  undecided" in text
         assert "next: 50%, after 1s of bake time and after 1 comparisons" in text
         status, text = await run("start")
         assert (1, True) == (status, "is mirroring, and 'start' expects one of: ready" in text)
@@ -151,3 +151,26 @@ async def test_the_command_line_shows_and_controls_it(tmp_path: Path) -> None:
         assert (0, True) == (status, "step 2 of 2: 100% to new, baking 0s of 1s" in text)
         status, text = await run("rollback", "--output", "json")
         assert (0, True) == (status, '"weight": 0.0' in text)
+
+
+COMPARED = "guards: {mismatch: {below: 20%}, errors: {below: 20%}, latency: {p99: 60s}}"
+
+
+async def test_comparisons_move_it_on_and_back(tmp_path: Path) -> None:
+    """A new server that agrees gets all calls; wrong replies trip `mismatch` alone."""
+    async with two_servers() as servers, migrating(tmp_path, servers, options=COMPARED) as gateway:
+        await gateway.do("start")
+        async with asyncio.timeout(90):
+            while (await gateway.cutover())["state"] != "done":
+                assert {"old", "new"} >= set(await gateway.ask(20))
+        status, verdict = await gateway.get("/verdict")
+        assert (200, "holds") == (status, verdict["verdict"])
+        kit.FAULTS.add("wrong")
+        async with asyncio.timeout(60):
+            while (document := await gateway.cutover())["state"] != "rolled_back":
+                assert {"old", "new", "wrong"} >= set(await gateway.ask(20))
+        assert "mismatch.below" == document["tripped"]
+        assert ["mismatch.below"] == [
+            each["guard"] for each in document["guards"] if each["verdict"] == "trips"
+        ]
+        assert {"old"} == set(await gateway.ask(20))

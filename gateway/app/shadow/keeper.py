@@ -54,6 +54,27 @@ class KeptEvidence:
     at_s: float
 
 
+class EvidenceDocuments:
+    """The evidence as the admin port shows it.
+
+    Args:
+        keeper: Has it.
+    """
+
+    def __init__(self, keeper: ShadowKeeper) -> None:
+        self._keeper = keeper
+
+    @property
+    def evidence(self) -> Mapping[str, dict[str, Any]]:
+        """The latest document of each live migration that has any."""
+        return {name: dict(each.document) for name, each in self._keeper.evidence.items()}
+
+    async def sample(self, migration: str, sample: str) -> dict[str, Any] | None:
+        """Return a kept sample of a migration as JSON values; None if there is none."""
+        found = await self._keeper.sample(migration, sample)
+        return None if found is None else dict(found)
+
+
 def shadow_channels(config: Config) -> tuple[str, ...]:
     """Return what a shadow process is needed for: the capture, and each live migration by name."""
     capture = () if config.capture is None else (CAPTURE,)

@@ -30,7 +30,7 @@ from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
 from gateway.app.run import stop_event
-from gateway.app.shadow.keeper import ShadowKeeper, shadow_channels
+from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
 from gateway.app.status import Document
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
@@ -474,7 +474,8 @@ async def _run(
         if export is not None:
             export.start_metrics(supervisor.metrics)
         control = control_of(loaded.config, reloader)
-        sources = AdminSources(supervisor.status, supervisor.metrics, control, cutover=cutovers)
+        evidence = None if shadow is None else EvidenceDocuments(shadow)
+        sources = AdminSources(supervisor.status, supervisor.metrics, control, evidence, cutovers)
         pages = await start_pages(
             loaded.config.admin,
             supervisor.page,

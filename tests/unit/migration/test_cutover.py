@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.compare.replies import Result
+from gateway.compare.tensors import Outcome
+from gateway.config.migration import GuardsConfig
 from gateway.migration.cutover import (
     COMMANDS,
     CommandRefused,
@@ -26,8 +29,9 @@ from gateway.migration.cutover import (
     verdict_of,
     verdicts,
 )
-from gateway.migration.guards import GuardVerdict, Standing
+from gateway.migration.guards import Evidence, Guards, GuardVerdict, Standing
 
+OK = Result(((),))
 PLAN = CutoverPlan(
     "fraud", "triton", (1.0, 50.0, 100.0), bake_s=10, min_calls=100, guards=("mismatch.below",)
 )
@@ -386,3 +390,35 @@ def test_a_rate_below_the_limit_never_trips() -> None:
             failures = sum(draw() < 0.005 for _ in range(group))
             run.seconds(1, CutoverEvidence(calls=group, failures=failures))
         assert not run.state.tripped, (number, run.state)
+
+
+def test_wrong_labels_trip_the_guard_of_the_replies_alone() -> None:
+    """1 % with good status and latency: `mismatch` trips, and no other guard does."""
+    config = GuardsConfig.model_validate(
+        {
+            "mismatch": {"below": "0.1%"},
+            "errors": {"below": "1%", "above_old": "0.5%"},
+            "latency": {"p99": "200ms", "p99_ratio": 1.3},
+        }
+    )
+    guards = Guards(config)
+    plan = replace(PLAN, guards=tuple(each.guard for each in guards.verdicts()), errors_below=0.01)
+    run = Run(plan).do("start")
+    random = np.random.default_rng(3)
+    calls, found = 0, tuple[GuardVerdict, ...]()
+    while not run.state.tripped and calls < 20_000:
+        for _ in range(50):
+            wrong = random.random() < 0.01
+            times = tuple(0.05 + 0.01 * random.random(2))
+            outcome = Outcome.MISMATCH if wrong else Outcome.MATCH
+            guards.add(Evidence(OK, OK, outcome, times, run.now))
+            calls += 1
+        found = tuple(guards.verdicts())
+        run.seconds(1, CutoverEvidence(calls=5, compared=50, guards=found, is_applied=False))
+    assert ("mismatch.below", 0.0) == (run.state.tripped, run.state.weight)
+    assert calls <= 5_000, calls
+    assert ["mismatch.below"] == [
+        each.guard
+        for each in verdicts(plan, run.state, CutoverEvidence(guards=found))
+        if each.standing is Standing.TRIPS
+    ]
