@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
+from benchmarks import machine
 from benchmarks.goals import Results
 
 SHOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -44,7 +45,7 @@ SHOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Job -> its title, and the systems of which there are bars."""
 
 _WIDTH, _LEFT, _RIGHT = 760, 190, 60
-_TOP, _BOTTOM = 84, 46
+_TOP, _BOTTOM = 84, 64
 _BAR, _ROW, _TITLE, _GAP = 14, 20, 22, 10
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _NT = " (nt)"
@@ -101,6 +102,7 @@ def svg(sections: Mapping[str, Any]) -> str:
         *_legend(),
         *axis.drawn(height),
         *_groups(groups, axis),
+        _middle(_WIDTH / 2, height - 10, machine.caption(sections["jobs"]["about"])),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

@@ -14,6 +14,9 @@ from benchmarks.resident import PASSED_ON, RECEIVED
 from benchmarks.rounds import BASE, Row
 from benchmarks.workers import TWO
 
+MAX_SPREAD = 0.3
+"""A row whose rounds differ by more, +-15 %, judges nothing."""
+
 _P99_FACTOR = 1.5
 JSON, GRPC, HTTP_602K = "json-grpc small", "grpc-http small", "binary-http 602KB"
 FLOATS, HUGE = "json-grpc 150k floats", "binary-http 16MB"
@@ -33,16 +36,16 @@ class Results:
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         rows = [Row(**row) for row in sections.get("jobs", {}).get("rows", ())]
-        self._rows = {(row.job, row.system): row for row in rows if not row.errors}
+        self._rows = {(row.job, row.system): row for row in rows if _is_steady(row)}
         self._codecs: list[Mapping[str, Any]] = sections.get("codecs", {}).get("rows", [])
         self._held: list[Mapping[str, Any]] = sections.get("held", {}).get("rows", [])
         found = [Row(**row) for row in sections.get("workers", {}).get("rows", ())]
         self.two_workers = next(
-            (row.ratio for row in found if row.system == TWO and not row.errors), None
+            (row.ratio for row in found if row.system == TWO and _is_steady(row)), None
         )
 
     def row(self, job: str, system: str = BASE) -> Row | None:
-        """Return the row of a system, or None if it was not measured or had errors."""
+        """Return the row of a system, or None if it was not measured, or judges nothing."""
         return self._rows.get((job, system))
 
     def times(self, job: str, peer: str) -> float | None:
@@ -62,6 +65,11 @@ class Results:
     def held(self, what: str) -> Mapping[str, Any] | None:
         """Return the memory of large requests, or None if it was not measured."""
         return next((one for one in self._held if one["what"] == what), None)
+
+
+def _is_steady(row: Row) -> bool:
+    """Return whether a row may judge a goal: it has no errors, and its rounds agree."""
+    return not row.errors and row.spread <= MAX_SPREAD
 
 
 Measure = Callable[[Results], float | None]

@@ -48,6 +48,18 @@ def text(about: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
+def caption(about: Mapping[str, object]) -> str:
+    """Return the processor, the date and the version of a run, as one line."""
+    return f"{about['cpu']}, {about['cores']} cores, {about['date']}, gateway {about['gateway']}"
+
+
+def cpu_ticks(stat: Path = Path("/proc/stat")) -> tuple[int, int]:
+    """Return the ticks that the host has taken away since it started, and all ticks."""
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    ticks = [int(each) for each in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[7], sum(ticks)
+
+
 def _commit() -> str:
     """Return the current commit, with a plus sign if files have changed."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]

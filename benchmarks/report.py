@@ -24,14 +24,15 @@ _HEAD = (
 _GOALS = (
     "Each goal has a *required* value, a *stretch* value, or both. The value of a peer is its CPU "
     "time per request in units of the gateway's, unless the name says otherwise. *by req/s* is the "
-    "rate of the gateway in units of the peer's. A dash means that it was not measured."
+    "rate of the gateway in units of the peer's. A dash means that it was not measured, that a "
+    "request failed, or that the rounds of a row differ by more than +-15 %."
 )
 
 
 def job_table(rows: Sequence[Row]) -> str:
     """Return the table of jobs, with a blank line between two jobs."""
     head = ["job", "system", "req/s", "cpu us", "x gateway", "+-%", "p50 us", "added us", "p99 us"]
-    head.append("errors")
+    head += ["errors", "stolen %"]
     return _table(head, [*_job_lines(rows)], left=2)
 
 
@@ -52,6 +53,7 @@ def _job_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
             "" if row.added_us is None else f"{row.added_us:,.0f}",
             f"{row.p99_us:,.0f}",
             str(row.errors),
+            f"{100 * row.stolen:.0f}",
         ]
 
 
@@ -163,7 +165,8 @@ def page(sections: Mapping[str, Any]) -> str:
     """Return RESULTS.md: the goals, then each section with its command and machine."""
     parts = ["# Results", _HEAD]
     if "jobs" in sections:
-        parts += ["## Goals", _GOALS, f"```\n{goal_table(judged(sections))}\n```"]
+        on = f"Measured on {machine.caption(sections['jobs']['about'])}."
+        parts += ["## Goals", on, _GOALS, f"```\n{goal_table(judged(sections))}\n```"]
     for name, section in sections.items():
         about = f"`{section['words']}`\n\n```\n{machine.text(section['about'])}\n```"
         parts += [f"## {_TITLES.get(name, name)}", about, f"```\n{section['table']}\n```"]

@@ -88,6 +88,7 @@ def _below(service: Any, name: str) -> Any:
     elif isinstance(value, list | tuple):
         value = next(iter(value), None)
     value = getattr(value, "service", value)
+    value = getattr(value, "__self__", value)  # of a bound method
     return value if callable(value) else None
 
 

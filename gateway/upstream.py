@@ -43,7 +43,7 @@ from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
 from gateway.ir.work import BOUND, LongWork
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.telemetry.upstream_metrics import EndpointAttempts
@@ -113,7 +113,7 @@ class Upstream(Generic[Q, A]):
             self._cut_through = codec
 
     async def __call__(  # noqa: C901, PLR0912, PLR0915  # one frame
-        self, call: Call[R], /, *, as_stream: bool = True
+        self, call: Call[R], /, as_stream: bool = True
     ) -> R:
         """Send *call* to the upstream.
 
@@ -409,7 +409,7 @@ class DialectDetectingUpstream:
     async def _detect(self, call: Call[R]) -> R:
         async with self._lock:
             if self._detected is None:
-                self._detected = self._make(await self._server_name(call))
+                self._detected = entry_of(self._make(await self._server_name(call)))
         return await self._detected(call)
 
     async def _server_name(self, call: Call[Any]) -> str:

@@ -44,7 +44,7 @@ from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer
 from gateway.routing.upstream_questions import RefreshModelIndex
-from gateway.service import Service
+from gateway.service import Service, entry_of
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
@@ -338,12 +338,14 @@ def build_chain(name: str, end: Service, parts: Any = None) -> Service:
         end: The service that the innermost layer calls.
         parts: The parameters of this chain: an instance of one of the classes above.
     """
-    chain = Chain(end, end)
+    outermost, entry = end, entry_of(end)
+    chain = Chain(entry, entry)
     for layer in reversed(LAYERS[name]):
         built = None if layer.build is None else layer.build(chain, parts)
         if built is not None:
-            chain = Chain(built, built if layer.inference else chain.inference)
-    return chain.calls
+            outermost, entry = built, entry_of(built)
+            chain = Chain(entry, entry if layer.inference else chain.inference)
+    return outermost
 
 
 def describe_layers() -> Iterator[str]:

@@ -17,7 +17,7 @@ from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
 from gateway.routing.traffic_shift import TrafficShift
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_path import CALL_PATH, record_target
 
 log = structlog.get_logger(__name__)
@@ -144,6 +144,7 @@ class Balance:
         )
         is_fixed = self._new is None and len(self._weighted) == 1
         self._only = self._weighted[0] if is_fixed else None
+        self._only_entry = entry_of(self._weighted[0].service)
         self.name = name
         self.targets = tuple(targets)
         self._readiness = readiness
@@ -159,7 +160,7 @@ class Balance:
             path = CALL_PATH.get()
             if path is not None:
                 path.target = self._only.name
-            return self._only.service(call)
+            return self._only_entry(call)
         if isinstance(call, ModelReadyRequest):
             # The R of a ModelReadyRequest is bool.
             return cast("ReplyCoroutine[R]", self._model_ready(call))

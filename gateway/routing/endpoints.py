@@ -38,7 +38,7 @@ from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEw
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.routing.sequence_ids import SequenceIdTypes
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine, Service, entry_of
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +94,7 @@ class Endpoint:
 
     def __init__(self, name: str, service: Service) -> None:
         self.name = name
-        self.service = service
+        self.service = entry_of(service)
         self.ready = True
         self.pending = self.last_turn = 0
         self.health = EndpointHealth()

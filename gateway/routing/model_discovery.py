@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_path import CALL_PATH, record_target
 
 R = TypeVar("R")
@@ -36,7 +36,10 @@ class Discover:
         self, upstreams: Mapping[str, Service], *, ttl_s: float = 10.0, ask_timeout_s: float = 2.0
     ) -> None:
         self._upstreams = dict(upstreams)
-        self._only = next(iter(upstreams.items())) if len(upstreams) == 1 else None
+        self._only: tuple[str, Service] | None = None
+        if len(upstreams) == 1:
+            name, only = next(iter(upstreams.items()))
+            self._only = name, entry_of(only)
         self._ttl_s = ttl_s
         self._ask_timeout_s = ask_timeout_s
         self._owners: dict[str, tuple[float, str | None]] = {}

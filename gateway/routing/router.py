@@ -18,7 +18,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import MAX_CACHED, Matcher, Rule, Verdict
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_path import CALL_PATH
 
 R = TypeVar("R")
@@ -60,7 +60,9 @@ class Router:
         self._default_model = default_model
         self._matcher = Matcher([route.rule for route in self._routes])
         # Model names come from clients.
-        self._found: BoundedDict[tuple[ModelRef | None, str], Route] = BoundedDict(MAX_CACHED)
+        self._found: BoundedDict[tuple[ModelRef | None, str], tuple[str, Service]]
+        self._found = BoundedDict(MAX_CACHED)
+        self._entries = [(route.name, entry_of(route.service)) for route in self._routes]
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Route *call*.
@@ -77,18 +79,18 @@ class Router:
                 return _failing(InvalidRequest(_NAMELESS))
             call = self._with_default(call)
         key = (call.model, call.context.protocol)
-        route = self._found.get(key)
-        if route is None:
+        found = self._found.get(key)
+        if found is None:
             index = self._matcher.find(call)
             if index is None:
                 return _failing(self._no_match(call))
-            route = self._routes[index]
+            found = self._entries[index]
             if not self._matcher.uses_headers:
-                self._found[key] = route
+                self._found[key] = found
         path = CALL_PATH.get()
         if path is not None:
-            path.route = route.name
-        return route.service(call)
+            path.route = found[0]
+        return found[1](call)
 
     def matches_model(self, name: str, /) -> bool:
         """Return whether some route matches a model of this name."""

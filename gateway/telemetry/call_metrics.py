@@ -8,6 +8,7 @@ each scrape, are counted at once.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -29,7 +30,7 @@ Labels = tuple[str, str, str, str, str, str]
 
 _LABELS: Final = ("route", "model", "protocol", "kind", "code", "target")
 _DURATION_LABELS: Final = ("route", "protocol", "kind", "target")
-_UNCOUNTED: Final = 256
+_UNCOUNTED: Final = 4 * 256
 INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
 _TIMES: Final = (
     (
@@ -92,14 +93,14 @@ class _Cells:
     """What one combination of labels counts; *times* is None for a call that is no inference.
 
     Attributes:
-        uncounted: Of each call that is not counted yet: its seconds, and those upstream, in queues
-            and in batches.
+        uncounted: Four values for each call that is not counted yet: its seconds, and those
+            upstream, in queues and in batches.
     """
 
     __slots__ = ("_calls", "_durations", "_times", "uncounted")
 
     def __init__(self, durations: _Histogram, times: _ModelTimes | None) -> None:
-        self.uncounted: list[tuple[float, float, float, float]] = []
+        self.uncounted = array("d")
         self._calls = 0
         self._durations = durations
         self._times = times
@@ -107,9 +108,9 @@ class _Cells:
     def count(self) -> int:
         """Count the calls that are not counted yet, and return the number of all calls."""
         if self.uncounted:
-            found = np.array(self.uncounted)
-            self._calls += len(self.uncounted)
-            self.uncounted.clear()
+            found = np.array(self.uncounted).reshape(-1, 4)
+            self._calls += len(found)
+            del self.uncounted[:]
             self._durations.count(found[:, 0])
             if self._times is not None:
                 self._times.count(found[:, 0], found[:, 1:])
@@ -156,7 +157,7 @@ class CallMetrics(Collector):
         if cells is None:
             cells = self._cells_of(labels)
         uncounted = cells.uncounted
-        uncounted.append((seconds, path.upstream_s, path.queued_s, path.batched_s))
+        uncounted.extend((seconds, path.upstream_s, path.queued_s, path.batched_s))
         if len(uncounted) >= _UNCOUNTED:
             cells.count()
 

@@ -91,11 +91,12 @@ class GrpcClient:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
             withholds = self._withheld.enabled
-            call = connection.call(wire, None if withholds else deadline, now, unary=True)
+            waiter = connection.loop.create_future()
+            call = connection.call(wire, None if withholds else deadline, now, waiter)
             call.withholds = withholds
             step = 0 if deadline is None else self._wheel.schedule(call, deadline)
             try:
-                response = await call.completion or await call.only_response()
+                response = await waiter or await call.only_response()
             except (asyncio.CancelledError, DeadlineExceeded):
                 if call.can_be_left():
                     withheld = self._withhold(call)
@@ -135,7 +136,7 @@ class GrpcClient:
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            call = connection.call(wire, deadline, now, unary=False)
+            call = connection.call(wire, deadline, now, None)
             step = 0 if deadline is None else self._wheel.schedule(call, deadline)
             try:
                 while (response := await call.next_response()) is not None:

@@ -65,7 +65,9 @@ class ClientCall:
         stream: Its stream.
         limit_bytes: The size limit of a response message.
         turn: The turn of the connection in which the request is written.
-        unary: Whether the call has one response.
+        waiter: For a call with one response: is done when the call has ended. Its result is a
+            response that arrived in one piece; for any other it is None, and `only_response`
+            returns the response.
 
     Attributes:
         stream: Its stream.
@@ -98,8 +100,7 @@ class ClientCall:
         stream: Http2Stream,
         limit_bytes: int,
         turn: int,
-        *,
-        unary: bool,
+        waiter: asyncio.Future[GrpcResponse | None] | None,
     ) -> None:
         self._connection = connection
         self._limit = limit_bytes
@@ -108,12 +109,10 @@ class ClientCall:
         self._head: GrpcResponseHead | None = None
         self._reader: MessageReader | None = None
         self._messages: deque[GrpcMessage] = deque()
-        self._single = unary
+        self._single = waiter is not None
         self._end: GrpcResponseHead | None = None
         self._error: GatewayError | None = None
-        self._waiter: asyncio.Future[GrpcResponse | None] | None = None
-        if unary:
-            self._waiter = connection.loop.create_future()
+        self._waiter = waiter
         self._rest: StreamingBody | None = None
         self.withholds = False
         self._on_end: Callable[[], None] | None = None
@@ -363,16 +362,6 @@ class ClientCall:
         if self._rest is not None:
             self._rest.detach()
             self._rest = None
-
-    @property
-    def completion(self) -> asyncio.Future[GrpcResponse | None]:
-        """A future that is done when a unary call has ended.
-
-        Its result is a response that arrived in one piece; for any other, the result is None, and
-        `only_response` returns it.
-        """
-        assert self._waiter is not None  # noqa: S101  # the call is unary, and nobody has left it
-        return self._waiter
 
     async def only_response(self) -> GrpcResponse:
         """Return the response of a unary call that has ended, or the status that replaces it."""

@@ -34,7 +34,7 @@ from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UNIX, UpstreamConnector
 from gateway.transports.net.tls import MAYBE_TLS, TLS_ALERT, connect_failure_text
-from gateway.wire.grpc import GrpcRequest
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
 # Streams of one connection, if the server does not allow fewer.
@@ -87,7 +87,11 @@ class GrpcClientConnection(Http2Protocol):
         )
 
     def call(
-        self, wire: GrpcRequest, deadline: float | None, now: float, *, unary: bool
+        self,
+        wire: GrpcRequest,
+        deadline: float | None,
+        now: float,
+        waiter: asyncio.Future[GrpcResponse | None] | None,
     ) -> ClientCall:
         """Start a call and write its message; the rest of it is written as it arrives.
 
@@ -95,7 +99,7 @@ class GrpcClientConnection(Http2Protocol):
             wire: The request.
             deadline: What the server is told; None for no deadline.
             now: The time, on the clock of *deadline*.
-            unary: Whether the call has one response.
+            waiter: As in `ClientCall`.
         """
         pool, rest, message = self._pool, wire.rest, wire.message
         left_s = None if deadline is None else deadline - now
@@ -105,7 +109,7 @@ class GrpcClientConnection(Http2Protocol):
         self.used = True
         core = self.core
         stream = core.open(None)
-        call = ClientCall(self, stream, pool.message_bytes, self.turn, unary=unary)
+        call = ClientCall(self, stream, pool.message_bytes, self.turn, waiter)
         stream.owner = call
         if rest is None:
             core.writer.send(stream, block, message, None, size + PREFIX_BYTES)

@@ -11,6 +11,8 @@ from benchmarks.jobs import all_jobs
 from benchmarks.report import goal_table
 from benchmarks.rounds import Row
 
+PAIR = ("gateway", "triton")
+
 
 def row(job: str, system: str, **fields: Any) -> dict[str, object]:
     """Return a row as results.json has it."""
@@ -75,6 +77,17 @@ def test_errors_judge_nothing() -> None:
     rows = row(NOOP, "gateway"), row(NOOP, "triton", ratio=3.0, errors=1)
     found = goal(jobs(*rows), f"{NOOP}: triton")
     assert (None, None) == (found.measured, found.reaches(found.required))
+
+
+@pytest.mark.parametrize("system", ["gateway", "triton"])
+def test_rounds_that_differ_judge_nothing(system: str) -> None:
+    """More than +-15 % on either side says nothing about the ratio."""
+    sections = jobs(
+        *(row(NOOP, name, ratio=3.0, spread=0.31 if name == system else 0.3) for name in PAIR)
+    )
+    assert goal(sections, f"{NOOP}: triton").measured is None
+    steady = jobs(*(row(NOOP, name, ratio=3.0, spread=0.3) for name in PAIR))
+    assert 3.0 == goal(steady, f"{NOOP}: triton").measured
 
 
 def test_nothing_measured_judges_nothing() -> None:

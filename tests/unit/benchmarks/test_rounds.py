@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from benchmarks.jobs import Job
 from benchmarks.load import Measured
+from benchmarks.machine import cpu_ticks
 from benchmarks.messages import small
-from benchmarks.rounds import BASE, DIRECT, Sample, rows_of
+from benchmarks.rounds import BASE, DIRECT, Sample, least_stolen, rows_of
 
 JOB = Job("a job", small(), 32, (), {})
 
@@ -47,3 +51,28 @@ def test_errors_of_all_rounds_are_counted() -> None:
     """Under load and alone."""
     (own,) = rows_of(JOB, {BASE: [sample(1.0, 1.0, errors=1), sample(1.0, 1.0, errors=2)]})
     assert 6 == own.errors
+
+
+def test_a_stolen_measurement_is_repeated() -> None:
+    """The first one of which the host took little counts, or else the best of three."""
+    said: list[str] = []
+    shares = iter([0.5, 0.1, 0.0])
+    found = least_stolen(lambda: replace(sample(1.0), stolen=next(shares)), said.append)
+    assert (0.1, 1) == (found.stolen, len(said))
+    shares = iter([0.5, 0.3, 0.4])
+    found = least_stolen(lambda: replace(sample(1.0), stolen=next(shares)), said.append)
+    assert (0.3, 4) == (found.stolen, len(said))
+
+
+def test_the_worst_round_says_how_much_was_stolen() -> None:
+    """A row has the largest share."""
+    rounds = [replace(sample(1.0, 1.0), stolen=share) for share in (0.0, 0.2, 0.1)]
+    (own,) = rows_of(JOB, {BASE: rounds})
+    assert 0.2 == own.stolen
+
+
+def test_stolen_ticks_are_those_of_all_processors(tmp_path: Path) -> None:
+    """The first line of /proc/stat; ticks of guests are a part of others."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  10 1 20 60 2 3 4 5 7 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    assert (5, 105) == cpu_ticks(stat)
