@@ -175,8 +175,9 @@ class CutoverConfig(Model):
     on_trip: Literal["rollback", "pause"] = "rollback"
     """What happens when a guard trips. Both send all calls to `old`: `rollback` ends the cut-over,
     `pause` waits for `gateway cutover resume`. Default: `rollback`."""
-    coordinate: Literal["none", "file", "kubernetes"] = "none"
-    """How several gateways of one migration agree. Default: `none`, for a single gateway."""
+    coordinate: Literal["none", "file"] = "none"
+    """How several gateways of one migration agree: `file` is for a directory that all of them
+    share. Default: `none`, for a single gateway."""
     directory: Text | None = None
     """Directory of the files of the cut-over, relative to the configuration file. With
     `coordinate: file` all gateways share it, and need it. Default: `cutover` in

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app.migration.controller import CutoverController
+from gateway.app.migration.replicas import Replicas
 from gateway.app.migration.shifts import ServingShifts, ShiftWeights
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig, load_text
@@ -446,3 +447,125 @@ async def test_the_weight_of_the_new_target_is_no_runtime_change(leader: Leader)
     with pytest.raises(ValueError, match="the cut-over of migration 'm' moves calls to 'b'"):
         RuntimeChanges().with_weights(leader.loaded.config, "r", {"b": 5})
     RuntimeChanges().with_weights(leader.loaded.config, "r", {"a": 5})
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Three gateways that share a directory; the first one leads."""
+    names = iter("abc")
+    monkeypatch.setattr("gateway.app.migration.controller.own_name", lambda: next(names))
+    shared = f"coordinate: file\n      directory: {tmp_path / 'shared'}"
+    found = [Leader(tmp_path / name, shared) for name in "abc"]
+    yield found
+    for each in found:
+        await each.controller.stop()
+
+
+async def second(replicas: list[Leader], calls: int = 0, verdicts: str = "hhh") -> None:
+    """Let a second pass at all gateways, the followers first."""
+    names = {"h": "holds", "t": "trips", "u": "undecided"}
+    for each, verdict in list(zip(replicas, verdicts, strict=True))[::-1]:
+        await each.seconds(1, calls, names[verdict])
+
+
+async def begun(replicas: list[Leader]) -> None:
+    await second(replicas)
+    await replicas[0].do("start")
+    for _ in range(20):
+        await second(replicas, calls=100)
+        if replicas[0].at[1]:
+            break
+    await replicas[0].do("pause")
+    await second(replicas)
+
+
+async def test_replicas_have_one_weight(replicas: list[Leader]) -> None:
+    """The one that leads counts the calls of all, and the others follow within a second."""
+    await begun(replicas)
+    assert [("paused", 1, 5.0)] * 3 == [each.at for each in replicas]
+    assert [[0.05, 0.05]] * 3 == [each.processes.shares for each in replicas]
+    before = replicas[0].controller.document("m")["calls"]["found"]  # type: ignore[index]
+    await second(replicas, calls=10)
+    after = replicas[0].controller.document("m")["calls"]["found"]  # type: ignore[index]
+    assert before + 30 == after
+
+
+async def test_a_guard_holds_if_it_holds_at_all_replicas(replicas: list[Leader]) -> None:
+    """One that is undecided, or of which nothing is known lately, keeps the step."""
+    await begun(replicas)
+    await replicas[0].do("resume")
+    for _ in range(10):
+        await second(replicas, calls=100, verdicts="hhu")
+    assert ("baking", 1, 5.0) == replicas[0].at
+    for _ in range(2):
+        await second(replicas, calls=500)
+    assert ("baking", 2, 100.0) == replicas[0].at
+
+
+@pytest.mark.parametrize("cause", ["comparisons", "clients", "clients of all"])
+async def test_a_trip_at_one_replica_counts_for_all(replicas: list[Leader], cause: str) -> None:
+    """Two seconds later all have weight 0, although another gateway leads."""
+    await begun(replicas)
+    if cause == "clients":
+        replicas[2].processes.calls(4, ErrorCode.UNAVAILABLE)
+        assert [0.0, 0.05] == replicas[2].processes.shares
+    elif cause == "clients of all":
+        for each in replicas:
+            each.processes.calls(2, ErrorCode.UNAVAILABLE)
+        assert [[0.05, 0.05]] * 3 == [each.processes.shares for each in replicas]
+    await second(replicas, verdicts="hht" if cause == "comparisons" else "hhh")
+    await second(replicas)
+    assert [[0.0, 0.0]] * 3 == [each.processes.shares for each in replicas]
+    for _ in range(2):
+        await second(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+
+
+async def test_another_replica_leads_when_the_first_one_ends(replicas: list[Leader]) -> None:
+    """It continues at the same step, and its weights are newer than those of the first one."""
+    await begun(replicas)
+    await replicas[0].controller.stop()
+    rest = replicas[1:]
+    await second(rest, verdicts="hh")
+    leads = [each.controller.document("m")["leads"] for each in rest]  # type: ignore[index]
+    assert 1 == leads.count(True)
+    leader = rest[leads.index(True)]
+    assert ("paused", 1, 5.0) == leader.at
+    await leader.do("rollback")
+    await second(rest, verdicts="hh")
+    assert [[0.0, 0.0]] * 2 == [each.processes.shares for each in rest]
+
+
+async def test_a_replica_that_is_gone_is_not_waited_for(replicas: list[Leader]) -> None:
+    """For fifteen seconds a rollback waits for it."""
+    await begun(replicas)
+    replicas[0].wall.advance(1)
+    await replicas[0].do("rollback")
+    for _ in range(3):
+        await replicas[0].seconds()
+    assert "rolling_back" == replicas[0].at[0]
+    for _ in range(15):
+        await replicas[0].seconds()
+    assert "rolled_back" == replicas[0].at[0]
+
+
+def test_files_of_others_are_read_with_care(tmp_path: Path) -> None:
+    """A damaged file is none, an old one is removed, and `leave` removes the own one."""
+    clock = FakeClock(1_790_000_000.0)
+    first, other = (Replicas(tmp_path, "m", name, clock) for name in "ab")
+    assert [] == list(first.others())
+    other.write({"reports": {}})
+    folder = tmp_path / "m.replicas"
+    (folder / "c.json").write_bytes(b"{")
+    (folder / "d.json").write_bytes(b"[]")
+    assert ["b"] == [name for name, _ in first.others()]
+    clock.advance(16)
+    assert [] == list(first.others())
+    assert (folder / "b.json").exists()
+    clock.advance(3600)
+    assert [] == list(first.others())
+    assert not (folder / "b.json").exists()
+    first.write({})
+    first.leave()
+    first.leave()
+    assert not (folder / "a.json").exists()
