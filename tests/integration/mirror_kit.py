@@ -93,10 +93,15 @@ async def servers() -> AsyncIterator[dict[str, str]]:
 
 
 async def classify(
-    gateway: Gateway, protocol: str, scans: Scans, version: str = "", prefix: str = "row"
+    gateway: Gateway,
+    protocol: str,
+    scans: Scans,
+    version: str = "",
+    prefix: str = "row",
+    model: str = NAME,
 ) -> list[npt.NDArray[Any]]:
     """Send each scan as one call with its number as request id; return the labels."""
-    url = parse_url(urls(gateway, NAME)[protocol])
+    url = parse_url(urls(gateway, model)[protocol])
     connected = connect(url)
     service = complete_service(connected, url)
     labels = []
@@ -106,7 +111,7 @@ async def classify(
                 request_id=f"{prefix}-{row}", deadline=time.monotonic() + 20, needs=WHOLE
             )
             tensor = array_tensor("X", scan[np.newaxis])
-            call = InferRequest(model=ModelRef(NAME, version), context=context, inputs=(tensor,))
+            call = InferRequest(model=ModelRef(model, version), context=context, inputs=(tensor,))
             reply = await service(call)
             labels.append(next(as_numpy(each) for each in reply.outputs if each.name == "label"))
     finally:
@@ -115,13 +120,13 @@ async def classify(
 
 
 async def evidence(
-    gateway: Gateway, condition: Callable[[Mapping[str, Any]], bool]
+    gateway: Gateway, condition: Callable[[Mapping[str, Any]], bool], migration: str = NAME
 ) -> Mapping[str, Any]:
-    """Return the first evidence that fulfils *condition*."""
+    """Return the first evidence of a migration that fulfils *condition*."""
     assert gateway.shadow_keeper is not None
     async with asyncio.timeout(60):
         while True:
-            kept = gateway.shadow_keeper.evidence.get(NAME)
+            kept = gateway.shadow_keeper.evidence.get(migration)
             if kept is not None and condition(kept.document):
                 return kept.document
             await asyncio.sleep(0.02)

@@ -1,0 +1,137 @@
+"""A mirror whose shadow process dies or stops, or whose new target does not serve."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.datasets import load_digits
+
+from tests.integration import mirror_kit as kit
+from tests.integration.asking_kit import running
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def scans() -> kit.Scans:
+    rows: kit.Scans = load_digits().data[::4].astype(np.float32)
+    return rows
+
+
+@asynccontextmanager
+async def faulty_server(fault: str) -> AsyncIterator[str]:
+    """Yield the address of a server that stalls, resets, lies or floods; "refuse" has none."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                if fault == "stall" and data.startswith(b"GET /v2/health"):
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                if fault == "reset":
+                    writer.transport.abort()
+                    return
+                if fault == "lie" and b"infer" in data:
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n{}")
+                    await writer.drain()
+                    writer.close()
+                    return
+                if fault == "rubbish":
+                    writer.write(b"\x00\xff rubbish\r\n" * 1000)
+                    await writer.drain()
+        except OSError:
+            return
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    if fault == "refuse":
+        server.close()
+        await server.wait_closed()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+
+
+FAULTS = ["stall", "reset", "refuse", "lie", "rubbish"]
+
+
+async def test_new_targets_that_do_not_serve_cost_no_call(scans: kit.Scans) -> None:
+    """Every client gets the reply of the old target, and each sample has a result."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(kit.servers())
+        config = yaml.safe_load(kit.migration_config(url["oip.grpc"], url["oip.http"]))
+        migration = config["migrations"].pop(kit.NAME)
+        legacy = {"upstream": "legacy", "model": kit.NAME, "version": "1"}
+        config["routes"] = []
+        for fault in FAULTS:
+            address = await stack.enter_async_context(faulty_server(fault))
+            config["upstreams"][fault] = {"url": f"oip+http://{address}"}
+            targets = [legacy, {"upstream": fault, "weight": 0}]
+            config["routes"].append({"name": fault, "match": {"model": fault}, "targets": targets})
+            names = {"route": fault, "old": f"legacy/{kit.NAME}:1", "new": fault}
+            config["migrations"][fault] = {**migration, **names, "mirror": {"timeout": "300ms"}}
+        gateway = await stack.enter_async_context(running(yaml.safe_dump(config)))
+        for fault in FAULTS:
+            assert len(await kit.classify(gateway, "oip.http", scans[:8], model=fault)) == 8
+        for fault in FAULTS:
+            found = await kit.evidence(gateway, kit.has_compared(8), fault)
+            assert found["outcomes"]["timeout" if fault == "stall" else "new_error"] == 8, fault
+            assert kit.balances(found)
+        counts = await kit.until(gateway, kit.is_balanced)
+        assert kit.total(counts, "gateway_migration_sampled_total") == 8 * len(FAULTS)
+
+
+async def test_a_killed_shadow_process_costs_no_call(scans: kit.Scans) -> None:
+    """Calls go on while it is down, it is started again, and each sample is counted once."""
+    async with kit.servers() as url:
+        text = kit.migration_config(url["oip.grpc"], url["oip.http"])
+        async with running(text) as gateway:
+            expected = await kit.classify(gateway, "oip.grpc", scans[:4])
+            keeper = gateway.shadow_keeper
+            assert keeper is not None
+            assert keeper.pid is not None
+            for _ in range(2):
+                restarts = (await kit.metrics(gateway))["gateway_shadow_restarts_total"]
+                assert keeper.pid is not None
+                os.kill(keeper.pid, signal.SIGKILL)
+                found = await kit.classify(gateway, "oip.grpc", scans[:4])
+                assert np.array_equal(found, expected)
+                await kit.until(
+                    gateway,
+                    lambda found, restarts=restarts: (  # type: ignore[misc]
+                        found["gateway_shadow_restarts_total"] > restarts
+                        and found["gateway_shadow_up"] == 1
+                    ),
+                )
+            await kit.classify(gateway, "oip.grpc", scans[:4])
+            counts = await kit.until(gateway, kit.is_balanced)
+            assert kit.total(counts, "gateway_migration_sampled_total") == 16
+            assert kit.total(counts, "gateway_migration_samples_total") >= 4
+
+
+async def test_a_stopped_shadow_process_costs_no_call(scans: kit.Scans) -> None:
+    """While it does not run, calls are answered; then they are compared, or dropped and counted."""
+    async with kit.servers() as url:
+        text = kit.migration_config(url["oip.grpc"], url["oip.http"])
+        async with running(text) as gateway:
+            keeper = gateway.shadow_keeper
+            assert keeper is not None
+            assert keeper.pid is not None
+            os.kill(keeper.pid, signal.SIGSTOP)
+            try:
+                labels = await kit.classify(gateway, "oip.grpc", scans)
+                stopped = await kit.metrics(gateway)
+            finally:
+                os.kill(keeper.pid, signal.SIGCONT)
+            assert len(labels) == 450
+            assert kit.total(stopped, "gateway_migration_samples_total") == 0
+            counts = await kit.until(gateway, kit.is_balanced)
+            assert kit.total(counts, "gateway_migration_sampled_total") == 450
+            assert kit.total(counts, "gateway_migration_samples_total") > 0

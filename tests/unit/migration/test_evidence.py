@@ -1,0 +1,128 @@
+"""What the shadow calls of a migration show."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from gateway.compare.replies import Result, compare_results
+from gateway.compare.rules import OutputRules
+from gateway.config.load import load_text
+from gateway.ir.errors import ErrorCode
+from gateway.ir.tensor import array_tensor
+from gateway.migration.evidence import MigrationEvidence, ShadowedCall
+from gateway.migration.guards import evidence_of
+
+FILE = """version: 1
+listeners: [{http: 0}]
+migrations: {m: {cutover: {guards: {mismatch: {below: 1%}, errors: {below: 1%}}}}}
+"""
+MINUTE_US = 60_000_000
+START_US = 1_700_000_000_000_000 // MINUTE_US * MINUTE_US
+
+
+def evidence(*, has_noise: bool = False) -> MigrationEvidence:
+    guards = load_text(FILE).config.migrations["m"].guards
+    return MigrationEvidence("m", guards, START_US, has_noise=has_noise)
+
+
+def result(value: float | ErrorCode) -> Result:
+    if isinstance(value, ErrorCode):
+        return Result(error=value)
+    return Result(((array_tensor("y", np.array([value], np.float32)),),))
+
+
+def add(
+    made: MigrationEvidence,
+    old: float | ErrorCode,
+    new: float | ErrorCode,
+    at_us: int = START_US,
+    seconds: tuple[float, float] = (0.01, 0.02),
+) -> None:
+    a, b = result(old), result(new)
+    comparison = compare_results(a, b, OutputRules())
+    found = evidence_of(a, b, comparison, seconds, at_us / 1e6)
+    made.arrive()
+    made.add(ShadowedCall(f"s{at_us}", at_us, found, comparison))
+
+
+def test_every_call_has_one_result() -> None:
+    """Sampled calls are the sum of those compared, skipped, dropped and in flight."""
+    made = evidence()
+    add(made, 1.0, 1.0)
+    add(made, 1.0, 2.0)
+    add(made, 1.0, ErrorCode.UNAVAILABLE)
+    add(made, 1.0, ErrorCode.DEADLINE_EXCEEDED)
+    made.report({"sequence": 2}, {"queue": 3})
+    for _ in range(3):
+        made.arrive()
+    made.skip("invalid")
+    made.drop("internal")
+    found = made.document(START_US + 1)
+    assert (found["sampled"], found["compared"], found["in_flight"]) == (12, 4, 1)
+    assert found["skipped"] == {"sequence": 2, "invalid": 1}
+    assert found["dropped"] == {"queue": 3, "internal": 1}
+    outcomes = {name: count for name, count in found["outcomes"].items() if count}
+    assert outcomes == {"match": 1, "mismatch": 1, "new_error": 1, "timeout": 1}
+
+
+def test_the_document_is_json_with_outputs_timeline_and_times() -> None:
+    """Outputs have rates and errors, minutes have counts, and both targets have quantiles."""
+    made = evidence()
+    for number in range(100):
+        add(made, 1.0, 1.0 if number else 3.0, START_US + number // 50 * MINUTE_US)
+    found = json.loads(json.dumps(made.document(START_US + 1)))
+    (output,) = found["outputs"]
+    assert (output["name"], output["compared"], output["mismatched"]) == ("y", 100, 1)
+    assert (output["max_abs"], output["worst"]) == (2.0, f"s{START_US}")
+    assert output["interval"][0] < 0.01 < output["interval"][1]
+    assert found["timeline"] == [
+        {"minute_us": START_US, "compared": 50, "mismatched": 1},
+        {"minute_us": START_US + MINUTE_US, "compared": 50, "mismatched": 0},
+    ]
+    assert found["latency"]["old"] == {"p50": 0.01, "p90": 0.01, "p99": 0.01}
+    assert found["latency"]["new"]["p99"] == 0.02
+    assert found["latency"]["p99_ratio"][1] == 2.0
+    assert found["latency"]["median_difference"] == pytest.approx(0.01)
+
+
+def test_a_day_of_minutes_is_kept() -> None:
+    """Older minutes leave the timeline, but stay in the counts."""
+    made = evidence()
+    for minute in range(1500):
+        add(made, 1.0, 1.0, START_US + minute * MINUTE_US)
+    found = made.document(START_US)
+    assert (len(found["timeline"]), found["compared"]) == (1440, 1500)
+    assert found["timeline"][0]["minute_us"] == START_US + 60 * MINUTE_US
+
+
+def test_guards_trip_on_the_calls_that_differ() -> None:
+    """A few wrong labels in a row trip the guard of mismatches and no other one."""
+    made = evidence()
+    for number in range(10):
+        add(made, 1.0, 2.0, START_US + number)
+    verdicts = {each["guard"]: each["verdict"] for each in made.document(START_US)["guards"]}
+    assert verdicts == {"mismatch.below": "trips", "errors.below": "undecided"}
+
+
+def test_noise_has_its_rate_and_the_tolerance_that_covers_it() -> None:
+    """Of 1000 pairs of replies of one server, 99.9 % are within the tolerance."""
+    made = evidence(has_noise=True)
+    rules = OutputRules()
+    for number in range(1000):
+        new = 1.0 + (5.0 if not number else 0.125 if number < 3 else 0.0)
+        made.add_noise(compare_results(result(1.0), result(new), rules))
+    noise = made.document(START_US)["noise"]
+    assert (noise["compared"], noise["mismatched"]) == (1000, 3)
+    assert noise["tolerance"] == {"y": 0.125}
+    assert evidence().document(START_US)["noise"] is None
+
+
+def test_differences_of_the_metadata_are_in_the_document() -> None:
+    """They replace those of the last look."""
+    made = evidence()
+    made.set_metadata(("input 'x' is missing",))
+    made.set_metadata(("output 'y' is new",))
+    assert made.document(START_US)["metadata"] == ["output 'y' is new"]

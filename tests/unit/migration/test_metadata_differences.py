@@ -1,0 +1,40 @@
+"""Differences of the metadata of two servers."""
+
+from __future__ import annotations
+
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.migration.metadata_differences import metadata_differences
+
+X = TensorMetadata("x", Datatype.FP32, (-1, 4))
+Y = TensorMetadata("y", Datatype.INT64, (-1,))
+
+
+def test_equal_models_have_no_difference() -> None:
+    """Names, versions, platforms and what one server does not report make none."""
+    old = ModelMetadata(name="m", versions=("1",), platform="onnx", inputs=(X,), outputs=(Y,))
+    new = ModelMetadata(name="n", versions=("2",), inputs=(X,), max_batch_size=8)
+    bare = ModelMetadata(name="m", inputs=(TensorMetadata("x", None, None),), outputs=(Y,))
+    assert list(metadata_differences(old, new)) == []
+    assert list(metadata_differences(old, bare)) == []
+
+
+def test_each_difference_is_named() -> None:
+    """Tensors that are missing, new or changed, batch sizes and flags."""
+    old = ModelMetadata(name="m", inputs=(X,), outputs=(Y,), max_batch_size=8, stateful=True)
+    new = ModelMetadata(
+        name="m",
+        inputs=(TensorMetadata("x", Datatype.FP64, (-1, 5)),),
+        outputs=(TensorMetadata("z", Datatype.INT64, (-1,)),),
+        max_batch_size=4,
+        decoupled=True,
+    )
+    assert list(metadata_differences(old, new)) == [
+        "input 'x' was FP32, and is FP64",
+        "input 'x' had shape [-1, 4], and has [-1, 5]",
+        "output 'y' is missing",
+        "output 'z' is new",
+        "max_batch_size 8 became 4",
+        "the model is no longer stateful",
+        "the model is now decoupled",
+    ]
