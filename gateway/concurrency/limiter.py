@@ -268,7 +268,7 @@ class Limiter:
         return found
 
     def try_acquire(
-        self, size: int = 1, share: Share | None = None, *, held: int = 0, skip_queue: bool = False
+        self, size: int = 1, share: Share | None = None, held: int = 0, skip_queue: bool = False
     ) -> bool:
         """Acquire *size* units, unless others wait or too few are free; return success.
 

@@ -63,10 +63,10 @@ class ServerLimitsConfig(Model):
     it for each connection. Default: a quarter of `requests_in_flight`."""
     requests_queued: int | None = Field(None, ge=0)
     """Largest number of requests that wait because `requests_in_flight` is reached. Further
-    requests are refused as overloaded. `0` refuses without a queue. Default: `256`."""
+    requests are refused as overloaded. `0` refuses without a queue. Default: `2048`."""
     queue_wait: Duration | None = None
     """Longest time that a request waits in the queue, or for memory of `in_flight_bytes`. It is
-    then refused as overloaded. Default: `100ms`."""
+    then refused as overloaded. Default: `1s`."""
     h2_streams: int | None = Field(None, ge=1)
     """Largest number of concurrent streams on one HTTP/2 connection, and of concurrent requests on
     one brpc connection. Default: `100`."""

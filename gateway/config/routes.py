@@ -209,9 +209,9 @@ class PoliciesConfig(Model):
     queued: int = Field(256, ge=0)
     """Largest number of inferences of a route that wait because `in_flight` is reached. Further
     ones are refused as overloaded. Default: `256`."""
-    queue_wait: Duration = 0.1
+    queue_wait: Duration = 1.0
     """Longest time that an inference waits in the queue. It is then refused as overloaded.
-    Default: `100ms`."""
+    Default: `1s`."""
     queue_target: Duration | None = None
     """Longest time in a queue that has not been empty for `queue_wait`. Inferences that wait longer
     are then refused as overloaded, the oldest first. Others behind them are still of use to their

@@ -167,7 +167,7 @@ class Metrics:
             (path.route, record.model, protocol, kind, code, path.target), seconds, path
         )
         if kind in INFERENCES:
-            self.trends.add(seconds, record.ended, failed=code != OK)
+            self.trends.add(seconds, record.ended, code != OK)
         if record.limit is not None:
             self.limit_exceeded(protocol, record.limit)
         if self._triton is not None and kind == "InferRequest":

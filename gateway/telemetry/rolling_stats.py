@@ -86,7 +86,7 @@ class RollingStats:
         self._failed = 0
         self._past_latencies: deque[float] = deque(maxlen=_LATENCIES)
 
-    def add(self, seconds: float, at: float, *, failed: bool) -> None:
+    def add(self, seconds: float, at: float, failed: bool) -> None:
         """Count one inference that ended *at* this time on the clock."""
         if at >= self._until_s:
             self._end_second(int(at))

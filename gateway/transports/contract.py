@@ -57,8 +57,8 @@ class ServerLimits:
     connections_per_address: int = 0
     requests_in_flight: int = 256
     requests_per_address: int | None = None
-    requests_queued: int = 256
-    queue_wait_s: float = 0.1
+    requests_queued: int = 2048
+    queue_wait_s: float = 1.0
     h2_streams: int = 100
     connection_age_s: float = 3600.0
     header_timeout_s: float = 10.0

@@ -41,7 +41,6 @@ def grpc_context(
     needs: frozenset[Need],
     form: object = None,
     request_id: str = "",
-    *,
     has_bytes: bool = False,
 ) -> Context:
     """Return the context of a client's gRPC message.

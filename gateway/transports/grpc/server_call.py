@@ -441,7 +441,7 @@ class ServerCall:
             self.task.cancel()
 
     def _finish(
-        self, response: GrpcResponse, size: int | None = None, *, message: bool = True
+        self, response: GrpcResponse, size: int | None = None, message: bool = True
     ) -> None:
         """Send the last response and the trailers; *size* is that of its message, if known."""
         stream, core = self._stream, self._connection.core

@@ -159,7 +159,7 @@ class Exchange:
                     size = len(body[0]) if len(body) == 1 else size_of(body)
                     if size > RESPONSE_UNCOUNTED_BYTES or head is None or head.wants is not None:
                         await self._send(response)
-                    elif not self._write(response, varies=response.compressible and size > 0):
+                    elif not self._write(response, response.compressible and size > 0):
                         await self._finish_write()
             if self._arrival is not None and self._drops:
                 await self._arrival.drop()
@@ -482,10 +482,10 @@ class Exchange:
         varies = response.compressible and head is not None and bool(response.body)
         if varies and head is not None and head.wants is not None:
             response = await _coded(response, head.wants)
-        if not self._write(response, varies=varies):
+        if not self._write(response, varies):
             await self._finish_write()
 
-    def _write(self, response: HttpResponse, *, varies: bool) -> bool:
+    def _write(self, response: HttpResponse, varies: bool) -> bool:
         """Write a response as it is; return False if `_finish_write` must follow."""
         connection, incoming = self._connection, self._incoming
         transport = connection.transport
@@ -499,12 +499,7 @@ class Exchange:
         self._close = close
         connection.head_sent = True
         self.write_response(
-            transport,
-            response,
-            keep=not close,
-            version=incoming.version,
-            varies=varies,
-            head_only=incoming.method == "HEAD",
+            transport, response, not close, incoming.version, varies, incoming.method == "HEAD"
         )
         return connection.write_paused is None and not unread
 

@@ -28,7 +28,6 @@ _JOINED_BYTES = 8192
 def write_response(
     transport: asyncio.Transport,
     response: HttpResponse,
-    *,
     keep: bool,
     version: Version,
     varies: bool = False,
@@ -45,12 +44,12 @@ def write_response(
         head_only: Whether the request was HEAD.
     """
     if response.status in _BODILESS:
-        transport.write(_head(response, "", keep=keep, version=version))
+        transport.write(_head(response, "", keep, version))
         return
     body = response.body
     size = len(body[0]) if len(body) == 1 else size_of(body)
     framing = f"{_VARIES if varies else ''}Content-Length: {size}\r\n"
-    head = _head(response, framing, keep=keep, version=version)
+    head = _head(response, framing, keep, version)
     if head_only or not size:
         transport.write(head)
     elif size <= _JOINED_BYTES:
@@ -64,7 +63,7 @@ def write_stream_head(
 ) -> None:
     """Write the head of a streamed response; in HTTP/1.0 its end is that of the connection."""
     framing = "Transfer-Encoding: chunked\r\n" if version >= (1, 1) else ""
-    transport.write(_head(response, framing, keep=keep, version=version))
+    transport.write(_head(response, framing, keep, version))
 
 
 def write_part(transport: asyncio.Transport, body: Iterable[Buffer], version: Version) -> None:
@@ -100,7 +99,7 @@ def _begun(name: str) -> tuple[str, bool]:
     return f"{name}: " if is_writable(name) else "", name.lower() == "date"
 
 
-def _head(response: HttpResponse, framing: str, *, keep: bool, version: Version) -> bytes:
+def _head(response: HttpResponse, framing: str, keep: bool, version: Version) -> bytes:
     fields, dated = response.headers.parsed_with(_written)
     name, request_id = "", response.request_id
     if request_id:

@@ -138,7 +138,6 @@ class Http2Exchange(Exchange):
     def write_response(  # type: ignore[override]  # its transport is a stream
         transport: StreamWriter,
         response: HttpResponse,
-        *,
         keep: bool,  # noqa: ARG004  # a stream carries one request
         version: Version,  # noqa: ARG004
         varies: bool = False,
@@ -161,7 +160,6 @@ class Http2Exchange(Exchange):
     def write_stream_head(  # type: ignore[override]  # its transport is a stream
         transport: StreamWriter,
         response: HttpResponse,
-        *,
         keep: bool,  # noqa: ARG004  # a stream carries one request
         version: Version,  # noqa: ARG004
     ) -> None:

@@ -74,7 +74,7 @@ def test_the_version_may_be_written_as_a_number() -> None:
 def test_defaults_are_written_as_in_the_file() -> None:
     """A default is something that the loader would read."""
     assert "25s" == definition("LifecycleConfig")["drain"]["default"]
-    assert "0.1s" == definition("PoliciesConfig")["queue_wait"]["default"]
+    assert "1s" == definition("PoliciesConfig")["queue_wait"]["default"]
     assert "16MiB" == definition("BatchingConfig")["max_bytes"]["default"]
     assert "127.0.0.1:9901" == definition("AdminConfig")["address"]["default"]
 

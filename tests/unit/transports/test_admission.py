@@ -164,6 +164,23 @@ def test_one_client_has_a_quarter_of_the_slots(limits: ServerLimits, share: int)
     assert share == request_slots(limits).share_limit
 
 
+async def test_the_default_queue_takes_many_connections_of_one_address() -> None:
+    """512 requests at once, as of a load generator, are served one after the other."""
+    slots = request_slots(ServerLimits())
+    share = slots.share("10.0.0.1")
+    most = 0
+
+    async def request() -> None:
+        nonlocal most
+        await slots.wait(None, share)
+        most = max(most, slots.used)
+        await asyncio.sleep(0)
+        slots.release(1, share)
+
+    await asyncio.gather(*(request() for _ in range(512)))
+    assert (64, 0) == (most, slots.used)
+
+
 def test_connections_are_counted_by_address() -> None:
     """Each address has its share of the total."""
     count = ConnectionCount(3, 2)

@@ -59,7 +59,7 @@ class InferReader:
         self._limits = limits
         self._scanner = InferMessageScanner(limits)
 
-    def request(self, view: memoryview, *, rewritten: bool = False) -> Read:
+    def request(self, view: memoryview, rewritten: bool = False) -> Read:
         """Read a ModelInferRequest; tensors share *view*'s memory.
 
         Args:
@@ -89,7 +89,6 @@ class InferReader:
         self,
         view: memoryview,
         placed: Mapping[str, SharedMemoryData] = NOWHERE,
-        *,
         rewritten: bool = False,
     ) -> Read:
         """Read a ModelInferResponse; tensors share *view*'s memory.

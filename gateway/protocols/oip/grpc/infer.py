@@ -82,9 +82,7 @@ class Inferences:
             outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
         return InferRequest(
             model=message.model,
-            context=grpc_context(
-                wire, NAME, NEEDS, form, spare_id, has_bytes=message.columns is not None
-            ),
+            context=grpc_context(wire, NAME, NEEDS, form, spare_id, message.columns is not None),
             inputs=inputs,
             outputs=outputs,
             id=request_id,
@@ -139,7 +137,6 @@ class Inferences:
         call: InferRequest,
         wire: GrpcResponse,
         view: memoryview,
-        *,
         stream: bool = False,
         final: bool = True,
     ) -> InferResponse:

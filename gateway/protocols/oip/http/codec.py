@@ -353,8 +353,8 @@ class HttpCodec(
                     sent_id,
                     wire,
                     self._replies,
-                    nonfinite_words=self._dialect.nonfinite_words,
-                    echoes_id=self._dialect.echoes_id,
+                    self._dialect.nonfinite_words,
+                    self._dialect.echoes_id,
                 )
                 answer = inferred
             else:

@@ -147,7 +147,7 @@ def decode_request(
     return InferRequest(
         model=model,
         # A template is that of a message whose tensors are in it.
-        context=_context(wire, fields, parsed.form, request_id, has_bytes=found is not None),
+        context=_context(wire, fields, parsed.form, request_id, found is not None),
         inputs=inputs,
         outputs=parsed.outputs,
         id=own_id,
@@ -182,7 +182,7 @@ def _fields_of(headers: Headers) -> _HeaderFields:
 
 
 def _context(
-    wire: HttpRequest, fields: _HeaderFields, form: Any, request_id: str, *, has_bytes: bool = False
+    wire: HttpRequest, fields: _HeaderFields, form: Any, request_id: str, has_bytes: bool = False
 ) -> Context:
     """Return the context of an inference with parsed *fields*; as `context_of`.
 
@@ -286,7 +286,6 @@ def encode_request(
     request_id: str,
     dialect: Dialect,
     limits: MessageLimits,
-    *,
     binary_out: bool = True,
 ) -> tuple[Headers, Sequence[Buffer]]:
     """Write an inference request in a server's dialect; raw inputs are views.
@@ -308,7 +307,7 @@ def encode_request(
         check_inputs(inputs, dialect, dialect.numbers, limits)
     text = [
         b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{",
-        _parameters(call, dialect, all_binary=binary_out and not call.outputs),
+        _parameters(call, dialect, binary_out and not call.outputs),
     ]
     binary: list[memoryview] = []
     before = b'"inputs":['
@@ -330,10 +329,10 @@ def encode_request(
     whole = gathered(text) if is_long else (b"".join(text),)
     if inputs and type(inputs[-1].data) is StreamedData:
         return binary_headers(size_of(whole)), (*whole, *[view for view in binary if len(view)])
-    return body_of(whole, binary, always=True)
+    return body_of(whole, binary, True)
 
 
-def _parameters(call: InferRequest, dialect: Dialect, *, all_binary: bool) -> bytes:
+def _parameters(call: InferRequest, dialect: Dialect, all_binary: bool) -> bytes:
     """Return the member `parameters` of a request, followed by a comma; b"" for none."""
     reserved = call.priority or call.sequence is not None or call.timeout_us is not None
     if not reserved and not call.parameters:

@@ -136,7 +136,6 @@ def decode_response(
     sent_id: str,
     wire: HttpResponse,
     templates: ReplyTemplates,
-    *,
     nonfinite_words: bool = False,
     echoes_id: bool | None = None,
 ) -> InferResponse:

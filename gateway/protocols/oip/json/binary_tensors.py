@@ -141,7 +141,7 @@ class BinaryPart:
 
 
 def body_of(
-    text: Sequence[bytes], binary: Sequence[memoryview], *, always: bool
+    text: Sequence[bytes], binary: Sequence[memoryview], always: bool
 ) -> tuple[Headers, Sequence[Buffer]]:
     """Return headers and body of a message; its buffers are not joined.
 
