@@ -58,7 +58,7 @@ class MigrationEvidence:
     ) -> None:
         self._name = name
         self._since_us = since_us
-        self._guards = Guards(guards)
+        self._guards = Guards(guards, has_noise=has_noise)
         self._arrived = 0
         self._outcomes: Counter[Outcome] = Counter()
         self._skipped: Counter[str] = Counter()
@@ -117,6 +117,7 @@ class MigrationEvidence:
         """Add two replies of the old target to one call."""
         if self._noise is not None:
             self._noise.add(comparison)
+            self._guards.add_noise(comparison.outcome in BAD)
 
     def set_metadata(self, differences: tuple[str, ...]) -> None:
         """Replace the differences of the metadata of both targets."""

@@ -121,13 +121,20 @@ class Guards:
 
     Args:
         config: The limits; a missing one has no guard.
+        has_noise: Whether some calls are put to the old server twice. The limit of mismatches is
+            then one of their excess over those of the old server with itself.
     """
 
-    def __init__(self, config: GuardsConfig) -> None:
+    def __init__(self, config: GuardsConfig, *, has_noise: bool = False) -> None:
         self._guards: list[Guard] = []
+        self._noise: _NoiseGuard | None = None
         if config.mismatch is not None:
             limit = config.mismatch.below
-            self._guards.append(_RateGuard("mismatch.below", limit, _is_different))
+            if has_noise:
+                self._noise = _NoiseGuard("mismatch.below", limit)
+                self._guards.append(self._noise)
+            else:
+                self._guards.append(_RateGuard("mismatch.below", limit, _is_different))
         errors, latency = config.errors, config.latency
         if errors is not None and errors.below is not None:
             self._guards.append(_RateGuard("errors.below", errors.below, _is_server_error))
@@ -142,6 +149,11 @@ class Guards:
         """Add one call to each guard."""
         for guard in self._guards:
             guard.add(evidence)
+
+    def add_noise(self, is_bad: bool) -> None:
+        """Add one call that the old server got twice: whether its own replies differ."""
+        if self._noise is not None:
+            self._noise.add_noise(is_bad)
 
     def verdicts(self) -> list[GuardVerdict]:
         """Return the verdict of each guard, in the order of the configuration."""
@@ -227,6 +239,63 @@ class _ExcessGuard:
         text = (
             f"{self._new} at new and {self._old} at old in the last {len(self._calls)} calls, "
             f"{low:.3%} to {high:.3%} more, limit {self._limit:.3%}"
+        )
+        if self._tripped_after is not None:
+            text += f"; tripped after call {self._tripped_after}"
+            return GuardVerdict(self._name, Standing.TRIPS, text)
+        standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
+        return GuardVerdict(self._name, standing, text)
+
+
+class _RecentRate:
+    """How many of the last calls are bad."""
+
+    def __init__(self) -> None:
+        self._calls: deque[bool] = deque(maxlen=_EXCESS_CALLS)
+        self.bad = 0
+
+    @property
+    def total(self) -> int:
+        return len(self._calls)
+
+    def add(self, is_bad: bool) -> None:
+        if len(self._calls) == _EXCESS_CALLS:
+            self.bad -= self._calls[0]
+        self._calls.append(is_bad)
+        self.bad += is_bad
+
+
+class _NoiseGuard:
+    """Compares the mismatches of the last calls with those of the old server with itself."""
+
+    def __init__(self, name: str, limit: float) -> None:
+        self._name = name
+        self._limit = limit
+        self._found = _RecentRate()
+        self._noise = _RecentRate()
+        self._total = 0
+        self._tripped_after: int | None = None
+
+    def add(self, evidence: Evidence) -> None:
+        is_bad = _is_different(evidence)
+        self._found.add(is_bad)
+        self._total += 1
+        if is_bad and self._tripped_after is None and self._interval()[0] > self._limit:
+            self._tripped_after = self._total
+
+    def add_noise(self, is_bad: bool) -> None:
+        self._noise.add(is_bad)
+
+    def _interval(self) -> tuple[float, float]:
+        found, noise = self._found, self._noise
+        return newcombe_interval(found.bad, found.total, noise.bad, noise.total)
+
+    def verdict(self) -> GuardVerdict:
+        low, high = self._interval()
+        text = (
+            f"{self._found.bad} of the last {self._found.total} differ, and {self._noise.bad} of "
+            f"{self._noise.total} of the old server with itself, {low:.3%} to {high:.3%} more, "
+            f"limit {self._limit:.3%}"
         )
         if self._tripped_after is not None:
             text += f"; tripped after call {self._tripped_after}"

@@ -48,6 +48,8 @@ async def test_the_held_out_scans_differ_in_8_rows(scans: kit.Scans) -> None:
             found = await kit.evidence(gateway, kit.has_compared(450))
             rows = await different_rows(gateway, found["samples"])
             counts = await kit.until(gateway, kit.is_balanced)
+            assert kit.total(counts, "gateway_migration_output_mismatches_total") == 16
+            assert kit.total(counts, "gateway_migration_latency_seconds") > 0
             assert gateway.shadow_keeper is not None
             gateway.shadow_keeper.reset_evidence(kit.NAME)
             await kit.evidence(gateway, lambda found: found["compared"] == 0)

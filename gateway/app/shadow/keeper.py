@@ -23,6 +23,7 @@ from gateway.app.migration.targets import live_migrations
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
+from gateway.app.shadow.evidence_metrics import evidence_metrics
 from gateway.app.shadow.packets import socket_pair
 from gateway.app.shadow.targets import shadow_config
 from gateway.app.worker_slot import WorkerSlot
@@ -190,6 +191,9 @@ class ShadowKeeper(Collector):
         yield GaugeMetricFamily("gateway_shadow_up", text, value=self._is_up)
         text = "Restarts of the shadow process."
         yield CounterMetricFamily("gateway_shadow_restarts", text, value=self._restarts)
+        if shadow_channels(self._loaded.config) != (CAPTURE,):
+            documents = {name: kept.document for name, kept in self._evidence.items()}
+            yield from evidence_metrics(documents)
 
     async def _start_process(self) -> None:
         ends = {

@@ -13,7 +13,7 @@ from gateway.compare.tensors import Outcome
 from gateway.config.load import ConfigError, load_text
 from gateway.config.migration import GuardsConfig
 from gateway.ir.errors import ErrorCode
-from gateway.migration.guards import Evidence, Guards, evidence_of, verdict_text
+from gateway.migration.guards import Evidence, Guards, Standing, evidence_of, verdict_text
 
 OK = Result(((),))
 BASE = "version: 1\nlisteners: [{http: 8000}]\nmigrations: {m: {cutover: {guards: {%s}}}}\n"
@@ -200,3 +200,22 @@ def test_the_verdict_names_what_fails_and_what_is_open() -> None:
     assert verdict([], "", [GOOD]) == "passed"
     nothing = verdict([], "", [GOOD], has_conditions=False)
     assert nothing == "none (no --fail-if and no guard)"
+
+
+def test_mismatches_of_a_noisy_server_do_not_trip() -> None:
+    """With noise the limit is one of the excess over the old server's own mismatches."""
+    noisy = Guards(guards_of("mismatch: {below: 2%}"), has_noise=True)
+    quiet = Guards(guards_of("mismatch: {below: 2%}"), has_noise=True)
+    for number in range(1000):
+        is_bad = not number % 10
+        for guards in (noisy, quiet):
+            guards.add(WRONG if is_bad else GOOD)
+        noisy.add_noise(is_bad)
+        quiet.add_noise(False)
+    (found,) = noisy.verdicts()
+    assert found.standing is Standing.UNDECIDED
+    assert found.evidence.startswith("100 of the last 1000 differ, and 100 of 1000 of the old")
+    assert [each.standing for each in quiet.verdicts()] == [Standing.TRIPS]
+    for _ in range(1000):
+        noisy.add(GOOD)
+    assert [each.standing for each in noisy.verdicts()] == [Standing.HOLDS]
