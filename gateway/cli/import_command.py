@@ -91,5 +91,6 @@ def _import(source: ImportSource, what: list[str]) -> Imported:
         "version": "1",
         "listeners": [{"name": "main", "http": DEFAULT_HTTP, "grpc": DEFAULT_GRPC}],
         "models": repository.models,
+        **({"pipelines": repository.pipelines} if repository.pipelines else {}),
     }
     return Imported(config, repository.unmapped)

@@ -1,6 +1,7 @@
 """Imports a model repository of Triton, or of TensorRT Inference Server, as a configuration.
 
 Every `config.pbtxt` is read. What has an equal in the gateway is mapped, and the rest is named.
+Ensembles become pipelines.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from typing import Any, Final
 
 from gateway.migration.imported import Unmapped
 from gateway.migration.text_format import MalformedText, TextField, parse_fields
+from gateway.migration.triton_ensembles import (
+    is_ensemble,
+    models_of,
+    pipeline_of,
+    without_missing,
+)
 
 _BACKENDS: Final[Mapping[str, str]] = {
     "onnxruntime": "onnx",
@@ -35,10 +42,12 @@ class ImportedRepository:
 
     Attributes:
         models: The key `models` of the configuration.
+        pipelines: The key `pipelines`: the ensembles.
         unmapped: What has no equal.
     """
 
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pipelines: dict[str, dict[str, Any]] = field(default_factory=dict)
     unmapped: list[Unmapped] = field(default_factory=list)
 
 
@@ -49,17 +58,35 @@ def import_repository(repository: Path) -> ImportedRepository:
         OSError: The repository cannot be read.
     """
     found = ImportedRepository()
+    ensembles: dict[str, tuple[Path, set[str]]] = {}
     for folder in sorted(each for each in repository.iterdir() if each.is_dir()):
-        _ModelImport(folder, found).run()
+        model = _ModelImport(folder, found)
+        model.run()
+        if model.ensemble is not None:
+            name, needed = model.ensemble
+            ensembles[name] = model.file, needed
+    kept, missing = without_missing(
+        {name: needed for name, (_, needed) in ensembles.items()}, found.models
+    )
+    found.pipelines = {name: found.pipelines[name] for name in kept}
+    for name, model_name in missing.items():
+        text = f"ensemble left out: its model {model_name!r} is not imported"
+        found.unmapped.append(Unmapped(str(ensembles[name][0]), 1, text))
     return found
 
 
 class _ModelImport:
-    """The import of one model."""
+    """The import of one model.
+
+    Attributes:
+        file: Its configuration.
+        ensemble: Its name, and the models of its steps; None for no ensemble.
+    """
 
     def __init__(self, folder: Path, into: ImportedRepository) -> None:
         self._folder = folder
-        self._file = folder / "config.pbtxt"
+        self.file = folder / "config.pbtxt"
+        self.ensemble: tuple[str, set[str]] | None = None
         self._into = into
         self._options: dict[str, Any] = {}
         self._model: dict[str, Any] = {"path": str(folder.absolute())}
@@ -71,8 +98,12 @@ class _ModelImport:
     def run(self) -> None:
         """Add the model, or say why it is left out."""
         try:
-            text = self._file.read_text() if self._file.exists() else ""
-            self._map(parse_fields(text))
+            text = self.file.read_text() if self.file.exists() else ""
+            config = parse_fields(text)
+            if is_ensemble(config):
+                self._map_ensemble(config)
+            else:
+                self._map(config)
         except (UnicodeDecodeError, MalformedText) as error:
             self._leave(1, f"model left out: {error}")
 
@@ -101,8 +132,14 @@ class _ModelImport:
             self._model["options"] = self._options
         self._into.models[config.text("name") or self._folder.name] = self._model
 
+    def _map_ensemble(self, config: TextField) -> None:
+        name = config.text("name") or self._folder.name
+        signature = self._signature(config, config.integer("max_batch_size", 0))
+        self._into.pipelines[name] = pipeline_of(config, signature, self._leave)
+        self.ensemble = name, models_of(config)
+
     def _leave(self, line: int, text: str) -> None:
-        self._into.unmapped.append(Unmapped(str(self._file), line, text))
+        self._into.unmapped.append(Unmapped(str(self.file), line, text))
 
     def _unknown(self, setting: TextField) -> None:
         self._leave(setting.line, f"{setting.name!r} has no equal")

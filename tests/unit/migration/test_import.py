@@ -137,6 +137,102 @@ def test_strict_fails_where_a_setting_has_no_equal(tmp_path: Path) -> None:
     assert import_command("triton", str(tmp_path / "empty")).exit_code == 1
 
 
+SUM = """
+backend: "onnxruntime"
+max_batch_size: 4
+"""
+ENSEMBLE = """
+name: "twice"
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "A" data_type: TYPE_INT32 dims: [ 16 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "sum.v1" model_version: -1
+      input_map { key: "INPUT0" value: "A" }
+      input_map { key: "INPUT1" value: "A" }
+      output_map { key: "OUTPUT0" value: "middle" }
+    },
+    {
+      model_name: "sum.v1" model_version: 3 model_namespace: "x"
+      input_map [ { key: "INPUT0" value: "middle" }, { key: "INPUT1" value: "A" } ]
+      output_map { key: "OUTPUT0" value: "OUT" }
+    }
+  ]
+}
+"""
+
+
+def test_an_ensemble_becomes_a_pipeline(tmp_path: Path) -> None:
+    """Tensors of the ensemble become the steps that make them, and `validate` accepts the file."""
+    configs = {"sum.v1": SUM, "twice": ENSEMBLE}
+    found = import_repository(repository(tmp_path, **configs))
+    assert found.pipelines == {
+        "twice": {
+            "steps": {
+                "sum-v1": {
+                    "model": "sum.v1",
+                    "inputs": {"INPUT0": "request.A", "INPUT1": "request.A"},
+                },
+                "sum-v1-2": {
+                    "model": "sum.v1",
+                    "version": "3",
+                    "inputs": {"INPUT0": "sum-v1.OUTPUT0", "INPUT1": "request.A"},
+                },
+            },
+            "outputs": {"OUT": "sum-v1-2.OUTPUT0"},
+            "signature": {
+                "inputs": [{"name": "A", "datatype": "INT32", "shape": [-1, 16]}],
+                "outputs": [{"name": "OUT", "datatype": "INT32", "shape": [-1, 16]}],
+                "max_batch_size": 4,
+            },
+        }
+    }
+    file = tmp_path / "twice" / "config.pbtxt"
+    assert [str(each) for each in found.unmapped] == [
+        f"{file}:16: 'ensemble_scheduling.step.model_namespace' has no equal"
+    ]
+    result = import_command("triton", str(tmp_path), "-o", str(tmp_path / "gateway.yaml"))
+    assert result.exit_code == 0, result.output
+    config = load_text((tmp_path / "gateway.yaml").read_text()).config
+    assert list(config.pipelines["twice"].steps) == ["sum-v1", "sum-v1-2"]
+
+
+def test_ensembles_without_their_models_are_left_out(tmp_path: Path) -> None:
+    """So is an ensemble of such an ensemble; both are named with the model that is missing."""
+    outer = ENSEMBLE.replace('"twice"', '"outer"').replace("sum.v1", "twice")
+    found = import_repository(repository(tmp_path, twice=ENSEMBLE, outer=outer))
+    assert (found.models, found.pipelines) == ({}, {})
+    left = [str(each) for each in found.unmapped if "left out" in str(each)]
+    assert left == [
+        f"{tmp_path}/twice/config.pbtxt:1: ensemble left out: its model 'sum.v1' is not imported",
+        f"{tmp_path}/outer/config.pbtxt:1: ensemble left out: its model 'twice' is not imported",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            'value: "middle" }, {',
+            'value: "other" }, {',
+            "no input and no step makes tensor 'other'",
+        ),
+        ('value: "OUT"', 'value: "A"', "line 18: tensor 'A' has two sources"),
+    ],
+)
+def test_an_ensemble_whose_tensors_do_not_meet_is_left_out(
+    tmp_path: Path, old: str, new: str, reason: str
+) -> None:
+    """The reason names the tensor and the line."""
+    configs = {"sum.v1": SUM, "twice": ENSEMBLE.replace(old, new)}
+    found = import_repository(repository(tmp_path, **configs))
+    assert found.pipelines == {}
+    assert reason in str(found.unmapped[-1])
+
+
 def test_text_format_has_lists_nesting_and_strings() -> None:
     """Both brackets, both quotes, adjacent strings, comments and optional colons are read."""
     root = parse_fields("a: 'x' \"y\\n\" # c\nb < c { d: [1, -2.5e3] } >\ne: true")
