@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gateway.app.signatures import metadata_of
 from gateway.cli.admin import DEFAULT_ADMIN
 from gateway.cli.client import run_client
 from gateway.cli.output import (
@@ -18,6 +20,7 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
+from gateway.cli.signatures import load_signatures
 from gateway.cli.stock import stock_rows
 from gateway.config.units import Url, parse_url
 from gateway.ir.calls import ModelMetadataRequest
@@ -48,12 +51,21 @@ def advise(
         str | None,
         typer.Option("--as", metavar="NAME[:VERSION]", help="Name of the model at the new server."),
     ] = None,
+    signature: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Inputs and outputs of the model, instead of a question to the new server: a file "
+            "with `inputs`, `outputs` and `max_batch_size`, or a configuration with signatures.",
+        ),
+    ] = None,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="For the new server.")] = "5s",
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Say what each client of a model should change, and print the same call as code.
 
-    The clients come from the stock of a gateway. Exit status: 0 success, 1 no client or no reply, 2
+    The clients come from the stock of a gateway, or from its state directory. With --signature no
+    server needs to run. Exit status: 0 success, 1 no client or no reply, 2
     usage error.
     """
     urls = [_new_server(text) for text in to or _NEW]
@@ -61,7 +73,10 @@ def advise(
     if not rows:
         fail(f"the stock has no client of model {model!r}")
     name, _, version = (new_model or model).partition(":")
-    metadata = run_client(str(urls[0]), timeout, lambda *asked: _metadata(name, *asked))
+    if signature is not None:
+        metadata = _from_file(signature, name, model)
+    else:
+        metadata = run_client(str(urls[0]), timeout, lambda *asked: _metadata(name, *asked))
     code = snippets(metadata, urls, version)
     found = advise_callers(rows, metadata)
     if output is OutputFormat.JSON:
@@ -83,6 +98,15 @@ def _new_server(text: str) -> Url:
     if url.protocol != "oip":
         fail(f"--to is {text!r}; expected oip+http://HOST:PORT or oip+grpc://HOST:PORT", 2)
     return url
+
+
+def _from_file(path: Path, name: str, model: str) -> ModelMetadata:
+    """Return the metadata of a model that has *name* at the new server, and *model* here."""
+    signatures = load_signatures(path)
+    found = next((signatures[key] for key in (name, model, "") if key in signatures), None)
+    if found is None or not found.is_complete:
+        fail(f"{path} has no inputs and outputs of model {name!r}", WRONG_USAGE)
+    return metadata_of(name, found)
 
 
 async def _metadata(name: str, service: Service, context: Context) -> ModelMetadata:

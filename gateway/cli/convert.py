@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
-from pydantic import ValidationError
 
 from gateway.app.layers import EndpointParts, build_chain
 from gateway.app.signatures import metadata_of
@@ -22,9 +21,9 @@ from gateway.captures.records import RecordedCall, outputs_of
 from gateway.cli.capture import open_capture
 from gateway.cli.export import array_of
 from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
+from gateway.cli.signatures import load_signatures
 from gateway.cli.tensors import json_of
 from gateway.config.signatures import SignatureConfig
-from gateway.config.yaml_tree import read_tree
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError
@@ -114,7 +113,7 @@ def convert(  # noqa: PLR0913, PLR0917  # one for each flag
     message could not be converted, 2 wrong usage.
     """
     target = None if to in _SUFFIXES else _form_of("--to", to, model, binary=binary)
-    signatures = {} if signature is None else _load_signatures(signature)
+    signatures = {} if signature is None else load_signatures(signature)
     if source.is_dir() or from_ is None:
         if reply or path or header or from_ is not None:
             fail("a capture has its own protocol, paths and headers", WRONG_USAGE)
@@ -169,29 +168,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not colon or not name.strip():
         fail(f"--header is {text!r}; expected 'NAME: VALUE'", WRONG_USAGE)
     return name.strip(), value.strip()
-
-
-def _load_signatures(path: Path) -> dict[str, SignatureConfig]:
-    """Return the signatures of a file by model; "" is every model."""
-    try:
-        tree = read_tree(path.read_text(encoding="utf-8"), {}, path.parent)
-        if tree.problems or not isinstance(tree.value, dict):
-            reason = tree.problems[0].message if tree.problems else "expected a mapping"
-            fail(f"{path}: {reason}", WRONG_USAGE)
-        models = tree.value.get("models")
-        if not isinstance(models, dict):
-            return {"": SignatureConfig.model_validate(tree.value)}
-        return {
-            name: SignatureConfig.model_validate(each["signature"])
-            for name, each in models.items()
-            if isinstance(each, dict) and "signature" in each
-        }
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        fail(f"{path}: {key}: {first['msg']}" if key else f"{path}: {first['msg']}", WRONG_USAGE)
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"cannot read {path}: {error}", WRONG_USAGE)
 
 
 def _converter(target: _Form | None, signatures: Mapping[str, SignatureConfig]) -> Converter:

@@ -66,7 +66,37 @@ def test_errors(running: Running, arguments: tuple[str, ...], status: int, text:
     assert (result.exit_code, text in result.output) == (status, True), result.output
 
 
-def test_the_state_directory_of_a_stopped_gateway_is_enough(tmp_path: Path) -> None:
+def test_an_empty_state_directory_has_no_client(tmp_path: Path) -> None:
     """The rows come from files, too."""
     result = advise("digits", str(tmp_path))
     assert (result.exit_code, "no client of model" in result.output) == (1, True)
+
+
+SIGNATURE = """
+inputs: [{name: X, datatype: FP32, shape: [-1, 64]}]
+outputs: [{name: label, datatype: INT64, shape: [-1]}]
+max_batch_size: 8
+"""
+
+
+def test_no_server_needs_to_run(tmp_path: Path) -> None:
+    """State directory and signature are enough; the code is that of a running server's model."""
+    state, file = tmp_path / "state", tmp_path / "digits.yaml"
+    file.write_text(SIGNATURE)
+    with called_gateway(state):
+        pass
+    flags = ("--to", "oip+http://new:8000", "--to", "oip+grpc://new:8001", "--as", "numbers")
+    result = advise("digits", str(state), *flags, "--signature", str(file), "--output", "json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert sorted(each["protocol"] for each in found["callers"]) == ["grps.http", "trtis.http"]
+    assert list(found["code"]) == [CURL, HTTP_CLIENT, GRPC_CLIENT]
+    for code in found["code"].values():
+        assert "numbers" in code
+    assert "triton.InferInput('X', [1, 64], 'FP32')" in found["code"][GRPC_CLIENT]
+    file.write_text("models: {other: {signature: {max_batch_size: 1}}}")
+    result = advise("digits", str(state), "--signature", str(file))
+    assert (result.exit_code, "no inputs and outputs of model 'digits'" in result.output) == (
+        2,
+        True,
+    )
