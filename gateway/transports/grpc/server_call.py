@@ -41,7 +41,7 @@ from gateway.transports.grpc.headers import (
 )
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_message, whole_message
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
+from gateway.transports.grpc.server_messages import FINAL, Http2ServerConnection, RequestMessages
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
@@ -483,5 +483,5 @@ class ServerCall:
             core.reset(stream, h2.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None
-        if self._connection.final and not core.streams:
+        if self._connection.state is FINAL and not core.streams:
             self._connection.left()

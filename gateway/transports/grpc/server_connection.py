@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from time import monotonic
@@ -25,6 +26,7 @@ from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.headers import GrpcRequestHead, only_block, read_request_head
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
+from gateway.transports.grpc.server_messages import FINAL, OPEN, ConnectionState
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http2 import frames as h2
@@ -111,8 +113,8 @@ class GrpcServerConnection(Http2Protocol):
         http: Handles requests that are not gRPC calls; None to reject them.
 
     Attributes:
-        final: Whether it accepts no new calls, and closes after the last.
         idle_until: When an idle connection is looked at again; None if it is active.
+        state: Which new calls it accepts.
     """
 
     __slots__ = (
@@ -120,12 +122,11 @@ class GrpcServerConnection(Http2Protocol):
         "_admission",
         "_age_s",
         "_born",
-        "_grace_s",
         "_http",
         "_http_client",
         "_idle_since",
         "_last_seen",
-        "_leaving_since",
+        "_latest_end",
         "_limits",
         "_methods",
         "_open",
@@ -134,8 +135,8 @@ class GrpcServerConnection(Http2Protocol):
         "_refused",
         "_unsent",
         "client",
-        "final",
         "idle_until",
+        "state",
     )
 
     def __init__(  # all of the listener
@@ -164,9 +165,8 @@ class GrpcServerConnection(Http2Protocol):
         self._age_s = age_s
         self._reading_since: float | None = None
         self._refilled = self._born
-        self._leaving_since: float | None = None
-        self._grace_s: float | None = None
-        self.final = False
+        self._latest_end = math.inf
+        self.state = OPEN
         self.idle_until: float | None = None
         read_head, header_bytes = _head_reader(limits, is_http=http is not None)
         self.core = Http2Connection(
@@ -286,7 +286,7 @@ class GrpcServerConnection(Http2Protocol):
         """Continue a call: its output is written."""
         if stream.owner is not None:
             stream.owner.on_writable()
-        if self.final and not self.core.streams:
+        if self.state is FINAL and not self.core.streams:
             self.left()
 
     def on_goaway(self, _code: int, _message: str) -> None:
@@ -306,10 +306,11 @@ class GrpcServerConnection(Http2Protocol):
 
     def leave(self, grace_s: float | None = None) -> None:
         """Accept no new calls, and close after the last one, or after *grace_s* seconds."""
-        if self._leaving_since is None:
+        if self.state is OPEN:
             self.become_active()
-            self._leaving_since = monotonic()
-            self._grace_s = grace_s
+            self.state = ConnectionState.LEAVING
+            if grace_s is not None:
+                self._latest_end = monotonic() + grace_s
             self.core.goaway(final=False)
             self.flush_soon()
             # Calls that were sent before GOAWAY arrived are still accepted.
@@ -332,7 +333,7 @@ class GrpcServerConnection(Http2Protocol):
     def is_idle(self) -> bool:
         """Return whether there is no call, and the connection is not being closed."""
         core = self.core
-        return not core.streams and not core.reading_block and self._leaving_since is None
+        return not core.streams and not core.reading_block and self.state is OPEN
 
     def sweep(self, now: float) -> None:
         """End everything that takes too long. Call it often enough for the shortest limit."""
@@ -396,17 +397,16 @@ class GrpcServerConnection(Http2Protocol):
         elif self._reading_since is None:
             self._reading_since = now
         stuck, reading = self.stuck_since, self._reading_since
-        leaving, grace = self._leaving_since, self._grace_s
         return (
             (stuck is not None and now - stuck > limits.write_idle_timeout_s)
             or self.paused_s(now) > write_time(self.drained_bytes, limits)
             or (reading is not None and now - reading > limits.header_timeout_s)
-            or (leaving is not None and grace is not None and now - leaving > grace)
+            or now > self._latest_end
         )
 
     def _leave_now(self) -> None:
-        if not self.final and self.transport is not None:
-            self.final = True
+        if self.state is not FINAL and self.transport is not None:
+            self.state = FINAL
             self.core.goaway(final=True)
             self.flush_soon()
             self.loop.call_soon(self._close_if_idle)
@@ -433,7 +433,7 @@ class GrpcServerConnection(Http2Protocol):
     def on_http_end(self) -> None:
         """Count it no more."""
         self._admission.leave()
-        if self.final and not self.core.streams:
+        if self.state is FINAL and not self.core.streams:
             self.left()
 
     def _serve_other(self, stream: Http2Stream, head: RequestHead, body: memoryview | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from enum import Enum, auto
 from time import monotonic
 from typing import Final, Protocol
 
@@ -27,12 +28,25 @@ from gateway.wire.http import size_of
 _MAX_UNREAD_MESSAGES: Final = 4096
 
 
+class ConnectionState(Enum):
+    """Which new calls a connection accepts."""
+
+    OPEN = auto()
+    LEAVING = auto()  # those that the client sent before the first GOAWAY arrived
+    FINAL = auto()  # none; it closes after the last call
+
+
+# A lookup of an Enum member costs as much as a function call.
+OPEN: Final = ConnectionState.OPEN
+FINAL: Final = ConnectionState.FINAL
+
+
 class Http2ServerConnection(Protocol):
     """The interface of a connection that a call uses."""
 
     core: Http2Connection
     client: ClientShares
-    final: bool
+    state: ConnectionState
     flushing: bool
     loop: asyncio.AbstractEventLoop
 
