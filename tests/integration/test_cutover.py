@@ -11,7 +11,7 @@ import pytest
 from tests.integration import cutover_kit as kit
 from tests.integration import workers_kit
 from tests.integration.cli_kit import gateway as command
-from tests.integration.cutover_kit import migrating, state_on_disk, two_servers
+from tests.integration.cutover_kit import GUARDED, migrating, state_on_disk, two_servers
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -174,3 +174,61 @@ async def test_comparisons_move_it_on_and_back(tmp_path: Path) -> None:
             each["guard"] for each in document["guards"] if each["verdict"] == "trips"
         ]
         assert {"old"} == set(await gateway.ask(20))
+
+
+def _options(**values: str) -> str:
+    return "\n      ".join(f"{key}: {value}" for key, value in values.items())
+
+
+STATES = {
+    "ready": ((), {"old"}),
+    "mirroring": (("start",), {"old"}),
+    "waiting_for_approval": (("start", "pause", "resume 1"), {"old", "new"}),
+    "paused": (("start", "pause", "resume 2", "pause"), {"new"}),
+    "baking": (("start", "pause", "resume 2"), {"new"}),
+    "rolled_back": (("start", "rollback"), {"old"}),
+    "done": (("start", "pause", "resume 2"), {"new"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", STATES)
+async def test_a_killed_gateway_continues_in_each_state(tmp_path: Path, state: str) -> None:
+    """Step, weight and who has moved are the same from the first call on; epochs only grow."""
+    commands, expected = STATES[state]
+    options = _options(approve="[100]") if state == "waiting_for_approval" else ""
+    if state in {"mirroring", "baking"}:
+        options = GUARDED.replace("1%", "0.001%")  # it does not hold for long
+    async with two_servers() as servers:
+        async with migrating(tmp_path, servers, options=options) as gateway:
+            for command_line in commands:
+                verb, _, step = command_line.partition(" ")
+                await gateway.do(verb, **({"at_step": int(step)} if step else {}))
+            async with asyncio.timeout(60):
+                while (before := await gateway.cutover())["state"] != state:
+                    await gateway.ask(4)
+            answers = await gateway.ask(20)
+            gateway.gateway.running.process.send_signal(signal.SIGKILL)
+        assert expected == set(answers)
+        async with migrating(tmp_path, servers, options=options) as gateway:
+            assert answers == await gateway.ask(20)
+            after = await gateway.cutover()
+            assert (before["step"], before["weight"]) == (after["step"], after["weight"])
+            assert after["epoch"] >= before["epoch"]
+            assert after["state"] in {state, "baking"}
+
+
+@pytest.mark.slow
+async def test_a_killed_shadow_process_stops_no_call(tmp_path: Path) -> None:
+    """The weight stays, the next step waits for comparisons, and goes on with them."""
+    async with two_servers() as servers, migrating(tmp_path, servers, options=COMPARED) as gateway:
+        await gateway.do("start")
+        async with asyncio.timeout(90):
+            while (await gateway.cutover())["step"] == 0:
+                await gateway.ask(20)
+        pids = [line["pid"] for line in gateway.gateway.events("shadow process started")]
+        workers_kit.end(pids[-1], signal.SIGKILL)
+        assert {"old", "new"} == set(await gateway.ask(20))
+        async with asyncio.timeout(90):
+            while (await gateway.cutover())["state"] != "done":
+                assert {"old", "new"} >= set(await gateway.ask(20))
