@@ -181,6 +181,11 @@ class ChangeDetector:
         """The sums of its tests, to continue with later."""
         return tuple(self._sums)
 
+    def resume(self, sums: Sequence[float]) -> None:
+        """Continue with the sums of an earlier detector with this limit, if they are larger."""
+        if len(sums) == len(self._sums):
+            self._sums = [max(pair) for pair in zip(sums, self._sums, strict=True)]
+
     @property
     def is_tripped(self) -> bool:
         """Whether the sums show the rise."""

@@ -117,6 +117,7 @@ class CutoverState:
         approved: Whether the next step was approved.
         tripped: The guard that tripped in this attempt; "" for none.
         reason: Why it is paused or rolled back.
+        comparisons: What the guards of the comparisons continue with after a restart.
     """
 
     phase: Phase = Phase.READY
@@ -137,6 +138,7 @@ class CutoverState:
     approved: bool = False
     tripped: str = ""
     reason: str = ""
+    comparisons: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ class CutoverEvidence:
             for no such guard.
         models: What the servers say of their models; "" if that is unknown.
         is_applied: Whether all serving processes use the weight of the state.
+        comparisons: What the guards of the comparisons continue with; None if that is unknown.
     """
 
     calls: int = 0
@@ -163,6 +166,7 @@ class CutoverEvidence:
     tripped: GuardVerdict | None = None
     models: str = ""
     is_applied: bool = True
+    comparisons: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +253,7 @@ def _counted(
         compared=state.compared + evidence.compared,
         detector=detector,
         decided_s=now,
+        comparisons=state.comparisons if evidence.comparisons is None else evidence.comparisons,
     )
 
 
@@ -316,10 +321,12 @@ def _begin(
     state: CutoverState, step: int, weight: float, evidence_from_s: float | None = None
 ) -> CutoverState:
     """Return the state at the begin of a step."""
+    comparisons = state.comparisons if evidence_from_s is None else {}
     if evidence_from_s is None:
         evidence_from_s = state.evidence_from_s
     return replace(
         _weighted(state, weight),
+        comparisons=comparisons,
         phase=Phase.BAKING if step else Phase.MIRRORING,
         step=step,
         baked_s=0.0,

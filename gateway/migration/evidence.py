@@ -123,6 +123,11 @@ class MigrationEvidence:
         """Replace the differences of the metadata of both targets."""
         self._metadata = differences
 
+    def resume(self, earlier: Mapping[str, Any]) -> None:
+        """Add the counts of the guards of earlier evidence: `resume` of its document."""
+        self._since_us = min(self._since_us, int(earlier["since_us"]))
+        self._guards.resume(earlier["guards"])
+
     def document(self, at_us: int) -> dict[str, Any]:
         """Return everything as JSON values.
 
@@ -148,6 +153,7 @@ class MigrationEvidence:
             "latency": self._latency_document(),
             "noise": None if self._noise is None else self._noise.document(),
             "metadata": list(self._metadata),
+            "resume": {"since_us": self._since_us, "guards": self._guards.counts()},
         }
 
     def _add_minute(self, at_us: int, is_bad: bool) -> None:

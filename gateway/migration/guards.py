@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -159,6 +159,19 @@ class Guards:
         """Return the verdict of each guard, in the order of the configuration."""
         return [guard.verdict() for guard in self._guards]
 
+    def counts(self) -> dict[str, list[float]]:
+        """Return calls, bad calls and sums of each guard of a rate, to continue with later."""
+        return {guard.name: guard.counts() for guard in self._rates()}
+
+    def resume(self, counts: Mapping[str, Sequence[float]]) -> None:
+        """Add what `counts` returned earlier, for the same limits."""
+        for guard in self._rates():
+            if guard.name in counts:
+                guard.resume(counts[guard.name])
+
+    def _rates(self) -> Iterator[_RateGuard]:
+        return (guard for guard in self._guards if isinstance(guard, _RateGuard))
+
 
 def _is_different(evidence: Evidence) -> bool:
     return evidence.outcome in {Outcome.MISMATCH, Outcome.STRUCTURE}
@@ -178,7 +191,7 @@ class _RateGuard:
     """Holds by a confidence sequence over all calls, and trips by the change detector."""
 
     def __init__(self, name: str, limit: float, is_bad: Callable[[Evidence], bool]) -> None:
-        self._name = name
+        self.name = name
         self._limit = limit
         self._is_bad = is_bad
         self._bad = 0
@@ -191,18 +204,27 @@ class _RateGuard:
         self._total += 1
         self._detector.add(is_bad)
 
+    def counts(self) -> list[float]:
+        return [self._total, self._bad, *self._detector.sums]
+
+    def resume(self, counts: Sequence[float]) -> None:
+        total, bad, *sums = counts
+        self._total += round(total)
+        self._bad += round(bad)
+        self._detector.resume(sums)
+
     def verdict(self) -> GuardVerdict:
         high = confidence_sequence(self._bad, self._total)[1]
         text = f"{self._bad} of {self._total}, at most {high:.3%}, limit {self._limit:.3%}"
         tripped = self._detector.tripped_after
         if tripped is not None:
-            return GuardVerdict(self._name, Standing.TRIPS, f"{text}; tripped after call {tripped}")
+            return GuardVerdict(self.name, Standing.TRIPS, f"{text}; tripped after call {tripped}")
         if high < self._limit:
-            return GuardVerdict(self._name, Standing.HOLDS, text)
+            return GuardVerdict(self.name, Standing.HOLDS, text)
         needed = sequential_calls_needed(self._limit)
         if self._total < needed and not self._bad:
             text += f"; {needed} calls without one are needed"
-        return GuardVerdict(self._name, Standing.UNDECIDED, text)
+        return GuardVerdict(self.name, Standing.UNDECIDED, text)
 
 
 class _ExcessGuard:

@@ -112,6 +112,8 @@ class CutoverController(Collector):
             keeper: Has the evidence; None if nothing compares replies.
         """
         self._processes, self._keeper = processes, keeper
+        for each in self._cutovers.values():
+            each.resume_comparisons()
         if self._cutovers:
             self._task = asyncio.create_task(self._run(processes))
 

@@ -72,6 +72,9 @@ class EvidenceKeeper(Protocol):
     def reset_evidence(self, migration: str) -> None:
         """Let the evidence of a migration begin anew."""
 
+    def resume_evidence(self, migration: str, earlier: Mapping[str, Any]) -> None:
+        """Let the guards of a migration continue with what a document had as `resume`."""
+
 
 class LedCutover:
     """One cut-over.
@@ -163,6 +166,12 @@ class LedCutover:
     def _log_unwritten(self, error: OSError) -> None:
         name = self.plan.migration
         log.error("cutover state not written", migration=name, reason=reason_of(error))
+
+    def resume_comparisons(self) -> None:
+        """Let the guards of the comparisons continue where they were before the restart."""
+        keeper = self._keeper()
+        if keeper is not None and self.state.comparisons:
+            keeper.resume_evidence(self.plan.migration, self.state.comparisons)
 
     def weight(self) -> tuple[float, int, int]:
         """Return percentage, epoch and attempt, for the serving processes."""
@@ -285,6 +294,7 @@ class LedCutover:
             is_current=all(each.is_current for each in evidence),
             tripped=tripped,
             models=own.models,
+            comparisons=own.comparisons,
             is_applied=is_applied,
         )
 
@@ -310,12 +320,14 @@ class LedCutover:
             self._reset(now)
             return nothing
         before = self._compared[1] if self._compared[0] == since_us else 0
+        before = before if before <= compared else 0  # another process goes on
         self._compared = since_us, compared
         return CutoverEvidence(
             compared=max(0, compared - before),
             guards=tuple(_guards(document["guards"])),
             is_current=now - arrived.at_s <= _CURRENT_S,
             models=_models(document),
+            comparisons=document.get("resume"),
         )
 
     def _reset(self, now: float) -> None:
@@ -407,6 +419,7 @@ def _is_material(old: CutoverState, new: CutoverState) -> bool:
         "failures": 0,
         "compared": 0,
         "detector": (),
+        "comparisons": {},
         "decided_s": None,
     }
     return replace(old, **counts) != replace(new, **counts)  # type: ignore[arg-type]

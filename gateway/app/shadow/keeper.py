@@ -114,6 +114,8 @@ class ShadowKeeper(Collector):
         self._is_up = False
         self._is_replacing = False
         self._evidence: dict[str, KeptEvidence] = {}
+        # What the guards of a process that starts continue with.
+        self._earlier: dict[str, Mapping[str, Any]] = {}
         self._restarts = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -135,8 +137,15 @@ class ShadowKeeper(Collector):
     def reset_evidence(self, migration: str) -> None:
         """Let the evidence of a migration begin anew."""
         self._evidence.pop(migration, None)
+        self._earlier.pop(migration, None)
         if self._process is not None:
             self._process.send({"evidence_reset": migration})
+
+    def resume_evidence(self, migration: str, earlier: Mapping[str, Any]) -> None:
+        """Let the guards of a migration continue: `resume` of an earlier document."""
+        self._earlier[migration] = earlier
+        if self._is_up and self._process is not None:
+            self._process.send({"evidence_resume": {migration: earlier}})
 
     async def sample(self, migration: str, sample_id: str) -> Mapping[str, Any] | None:
         """Return a kept sample of a migration as JSON values; None if there is none."""
@@ -212,6 +221,10 @@ class ShadowKeeper(Collector):
             self._process = None
             raise
         self._process.on_evidence = self._keep_evidence
+        for name, kept in self._evidence.items():
+            self._earlier[name] = kept.document["resume"]
+        if self._earlier:
+            self._process.send({"evidence_resume": self._earlier})
         self._is_up = True
         log.info("shadow process started", pid=self._process.pid)
 
@@ -229,6 +242,8 @@ class ShadowKeeper(Collector):
                 return
             if self._is_replacing:
                 self._is_replacing = False
+                self._evidence.clear()
+                self._earlier.clear()
                 started_at, ended = await self._start_again()
                 continue
             served_s = 0.0 if started_at is None else loop.time() - started_at

@@ -103,6 +103,13 @@ class Mirroring:
         for mirror in self._mirrors.values():
             self._tasks.append(asyncio.create_task(mirror.watch_metadata()))
 
+    def resume(self, earlier: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let the guards of migrations continue with the counts of earlier evidence."""
+        for name, resume in earlier.items():
+            if name in self._mirrors:
+                self._mirrors[name].evidence.resume(resume)
+                self._soon.set()
+
     def reset(self, migration: str) -> None:
         """Begin the evidence of a migration anew."""
         if migration in self._mirrors:

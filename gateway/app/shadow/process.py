@@ -222,6 +222,10 @@ async def _handle_requests(channel: WorkerChannel, mirroring: Mirroring | None) 
             if mirroring is not None:
                 mirroring.reset(message["evidence_reset"])
             continue
+        if "evidence_resume" in message:
+            if mirroring is not None:
+                mirroring.resume(message["evidence_resume"])
+            continue
         reply: dict[str, Any] = {"ready": True}
         if message["request"] == "sample":
             wanted = message["sample"]

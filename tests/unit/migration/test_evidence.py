@@ -126,3 +126,23 @@ def test_differences_of_the_metadata_are_in_the_document() -> None:
     made.set_metadata(("input 'x' is missing",))
     made.set_metadata(("output 'y' is new",))
     assert made.document(START_US)["metadata"] == ["output 'y' is new"]
+
+
+def test_guards_continue_with_the_counts_of_earlier_evidence() -> None:
+    """After a restart the guards know the calls before, and trip no later than without it."""
+    made, whole = evidence(), evidence()
+    for _ in range(3):
+        for each in (made, whole):
+            add(each, 1.0, 2.0)
+    resume = json.loads(json.dumps(made.document(START_US)["resume"]))
+    again = evidence()
+    again.resume({**resume, "since_us": START_US - 5})
+    assert whole.document(START_US)["guards"] == again.document(START_US)["guards"]
+    assert START_US - 5 == again.document(START_US)["since_us"]
+    assert 0 == again.compared
+    for each in (again, whole):
+        add(each, 1.0, 2.0)
+    verdict = again.document(START_US)["guards"][0]
+    assert ("mismatch.below", "trips") == (verdict["guard"], verdict["verdict"])
+    assert "4 of 4" in verdict["evidence"]
+    assert "trips" == whole.document(START_US)["guards"][0]["verdict"]

@@ -60,6 +60,11 @@ class Keeper:
     since: float = 0.0
     compared: int = 0
 
+    earlier: dict[str, Any] = field(default_factory=dict)
+
+    def resume_evidence(self, migration: str, earlier: Any) -> None:
+        self.earlier[migration] = earlier
+
     def reset_evidence(self, migration: str) -> None:
         self.resets.append(migration)
         self.since, self.compared = self.clock.now, 0
@@ -302,6 +307,24 @@ async def test_a_restart_continues_with_step_and_weight(leader: Leader, seconds:
         assert (at, shares) == (again.at, again.processes.shares)
     finally:
         await again.controller.stop()
+
+
+async def test_a_restart_continues_with_the_evidence(leader: Leader) -> None:
+    """The guards of the comparisons go on with their counts, unless evidence began anew."""
+    await leader.do("start")
+    counts = {"since_us": 5, "guards": {"mismatch.below": [900, 1, 0.5]}}
+    leader.wall.advance(1)
+    leader.tell("undecided", resume=counts)
+    await leader.controller._look(leader.processes)
+    again = await leader.restart()
+    assert {"m": counts} == again.keeper.earlier
+    again.tell("trips")
+    await again.controller._look(again.processes)
+    await again.controller._look(again.processes)
+    await again.do("resume")
+    last = await again.restart()
+    assert {} == last.keeper.earlier
+    await last.controller.stop()
 
 
 async def test_a_damaged_state_means_weight_0(leader: Leader, tmp_path: Path) -> None:
