@@ -26,7 +26,6 @@ from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
 from gateway.policies.forward_headers import ForwardHeaders
-from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.fair_share import FairShare
 from gateway.policies.limits.hedge import Hedge
@@ -181,7 +180,7 @@ class ModelParts:
 class UpstreamParts:
     """Parameters of the chain of an upstream."""
 
-    adaptive: Callable[[Service], AdaptiveConcurrency] | None = None
+    adaptive: Wrap | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
-from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, build_chain
+from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
 from gateway.app.server_identity import ServerIdentity
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
-from gateway.config.models import OutlierDetectionConfig, TlsConfig, UpstreamConfig
+from gateway.config.models import (
+    AdaptiveConcurrencyConfig,
+    OutlierDetectionConfig,
+    TlsConfig,
+    UpstreamConfig,
+)
 from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import UNIX, Address, Url
 from gateway.ir.context import Need
@@ -26,6 +31,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
 from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency, AdaptiveRules
+from gateway.policies.limits.overload_limit import OverloadLimit
 from gateway.registry import protocol
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
@@ -458,29 +464,35 @@ def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscove
     )
 
 
-def _adaptive(
-    name: str, config: UpstreamConfig, metrics: Metrics
-) -> Callable[[Service], AdaptiveConcurrency] | None:
+def _adaptive(name: str, config: UpstreamConfig, metrics: Metrics) -> Wrap | None:
     found = config.adaptive_concurrency
-    if found is None:
+    if found is False:
         return None
-    rules = AdaptiveRules(
-        algorithm=found.algorithm,
-        least=found.min,
-        most=found.max,
-        percentile=found.latency_percentile,
-        sample_s=found.sample,
-        min_rtt_interval_s=found.min_rtt_interval,
-        jitter=found.jitter,
-        queue=config.limits.pending if config.limits.pending is not None else AdaptiveRules().queue,
-    )
 
-    def build(inner: Service) -> AdaptiveConcurrency:
-        layer = AdaptiveConcurrency(inner, rules, name=name)
+    def build(inner: Service) -> Service:
+        if isinstance(found, AdaptiveConcurrencyConfig):
+            layer: OverloadLimit | AdaptiveConcurrency = AdaptiveConcurrency(
+                inner, _adaptive_rules(found, config.limits.pending), name=name
+            )
+        else:
+            layer = OverloadLimit(inner, name=name)
         metrics.concurrency_limit(name, lambda: layer.limit)
         return layer
 
     return build
+
+
+def _adaptive_rules(config: AdaptiveConcurrencyConfig, pending: int | None) -> AdaptiveRules:
+    return AdaptiveRules(
+        algorithm=config.algorithm,
+        least=config.min,
+        most=config.max,
+        percentile=config.latency_percentile,
+        sample_s=config.sample,
+        min_rtt_interval_s=config.min_rtt_interval,
+        jitter=config.jitter,
+        queue=AdaptiveRules().queue if pending is None else pending,
+    )
 
 
 def _balancer(config: UpstreamConfig) -> LoadBalancer:

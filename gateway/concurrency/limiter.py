@@ -354,6 +354,13 @@ class Limiter:
         self.limit = self.share_limit = limit
         self._grant()
 
+    def drop_waiting(self) -> None:
+        """Drop all callers that wait for the limit: each raises LimiterFull."""
+        for waiter in list(self.waiting):
+            self._forget(waiter)
+            if not waiter.future.done():
+                waiter.future.set_result(_DISPLACED)
+
     # -- the queue
 
     def _admit(self, waiter: Waiter, timeout_s: float | None) -> float | None:

@@ -359,9 +359,12 @@ class UpstreamConfig(Model):
     outlier_detection: OutlierDetectionConfig | Literal[False] = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""
-    adaptive_concurrency: AdaptiveConcurrencyConfig | None = None
+    adaptive_concurrency: AdaptiveConcurrencyConfig | Literal["on_overload", False] = False
     """A limit on the inferences in flight that follows the latency of the upstream. It applies to
-    each worker. Default: no such limit."""
+    each worker. An object limits from the start. With `on_overload` each route and model has a
+    limit only while its calls in flight grow and do not end faster: at first they wait in the
+    gateway, and they are refused when 100 wait. Up to 48 calls in flight, sequences and streams are
+    then never limited. Default: `false`, which is no such limit."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None

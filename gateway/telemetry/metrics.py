@@ -113,7 +113,7 @@ class Metrics:
         )
         self._concurrency_limits = Gauge(
             "gateway_concurrency_limit",
-            "Current limit of `adaptive_concurrency`.",
+            "Current limit of `adaptive_concurrency`: the lowest of routes and models; 0 for none.",
             ("upstream",),
             registry=self.registry,
         )

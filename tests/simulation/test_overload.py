@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from gateway.ir.calls import Call
 from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency, AdaptiveRules
+from gateway.policies.limits.overload_limit import OverloadLimit
 from gateway.policies.limits.policy import CallLimits
-from tests.simulation.virtual_time import ModelServer, Traffic, good, now, percentile, simulate
+from gateway.service import Service
+from tests.simulation.virtual_time import (
+    REPLY,
+    ModelServer,
+    Outcome,
+    Traffic,
+    good,
+    now,
+    percentile,
+    simulate,
+)
 
 WORKERS, SERVICE_S = 4, 0.04
 CAPACITY = WORKERS / SERVICE_S
@@ -44,3 +58,157 @@ def test_three_times_the_capacity(algorithm: str, seed: int) -> None:
     after = traffic.between(17, 20)
     assert len(good(after)) > 0.99 * len(after)
     assert percentile(good(after), 99) < 2 * percentile(good(before), 99)
+
+
+class BatchServer:
+    """A server that merges up to 8 requests that wait: a full batch has a high latency."""
+
+    capacity = 8 / 0.05
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __call__(self, _call: Call[Any], /) -> Any:
+        """Reply when the batch of the call has run."""
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        await asyncio.shield(done)
+        return REPLY
+
+    async def _run(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:8], self._waiting[8:]
+            await asyncio.sleep(0.01 + 0.005 * len(batch))
+            for done in batch:
+                if not done.done():
+                    done.set_result(None)
+
+
+def on_overload(server: Service, draw: random.Random) -> Service:
+    """Return *server* with `adaptive_concurrency: on_overload`."""
+    clock = asyncio.get_running_loop().time
+    return OverloadLimit(server, clock=clock, draw=draw.random)
+
+
+Phases = tuple[Traffic, tuple[float, ...]]
+
+
+async def overload(server: Service, capacity: float, draw: random.Random) -> Phases:
+    """Offer half of the capacity, three times, and half; return the traffic and the times."""
+    clock = asyncio.get_running_loop().time
+    traffic = Traffic(CallLimits(on_overload(server, draw), 20.0, clock=clock), draw)
+    times = []
+    for load, seconds in ((0.5, 6), (3.0, 10), (0.5, 6)):
+        times.append(now())
+        await traffic.run(load * capacity, seconds)
+    return traffic, (*times, now())
+
+
+@pytest.mark.parametrize("service_s", [0.02, 0.04])
+def test_three_times_the_capacity_without_a_measurement(service_s: float) -> None:
+    """Two seconds later goodput and latency are well; so are all calls when it is over."""
+    draw = random.Random(1)  # noqa: S311
+    capacity = WORKERS / service_s
+
+    async def run() -> Phases:
+        return await overload(ModelServer(WORKERS, service_s, draw), capacity, draw)
+
+    traffic, (start, loaded_at, calm_at, end) = simulate(run)
+    before, loaded = traffic.between(start + 2, loaded_at), traffic.between(loaded_at + 2, calm_at)
+    loaded = [each for each in loaded if each.began < loaded_at + 10]
+    served = good(loaded)
+    assert len(served) / 8 > 0.9 * capacity
+    assert percentile(served, 99) < 3 * percentile(good(before), 99)
+    refused = [each for each in loaded if each.error == "overloaded"]
+    assert len(refused) + len(served) == len(loaded)
+    assert percentile(refused, 97) < 0.005
+    after = traffic.between(calm_at + 1, end)
+    assert len(good(after)) > 0.99 * len(after)
+    assert percentile(good(after), 99) < 2 * percentile(good(before), 99)
+
+
+def test_a_server_that_merges_requests_keeps_its_goodput() -> None:
+    """Its latency is high because its batches are full: the limit is raised while that helps."""
+    draw = random.Random(1)  # noqa: S311
+
+    async def run() -> Phases:
+        return await overload(BatchServer(), BatchServer.capacity, draw)
+
+    traffic, (_start, loaded_at, _calm_at, _end) = simulate(run)
+    loaded = traffic.between(loaded_at + 2, loaded_at + 10)
+    assert len(good(loaded)) / 8 > 0.85 * BatchServer.capacity
+
+
+async def closed_loop(server: Service, clients: int, start_s: float) -> list[Outcome]:
+    """Let clients that begin within *start_s* send one call after another for 6 s."""
+    draw = random.Random(1)  # noqa: S311
+    traffic = Traffic(on_overload(server, draw), draw)
+    await traffic.run(20, 4)
+    first, end = now(), now() + 6 + start_s
+
+    async def client() -> None:
+        await asyncio.sleep(start_s * draw.random())
+        while now() < end:
+            await traffic.run_one()
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return traffic.between(first, end)
+
+
+@pytest.mark.parametrize(("clients", "start_s"), [(64, 0.3), (100, 3), (160, 0)])
+@pytest.mark.parametrize(
+    ("server", "capacity"),
+    [
+        (lambda: ModelServer(WORKERS, SERVICE_S, random.Random(2)), CAPACITY),  # noqa: S311
+        (BatchServer, BatchServer.capacity),
+    ],
+    ids=["workers", "batches"],
+)
+def test_clients_that_wait_for_their_replies_are_never_refused(
+    server: Callable[[], Service], capacity: float, clients: int, start_s: float
+) -> None:
+    """However they begin: more clients than the server has workers are no overload."""
+    outcomes = simulate(lambda: closed_loop(server(), clients, start_s))
+    assert good(outcomes) == outcomes
+    assert len(outcomes) / (6 + start_s) > 0.9 * capacity
+
+
+@pytest.mark.parametrize(("calls", "seconds"), [(50, 0.1), (100, 0.5), (150, 0.2)])
+def test_a_burst_is_never_refused(calls: int, seconds: float) -> None:
+    """A burst that ends is served, as it is without a limit."""
+
+    async def run() -> Traffic:
+        draw = random.Random(1)  # noqa: S311
+        traffic = Traffic(on_overload(ModelServer(WORKERS, SERVICE_S, draw), draw), draw)
+        await traffic.run(20, 4)
+        await traffic.run(calls / seconds, seconds)
+        await traffic.run(20, 3)
+        return traffic
+
+    traffic = simulate(run)
+    assert good(traffic.outcomes) == traffic.outcomes
+
+
+def test_a_server_that_hung_gets_its_calls_again() -> None:
+    """Calls that wait for a server that hangs say nothing about its capacity."""
+
+    async def run() -> tuple[Traffic, float]:
+        draw = random.Random(1)  # noqa: S311
+        server = ModelServer(WORKERS, SERVICE_S, draw)
+        clock = asyncio.get_running_loop().time
+        traffic = Traffic(CallLimits(on_overload(server, draw), 1.0, clock=clock), draw)
+        await traffic.run(50, 4)
+        server.is_hung = True
+        await traffic.run(50, 3)
+        server.is_hung = False
+        healed = now()
+        await traffic.run(50, 4)
+        return traffic, healed
+
+    traffic, healed = simulate(run)
+    after = traffic.between(healed, healed + 4)
+    assert len(good(after)) > 0.99 * len(after)
+    assert {"", "deadline_exceeded"} >= {each.error for each in traffic.outcomes}

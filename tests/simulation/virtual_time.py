@@ -120,11 +120,12 @@ class Traffic:
         end = now() + seconds
         tasks = []
         while now() < end:
-            tasks.append(asyncio.create_task(self._call()))
+            tasks.append(asyncio.create_task(self.run_one()))
             await asyncio.sleep(self.draw.expovariate(rate))
         await asyncio.gather(*tasks)
 
-    async def _call(self) -> None:
+    async def run_one(self) -> None:
+        """Call the service once, and note the outcome."""
         began, error = now(), ""
         try:
             await self.service(InferRequest(model=MODEL))

@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -27,18 +27,26 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# Calls that the minimum latency is measured with, and that a sample needs.
+# Calls that the minimum latency is measured with.
 _MEASURED_CALLS: Final = 30
-_SAMPLE_CALLS: Final = 5
 # A latency above the minimum by this factor is still good (Envoy's buffer of 25%).
 _TOLERANCE: Final = 1.25
 # AIMD: a latency above this multiple of the minimum is overload.
 _AIMD_OVERLOAD: Final = 2.0
 _AIMD_DECREASE: Final = 0.9
+# `keeps_rate`: the weight of a sample, the part of the best rate that is enough, how much the
+# limit is raised otherwise, what the rate must have gained after so many times, and how fast the
+# raised limit is lowered.
+_RATE_WEIGHT: Final = 0.5
+_LEAST_RATE: Final = 0.88
+_RAISE: Final = 1.25
+_RAISES: Final = 3
+_RATE_GAIN: Final = 1.1
+_FLOOR_DECAY: Final = 0.99
 _CALM_S: Final = 10.0
 # How long a call waits in a queue that does not get empty, and at most in any queue.
-_LATE_WAIT_S: Final = 0.003
-_MOST_WAIT_S: Final = 0.1
+LATE_WAIT_S: Final = 0.003
+MOST_WAIT_S: Final = 0.1
 # For so long after a refusal every queue is late.
 _LATE_S: Final = 1.0
 
@@ -53,10 +61,13 @@ class AdaptiveRules:
         least: Minimum of the limit, and the limit while the minimum latency is measured.
         most: Maximum of the limit.
         percentile: Percentile of the latencies that are compared, in percent.
-        sample_s: Time between two changes of the limit.
+        sample_s: Shortest time between two changes of the limit.
+        sample_calls: Fewest calls between them.
         min_rtt_interval_s: Time between two measurements of the minimum latency.
         jitter: Maximum random part of that time.
         queue: Maximum inferences that wait.
+        keeps_rate: Whether a limit that lowers the rate of replies is raised again: a server that
+            merges requests has a higher latency and a higher rate with more of them.
     """
 
     algorithm: Literal["gradient", "aimd"] = "gradient"
@@ -64,9 +75,11 @@ class AdaptiveRules:
     most: int = 256
     percentile: float = 90.0
     sample_s: float = 0.1
+    sample_calls: int = 5
     min_rtt_interval_s: float = 60.0
     jitter: float = 0.15
     queue: int = 64
+    keeps_rate: bool = False
 
 
 class AdaptiveLimit:
@@ -100,8 +113,22 @@ class AdaptiveLimit:
         self._most_used = 0
         self._is_measuring = True
         self._limit_afterwards = rules.least
-        self._next_change = 0.0
+        self._next_change = self._sample_start = 0.0
         self._next_measurement = math.inf
+        self._rate = self._best_rate = self._rate_before = self._floor = 0.0
+        self._raises = 0
+
+    def start(self, limit: int, min_latency_s: float, rate: float) -> None:
+        """Begin with what is known, without a measurement.
+
+        Args:
+            limit: The limit.
+            min_latency_s: The minimum latency.
+            rate: Replies in a second.
+        """
+        self._limit_afterwards = limit
+        self._rate = self._best_rate = rate
+        self._end_measurement(self._clock(), min_latency_s)
 
     def record(self, latency_s: float, used: int, *, timed_out: bool = False) -> None:
         """Add the latency of an inference, and change the limit when it is time.
@@ -116,12 +143,16 @@ class AdaptiveLimit:
             if not timed_out:
                 self._latencies.append(latency_s)
             if len(self._latencies) >= _MEASURED_CALLS:
-                self._end_measurement(now)
+                self._end_measurement(now, self._percentile())
             return
         self._latencies.append(latency_s)
         self._most_used = max(self._most_used, used)
-        if now < self._next_change or len(self._latencies) < _SAMPLE_CALLS:
+        if now < self._next_change or len(self._latencies) < self._enough():
             return
+        if self._rules.keeps_rate:
+            if self._sample_start:  # before the first sample, replies to earlier calls count, too
+                self._measure_rate(len(self._latencies) / (now - self._sample_start))
+            self._sample_start = now
         sampled_s = self._percentile()
         self._next_change = now + self._rules.sample_s
         self.limit = self._changed(sampled_s)
@@ -130,19 +161,40 @@ class AdaptiveLimit:
             self._is_measuring = True
             self._limit_afterwards, self.limit = self.limit, self._rules.least
 
-    def _end_measurement(self, now: float) -> None:
+    def _end_measurement(self, now: float, min_latency_s: float) -> None:
         rules = self._rules
-        self.min_latency_s = self._percentile()
+        self.min_latency_s = min_latency_s
         self._is_measuring = False
         self.limit = self._limit_afterwards
         self._next_change = now + rules.sample_s
         jittered = 1 + rules.jitter * self._draw()
         self._next_measurement = now + rules.min_rtt_interval_s * jittered
 
+    def _enough(self) -> int:
+        """Return the calls of a sample, which has several batches of a server that merges them."""
+        calls = self._rules.sample_calls
+        return max(calls, 2 * self.limit) if self._rules.keeps_rate else calls
+
+    def _measure_rate(self, rate: float) -> None:
+        """Note the rate of replies; if it has fallen, raise the limit as far as that helps."""
+        self._rate += _RATE_WEIGHT * (rate - self._rate)
+        self._best_rate = max(self._rate, self._best_rate)
+        self._floor *= _FLOOR_DECAY
+        if self._rate >= _LEAST_RATE * self._best_rate:
+            self._raises = 0
+        elif self._raises == _RAISES and self._rate < _RATE_GAIN * self._rate_before:
+            # The limit is not the reason.
+            self._best_rate, self._raises, self._floor = self._rate, 0, 0.0
+        else:
+            if self._raises in {0, _RAISES}:
+                self._rate_before, self._raises = self._rate, 0
+            self._raises += 1
+            self._floor = max(self._floor, _RAISE * self.limit)
+
     def _percentile(self) -> float:
         """Return the percentile of the latencies since the last question."""
-        ordered, self._latencies = sorted(self._latencies), []
-        return ordered[min(int(len(ordered) * self._rules.percentile / 100), len(ordered) - 1)]
+        latencies, self._latencies = self._latencies, []
+        return percentile(latencies, self._rules.percentile)
 
     def _changed(self, sampled_s: float) -> int:
         rules, limit = self._rules, self.limit
@@ -153,6 +205,7 @@ class AdaptiveLimit:
             return min(rules.most, limit + is_used)
         gradient = self.min_latency_s * _TOLERANCE / max(sampled_s, 1e-9)
         wanted = int(limit * min(2.0, max(0.5, gradient)) + math.sqrt(limit))
+        wanted = max(wanted, int(self._floor))
         if wanted > limit and not is_used:
             return limit
         return min(rules.most, max(rules.least, wanted))
@@ -214,7 +267,7 @@ class AdaptiveConcurrency:
         try:
             reply = await self._inner(call)
         except BaseException as error:
-            self._release(started if _is_timeout(error, call, self._clock()) else None, late=True)
+            self._release(started if is_timeout(error, call, self._clock()) else None, late=True)
             raise
         if is_stream:
             return on_stream_end(call, reply, self._on_stream_end)
@@ -242,9 +295,9 @@ class AdaptiveConcurrency:
         if not limiter.queued:
             self._queue_empty_at = began
         # While nothing is overloaded, a call may wait for as long as another one takes.
-        wait_s = min(_MOST_WAIT_S, max(_LATE_WAIT_S, self._adaptive.min_latency_s))
+        wait_s = min(MOST_WAIT_S, max(LATE_WAIT_S, self._adaptive.min_latency_s))
         if began - self._queue_empty_at > wait_s or began - self._refused_at < _LATE_S:
-            wait_s = _LATE_WAIT_S
+            wait_s = LATE_WAIT_S
         timeout_us = request.timeout_us
         expires = timeout_us is not None and timeout_us / 1e6 < wait_s
         try:
@@ -270,7 +323,13 @@ class AdaptiveConcurrency:
         )
 
 
-def _is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return a percentile of *values*, of which there is at least one."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+
+
+def is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
     """Return whether a deadline ended the call: a layer above cancels it at its deadline."""
     deadline = call.context.deadline
     if isinstance(error, asyncio.CancelledError):

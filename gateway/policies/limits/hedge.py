@@ -17,6 +17,7 @@ import structlog
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.streaming_body import streaming_body_of
+from gateway.policies.limits.adaptive_concurrency import percentile
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -103,9 +104,7 @@ class Hedge:
         self._until_refresh -= 1
         if self._until_refresh <= 0:
             self._until_refresh = _REFRESH
-            ordered = sorted(self._latencies)
-            index = int(len(ordered) * self._rules.percentile / 100)
-            self._after_s = ordered[min(index, len(ordered) - 1)]
+            self._after_s = percentile(self._latencies, self._rules.percentile)
 
     async def _hedged(self, call: Call[R], after_s: float) -> R:
         """Return the first good reply of up to two attempts."""
