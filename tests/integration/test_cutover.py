@@ -232,3 +232,30 @@ async def test_a_killed_shadow_process_stops_no_call(tmp_path: Path) -> None:
         async with asyncio.timeout(90):
             while (await gateway.cutover())["state"] != "done":
                 assert {"old", "new"} >= set(await gateway.ask(20))
+
+
+@pytest.mark.slow
+async def test_two_gateways_share_a_cutover(tmp_path: Path) -> None:
+    """Both have the weights of the one that leads; a trip at the other one counts for both."""
+    options = _options(coordinate="file", directory=str(tmp_path / "shared"))
+    options += f"\n      {GUARDED}"
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    async with (
+        two_servers() as servers,
+        migrating(folders[0], servers, options=options) as first,
+        migrating(folders[1], servers, options=options) as other,
+    ):
+        await first.at_step(2)
+        async with asyncio.timeout(60):
+            while {"new"} != set(await other.ask(5)):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert [True, False] == [(await each.cutover())["leads"] for each in (first, other)]
+        kit.FAULTS.add("new")
+        replies = await other.ask(30)
+        assert 4 == len([reply for reply in replies if reply != "old"]), replies
+        for each in (first, other):
+            document = await each.reaches("rolled_back")
+            assert "tripped" in document["reason"]
+        assert {"old"} == set(await first.ask(20))

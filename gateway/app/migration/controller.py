@@ -220,7 +220,9 @@ class CutoverController(Collector):
         self.wake()
 
     def collect(self) -> Iterable[Metric]:
-        """Return step, weight, state and guards of each cut-over."""
+        """Return step, weight, state and guards of each cut-over; nothing if there is none."""
+        if not self._cutovers:
+            return ()
         step = GaugeMetricFamily(
             "gateway_cutover_step", "Step of the cut-over; 0 only mirrors.", labels=["migration"]
         )

@@ -11,6 +11,7 @@ import structlog
 
 from gateway.app.migration.targets import LiveMigration, live_migrations
 from gateway.config.models import Config
+from gateway.ir.errors import ErrorCode
 from gateway.migration.guards import GuardVerdict, Standing
 from gateway.migration.local_errors import LocalErrors
 from gateway.policies.watch_target import WatchTarget
@@ -63,7 +64,7 @@ class ServingShift:
             return target
         return replace(target, service=WatchTarget(target.service, report, self._timeout_s))
 
-    def _add_new(self, code: Any) -> None:
+    def _add_new(self, code: ErrorCode | None) -> None:
         if self._errors.add_new(code):
             self.shift.trip()
             verdict = self._errors.tripped
