@@ -93,7 +93,13 @@ def evidence() -> dict[str, Any]:
 
 def tensor(name: str, values: np.ndarray[Any, np.dtype[Any]]) -> dict[str, Any]:
     data = base64.b64encode(values.astype("<f4").tobytes()).decode()
-    return {"name": name, "datatype": "FP32", "shape": list(values.shape), "data": data}
+    return {
+        "name": name,
+        "datatype": "FP32",
+        "shape": list(values.shape),
+        "values": None,
+        "base64": data,
+    }
 
 
 def sample() -> dict[str, Any]:
@@ -105,8 +111,8 @@ def sample() -> dict[str, Any]:
     return {
         "id": "1-1",
         "inputs": [{**texts, "values": [HOSTILE]}],
-        "old": [tensor(HOSTILE, old), {**texts, "values": ["a"]}],
-        "new": [tensor(HOSTILE, new), {**texts, "values": [HOSTILE]}],
+        "old": [[tensor(HOSTILE, old), {**texts, "values": ["a"]}]],
+        "new": [[tensor(HOSTILE, new), {**texts, "values": [HOSTILE]}]],
     }
 
 

@@ -89,8 +89,8 @@ function decode(tensor) {
     const flat = tensor.values.flat(Infinity);
     return tensor.datatype === "BYTES" ? flat.map(String) : Float64Array.from(flat, Number);
   }
-  if (typeof tensor.data !== "string" || !ARRAYS[tensor.datatype]) return null;
-  const binary = atob(tensor.data);
+  if (typeof tensor.base64 !== "string" || !ARRAYS[tensor.datatype]) return null;
+  const binary = atob(tensor.base64);
   const bytes = new Uint8Array(binary.length);
   for (let i = 0; i < binary.length; i += 1) bytes[i] = binary.charCodeAt(i);
   const raw = new ARRAYS[tensor.datatype](bytes.buffer);
@@ -211,16 +211,24 @@ function asText(values, other) {
   return lines.join("\n");
 }
 
+function outputs(replies) {
+  // Returns the tensors of all replies by name; those of a stream have the number of their reply.
+  const found = new Map();
+  replies.forEach((reply, item) => {
+    const suffix = replies.length > 1 ? ` of reply ${item}` : "";
+    for (const tensor of reply) found.set(`output ${tensor.name}${suffix}`, tensor);
+  });
+  return found;
+}
+
 class Viewer {
   constructor(sample) {
     this.tensors = new Map();
     for (const tensor of sample.inputs || []) this.add(`input ${tensor.name}`, tensor, null);
-    const fresh = new Map((sample.new || []).map((tensor) => [tensor.name, tensor]));
-    for (const tensor of sample.old || []) {
-      this.add(`output ${tensor.name}`, tensor, fresh.get(tensor.name) || null);
-      fresh.delete(tensor.name);
-    }
-    for (const tensor of fresh.values()) this.add(`output ${tensor.name}`, null, tensor);
+    const old = outputs(sample.old || []);
+    const fresh = outputs(sample.new || []);
+    for (const [name, tensor] of old) this.add(name, tensor, fresh.get(name) || null);
+    for (const [name, tensor] of fresh) if (!old.has(name)) this.add(name, null, tensor);
     const select = document.getElementById("tensor");
     for (const name of this.tensors.keys()) select.add(new Option(name));
     const output = [...this.tensors.keys()].find((name) => name.startsWith("output "));
