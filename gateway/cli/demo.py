@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway.app import Gateway
+from gateway.cli.migration_demo import run_migration_demo
 from gateway.cli.output import (
     FAILED,
     OutputFormat,
@@ -26,19 +27,30 @@ from gateway.demo.samples import Scan, Sentence, draw, load_scans, load_sentence
 from gateway.ir.errors import GatewayError
 
 
-def demo(
+def demo(  # noqa: PLR0913  # one for each flag
     *,
     once: Annotated[bool, typer.Option("--once", help="Stop after the table.")] = False,
     digit: Annotated[int, typer.Option(min=0, max=9, help="The digit to recognise.")] = 2,
     http: HttpOption = None,
     grpc: GrpcOption = None,
     admin: AdminOption = None,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Show a migration to another server instead.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="With --migrate: leave the page open afterwards.")
+    ] = False,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Recognise a handwritten digit over every protocol, compare the results, and keep serving.
 
+    `--migrate` mirrors calls to a new server, compares the replies, moves the calls step by step,
+    and takes them back when the new server fails. It takes about a minute.
+
     Exit status: 0 all results agree, 1 they differ or the gateway cannot start, 2 usage error.
     """
+    if migrate:
+        run_migration_demo(keep=keep, admin=admin)
     demo_run = DemoRun(load_scans()[digit], load_sentences()[3], output, once=once)
     quiet = {"telemetry": {"log": {"level": "warning"}}}
     status = run_mapping(

@@ -112,14 +112,14 @@ async def measure(route: ClientRoute, scan: Scan) -> Measurement:
     """
     async with Relay(route.url.host, route.url.port) as relay:
         through = Url(route.url.protocol, route.url.carrier, "127.0.0.1", relay.port)
-        async with _open(through, route.options) as service:
+        async with opened(through, route.options) as service:
             reply = await classify_digit(service, scan)
             sizes = []
             for _ in range(_COUNTED):
                 before = relay.sent, relay.received
                 await classify_digit(service, scan)
                 sizes.append((relay.sent - before[0], relay.received - before[1]))
-    async with _open(route.url, route.options) as service:
+    async with opened(route.url, route.options) as service:
         us = await _median_us(service, scan)
     request_bytes, response_bytes = (
         int(statistics.median(each)) for each in zip(*sizes, strict=True)
@@ -134,26 +134,32 @@ async def classify_language(route: ClientRoute, sentence: Sentence) -> str:
         GatewayError: The call failed.
     """
     text = items_tensor("text", (1,), [sentence.text.encode()])
-    async with _open(route.url, route.options) as service:
+    async with opened(route.url, route.options) as service:
         reply = await service(_request("language", text))
     return bytes(as_items(_output(reply, "label"))[0]).decode()
 
 
-async def classify_digit(service: Service, scan: Scan) -> DemoReply:
+async def classify_digit(service: Service, scan: Scan, request_id: str = "") -> DemoReply:
     """Return the digit of *scan*.
+
+    Args:
+        service: A client.
+        scan: The input.
+        request_id: Names the call; "" lets the gateway choose.
 
     Raises:
         GatewayError: The call failed.
     """
     pixels = np.array([scan.pixels], dtype=np.float32).reshape(1, SIDE * SIDE)
-    reply = await service(_request("digits", array_tensor("X", pixels)))
+    reply = await service(_request("digits", array_tensor("X", pixels), request_id))
     label = as_numpy(_output(reply, "label")).reshape(-1)
     probabilities = as_numpy(_output(reply, "probabilities")).reshape(-1)
     return DemoReply(int(label[0]), tuple(map(float, probabilities)))
 
 
-def _request(model: str, tensor: Tensor) -> InferRequest:
-    context = Context(deadline=time.monotonic() + _WAIT_S, needs=_NEEDS)
+def _request(model: str, tensor: Tensor, request_id: str = "") -> InferRequest:
+    deadline = time.monotonic() + _WAIT_S
+    context = Context(deadline=deadline, needs=_NEEDS, request_id=request_id)
     return InferRequest(model=ModelRef(model), context=context, inputs=(tensor,))
 
 
@@ -166,7 +172,8 @@ def _output(reply: InferResponse, name: str) -> Tensor:
 
 
 @asynccontextmanager
-async def _open(url: Url, options: Options) -> AsyncIterator[Service]:
+async def opened(url: Url, options: Options) -> AsyncIterator[Service]:
+    """Yield a client of a protocol, which is given what its messages do not have."""
     connected = connect(url, options=options)
     try:
         yield Complete(connected.service, connected.needs)

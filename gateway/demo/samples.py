@@ -5,6 +5,7 @@ predictions.
 """
 
 import json
+import zlib
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final, TypedDict
@@ -61,6 +62,18 @@ def load_scans() -> tuple[Scan, ...]:
     """Read one held-out scan of each digit, from 0 to 9."""
     entries: list[_ScanEntry] = json.loads(_text("scans.json"))
     return tuple(Scan(tuple(map(float, entry["pixels"])), entry["digit"]) for entry in entries)
+
+
+def load_held_out() -> tuple[Scan, ...]:
+    """Read all 450 held-out scans, every fourth of the source, in its order."""
+    data = zlib.decompress((files("gateway.demo") / "held_out.bin").read_bytes())
+    count = len(data) // (1 + SIDE * SIDE)
+    pixels = data[count:]
+    size = SIDE * SIDE
+    return tuple(
+        Scan(tuple(map(float, pixels[row * size : (row + 1) * size])), data[row])
+        for row in range(count)
+    )
 
 
 def load_sentences() -> tuple[Sentence, ...]:

@@ -1,0 +1,62 @@
+"""`gateway demo --migrate`: the whole migration on the demo models, as somebody on a terminal sees it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.app.check import check
+from gateway.config.sidecar import load_mapping
+from gateway.demo.migration import STEPS, migration_config
+from gateway.demo.samples import load_held_out
+
+# The digits of the eight scans, and what both servers take them for.
+DIFFERENT = [
+    "6: old 8, new 6",
+    "8: old 9, new 8",
+    "8: old 6, new 8",
+    "6: old 4, new 0",
+    "1: old 8, new 4",
+    "7: old 8, new 7",
+    "9: old 8, new 9",
+    "4: old 8, new 4",
+]
+
+
+def test_the_held_out_scans_are_those_of_the_source() -> None:
+    """450 scans of 64 pixels, with the digits that were written."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    source = datasets.load_digits()
+    scans = load_held_out()
+    assert [tuple(row) for row in source.data[::4].tolist()] == [scan.pixels for scan in scans]
+    assert source.target[::4].tolist() == [scan.digit for scan in scans]
+
+
+def test_the_configuration_is_valid(tmp_path: Path) -> None:
+    """Nothing that `gateway validate` reports."""
+    config = migration_config(1001, 1002, tmp_path, "127.0.0.1:0")
+    assert [] == check(load_mapping(config, "demo"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_story_is_told_from_start_to_end() -> None:
+    """Mirror, 8 different labels, report, steps, fault and rollback; no call fails afterwards."""
+    command = [sys.executable, "-m", "gateway", "demo", "--migrate"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    text = found.stdout
+    assert 0 == found.returncode, text + found.stderr
+    assert re.search(r"^label +450 +8 +1\.78% ", text, re.MULTILINE)
+    for label in DIFFERENT:
+        assert label in text
+    assert "The old model is wrong on 12 scans, the new one on 6." in text
+    assert "450 calls in " in text
+    for number, step in enumerate(STEPS[:2], 1):
+        assert f"step {number}: {step} % to new/digits:2" in text
+    assert "state: rolled_back" in text
+    assert "errors" in text.partition("reason: ")[2].partition("\n")[0]
+    assert re.search(r"Of the next 1\d\d calls 0 failed", text)
