@@ -23,8 +23,8 @@ from gateway.demo.migration import (
     STEPS,
     AdminClient,
     DemoFailed,
+    ScanTraffic,
     Servers,
-    Traffic,
     different_samples,
     free_ports,
     migration_config,
@@ -76,7 +76,7 @@ class MigrationStory:
         admin = AdminClient(gateway.addresses["admin"])
         try:
             async with self.servers, old_protocol_client(gateway) as service:
-                await self._tell(admin, Traffic(service, load_held_out()))
+                await self._tell(admin, ScanTraffic(service, load_held_out()))
                 self.is_complete = True
                 if self._keep:
                     page = f"http://{gateway.addresses['admin']}/ui/migrations/{NAME}"
@@ -98,7 +98,7 @@ class MigrationStory:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
-    async def _tell(self, admin: AdminClient, traffic: Traffic) -> None:
+    async def _tell(self, admin: AdminClient, traffic: ScanTraffic) -> None:
         await self._mirror(admin, traffic)
         await self._report()
         sending = asyncio.create_task(traffic.run())
@@ -109,7 +109,7 @@ class MigrationStory:
             sending.cancel()
             await asyncio.wait({sending})
 
-    async def _mirror(self, admin: AdminClient, traffic: Traffic) -> None:
+    async def _mirror(self, admin: AdminClient, traffic: ScanTraffic) -> None:
         count = len(traffic.scans)
         print_text(
             f"1. Mirror. A client of TensorRT v1 sends {count} scans to the old server. The\n"
@@ -160,7 +160,7 @@ class MigrationStory:
             lambda found: found["cutover"]["calls"]["found"] >= _SOME, "calls to the new server"
         )
 
-    async def _fail(self, admin: AdminClient, traffic: Traffic) -> None:
+    async def _fail(self, admin: AdminClient, traffic: ScanTraffic) -> None:
         print_text("\n4. Fault. The new server goes away while half of the calls go to it.\n")
         before = dict(traffic.errors)
         calls = traffic.calls

@@ -145,7 +145,7 @@ class Servers:
 
 
 @dataclass(slots=True)
-class Traffic:
+class ScanTraffic:
     """A client of TensorRT v1 that sends the held-out scans again and again.
 
     Attributes:
