@@ -2,7 +2,7 @@
 
 `jobs`: requests per second and CPU time. `codecs`: codecs without I/O. `stages`: the cost of each
 stage of a small request. `sharing`: batches and caches. `memory`: memory of large requests.
-`workers`: two worker processes and one. `migration`: recording and replay. `all`: everything above.
+`workers`: two worker processes and one. `migration`: recording, replay, mirror. `all`: all above.
 `profile`: functions of a small request by the profiler of the interpreter. `path`: the files that
 it passes. `report` and `chart` measure nothing: they write the page and the chart of a results.json
 again.

@@ -4,7 +4,8 @@ Recording writes calls of 602 KB with all elements, as fast as the disk takes th
 segments. It is measured twice: alone, and through the socket between a serving process and the
 shadow process. The CPU time of the latter is that of the shadow process, which limits it. Replay
 sends small calls of a capture to the canned server and compares the replies, in this process, at
-the pace `max`. Reading alone shows the part of the capture's format in it.
+the pace `max`. Reading alone shows the part of the capture's format in it. `mirroring.py` measures
+the mirror.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import uvloop
 
-from benchmarks import messages, systems
+from benchmarks import messages, mirroring, systems
 from benchmarks.processes import cores
+from benchmarks.rates import Row
 from gateway.app import complete_service, connect
 from gateway.app.process import freeze_startup_objects
 from gateway.app.shadow.keeper import CAPTURE, ShadowKeeper
@@ -65,27 +66,6 @@ capture: {{directory: "{directory}", payload: full, min_free: 0}}
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement.
-
-    Attributes:
-        rate: In *unit*, by the clock.
-        cpu_rate: The same for each second of CPU time of this process.
-        required: The value that a release must reach; None for no goal.
-    """
-
-    what: str
-    unit: str
-    rate: float
-    cpu_rate: float
-    required: float | None
-
-    def document(self) -> dict[str, object]:
-        """Return the row for JSON."""
-        return asdict(self)
-
-
 def run(rounds: int, say: Say) -> list[Row]:
     """Measure everything; a row is the best of its rounds, which other load disturbs least."""
     freeze_startup_objects()  # as the command does
@@ -111,6 +91,8 @@ def _round(say: Say) -> Iterator[Row]:
         for carrier in ("http", "grpc"):
             say(f"  replay over {carrier}")
             yield _replay(directory, carrier)
+    say("  mirror")
+    yield from mirroring.rows()
 
 
 def _recording(directory: Path) -> Row:

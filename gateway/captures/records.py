@@ -20,7 +20,7 @@ from msgspec.structs import (
 
 from gateway.captures.privacy import Hasher, Privacy
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Context, ModelRef, Need, Parameters
 from gateway.ir.context import Sequence as CallSequence
 from gateway.ir.data import ArrayData, RawData, SharedMemoryData, SlicedData, StreamedData
 from gateway.ir.datatypes import Datatype
@@ -315,7 +315,7 @@ def record_of(source: Recordable, privacy: Privacy, hasher: Hasher | None) -> Re
     for number, (at_us, reply) in enumerate(source.items):
         tensors += _tensor_rows(outputs_of(reply), OLD, number, privacy, hasher)
         code = OK if reply.error is None else reply.error.code.value
-        parameters = json.dumps(dict(reply.parameters)) if privacy.parameters else None
+        parameters = _parameters_text(reply.parameters) if privacy.parameters else None
         items.append(ItemRow(number, at_us, code, parameters))
     return RecordedCall(_call_row(source, privacy), tensors, items, source.wire)
 
@@ -359,12 +359,26 @@ def tensor_row(tensor: Tensor, side: str, item: int, place: int) -> TensorRow:
         place=place,
         name=tensor.name,
         datatype=None if tensor.datatype is None else tensor.datatype.name,
-        shape=None if tensor.shape is None else json.dumps(tensor.shape),
+        shape=None if tensor.shape is None else _shape_text(tensor.shape),
         form=RAW,
         declared=None,
         size=tensor.nbytes,
         data=bytes(as_raw(tensor)),
     )
+
+
+def _parameters_text(parameters: Parameters) -> str:
+    return json.dumps(dict(parameters)) if parameters else "{}"
+
+
+@lru_cache(4096)  # calls repeat their shapes
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return json.dumps(shape)
+
+
+@lru_cache(256)
+def _needs_text(needs: frozenset[Need]) -> str:
+    return json.dumps(sorted(each.value for each in needs))
 
 
 def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
@@ -379,7 +393,7 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
         client=source.client,
         agent=source.agent,
         protocol=context.protocol,
-        needs=json.dumps(sorted(each.value for each in context.needs)),
+        needs=_needs_text(context.needs),
         route=source.route,
         target=source.target,
         model=model.name,
@@ -387,7 +401,7 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
         sequence=None
         if sequence is None
         else json.dumps([sequence.id, sequence.start, sequence.end]),
-        parameters=json.dumps(dict(request.parameters))
+        parameters=_parameters_text(request.parameters)
         if request is not None and privacy.parameters
         else None,
         details=json.dumps(_details(source, privacy)),
@@ -447,7 +461,7 @@ def _tensor_rows(
             place=place,
             name=tensor.name,
             datatype=None if tensor.datatype is None else tensor.datatype.name,
-            shape=None if tensor.shape is None else json.dumps(tensor.shape),
+            shape=None if tensor.shape is None else _shape_text(tensor.shape),
             form=form,
             declared=declared,
             size=tensor.nbytes,

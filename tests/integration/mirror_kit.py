@@ -142,7 +142,11 @@ async def metrics(gateway: Gateway) -> dict[str, float]:
         aiohttp.ClientSession() as session,
         session.get(f"http://{gateway.addresses['admin']}/metrics") as response,
     ):
-        text = await response.text()
+        return values(await response.text())
+
+
+def values(text: str) -> dict[str, float]:
+    """Return the values of all metrics of migrations and of the shadow process on a page."""
     lines = re.findall(r"^(gateway_(?:migration|shadow|capture)_\S+) (\S+)$", text, re.MULTILINE)
     return {name: float(value) for name, value in lines}
 

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 from tests.integration import mirror_kit as kit
+from tests.integration import workers_kit
 from tests.integration.asking_kit import running
 
 pytestmark = pytest.mark.timeout(120)
@@ -135,3 +137,51 @@ async def test_a_stopped_shadow_process_costs_no_call(scans: kit.Scans) -> None:
             counts = await kit.until(gateway, kit.is_balanced)
             assert kit.total(counts, "gateway_migration_sampled_total") == 450
             assert kit.total(counts, "gateway_migration_samples_total") > 0
+
+
+_TWO_MODELS = """
+  again: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+routes:
+  - name: r
+    match: {model: simple}
+    targets: [{model: simple}, {model: again, weight: 0}]
+migrations:
+  m:
+    route: r
+    old: local/simple
+    new: local/again
+    sample: {percent: 100}
+"""
+
+
+def test_workers_share_one_shadow_process(tmp_path: Path) -> None:
+    """Both workers' calls are compared by one process, also those of a worker that replaced another."""
+
+    def counts() -> dict[str, float]:
+        return kit.values(workers_kit.metrics(gateway))
+
+    def are_compared(number: int) -> bool:
+        found = counts()
+        return kit.is_balanced(found) and kit.total(
+            found, "gateway_migration_samples_total"
+        ) == float(number)
+
+    def ask_times(number: int) -> None:
+        for _ in range(number):
+            with closing(workers_kit.connect(gateway)) as connection:
+                assert workers_kit.ask(connection) == 200
+
+    with workers_kit.two_workers(tmp_path, more=_TWO_MODELS) as gateway:
+        ask_times(20)
+        workers_kit.eventually(lambda: are_compared(20))
+        workers_kit.end(workers_kit.pids(gateway)[1], signal.SIGKILL)
+        workers_kit.eventually(
+            lambda: workers_kit.of_workers(gateway, "worker_restarts_total")[1] == 1
+        )
+        workers_kit.eventually(lambda: workers_kit.of_workers(gateway, "worker_up") == {1: 1, 2: 1})
+        ask_times(20)
+        workers_kit.eventually(lambda: are_compared(40))
+        found = counts()
+        assert found['gateway_migration_samples_total{migration="m",outcome="match"}'] == 40
+        assert len(workers_kit.events(gateway, "shadow process started")) == 1
+        assert gateway.stop() == 0
