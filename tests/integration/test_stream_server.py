@@ -565,7 +565,7 @@ async def test_draining_refuses_new_numbered_frames() -> None:
         drained = asyncio.ensure_future(running.server.drain(5.0))
         # The accept queue is emptied first: until then, the connection serves as before.
         (connection,) = running.server._listener.connections  # to see its state
-        await eventually(lambda: getattr(connection, "_draining"))  # noqa: B009  # of one class
+        await eventually(lambda: getattr(connection, "_state").name == "DRAINING")  # noqa: B009  # of one class
         await raw.send(numbered(2, b"b"))
         refusal = await raw.numbered()
         frontend.waiting[b"a"].set()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import structlog
@@ -56,6 +57,14 @@ class _PendingFrame:
     answered: bool = False
 
 
+class _StreamState(Enum):
+    """What a connection still reads."""
+
+    OPEN = auto()
+    DRAINING = auto()  # the rest of a frame that has started
+    CLOSING = auto()  # nothing; pending frames are handled
+
+
 class StreamConnection(asyncio.Protocol):
     """A connection of *listener*."""
 
@@ -79,8 +88,7 @@ class StreamConnection(asyncio.Protocol):
         self._ended = asyncio.Event()  # the client sends nothing more
         self._last_word: GatewayError | None = None
         self._reading = True
-        self._closing = False  # nothing more is read; pending frames are handled
-        self._draining = False
+        self._state = _StreamState.OPEN
         self._given_up = False
 
     @property
@@ -104,7 +112,7 @@ class StreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
         """Cancel the tasks of the connection."""
         self._transport = None
-        self._closing = True
+        self._state = _StreamState.CLOSING
         self._ended.set()
         self._pace.close()
         for task in (*self._running, self._room, self._farewell):
@@ -130,7 +138,7 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Split *data* into frames, and start to handle them."""
-        if self._closing:
+        if self._state is _StreamState.CLOSING:
             return
         try:
             frames = self._framer.receive(data)
@@ -139,7 +147,7 @@ class StreamConnection(asyncio.Protocol):
             frames, fault = [], error
         # While draining an ordered connection, started frames are finished and the rest is not
         # read.  Otherwise one client could keep it open for ever.
-        late = self._draining and self._listener.width > 1
+        late = self._state is _StreamState.DRAINING and self._listener.width > 1
         for frame in frames:
             self._partial.settle()
             client = self._client.caller.client()
@@ -211,9 +219,9 @@ class StreamConnection(asyncio.Protocol):
 
     def _end_reading(self, error: GatewayError | None) -> None:
         """Read nothing more; after the pending responses, send *error* and close."""
-        if self._closing:
+        if self._state is _StreamState.CLOSING:
             return
-        self._closing = True
+        self._state = _StreamState.CLOSING
         self._last_word = error
         if self._room is not None:
             self._room.cancel()
@@ -252,12 +260,13 @@ class StreamConnection(asyncio.Protocol):
             return
         self._update_reading()
         self._presence.watch(self._transport, ended=self._ended.is_set())
-        self._pace.go_on(busy=self.in_flight > 0, reading=self._reading and not self._closing)
+        is_reading = self._reading and self._state is not _StreamState.CLOSING
+        self._pace.go_on(busy=self.in_flight > 0, reading=is_reading)
         if self.in_flight:
             return
-        if self._draining and not self._framer.wanted:
-            self._closing = True
-        if self._closing and self._farewell is None:
+        if self._state is _StreamState.DRAINING and not self._framer.wanted:
+            self._state = _StreamState.CLOSING
+        if self._state is _StreamState.CLOSING and self._farewell is None:
             self._say_farewell()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
@@ -270,8 +279,9 @@ class StreamConnection(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Read while there is room; the kernel keeps the rest."""
         full = self.in_flight >= self._listener.ahead or self._room is not None
-        unwanted = self._draining and not self._framer.wanted and self._listener.width == 1
-        reading = self._closing or not (full or unwanted)
+        is_last = self._state is _StreamState.DRAINING and not self._framer.wanted
+        unwanted = is_last and self._listener.width == 1
+        reading = self._state is _StreamState.CLOSING or not (full or unwanted)
         if reading == self._reading or self._transport.is_closing():
             return
         self._reading = reading
@@ -401,7 +411,8 @@ class StreamConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response."""
-        self._draining = True
+        if self._state is _StreamState.OPEN:
+            self._state = _StreamState.DRAINING
         self._advance()
 
     def fail_in_flight(self) -> None:
