@@ -18,11 +18,17 @@ from gateway.app.migration.shifts import ServingShift
 from gateway.app.route_rules import RuledRoute, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
-from gateway.config.routes import PoliciesConfig, RetryConfig, RouteConfig, TargetConfig
+from gateway.config.routes import (
+    PoliciesConfig,
+    RetryConfig,
+    RouteConfig,
+    ShareConfig,
+    TargetConfig,
+)
 from gateway.config.units import parse_duration
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
-from gateway.policies.limits.fair_share import FairShare
+from gateway.policies.limits.fair_share import CallRate, FairShare
 from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.policies.prioritize import Prioritize
@@ -217,6 +223,11 @@ _PLACES: Final[tuple[tuple[str, str, Callable[[ConcurrencyLimit], float]], ...]]
 )
 
 
+def _call_rate(config: ShareConfig) -> CallRate | None:
+    rate = config.calls_per_second
+    return None if rate is None else CallRate(rate, config.burst or max(1, int(rate)))
+
+
 def _share(
     name: str, route: RouteConfig, policies: PoliciesConfig
 ) -> Callable[[Service], FairShare] | None:
@@ -229,6 +240,7 @@ def _share(
         key=key_of(route.share.by),
         in_flight=in_flight,
         share=max(1, share),
+        rate=_call_rate(route.share),
         queue=policies.queued,
         wait_s=policies.queue_wait,
         target_s=policies.queue_target,

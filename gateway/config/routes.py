@@ -189,6 +189,27 @@ class ShareConfig(Model):
     """Largest number of inferences of one key that are processed at the same time, or a percentage
     of `in_flight` of the route. Further ones wait as `policies.queue_wait` allows, and are then
     refused as overloaded. Default: `25%`."""
+    rate: Annotated[Text, Field(pattern=r"^[0-9]*[1-9][0-9]*/(s|min)$")] | None = None
+    """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
+    worker. Further ones are refused as overloaded. Of at most 1000 keys at a time each has its own
+    rate; the others share one. Default: no such limit."""
+    burst: int | None = Field(None, ge=1)
+    """Largest number of inferences of one key that may come at once. It requires `rate`. Default:
+    as many as `rate` allows in a second, and at least one."""
+
+    @model_validator(mode="after")
+    def _check_burst(self) -> ShareConfig:
+        if self.burst is not None and self.rate is None:
+            raise ValueError("'burst' needs 'rate', such as 'rate: 200/s'")
+        return self
+
+    @property
+    def calls_per_second(self) -> float | None:
+        """The rate; None for no limit."""
+        if self.rate is None:
+            return None
+        calls, unit = self.rate.split("/")
+        return int(calls) / (60 if unit == "min" else 1)
 
 
 class PoliciesConfig(Model):

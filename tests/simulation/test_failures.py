@@ -113,6 +113,25 @@ def test_one_bad_replica_costs_few_calls(fault: Callable[[ModelServer], None], c
     assert replicas.received <= 1.2 * len(traffic.outcomes) + 3
 
 
+@pytest.mark.parametrize("fault", [reset, refuse])
+def test_two_of_three_dead_cost_nothing_that_the_third_could_do(
+    fault: Callable[[ModelServer], None],
+) -> None:
+    """With retries whose budget suffices, every call succeeds at the third server."""
+
+    async def run() -> Replicas:
+        rules = RetryRules(reasons=EVERYTHING, attempts=3, ratio=1.0, least=20)
+        replicas = Replicas(3, random.Random(1), rules=rules)  # noqa: S311
+        await replicas.traffic.run(40, 3)
+        for server in replicas.servers[:2]:
+            fault(server)
+        await replicas.traffic.run(40, 6)
+        return replicas
+
+    outcomes = simulate(run).traffic.outcomes
+    assert good(outcomes) == outcomes
+
+
 def test_an_outage_of_all_is_not_prolonged_by_retries() -> None:
     """With every attempt failing, the servers get at most 1.2 times the calls."""
 

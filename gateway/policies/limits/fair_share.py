@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -20,6 +21,51 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 _CALM_S: Final = 10.0
+_MAX_NAMES: Final = 1000
+
+
+class CallRate:
+    """Limits the calls in a second of each name.
+
+    Of at most 1,000 names at a time each has its own rate; further ones share one.
+
+    Args:
+        rate: Calls in a second.
+        burst: Calls that may come at once.
+        clock: Monotonic seconds.
+
+    Source: ITU-T I.371, generic cell rate algorithm.
+    """
+
+    def __init__(
+        self, rate: float, burst: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rate = rate
+        self._interval_s = 1 / rate
+        self._ahead_s = (burst - 1) / rate
+        self._clock = clock
+        self._next: dict[str | None, float] = {}  # when the next call of a name is due
+        self._cleared_at = -math.inf
+
+    def admit(self, name: str) -> bool:
+        """Count a call of *name* unless it comes too early; return whether it was counted."""
+        now = self._clock()
+        key: str | None = name
+        if name not in self._next and len(self._next) >= _MAX_NAMES:
+            self._clear(now)
+            if len(self._next) >= _MAX_NAMES:
+                key = None
+        due = max(now, self._next.get(key, now))
+        if due - now > self._ahead_s + 1e-9:
+            return False
+        self._next[key] = due + self._interval_s
+        return True
+
+    def _clear(self, now: float) -> None:
+        """Forget the names whose calls are long over, once a second at most."""
+        if now >= self._cleared_at + 1.0:
+            self._cleared_at = now
+            self._next = {name: due for name, due in self._next.items() if due > now}
 
 
 class FairShare:
@@ -37,6 +83,7 @@ class FairShare:
         wait_s: Maximum time that one waits.
         target_s: How long one may wait while the queue has not been empty for *wait_s*; None for no
             such rule.
+        rate: Limits the calls in a second of each key; None for no such limit.
         route: Name of the route.
         clock: Monotonic seconds.
     """
@@ -51,12 +98,14 @@ class FairShare:
         queue: int = 256,
         wait_s: float = 0.1,
         target_s: float | None = None,
+        rate: CallRate | None = None,
         route: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
         self._key = key
         self._wait_s = wait_s
+        self._rate = rate
         self._route = route
         self._clock = clock
         self._current = ""
@@ -74,13 +123,15 @@ class FairShare:
         """Call *inner* within the part of the caller.
 
         Raises:
-            Overloaded: The part is used up, and no inference of it ended in time.
+            Overloaded: The part is used up, and no inference of it ended in time; or the rate is.
         """
         request = call if type(call) is InferRequest else inference_of(call)
         if request is None:
             return await self._inner(call)
         is_stream = type(call) is StreamInferRequest
         name = self._key(call) or ""
+        if self._rate is not None and not self._rate.admit(name):
+            raise self._too_many(call, self._rate.rate)
         limiter = self._limiter
         share = limiter.share(name)
         if not limiter.try_acquire(1, share):
@@ -116,12 +167,17 @@ class FairShare:
             raise self._overloaded(call, share) from None
         record_queue_time(self._clock() - began)
 
+    def _too_many(self, call: Call[Any], rate: float) -> Overloaded:
+        self._warn()
+        return Overloaded(
+            f"route {self._route!r} allows {rate:g} inferences of this caller in a second "
+            "(share.rate)",
+            model=call.model,
+            limit="share",
+        )
+
     def _overloaded(self, call: Call[Any], share: Share) -> Overloaded:
-        now = self._clock()
-        if now >= self._calm_at:
-            # Keys are header values, which are not logged.
-            log.warning("share of a route used up", route=self._route)
-        self._calm_at = now + _CALM_S
+        self._warn()
         limiter = self._limiter
         return Overloaded(
             f"route {self._route!r} has {share.used} inferences of this caller in flight, at most "
@@ -129,3 +185,10 @@ class FairShare:
             model=call.model,
             limit="share",
         )
+
+    def _warn(self) -> None:
+        now = self._clock()
+        if now >= self._calm_at:
+            # Keys are header values, which are not logged.
+            log.warning("share of a route used up", route=self._route)
+        self._calm_at = now + _CALM_S

@@ -12,8 +12,8 @@ from gateway.ir.calls import StreamInferRequest as StreamRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Overloaded, QueueTimeout, Unavailable
 from gateway.ir.streams import close_stream
-from gateway.policies.limits.fair_share import FairShare
-from tests.fakes import FakeStream, ScriptedService, settle
+from gateway.policies.limits.fair_share import CallRate, FairShare
+from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
 REPLY = InferResponse(model=M, outputs=())
@@ -106,3 +106,31 @@ async def test_a_queue_timeout_bounds_the_wait() -> None:
     service.waiting[0].set_result(REPLY)
     assert REPLY == await running
     assert 0 == limited._limiter.used
+
+
+async def test_a_caller_has_its_rate() -> None:
+    """Above burst and rate its calls are refused; another caller has its own rate."""
+    clock = FakeClock()
+    limited = shared(ScriptedService(*[REPLY] * 5), rate=CallRate(10, 2, clock=clock))  # type: ignore[arg-type]
+    for _ in range(2):
+        await limited(of("busy"))
+    with pytest.raises(Overloaded, match=r"allows 10 inferences .* in a second \(share.rate\)"):
+        await limited(of("busy"))
+    await limited(of("quiet"))
+    clock.advance(0.1)
+    await limited(of("busy"))
+    with pytest.raises(Overloaded):
+        await limited(of("busy"))
+    clock.advance(0.1)
+    await limited(of("busy"))
+
+
+def test_many_names_share_one_rate() -> None:
+    """Names are forgotten when their calls are over; a thousand are remembered at a time."""
+    clock = FakeClock()
+    rate = CallRate(1, 1, clock=clock)
+    assert all(rate.admit(f"name {number}") for number in range(1001))
+    assert not rate.admit("another")
+    assert not rate.admit("name 0")
+    clock.advance(2.0)
+    assert all(rate.admit(name) for name in ("another", "one more", "name 0"))
