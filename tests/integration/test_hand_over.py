@@ -6,6 +6,7 @@ was not answered when the connection ended, as brpc's own does.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -20,7 +21,10 @@ from tests.cases.brpc_oracle import INT32, Client, Question, Tensor
 from tests.integration.cli_kit import Running, gateway, get, serving
 from tests.integration.workers_kit import PATIENCE_S, Load, ask, connect, events
 
-pytestmark = pytest.mark.timeout(300)
+# Calls of a long run, such as RESILIENCE_CALLS=300000; a machine answers at least 100 in a second.
+CALLS = int(os.environ.get("RESILIENCE_CALLS", "0"))
+
+pytestmark = pytest.mark.timeout(300 + CALLS // 100)
 
 CONFIG = """
 version: 1
@@ -133,8 +137,14 @@ def hand_over(path: Path, stack: ExitStack, former: Running) -> Running:
     return following
 
 
-def run_hand_overs(path: Path, count: int) -> None:
-    """Hand over several times under load, and check that nothing is lost."""
+def run_hand_overs(path: Path, count: int, calls: int = 0) -> None:
+    """Hand over several times under load, and check that nothing is lost.
+
+    Args:
+        path: The configuration.
+        count: Hand-overs.
+        calls: Calls that are answered meanwhile at least, as many after each hand-over.
+    """
     with ExitStack() as stack:
         running = stack.enter_context(serving(str(path), patience_s=PATIENCE_S))
         loads: list[Load | BrpcLoad] = [
@@ -148,7 +158,7 @@ def run_hand_overs(path: Path, count: int) -> None:
         with ExitStack() as asking:
             for load in loads:
                 asking.enter_context(load)
-            for _ in range(count):
+            for turn in range(1, count + 1):
                 answered = [load.answered for load in loads]
                 running = hand_over(path, stack, running)
                 deadline = time.monotonic() + PATIENCE_S
@@ -157,6 +167,10 @@ def run_hand_overs(path: Path, count: int) -> None:
                 ):
                     assert time.monotonic() < deadline, "nobody answers after the hand-over"
                     time.sleep(0.05)
+                while sum(load.answered for load in loads) < calls * turn // count:
+                    assert not any(load.lost for load in loads), "a call is lost"
+                    time.sleep(0.05)
+        print(f"{sum(load.answered for load in loads)} calls during {count} hand-overs")
         assert [[] for _ in loads] == [load.lost for load in loads]
         assert 0 == running.stop()
 
@@ -171,7 +185,7 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_nothing_is_lost_again_and_again(tmp_path: Path, workers: int) -> None:
     """Seven hand-overs each, twenty-one in all, of one process and of several workers."""
-    run_hand_overs(write_config(tmp_path, workers=workers), 7)
+    run_hand_overs(write_config(tmp_path, workers=workers), 7, CALLS)
 
 
 def test_last_responses_say_so(tmp_path: Path) -> None:
