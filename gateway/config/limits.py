@@ -123,7 +123,8 @@ class MessageLimitsConfig(Model):
     """Largest number of outputs that a request may name. Default: `256`."""
     json_strings: int | None = Field(None, ge=1)
     """Largest number of BYTES elements of a request for MLServer or KServe over HTTP. These servers
-    answer nobody else while they read them. Only for upstreams. Default: `100000`."""
+    answer nobody else while they read them. MLServer gets 2.5 times as many over gRPC. Only for
+    upstreams. Default: `100000`."""
     json_numbers: int | None = Field(None, ge=1)
     """Largest number of other elements of a request for MLServer or KServe over HTTP. Only for
     upstreams. Default: `2500000` for MLServer, `400000` for KServe."""

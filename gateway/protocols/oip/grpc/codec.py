@@ -15,6 +15,7 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "7.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -31,6 +32,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Origin
 from gateway.ir.data import StreamedData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -117,6 +119,8 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         self._extensions = read_extensions(checked)
         given = limits.request_bytes
         self._request_bytes = self._dialect.request_bytes if given is None else given
+        factor = self._dialect.strings
+        self._strings = None if factor is None else int(limits.json_strings * factor)
         self._infer = Inferences(limits, self._dialect)
         self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
 
@@ -302,6 +306,16 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
                 model=call.model,
                 limit="request_bytes",
             )
+        if self._strings is not None:
+            texts = [one.shape or () for one in call.inputs if one.datatype is Datatype.BYTES]
+            count = sum(map(math.prod, texts))
+            if count > self._strings:
+                raise TooLarge(
+                    f"the inputs have {count} BYTES elements, {self._dialect.name} gets at most "
+                    f"{self._strings} over gRPC (json_strings of the upstream)",
+                    model=call.model,
+                    limit="json_strings",
+                )
 
     def _decode_stream(self, wire: GrpcRequest) -> StreamInferRequest:
         try:

@@ -37,6 +37,7 @@ class GrpcDialect:
         echoes_id: The id of a response is that of its request; models of KServe choose ids.
         keeps_names: It keeps metrics for each name of a model, also for unknown ones.
         request_bytes: Largest request that it accepts by default; None for no limit.
+        strings: How many times `json_strings` BYTES elements it reads in time; None for no limit.
     """
 
     name: str
@@ -55,6 +56,7 @@ class GrpcDialect:
     echoes_id: bool = True
     keeps_names: bool = False
     request_bytes: int | None = None
+    strings: float | None = None
     nonfinite_words: bool = False
 
 
@@ -78,6 +80,7 @@ DIALECTS: dict[str, GrpcDialect] = {
             control=True,
             keeps_names=True,
             request_bytes=4 << 20,
+            strings=2.5,
         ),
         GrpcDialect(
             name="kserve",

@@ -15,7 +15,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import StreamedData
+from gateway.ir.data import RawData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -271,6 +271,23 @@ def test_a_request_that_a_server_would_not_accept_is_not_sent(dialect: str, most
     more = GrpcCodec(MessageLimits(request_bytes=2 * most), {"dialect": dialect})
     assert more.encode_call(_infer(large)).message
     assert codec("triton").encode_call(_infer(large)).message
+
+
+def test_texts_that_occupy_mlserver_are_not_sent() -> None:
+    """It answers nobody else while it reads them, over gRPC as well; other servers get them all."""
+    texts = [
+        Tensor("X", Datatype.BYTES, (count,), RawData(memoryview(bytes(4 * count))))
+        for count in (250_001, 250_000)
+    ]
+    with pytest.raises(
+        TooLarge, match="250001 BYTES elements, mlserver gets at most 250000"
+    ) as raised:
+        codec("mlserver").encode_call(_infer(texts[0]))
+    assert "json_strings" == raised.value.limit
+    assert codec("mlserver").encode_call(_infer(texts[1])).message
+    assert codec("kserve").encode_call(_infer(texts[0])).message
+    more = GrpcCodec(MessageLimits(json_strings=100_001), {"dialect": "mlserver"})
+    assert more.encode_call(_infer(texts[0])).message
 
 
 def test_a_body_that_is_not_here_yet_counts_too() -> None:
