@@ -114,3 +114,32 @@ async def test_stopping_twice_is_harmless() -> None:
     await kept.stop()
     await kept.stop()
     assert len(launcher.started) == 1
+
+
+MIGRATION = """version: 1
+listeners: [{{http: 0}}]
+upstreams: {{a: {{url: "http://h:1"}}, b: {{url: "http://h:{port}"}}}}
+routes: [{{name: r, targets: [{{upstream: a, weight: {weight}}}, {{upstream: b, weight: 0}}]}}]
+migrations: {{m: {{route: r, old: a, new: b}}}}
+"""
+
+
+async def test_other_targets_replace_the_process_of_a_migration() -> None:
+    """A reload of an upstream replaces it without an event; one of a weight does not."""
+    launcher = Launcher()
+    loaded = load_text(MIGRATION.format(port=2, weight=1))
+    kept = ShadowKeeper(loaded, 1, cast("Launch", launcher.launch), AT_ONCE)
+    assert sorted(kept.serving_ends(1)) == ["m"]
+    await kept.start()
+    with capture_logs() as logs:
+        kept.change(load_text(MIGRATION.format(port=2, weight=5)))
+        await settle()
+        assert len(launcher.started) == 1
+        kept.change(load_text(MIGRATION.format(port=3, weight=5)))
+        for _ in range(10):
+            await settle()
+    assert len(launcher.started) == 2
+    assert launcher.started[1].setup.serving == launcher.started[0].setup.serving
+    assert [each["event"] for each in logs] == ["shadow process started"]
+    assert metrics(kept)["gateway_shadow_restarts_total"] == 0
+    await kept.stop()
