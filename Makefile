@@ -84,7 +84,7 @@ interop-native:
 	INTEROP_TRANSPORT=native $(INTEROP)
 
 interop-reference: # without the tests that no transport of the gateway takes part in
-	INTEROP_TRANSPORT=reference $(INTEROP) --ignore=tests/interop/test_servers.py --ignore=tests/interop/test_admin_page.py
+	INTEROP_TRANSPORT=reference $(INTEROP) --ignore=tests/interop/test_servers.py --ignore=tests/interop/test_admin_page.py --ignore=tests/interop/test_migration_pictures.py
 
 .PHONY: hostile
 hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on each transport implementation.

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -69,34 +70,27 @@ class MigrationStory:
         self._folder = folder
         self._keep = keep
         self.servers = Servers()
+        self._open: AsyncExitStack | None = None
         self.is_complete = False
 
     async def __call__(self, gateway: Gateway) -> None:
         """Tell the story when the gateway listens; then stop it, or let it serve."""
         admin = AdminClient(gateway.addresses["admin"])
-        try:
-            async with self.servers, old_protocol_client(gateway) as service:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self.servers)
+                service = await stack.enter_async_context(old_protocol_client(gateway))
                 await self._tell(admin, ScanTraffic(service, load_held_out()))
                 self.is_complete = True
-                if self._keep:
-                    page = f"http://{gateway.addresses['admin']}/ui/migrations/{NAME}"
-                    report = self._folder / "report.html"
-                    print_note(f"\nThe migration: {page}\nThe report: {report}\nCtrl-C stops.")
-                    await self._wait_for_interrupt()
-        except (DemoFailed, GatewayError) as error:
-            print_note(f"gateway: the demo failed: {error}")
+            except (DemoFailed, GatewayError) as error:
+                print_note(f"gateway: the demo failed: {error}")
+            if self.is_complete and self._keep:
+                page = f"http://{gateway.addresses['admin']}/ui/migrations/{NAME}"
+                report = self._folder / "report.html"
+                print_note(f"\nThe migration: {page}\nThe report: {report}\nCtrl-C stops.")
+                self._open = stack.pop_all()  # the old server runs as long as this process
+                return
         signal.raise_signal(signal.SIGTERM)
-
-    async def _wait_for_interrupt(self) -> None:
-        """Wait for Ctrl-C or SIGTERM, which then stop the gateway, too."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-            loop.add_signal_handler(number, stop.set)
-        await stop.wait()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
     async def _tell(self, admin: AdminClient, traffic: ScanTraffic) -> None:
         await self._mirror(admin, traffic)
