@@ -200,9 +200,9 @@ class Reloader:
         old = self._loaded
         try:
             loaded = await asyncio.to_thread(self._load)
-            check_restart(old.config, loaded)
             if self._cutovers is not None:
                 self._cutovers.check(loaded)
+            check_restart(old.config, loaded)
             runtime = self._runtime_changes
             changes = await self._apply(runtime.apply(loaded), runtime.drained)
             if self._cutovers is not None:

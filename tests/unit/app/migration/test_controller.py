@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from gateway.app.migration.controller import CutoverController
 from gateway.app.migration.replicas import Replicas
 from gateway.app.migration.shifts import ServingShifts, ShiftWeights
+from gateway.app.reload import Reloader
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig, load_text
 from gateway.ir.errors import ErrorCode
@@ -381,6 +382,27 @@ async def test_a_reload_cannot_change_a_plan_under_way(leader: Leader, tmp_path:
     leader.controller.change(other)
     assert ("ready", 0, 0.0) == leader.at
     assert [50.0, 100.0] == leader.controller.document("m")["steps"]  # type: ignore[index]
+
+
+async def test_the_reloader_asks_before_it_applies(leader: Leader, tmp_path: Path) -> None:
+    """A plan under way is rejected and nothing is applied; later another server may be new."""
+    other = load_text(TEXT.replace("b:1", "b:2") % (tmp_path, ""))
+    applied: list[LoadedConfig] = []
+
+    async def apply(loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        applied.append(loaded)
+        return {}
+
+    reloader = Reloader(lambda: other, leader.loaded, apply, cutovers=leader.controller)
+    await leader.do("start")
+    result = await reloader.reload()
+    assert ("rejected", []) == (result.outcome, applied)
+    assert "the cut-over of 'm' is mirroring" in result.error
+    await leader.do("rollback")
+    await leader.seconds()
+    assert "applied" == (await reloader.reload()).outcome
+    assert [other] == applied
+    assert ("ready", 0, 0.0) == leader.at
 
 
 async def test_a_second_gateway_follows(leader: Leader, tmp_path: Path) -> None:
