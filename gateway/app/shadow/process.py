@@ -117,6 +117,9 @@ class Inbox:
                     self._sockets[number].send(encode_confirmation(unsent[0]))
                 except (BlockingIOError, InterruptedError):
                     break
+                except (BrokenPipeError, ConnectionResetError):  # the gateway has exited
+                    unsent.clear()
+                    break
                 del unsent[0]
 
     def _resume(self) -> None:
