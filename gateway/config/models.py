@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gateway.config.fields import (
     AdminToken,
@@ -236,6 +236,10 @@ class ProbeConfig(Model):
     the key. Default: no headers."""
 
 
+Off = Annotated[Literal[False], BeforeValidator(lambda value: False if value == "false" else value)]
+"""`false`; scalars of the file are texts."""
+
+
 class OutlierDetectionConfig(Model):
     """When an address of an upstream is ejected, which means that it gets no calls for a while.
 
@@ -356,10 +360,10 @@ class UpstreamConfig(Model):
     HTTP upstreams need none of this. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
-    outlier_detection: OutlierDetectionConfig | Literal[False] = OutlierDetectionConfig()
+    outlier_detection: OutlierDetectionConfig | Off = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""
-    adaptive_concurrency: AdaptiveConcurrencyConfig | Literal["on_overload", False] = False
+    adaptive_concurrency: AdaptiveConcurrencyConfig | Literal["on_overload"] | Off = False
     """A limit on the inferences in flight that follows the latency of the upstream. It applies to
     each worker. An object limits from the start. With `on_overload` each route and model has a
     limit only while its calls in flight grow and do not end faster: at first they wait in the

@@ -34,9 +34,10 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# One call of eight is counted until so many of these are in flight, then all, until so few are.
+# One call of eight is counted until so many of these are in flight, then all. Above
+# so many in flight their growth is watched.
 _WATCHED_FROM: Final = 2
-_QUIET_UP_TO: Final = 4
+_GROWS_FROM: Final = 4
 # From so many calls in flight they may have to wait here instead of at the upstream.
 _HOLD_FROM: Final = 48
 # Replies that the rate is measured with, and the time between those of two batches.
@@ -172,11 +173,9 @@ class _Group:
             if not timed_out:
                 self.baseline.record(latency_s, now)
             used = self.limiter.used
-            if self.is_quiet:
-                self.is_quiet = used < _WATCHED_FROM
-            elif used > _QUIET_UP_TO:
+            if used > _GROWS_FROM:
                 self._watch(latency_s, now)
-            else:
+            elif used < _WATCHED_FROM:
                 self.is_quiet = self.baseline.latency_s > 0
             return
         if started >= self._since:  # others have waited at the upstream
@@ -246,6 +245,11 @@ class _Group:
         limit.start(max(_LEAST_HELD, 2 * int(rate * base_s)), base_s, rate)
         self._since = now
         self.limiter.resize(limit.limit)
+
+    def note_full(self) -> None:
+        """Hold calls, because a limit of the upstream refused one: its queue is full."""
+        if self.state is _State.OPEN and self.limiter.used >= _HOLD_FROM:
+            self._hold(_HOLD_FROM, self._clock())
 
     def refuse(self, now: float) -> bool:
         """Refuse all that wait; return whether that is new."""
@@ -346,12 +350,16 @@ class OverloadLimit:
         limiter = group.limiter
         if not limiter.try_acquire():
             await self._wait(group, call)
+        if limiter.used >= _WATCHED_FROM:
+            group.is_quiet = False
         started = self._clock()
         try:
             reply = await self._inner(call)
         except BaseException as error:
             if is_timeout(error, call, self._clock()):
                 group.ended(started, timed_out=True)
+            elif isinstance(error, Overloaded) and error.origin is None:
+                group.note_full()
             limiter.release()
             raise
         group.ended(started)

@@ -236,3 +236,13 @@ def test_later_checks_can_point_at_the_file() -> None:
     loaded = load_text(BASE + "models: {m: {backend: x}}")
     problem = loaded.problem(("models", "m", "backend"), "no such backend")
     assert str(problem) == "3:23: models.m.backend: no such backend"
+
+
+@pytest.mark.parametrize("key", ["outlier_detection", "adaptive_concurrency"])
+def test_false_switches_a_policy_off(key: str) -> None:
+    """Scalars of the file are texts, also this one."""
+    loaded = load_text(
+        'version: 1\nlisteners: [{http: "127.0.0.1:0"}]\n'
+        f'upstreams: {{up: {{url: "oip+http://127.0.0.1:1", {key}: false}}}}\n'
+    )
+    assert getattr(loaded.config.upstreams["up"], key) is False

@@ -149,3 +149,19 @@ async def test_names_of_models_do_not_fill_the_memory(monkeypatch: pytest.Monkey
     for _ in range(2000):
         await limited(CALL)
     assert 512 == len(limited._groups)
+
+
+async def test_a_full_queue_of_the_upstream_holds_calls() -> None:
+    """The upstream refuses calls itself before it is seen that they grow."""
+    overload = Overload()
+    await overload.measure()
+    for _ in range(80):
+        await overload.ask()
+    assert 0 == overload.limited.limit
+    overload.service.waiting[-1].set_exception(Overloaded("the queue is full", limit="pending"))
+    await settle()
+    assert 48 == overload.limited.limit
+    sent = len(overload.service.waiting)
+    await overload.ask()
+    assert sent == len(overload.service.waiting)
+    await overload.end()
