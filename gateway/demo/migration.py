@@ -30,7 +30,7 @@ STEPS: Final = (10, 50, 100)
 OLD, NEW = "old/digits:1", "new/digits:2"
 
 _QUIET: Final = {"telemetry": {"log": {"level": "error"}}}
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.1
 _PAUSE_S: Final = 0.004
 _TIMEOUT_S: Final = 10.0
@@ -217,7 +217,7 @@ class AdminClient:
         """Return the migration once a condition holds.
 
         Raises:
-            DemoFailed: It does not hold within a minute.
+            DemoFailed: It does not hold within two minutes.
         """
         document: dict[str, Any] = {}
         try:

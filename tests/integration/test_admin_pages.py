@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import aiohttp
 import pytest
 
-from gateway.app.admin_api.pages import AdminPages
+from gateway.app.admin_api.pages import AdminPages, _overview, _render
 from gateway.ir.context import Client
 from gateway.wire.http import Headers, HttpRequest
 from tests.integration.test_admin_api import Cutover, Evidence, api, started
@@ -99,3 +101,28 @@ async def test_a_cut_over_offers_what_its_state_allows() -> None:
     commands = [part.partition('"')[0] for part in text.split('data-command="')[1:]]
     assert ["approve", "pause", "rollback"] == commands
     assert 3 == text.count('<button type="button" hidden')
+
+
+async def test_the_overview_shows_targets_with_and_without_calls() -> None:
+    """A route that had calls, and none in the last minute, has a row without latencies."""
+    row = {"calls": 0, "per_s": 0.0, "errors": 0, "error_share": 0.0}
+    latency = {"mean_ms": None, "p50_ms": None, "p99_ms": None}
+    async with started() as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['main.http']}/v2/models/sum/infer"
+        tensors = [
+            {"name": name, "datatype": "INT32", "shape": [1, 16], "data": [1] * 16}
+            for name in ("INPUT0", "INPUT1")
+        ]
+        async with session.post(url, json={"inputs": tensors}) as response:
+            assert response.status in {200, 400}
+        admin = f"http://{gateway.addresses['admin']}"
+        for _ in range(2):
+            async with session.get(f"{admin}/ui/") as response:
+                assert (200, True) == (response.status, "local/sum" in await response.text())
+    status: dict[str, Any] = {"traffic": {"window_s": 60.0, "targets": [], "endpoints": []}}
+    status["traffic"]["routes"] = [{"route": "own", **row, **latency}]
+    listed = [{"name": "own", "ready": True, "reason": ""}]
+    rest = {"weights": {}, "routes": listed, "upstreams": [], "warnings": [], "listeners": {}}
+    facts = {"ready": True, "reason": "", "version": "1", "started": "", "config": {"file": "f"}}
+    page = _render("overview.html", {**_overview({**status, **rest, **facts}), "pages": ()})
+    assert b">own<" in page

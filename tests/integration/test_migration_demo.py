@@ -43,11 +43,11 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_story_is_told_from_start_to_end() -> None:
     """Mirror, 8 different labels, report, steps, fault and rollback; no call fails afterwards."""
     command = [sys.executable, "-m", "gateway", "demo", "--migrate"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=570, check=False)
     text = found.stdout
     assert 0 == found.returncode, text + found.stderr
     assert re.search(r"^label +450 +8 +1\.78% ", text, re.MULTILINE)

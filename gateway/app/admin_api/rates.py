@@ -93,19 +93,19 @@ class _Traffic:
             self.failed += value if part == "failed" else 0.0
 
     def document(self, seconds: float) -> dict[str, Any]:
-        """Return rates, errors and latencies; those that are not known are absent."""
+        """Return rates, errors and latencies; those that are not known are None."""
         found: dict[str, Any] = {
             "calls": int(self.calls),
             "per_s": round(self.calls / seconds, 2),
             "errors": int(self.failed),
             "error_share": round(self.failed / self.calls, 4) if self.calls else 0.0,
         }
+        found["mean_ms"] = None
         if self.seconds and self.calls:
             found["mean_ms"] = round(self.seconds / self.calls * 1e3, 3)
         for name, share in _QUANTILES:
             value = _quantile(self.buckets, share)
-            if value is not None:
-                found[name] = round(value * 1e3, 3)
+            found[name] = None if value is None else round(value * 1e3, 3)
         return found
 
 
@@ -137,6 +137,8 @@ def _call_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
 def _duration_keys(name: str, labels: Mapping[str, str]) -> Iterable[Key]:
     if name.endswith("_bucket") and labels["kind"] in INFERENCES:
         yield "route.buckets", (labels["route"],), labels["le"]
+        if labels.get("target"):
+            yield "target.buckets", (labels["route"], labels["target"]), labels["le"]
 
 
 def _attempt_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:

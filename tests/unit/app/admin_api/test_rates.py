@@ -17,10 +17,10 @@ def families(ok: float, failed: float, fast: float, slow: float) -> list[Metric]
     requests.add_metric(("r", "m", "oip.http", "InferRequest", "unavailable", "t"), failed)
     requests.add_metric(("r", "m", "oip.http", "MetadataRequest", "ok", "t"), 1e6)
     duration = HistogramMetricFamily(
-        "gateway_request_duration_seconds", "", labels=("route", "protocol", "kind")
+        "gateway_request_duration_seconds", "", labels=("route", "protocol", "kind", "target")
     )
     buckets = [("0.01", fast), ("1.0", fast + slow), ("+Inf", fast + slow)]
-    duration.add_metric(("r", "oip.http", "InferRequest"), buckets, 1.0)
+    duration.add_metric(("r", "oip.http", "InferRequest", "t"), buckets, 1.0)
     attempts = CounterMetricFamily(
         "gateway_upstream_attempts", "", labels=("upstream", "endpoint", "kind", "code")
     )
@@ -46,7 +46,7 @@ def test_the_first_reading_counts_from_the_start() -> None:
     )
     assert 5.556 == route["p50_ms"]
     assert 901.0 == route["p99_ms"]
-    assert [{**route, "target": "t"}["calls"]] == [each["calls"] for each in document["targets"]]
+    assert [{**route, "target": "t"}] == document["targets"]
     (endpoint,) = document["endpoints"]
     assert ("u", "a:1", 80, 250.0) == tuple(
         endpoint[key] for key in ("upstream", "address", "calls", "mean_ms")
@@ -98,3 +98,17 @@ def test_no_metrics_are_no_rows() -> None:
     window.update(CollectorRegistry().collect())
     document = window.document()
     assert ([], [], []) == (document["routes"], document["targets"], document["endpoints"])
+
+
+def test_a_minute_without_calls_has_no_latency() -> None:
+    """The rows stay, and say that nothing is known."""
+    clock = FakeClock()
+    window = TrafficWindow(clock)
+    for _ in range(3):
+        clock.advance(40.0)
+        window.update(families(ok=9, failed=0, fast=9, slow=0))
+    for rows in ("routes", "targets", "endpoints"):
+        (row,) = window.document()[rows]
+        assert (0, None, None, None) == tuple(
+            row[key] for key in ("calls", "mean_ms", "p50_ms", "p99_ms")
+        )
