@@ -135,11 +135,15 @@ class Inbox:
                 self._loop.remove_reader(sock.fileno())
 
     def _receive(self, number: int) -> bool:
-        """Read one packet; return whether there was one."""
+        """Read one packet; return whether there may be another."""
         assert self._receiver is not None  # noqa: S101  # `start` sets it
         try:
             packet = self._sockets[number].recv(PACKET_BYTES)
         except (BlockingIOError, InterruptedError):
+            return False
+        except ConnectionResetError:  # the gateway has exited; what it sent can still be read
+            return True
+        if not packet:
             return False
         for epoch, place, view in self._readers[number].receive(packet):
             self._receiver.put((number, epoch), place, decode_message(view), view.nbytes)

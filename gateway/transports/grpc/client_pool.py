@@ -378,7 +378,9 @@ class GrpcConnectionPool:
         try:
             await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            if connecting.cancelled():  # by `close`, not by the caller
+            task = asyncio.current_task()
+            # `close` cancels the attempt to connect, not its callers.
+            if connecting.cancelled() and task is not None and not task.cancelling():
                 raise self._closed_error() from None
             raise
         finally:

@@ -1,0 +1,41 @@
+"""The inbox of the shadow process: what it reads when the gateway has exited."""
+
+from __future__ import annotations
+
+from gateway.app.shadow.packets import PacketWriter, socket_pair
+from gateway.app.shadow.process import Inbox
+from gateway.captures.recorder import Sender
+from gateway.captures.transfer import Confirmation, SampleMessage, encode_message
+
+
+class Messages:
+    """A receiver that keeps the numbers of the messages."""
+
+    has_room = True
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def put(self, _sender: Sender, number: int, _message: SampleMessage, _size: int) -> None:
+        """Keep the number."""
+        self.numbers.append(number)
+
+
+async def test_what_an_exited_gateway_has_sent_is_read() -> None:
+    """Confirmations that nobody reads any more reset the socket. No call is lost by that."""
+    serving, shadow = socket_pair()
+    inbox, receiver = Inbox({1: shadow}), Messages()
+    inbox.start(receiver)
+    for _ in range(3):
+        inbox.confirm(1, Confirmation())
+    writer = PacketWriter(7)
+    for number in (1, 2):
+        writer.put(number, encode_message(SampleMessage()))
+        buffers, parts = writer.packet()
+        serving.sendmsg(buffers)
+        writer.sent(parts)
+    serving.close()  # with unread confirmations
+    inbox.stop()
+    assert receiver.numbers == [1, 2]
+    inbox.confirm(1, Confirmation())
+    shadow.close()
