@@ -33,6 +33,7 @@ from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.shadow.client import ShadowClient
 from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
 from gateway.app.status import Document, gauge_entries
+from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
@@ -172,6 +173,7 @@ class Gateway:
             directory=loaded.directory,
             strict=config.security.strict,
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
+            upstream_connections=max_connections(config.upstreams.values()),
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
             replaces=config.lifecycle.hand_over,
             sockets=self._sockets,

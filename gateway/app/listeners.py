@@ -196,6 +196,7 @@ class SharedResources:
         replaces: Whether a unix socket replaces that of another gateway.
         sockets: Unix sockets that the processes share, by address.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
+        upstream_connections: Largest number of connections to upstreams.
         request_ids: Counters for protocols whose servers number requests.
         tap: Receives the calls of all frontends; None for no tap.
         tracing: Makes spans; None for no spans.
@@ -210,6 +211,7 @@ class SharedResources:
     replaces: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     can_cut_through: bool = False
+    upstream_connections: int = 0
     request_ids: RequestIds = field(default_factory=RequestIds)
     tap: Tap | None = None
     tracing: Tracing | None = None
@@ -273,7 +275,7 @@ def build_listener(
             fallback=built.fallback(messages),
             ssl_context=_ssl_context(config.tls, shared.directory),
             refused=partial(built.rejections.rejected, "http"),
-            count=_connection_count(name, limits, shared.metrics),
+            count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
             grpc=grpc if is_both else (),
             extras=(
@@ -292,12 +294,12 @@ def build_listener(
             budget=shared.budget,
             tls=None if config.tls is None else _server_tls(config.tls, shared.directory),
             refused=partial(built.rejections.rejected, "grpc"),
-            count=_connection_count(f"{config.name}.grpc", limits, shared.metrics),
+            count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
         )
     for stream in config.streams:
         name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
-        count = _connection_count(name, limits, shared.metrics)
+        count = _connection_count(name, limits, shared)
         servers[name] = _stream_server(config, stream, built, (limits, messages), shared, count)
     return built
 
@@ -325,11 +327,15 @@ def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
             )
 
 
-def _connection_count(server: str, limits: ServerLimits, metrics: Metrics) -> ConnectionCount:
+def _connection_count(
+    server: str, limits: ServerLimits, shared: SharedResources
+) -> ConnectionCount:
     """Return what counts the connections of one server, which the metrics publish."""
-    count = ConnectionCount(limits.connections, limits.connections_per_address)
+    count = ConnectionCount(
+        limits.connections, limits.connections_per_address, shared.upstream_connections
+    )
     labels = {"server": server}
-    metrics.gauges.watch(
+    shared.metrics.gauges.watch(
         "gateway_connections", "Open connections of clients.", labels, count, lambda it: it.total
     )
     return count

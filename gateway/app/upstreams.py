@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -515,6 +515,11 @@ def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> Outli
         min_requests=config.min_requests,
         interval_s=config.interval,
     )
+
+
+def max_connections(upstreams: Iterable[UpstreamConfig]) -> int:
+    """Return how many connections the addresses in the configuration may have together."""
+    return sum(len(each.all_urls) * _client_limits(each.limits).connections for each in upstreams)
 
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:

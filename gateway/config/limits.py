@@ -49,7 +49,7 @@ class ServerLimitsConfig(Model):
     connections: int | None = Field(None, ge=0)
     """Largest number of open connections. Further connections are answered with 503, with GOAWAY
     over gRPC, or with an error of the stream's protocol, and closed. `0` means half of the file
-    descriptors of the process. Default: `0`."""
+    descriptors that the connections to upstreams leave. Default: `0`."""
     connections_per_address: int | None = Field(None, ge=0)
     """Largest number of open connections from one client address. In a sidecar and behind a load
     balancer all clients have one address. `0` means as many as `connections` if that is set, and

@@ -493,13 +493,16 @@ class ConnectionCount:
     """Counts the connections of one listener, in total and by client address.
 
     Args:
-        limit: The limit in total; 0 for half of the descriptors of the process.
+        limit: The limit in total; 0 for half of the descriptors that upstreams leave.
         limit_per_address: The limit for one address; 0 for *limit*, or for half of the total where
             *limit* is 0 too.
+        upstream_connections: Largest number of connections to upstreams.
     """
 
-    def __init__(self, limit: int, limit_per_address: int) -> None:
-        self._limit = limit or max_descriptors() // 2
+    def __init__(self, limit: int, limit_per_address: int, upstream_connections: int = 0) -> None:
+        descriptors = max_descriptors()
+        left = max(descriptors - upstream_connections, descriptors // 2)
+        self._limit = limit or left // 2
         self._limit_per_address = limit_per_address or limit or max(1, self._limit // 2)
         self._of: Counter[str] = Counter()
         self.total = 0

@@ -35,7 +35,7 @@ class ServerLimits:
     """Limits of one listener; times in seconds, sizes in bytes. The names are those of YAML.
 
     Attributes:
-        connections: 0 for half of the descriptors of the process.
+        connections: 0 for half of the descriptors that upstreams leave.
         connections_per_address: 0 for `connections`, or for half of them where that is 0 too.
         requests_per_address: Requests in flight of one client address, or of one connection where
             clients have no addresses; None for a quarter of `requests_in_flight`.

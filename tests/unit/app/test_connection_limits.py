@@ -8,6 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app.listeners import RejectionLog
+from gateway.app.upstreams import max_connections
+from gateway.config.models import UpstreamConfig
 from gateway.ir.context import Client
 from gateway.ir.errors import MalformedMessage, Overloaded
 from gateway.telemetry.call_log import CallLog
@@ -36,6 +38,33 @@ def test_connections_follow_the_descriptors(
         entered += 1
     assert expected[0] == entered
     assert "connections" == count.exceeded("c")
+
+
+@pytest.mark.parametrize(("upstreams", "expected"), [(100, 450), (900, 250)])
+def test_connections_to_upstreams_come_first(
+    upstreams: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what they leave is for clients, and a quarter of all descriptors at least."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    count = ConnectionCount(0, 0, upstreams)
+    entered = 0
+    while count.exceeded(f"a{entered}") is None:
+        count.enter(f"a{entered}")
+        entered += 1
+    assert expected == entered
+
+
+def test_each_address_of_an_upstream_has_its_connections() -> None:
+    """By its limit, or the default."""
+    upstreams = {
+        "one": {"url": "oip+http://10.0.0.1:1"},
+        "two": {
+            "urls": ["oip+grpc://10.0.0.1:1", "oip+grpc://10.0.0.2:1"],
+            "limits": {"connections": 7},
+        },
+    }
+    configs = [UpstreamConfig.model_validate(each) for each in upstreams.values()]
+    assert 100 + 2 * 7 == max_connections(configs)
 
 
 def test_the_soft_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
