@@ -206,7 +206,7 @@ class Reloader:
             runtime = self._runtime_changes
             changes = await self._apply(runtime.apply(loaded), runtime.drained)
             if self._cutovers is not None:
-                self._cutovers.change(loaded)
+                await self._cutovers.change(loaded)
         except ConfigError as error:
             problems = tuple(error.problems)
             return ReloadResult(REJECTED, old.source, old.sha256, problems=problems)

@@ -175,13 +175,14 @@ class CutoverConfig(Model):
     on_trip: Literal["rollback", "pause"] = "rollback"
     """What happens when a guard trips. Both send all calls to `old`: `rollback` ends the cut-over,
     `pause` waits for `gateway cutover resume`. Default: `rollback`."""
-    coordinate: Literal["none", "file"] = "none"
+    coordinate: Literal["none", "file", "kubernetes"] = "none"
     """How several gateways of one migration agree: `file` is for a directory that all of them
-    share. Default: `none`, for a single gateway."""
+    share, `kubernetes` for a Lease and a ConfigMap in the namespace of their pods. Default: `none`,
+    for a single gateway."""
     directory: Text | None = None
     """Directory of the files of the cut-over, relative to the configuration file. With
-    `coordinate: file` all gateways share it, and need it. Default: `cutover` in
-    `state.directory`."""
+    `coordinate: file` all gateways share it, and need it. With `coordinate: kubernetes` there is
+    none. Default: `cutover` in `state.directory`."""
     guards: GuardsConfig = GuardsConfig()
     """Limits that the cut-over keeps, and that `gateway replay`, `gateway diff` and
     `gateway report` judge."""
@@ -196,6 +197,8 @@ class CutoverConfig(Model):
             )
         if self.coordinate == "file" and self.directory is None:
             raise ValueError("'coordinate: file' needs 'directory', which all gateways share")
+        if self.coordinate == "kubernetes" and self.directory is not None:
+            raise ValueError("'coordinate: kubernetes' keeps no files; expected no 'directory'")
         unknown = [each for each in self.approve if each not in self.steps]
         if unknown:
             raise ValueError(f"'approve' has {unknown[0]:g}, which is none of the steps")

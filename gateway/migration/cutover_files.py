@@ -27,6 +27,10 @@ _DIRECTORY_MODE: Final = 0o700
 _TAIL_BYTES: Final = 1 << 18
 
 
+class StateConflict(OSError):
+    """Another gateway has changed the state, or leads. The state must be read again."""
+
+
 class UnusableState(Exception):
     """A state that cannot be read, or that belongs to another plan.
 
@@ -46,9 +50,14 @@ class CutoverFiles:
         directory: It is created if it does not exist.
         migration: The name of the migration.
 
+    Attributes:
+        trouble: Why nobody can be elected at present; never the case with files.
+
     Raises:
         OSError: The directory cannot be created.
     """
+
+    trouble = ""
 
     def __init__(self, directory: Path, migration: str) -> None:
         directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -71,14 +80,7 @@ class CutoverFiles:
             return None
         except OSError as error:
             raise UnusableState(f"{self._state} cannot be read: {error.strerror}") from error
-        document, state = _decode(self._state, data)
-        if document["plan"] != digest:
-            raise UnusableState(
-                f"{self._state} is of another plan: hash {document['plan'][:12]}, expected "
-                f"{digest[:12]}",
-                state,
-            )
-        return state
+        return decode_state(str(self._state), data, digest)
 
     def save(self, digest: str, state: CutoverState) -> None:
         """Replace the state; it is on the disk when this returns.
@@ -86,9 +88,7 @@ class CutoverFiles:
         Raises:
             OSError: It cannot be written. The previous state stays.
         """
-        values = {**asdict(state), "phase": state.phase.value}
-        document = {"format": _FORMAT, "plan": digest, "state": values}
-        body = orjson.dumps({**document, "crc32": _checksum(document)})
+        body = encode_state(digest, state)
         aside = self._state.with_suffix(".json.new")
         with open(aside, "wb", opener=_opener) as file:
             file.write(body + b"\n")
@@ -116,16 +116,8 @@ class CutoverFiles:
         Raises:
             OSError: It cannot be written.
         """
-        entry = {
-            "at_us": round(at_s * 1e6),
-            "event": event.event,
-            "text": event.text,
-            "step": state.step,
-            "weight": state.weight,
-            "epoch": state.epoch,
-        }
         with open(self._log, "ab", opener=_opener) as file:
-            file.write(orjson.dumps(entry) + b"\n")
+            file.write(encode_event(event, state, at_s) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -138,7 +130,7 @@ class CutoverFiles:
                 lines = file.read().splitlines()
         except FileNotFoundError:
             return []
-        return list(_whole(lines))[-limit:]
+        return list(decode_events(lines))[-limit:]
 
     def lead(self) -> bool:
         """Return whether this process leads from now on; another gateway may do so.
@@ -172,27 +164,53 @@ def _checksum(document: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
-def _decode(path: Path, data: bytes) -> tuple[dict[str, Any], CutoverState]:
-    """Return the document of a state file, and its state.
+def encode_state(digest: str, state: CutoverState) -> bytes:
+    """Return the state of the plan with this hash as JSON with a checksum."""
+    values = {**asdict(state), "phase": state.phase.value}
+    document = {"format": _FORMAT, "plan": digest, "state": values}
+    return orjson.dumps({**document, "crc32": _checksum(document)})
+
+
+def decode_state(where: str, data: bytes, digest: str) -> CutoverState:
+    """Return the state of the plan with this hash; *where* is its place in error messages.
 
     Raises:
-        UnusableState: The file is damaged, or of another version of the gateway.
+        UnusableState: It is damaged, of another version of the gateway, or of another plan.
     """
     try:
         document = json.loads(data)
         checksum = document.pop("crc32")
         if document["format"] != _FORMAT:
-            raise UnusableState(f"{path} has format {document['format']}; expected {_FORMAT}")
+            raise UnusableState(f"{where} has format {document['format']}; expected {_FORMAT}")
         if checksum != _checksum(document):
-            raise UnusableState(f"{path} is damaged: its checksum is wrong")
+            raise UnusableState(f"{where} is damaged: its checksum is wrong")
         state = msgspec.convert(document["state"], CutoverState)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # msgspec.ValidationError is a ValueError.
-        raise UnusableState(f"{path} is damaged: {error}") from error
-    return document, state
+        raise UnusableState(f"{where} is damaged: {error}") from error
+    if document["plan"] != digest:
+        raise UnusableState(
+            f"{where} is of another plan: hash {document['plan'][:12]}, expected {digest[:12]}",
+            state,
+        )
+    return state
 
 
-def _whole(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+def encode_event(event: CutoverEvent, state: CutoverState, at_s: float) -> bytes:
+    """Return an event as a line of JSON, without its end; *at_s* is in seconds since the epoch."""
+    entry = {
+        "at_us": round(at_s * 1e6),
+        "event": event.event,
+        "text": event.text,
+        "step": state.step,
+        "weight": state.weight,
+        "epoch": state.epoch,
+    }
+    return orjson.dumps(entry)
+
+
+def decode_events(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the event of each line; lines that are damaged are left out."""
     for line in lines:
         try:
             entry = orjson.loads(line)

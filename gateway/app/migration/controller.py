@@ -8,14 +8,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
-from gateway.app.migration.leader import EvidenceKeeper, LedCutover, Reports
+from gateway.app.migration.leader import (
+    EvidenceKeeper,
+    LedCutover,
+    ReplicaReports,
+    Reports,
+    StateStore,
+)
 from gateway.app.migration.plans import cutover_directory, cutover_plans
 from gateway.app.migration.replicas import Replicas, own_name
 from gateway.app.migration.shifts import ServingShifts, ShiftWeights
@@ -24,6 +30,9 @@ from gateway.config.load import ConfigError, LoadedConfig
 from gateway.migration.cutover import IDLE_PHASES, CutoverPlan, Phase
 from gateway.migration.cutover_files import CutoverFiles
 from gateway.migration.guards import Standing
+
+if TYPE_CHECKING:
+    from gateway.app.migration.kubernetes_replicas import ApiServer, ClusterReplicas
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +92,7 @@ class CutoverController(Collector):
         self._keeper: EvidenceKeeper | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._api_server: ApiServer | None = None
         self._cutovers: dict[str, LedCutover] = {}
         try:
             for plan in cutover_plans(loaded.config).values():
@@ -90,15 +100,43 @@ class CutoverController(Collector):
         except OSError as error:
             self._close()
             raise StartError(f"state of a cut-over: {reason_of(error)}") from error
+        except StartError:
+            self._close()
+            raise
 
     def _open(self, plan: CutoverPlan, loaded: LoadedConfig) -> LedCutover:
-        directory = cutover_directory(loaded, plan.migration)
         config = loaded.config.migrations[plan.migration].cutover
-        replicas = None
-        if config is not None and config.coordinate == "file":
-            replicas = Replicas(directory, plan.migration, own_name(), self._clock)
-        files = CutoverFiles(directory, plan.migration)
-        return LedCutover(plan, files, lambda: self._keeper, self._clock, self._monotonic, replicas)
+        coordinate = "none" if config is None else config.coordinate
+        store: StateStore
+        replicas: ReplicaReports | None = None
+        if coordinate == "kubernetes":
+            cluster = self._cluster(plan.migration)
+            store, replicas = cluster, cluster
+        else:
+            directory = cutover_directory(loaded, plan.migration)
+            if coordinate == "file":
+                replicas = Replicas(directory, plan.migration, own_name(), self._clock)
+            store = CutoverFiles(directory, plan.migration)
+        return LedCutover(plan, store, lambda: self._keeper, self._clock, self._monotonic, replicas)
+
+    def _cluster(self, migration: str) -> ClusterReplicas:
+        """Return the gateways of a cut-over in the cluster of this pod.
+
+        Raises:
+            StartError: The client library is missing, or this is no pod with a service account.
+        """
+        try:
+            from gateway.app.migration import kubernetes_replicas  # noqa: PLC0415  # optional
+        except ImportError as error:
+            raise StartError(
+                "'coordinate: kubernetes' needs the client library of Kubernetes: "
+                f"pip install 'tensor-gateway[kubernetes]': {error}"
+            ) from error
+        if self._api_server is None:
+            self._api_server = kubernetes_replicas.ApiServer(self._monotonic)
+        return kubernetes_replicas.ClusterReplicas(
+            self._api_server, migration, own_name(), self._clock, self._monotonic
+        )
 
     def weights(self) -> dict[str, tuple[float, int, int]]:
         """Return percentage, epoch and attempt of each migration."""
@@ -127,11 +165,16 @@ class CutoverController(Collector):
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._close()
+        for each in self._cutovers.values():
+            await each.end()
+        if self._api_server is not None:
+            self._api_server.close()
 
     def _close(self) -> None:
         for each in self._cutovers.values():
             each.close()
+        if self._api_server is not None:
+            self._api_server.close()
 
     async def _run(self, processes: ServingProcesses) -> None:
         while True:
@@ -198,7 +241,7 @@ class CutoverController(Collector):
         if problems:
             raise ConfigError(loaded.source, problems)
 
-    def change(self, loaded: LoadedConfig) -> None:
+    async def change(self, loaded: LoadedConfig) -> None:
         """Follow another configuration that `check` has accepted.
 
         Raises:
@@ -208,11 +251,11 @@ class CutoverController(Collector):
         for name, each in list(self._cutovers.items()):
             if name not in plans or plans[name].digest != each.plan.digest:
                 del self._cutovers[name]
-                each.close()
+                await each.end()
         try:
             for name, plan in plans.items():
                 if name not in self._cutovers:
-                    self._cutovers[name] = self._open(plan, loaded)
+                    self._cutovers[name] = await asyncio.to_thread(self._open, plan, loaded)
         except OSError as error:
             raise StartError(f"state of a cut-over: {reason_of(error)}") from error
         if self._cutovers and self._task is None and self._processes is not None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import structlog
 
 from gateway.app.errors import reason_of
-from gateway.app.migration.replicas import Replicas
 from gateway.app.migration.shifts import tripped_guard
 from gateway.migration.cutover import (
     IDLE_PHASES,
@@ -31,7 +30,7 @@ from gateway.migration.cutover import (
     verdict_of,
     verdicts,
 )
-from gateway.migration.cutover_files import CutoverFiles, UnusableState
+from gateway.migration.cutover_files import StateConflict, UnusableState
 from gateway.migration.guards import GuardVerdict, Standing
 
 log = structlog.get_logger(__name__)
@@ -76,6 +75,60 @@ class EvidenceKeeper(Protocol):
         """Let the guards of a migration continue with what a document had as `resume`."""
 
 
+class StateStore(Protocol):
+    """Keeps the state of a cut-over, and elects the gateway that decides."""
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody can be elected at present; "" if that is possible."""
+
+    def lead(self) -> bool:
+        """Return whether this gateway decides from now on."""
+
+    def release(self) -> None:
+        """Let another gateway decide; idempotent."""
+
+    def load(self, digest: str) -> CutoverState | None:
+        """Return the state of the plan with this hash; None if there is nothing new.
+
+        Raises:
+            UnusableState: It is damaged, or the state of another plan.
+        """
+
+    def save(self, digest: str, state: CutoverState) -> None:
+        """Replace the state.
+
+        Raises:
+            OSError: It cannot be written. A StateConflict means that it must be read again.
+        """
+
+    def set_aside(self) -> None:
+        """Keep a state that cannot be used under another name."""
+
+    def append(self, event: CutoverEvent, state: CutoverState, at_s: float) -> None:
+        """Add an event to the log."""
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the last events, the latest last. It does not wait for another machine."""
+
+
+class ReplicaReports(Protocol):
+    """What gateways of one cut-over tell the one that leads."""
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Replace what the others read of this gateway."""
+
+    def others(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Return name and document of each other gateway that has written lately.
+
+        Raises:
+            OSError: They are out of reach.
+        """
+
+    def leave(self) -> None:
+        """Remove what the others read of this gateway; idempotent."""
+
+
 class LedCutover:
     """One cut-over.
 
@@ -100,11 +153,11 @@ class LedCutover:
     def __init__(
         self,
         plan: CutoverPlan,
-        files: CutoverFiles,
+        files: StateStore,
         keeper: Callable[[], EvidenceKeeper | None],
         clock: Callable[[], float],
         monotonic: Callable[[], float],
-        replicas: Replicas | None = None,
+        replicas: ReplicaReports | None = None,
     ) -> None:
         self.plan = plan
         self.trips: dict[str, int] = {}
@@ -120,6 +173,8 @@ class LedCutover:
         self._compared_total = 0
         self._reset_at_s = -_RESET_S
         self._saved_at_s = monotonic()
+        self._refused_epoch = -1
+        self._is_over = False
         self.state = CutoverState()
         self.leads = files.lead()
         self._load()
@@ -139,8 +194,18 @@ class LedCutover:
                 return
             self._distrust(error)
             return
-        if found is not None:
-            self.state = restarted(found) if self.leads else found
+        if found is None:
+            return
+        if found.epoch < self.state.epoch:
+            if self._refused_epoch != found.epoch:
+                self._refused_epoch = found.epoch
+                log.warning(
+                    "cutover state refused",
+                    migration=self.plan.migration,
+                    reason=f"its epoch is {found.epoch}; expected {self.state.epoch} or later",
+                )
+            return
+        self.state = restarted(found) if self.leads else found
 
     def _distrust(self, error: UnusableState) -> None:
         """Begin with weight 0: paused, or ready if nothing was under way."""
@@ -183,16 +248,37 @@ class LedCutover:
         Otherwise follow the process that does.
         """
         async with self._lock:
-            if not self.leads:
-                self.leads = await asyncio.to_thread(self._files.lead)
-                await asyncio.to_thread(self._load)
-                if self.leads:
-                    log.info("cutover leads", migration=self.plan.migration)
-            self._evidence = evidence = self._read(reports)
+            if self._is_over:
+                return
+            shared = await asyncio.to_thread(self._follow)
+            self._evidence = evidence = self._read(reports, shared)
             if self._replicas is not None:
                 await asyncio.to_thread(self._tell, reports)
-            if self.leads:
-                await self._adopt(decide(self.plan, self.state, evidence, self._clock()))
+            if self.leads and not await self._adopt(
+                decide(self.plan, self.state, evidence, self._clock())
+            ):
+                await asyncio.to_thread(self._follow)
+                if self.leads:
+                    await self._adopt(decide(self.plan, self.state, evidence, self._clock()))
+
+    def _follow(self) -> dict[str, dict[str, Any]]:
+        """Find out who leads and which state is in force; return the reports of other gateways.
+
+        They are read by the gateway that leads. If they are out of reach it decides nothing.
+        """
+        led, self.leads = self.leads, self._files.lead()
+        if not (led and self.leads):
+            self._load()
+        if led != self.leads:
+            event = "cutover leads" if self.leads else "cutover leads no more"
+            log.info(event, migration=self.plan.migration)
+        if self._replicas is None or not self.leads:
+            return {}
+        try:
+            return dict(self._replicas.others())
+        except OSError:  # the store has said so
+            self.leads = False
+            return {}
 
     async def command(self, verb: str, at_step: int | None) -> None:
         """Do what an operator wants.
@@ -201,6 +287,11 @@ class LedCutover:
             CommandRefused: It does not fit the state, or another gateway leads.
         """
         async with self._lock:
+            if not self.leads and self._files.trouble:
+                raise CommandRefused(
+                    f"the cut-over of {self.plan.migration!r} is out of reach: "
+                    f"{self._files.trouble}; expected the command again later"
+                )
             if not self.leads:
                 raise CommandRefused(
                     f"another gateway leads the cut-over of {self.plan.migration!r}; expected the "
@@ -214,14 +305,19 @@ class LedCutover:
                 at_step=at_step,
                 trips=any(each.standing is Standing.TRIPS for each in self._evidence.guards),
             )
+            before = self.state
+            if not await self._adopt(decision):
+                raise CommandRefused(
+                    f"another gateway has changed the cut-over of {self.plan.migration!r}; "
+                    "expected the command again"
+                )
             if decision.state.phase is Phase.ROLLING_BACK:
                 self.trips["operator"] = self.trips.get("operator", 0) + 1
-            if decision.state.evidence_from_s > self.state.evidence_from_s:
+            if decision.state.evidence_from_s > before.evidence_from_s:
                 self._evidence = replace(self._evidence, guards=(), is_current=False)
-            await self._adopt(decision)
 
-    async def _adopt(self, decision: Decision) -> None:
-        """Write the next state, and then use it.
+    async def _adopt(self, decision: Decision) -> bool:
+        """Write the next state, and then use it; return False if it was made of an older one.
 
         If it cannot be written, only a lower weight is used.
         """
@@ -229,15 +325,19 @@ class LedCutover:
         if _is_material(old, new) or self._monotonic() - self._saved_at_s >= _SAVE_S:
             try:
                 await asyncio.to_thread(self._write, new)
+            except StateConflict:
+                self.leads = False
+                return False
             except OSError as error:
                 self._log_unwritten(error)
                 if new.weight > old.weight:
-                    return
+                    return True
         self.state = new
         for event in decision.events:
             if event.event == "cutover tripped":
                 self.trips[event.guard] = self.trips.get(event.guard, 0) + 1
             await asyncio.to_thread(self._record, event)
+        return True
 
     def _write(self, state: CutoverState) -> None:
         self._files.save(self.plan.digest, state)
@@ -259,10 +359,9 @@ class LedCutover:
                 "cutover event not written", migration=self.plan.migration, reason=reason_of(error)
             )
 
-    def _read(self, reports: Reports) -> CutoverEvidence:
-        """Return what happened since the last time, at all gateways if this one leads."""
+    def _read(self, reports: Reports, shared: Mapping[str, Mapping[str, Any]]) -> CutoverEvidence:
+        """Return what happened since the last time, with what other gateways report."""
         name, state = self.plan.migration, self.state
-        shared = dict(self._replicas.others()) if self._replicas is not None and self.leads else {}
         found = {
             process: None if report is None else report.get(name)
             for process, report in reports.items()
@@ -395,6 +494,12 @@ class LedCutover:
             "tripped": state.tripped,
             "events": self._files.events(),
         }
+
+    async def end(self) -> None:
+        """Let another gateway lead, after a decision in progress; idempotent."""
+        async with self._lock:
+            self._is_over = True
+            await asyncio.to_thread(self.close)
 
     def close(self) -> None:
         """Let another gateway lead; idempotent."""

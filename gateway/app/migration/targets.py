@@ -72,7 +72,8 @@ def check_migrations(config: Config) -> Iterator[Finding]:
             yield (*at, "route"), f"route {migration.route!r} already has migration {other!r}"
         users[migration.route] = name
         yield from _check_targets(at, migration, _targets(route), config)
-        if migration.cutover is not None and config.state is None:
+        cutover = migration.cutover
+        if cutover is not None and cutover.coordinate != "kubernetes" and config.state is None:
             yield (*at, "cutover"), "needs 'state: {directory: DIR}', where its steps are kept"
 
 

@@ -379,7 +379,7 @@ async def test_a_reload_cannot_change_a_plan_under_way(leader: Leader, tmp_path:
     await leader.do("rollback")
     await leader.seconds()
     leader.controller.check(other)
-    leader.controller.change(other)
+    await leader.controller.change(other)
     assert ("ready", 0, 0.0) == leader.at
     assert [50.0, 100.0] == leader.controller.document("m")["steps"]  # type: ignore[index]
 

@@ -1,0 +1,550 @@
+"""Cut-overs of several gateways by a Lease and ConfigMaps: the real client, a fake API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.config import incluster_config
+from structlog.testing import capture_logs
+
+from gateway.app.errors import StartError
+from gateway.app.migration import kubernetes_replicas
+from gateway.app.migration.kubernetes_replicas import (
+    ApiServer,
+    ApiUnreachable,
+    ClusterReplicas,
+)
+from gateway.config.load import ConfigError, load_text
+from gateway.ir.errors import ErrorCode
+from gateway.migration.cutover import CommandRefused, CutoverEvent, CutoverState, Phase
+from gateway.migration.cutover_files import StateConflict, UnusableState, encode_state
+from tests.fakes import FakeClock
+from tests.unit.app.migration.fake_api_server import FakeApiServer
+from tests.unit.app.migration.test_controller import TEXT, Leader, begun, second
+
+KUBERNETES = "coordinate: kubernetes"
+LEASE = "leases", "tensor-gateway-m"
+STATE = "configmaps", "tensor-gateway-m"
+
+EnterPod = Callable[[str], None]
+"""Let gateways that begin from now on be those of the pod with this name."""
+
+
+@pytest.fixture
+def server() -> Iterator[FakeApiServer]:
+    server = FakeApiServer()
+    with server.running():
+        yield server
+
+
+@pytest.fixture
+def enter_pod(server: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnterPod:
+    folder = tmp_path / "account"
+    folder.mkdir()
+    (folder / "namespace").write_text("models\n")
+    server.authority.cert_pem.write_to_path(folder / "ca.crt")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(folder / "ca.crt"))
+    monkeypatch.setattr(kubernetes_replicas, "_NAMESPACE", folder / "namespace")
+    monkeypatch.setattr(kubernetes_replicas, "_TIMEOUT_S", (30.0, 30.0))
+
+    def enter(pod: str) -> None:
+        token = folder / f"token-{pod}"
+        token.write_text(f"token-{pod}")
+        monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+        monkeypatch.setattr("gateway.app.migration.controller.own_name", lambda: f"gateway-{pod}-1")
+
+    return enter
+
+
+@pytest.fixture
+async def replicas(enter_pod: EnterPod, tmp_path: Path) -> Any:
+    """Three gateways; the first one leads."""
+    found = []
+    for name in "abc":
+        enter_pod(name)
+        found.append(Leader(tmp_path / name, KUBERNETES))
+    yield found
+    for each in found:
+        await each.controller.stop()
+
+
+def leads(replicas: list[Leader]) -> list[bool]:
+    return [each.controller.document("m")["leads"] for each in replicas]  # type: ignore[index]
+
+
+def shares(replicas: list[Leader]) -> list[list[float]]:
+    return [each.processes.shares for each in replicas]
+
+
+def saved(server: FakeApiServer) -> Any:
+    return json.loads(server.objects[STATE]["data"]["state"])["state"]
+
+
+async def test_one_of_three_is_elected_and_all_have_its_weight(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """The Lease names it, the ConfigMap has the state, and it counts the calls of all."""
+    await begun(replicas)
+    assert [True, False, False] == leads(replicas)
+    spec = server.objects[LEASE]["spec"]
+    assert spec["holderIdentity"].startswith("gateway-a-1-")
+    assert (15, 1) == (spec["leaseDurationSeconds"], spec["leaseTransitions"])
+    assert ("paused", 5.0) == (saved(server)["phase"], saved(server)["weight"])
+    assert [("paused", 1, 5.0)] * 3 == [each.at for each in replicas]
+    assert [[0.05, 0.05]] * 3 == shares(replicas)
+    before = replicas[0].controller.document("m")["calls"]["found"]  # type: ignore[index]
+    await second(replicas, calls=10)
+    after = replicas[0].controller.document("m")["calls"]["found"]  # type: ignore[index]
+    assert before + 30 == after
+    events = [each.controller.document("m")["events"] for each in replicas]  # type: ignore[index]
+    assert [events[0]] * 3 == events
+    assert "cutover step" in [each["event"] for each in events[0]]
+
+
+@pytest.mark.parametrize("tripping", [0, 1, 2])
+async def test_a_trip_at_any_of_three_takes_all_to_weight_0(
+    replicas: list[Leader], tripping: int
+) -> None:
+    """The process itself is at 0 at once, and all gateways two seconds later."""
+    await begun(replicas)
+    replicas[tripping].processes.calls(4, ErrorCode.UNAVAILABLE)
+    assert [0.0, 0.05] == replicas[tripping].processes.shares
+    for _ in range(2):
+        await second(replicas)
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+    for _ in range(2):
+        await second(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+
+
+async def test_a_leader_that_ends_hands_over_at_once(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """It gives the Lease up; the next one continues at the same step."""
+    await begun(replicas)
+    await replicas[0].controller.stop()
+    assert server.objects[LEASE]["spec"].get("holderIdentity", "") == ""
+    rest = replicas[1:]
+    for _ in range(4):
+        await second(rest, verdicts="hh")
+    assert 1 == leads(rest).count(True)
+    leader = rest[leads(rest).index(True)]
+    assert ("paused", 1, 5.0) == leader.at
+    await leader.do("rollback")
+    await second(rest, verdicts="hh")
+    assert [[0.0, 0.0]] * 2 == shares(rest)
+
+
+async def test_a_silent_leader_is_replaced_after_fifteen_seconds(replicas: list[Leader]) -> None:
+    """Before, the weights stay and nobody decides; afterwards it follows, when it goes on."""
+    await begun(replicas)
+    rest = replicas[1:]
+    for _ in range(14):
+        await second(rest, verdicts="hh")
+        assert [False, False] == leads(rest)
+        assert [[0.05, 0.05]] * 2 == shares(rest)
+    for _ in range(8):
+        await second(rest, verdicts="hh")
+    assert 1 == leads(rest).count(True)
+    leader = rest[leads(rest).index(True)]
+    assert ("paused", 1, 5.0) == leader.at
+    await leader.do("rollback")
+    # As after SIGSTOP: its last renewal is long ago, though it knows nothing of it.
+    replicas[0].clock.advance(22)
+    assert [True] == leads(replicas[:1])
+    with pytest.raises(CommandRefused, match="another gateway has changed the cut-over of 'm'"):
+        await replicas[0].do("resume")
+    await second(replicas)
+    assert [False] == leads(replicas[:1])
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+
+
+async def test_a_leader_that_is_cut_off_stops_deciding_at_once(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """Its weights stay, its own guard works, one warning says why; another gateway takes over."""
+    await begun(replicas)
+    await replicas[0].do("resume")
+    await second(replicas)
+    server.cut_off.add("token-a")
+    rest = replicas[1:]
+    with capture_logs() as logs:
+        # It renews its Lease every three seconds, and reads the reports of the others every second.
+        await replicas[0].seconds(1, 1000)
+        assert [False] == leads(replicas[:1])
+        await replicas[0].seconds(9, 1000)
+    assert ("baking", 1, 5.0) == replicas[0].at
+    assert [0.05, 0.05] == replicas[0].processes.shares
+    told = [each for each in logs if each["log_level"] in ("warning", "error")]
+    assert ["Kubernetes unreachable"] == [each["event"] for each in told]
+    with pytest.raises(CommandRefused, match="out of reach: the API server of Kubernetes cannot"):
+        await replicas[0].do("pause")
+    replicas[0].processes.calls(30, ErrorCode.UNAVAILABLE)
+    assert [0.0, 0.05] == replicas[0].processes.shares
+    for _ in range(22):
+        await second(rest, verdicts="hh")
+    assert 1 == leads(rest).count(True)
+    server.cut_off.clear()
+    for _ in range(4):
+        await second(replicas)
+    # The trip of the one that was cut off counts for all.
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+    assert 1 == leads(replicas).count(True)
+
+
+async def test_a_follower_that_is_cut_off_keeps_its_weight(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """The others go on without it after fifteen seconds, and it catches up later."""
+    await begun(replicas)
+    server.cut_off.add("token-c")
+    await replicas[0].do("rollback")
+    for _ in range(12):
+        await second(replicas)
+    assert "rolling_back" == replicas[0].at[0]
+    assert [[0.0, 0.0], [0.0, 0.0], [0.05, 0.05]] == shares(replicas)
+    for _ in range(8):
+        await second(replicas)
+    assert "rolled_back" == replicas[0].at[0]
+    server.cut_off.clear()
+    for _ in range(3):
+        await second(replicas)
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+
+
+async def test_a_server_that_stalls_changes_no_weight(
+    replicas: list[Leader], server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is given up, and the event loop runs meanwhile."""
+    await begun(replicas)
+    server.stalled.add("token-a")
+    monkeypatch.setattr(kubernetes_replicas, "_TIMEOUT_S", (0.3, 0.3))
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    turning = asyncio.create_task(turn())
+    with capture_logs() as logs:
+        await replicas[0].seconds()
+    turning.cancel()
+    assert turns > 10
+    assert [False] == leads(replicas[:1])
+    assert [0.05, 0.05] == replicas[0].processes.shares
+    assert ["Kubernetes unreachable"] == [
+        each["event"] for each in logs if each["log_level"] == "warning"
+    ]
+
+
+async def test_a_short_failure_does_not_begin_the_bake_time_anew(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """The same gateway leads again, with what it knew."""
+    await begun(replicas)
+    await replicas[0].do("resume")
+    for _ in range(3):
+        await second(replicas, verdicts="huu")
+    before = replicas[0].controller.document("m")["bake"]["passed_s"]  # type: ignore[index]
+    server.statuses["token-a"] = 503
+    await second(replicas, verdicts="huu")
+    assert [False, False, False] == leads(replicas)
+    server.statuses.clear()
+    for _ in range(3):
+        await second(replicas, verdicts="huu")
+    assert [True, False, False] == leads(replicas)
+    after = replicas[0].controller.document("m")["bake"]["passed_s"]  # type: ignore[index]
+    assert after >= before
+    assert 1 == server.objects[LEASE]["spec"]["leaseTransitions"]
+
+
+async def test_a_state_that_has_changed_meanwhile_is_read_and_decided_upon_anew(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """Nothing of the other change is lost, and the trip still counts in the same second."""
+    await begun(replicas)
+    found = server.objects[STATE]
+    changed = {**found, "data": {**found["data"], "note": "of somebody else"}}
+    server.put(*STATE, changed)
+    with pytest.raises(CommandRefused, match="expected the command again"):
+        await replicas[0].do("resume")
+    assert "paused" == replicas[0].at[0]
+    await second(replicas)
+    assert [True, False, False] == leads(replicas)
+    server.put(*STATE, {**server.objects[STATE], "labels": "changed again"})
+    await second(replicas, verdicts="thh")
+    assert "rolling_back" == saved(server)["phase"]
+    assert "of somebody else" == server.objects[STATE]["data"]["note"]
+    await second(replicas)
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+
+
+async def test_a_state_of_an_older_epoch_is_refused(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """A ConfigMap from a backup cannot bring calls back to the new target."""
+    await begun(replicas)
+    old = server.objects[STATE]
+    await replicas[0].do("rollback")
+    for _ in range(3):
+        await second(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+    server.put(*STATE, old)
+    assert 5.0 == saved(server)["weight"]
+    with capture_logs() as logs:
+        for _ in range(2):
+            await second(replicas[1:], verdicts="hh")
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+    refused = [each for each in logs if each["event"] == "cutover state refused"]
+    assert 2 == len(refused)
+    assert "expected" in refused[0]["reason"]
+    for _ in range(7):
+        await second(replicas)
+    assert 0.0 == saved(server)["weight"]
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+
+
+async def test_a_restart_continues_from_the_first_call_on(
+    replicas: list[Leader], enter_pod: EnterPod, tmp_path: Path
+) -> None:
+    """A new gateway has the weight before it has decided anything."""
+    await begun(replicas)
+    enter_pod("d")
+    late = Leader(tmp_path / "d", KUBERNETES)
+    assert [0.05, 0.05] == late.processes.shares
+    await late.controller.stop()
+
+
+async def test_a_gateway_that_begins_while_nothing_can_be_reached_sends_no_calls(
+    replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
+) -> None:
+    """It follows as soon as it can."""
+    await begun(replicas)
+    server.cut_off.add("token-d")
+    enter_pod("d")
+    late = Leader(tmp_path / "d", KUBERNETES)
+    await late.seconds()
+    assert [0.0, 0.0] == late.processes.shares
+    server.cut_off.clear()
+    await late.seconds(3)
+    assert [0.05, 0.05] == late.processes.shares
+    await late.controller.stop()
+
+
+async def test_a_leader_ends_while_nothing_can_be_reached(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    await begun(replicas)
+    server.cut_off.update({"token-a", "token-b"})
+    for each in replicas[:2]:
+        await each.controller.stop()
+    assert [[0.05, 0.05]] == shares(replicas[2:])
+
+
+@pytest.fixture
+def store(server: FakeApiServer, enter_pod: EnterPod) -> Iterator[Callable[..., ClusterReplicas]]:
+    """Return what makes gateways that share a clock."""
+    clock, opened = FakeClock(), []
+
+    def make(name: str, migration: str = "m") -> ClusterReplicas:
+        enter_pod(name)
+        api = ApiServer(clock)
+        opened.append(api)
+        found = ClusterReplicas(api, migration, name, lambda: 1.79e9 + clock(), clock)
+        found.clock = clock  # type: ignore[attr-defined]
+        return found
+
+    yield make
+    for api in opened:
+        api.close()
+
+
+def test_states_are_read_as_they_were_written(
+    store: Callable[[str], ClusterReplicas], server: FakeApiServer
+) -> None:
+    """The one that wrote it gets no state; one of another plan or with damage is refused."""
+    first, second = store("a"), store("b")
+    assert first.lead()
+    assert first.load("p") is None
+    state = CutoverState(Phase.BAKING, step=1, weight=5.0, epoch=3)
+    first.save("p", state)
+    assert first.load("p") is None
+    assert not second.lead()
+    assert second.load("p") == state
+    assert second.load("p") is None
+    with pytest.raises(StateConflict, match="the Lease tensor-gateway-m is lost"):
+        second.save("p", state)
+    with pytest.raises(UnusableState, match="ConfigMap models/tensor-gateway-m is of another plan"):
+        store("c").load("q")
+    damaged = encode_state("p", state).decode().replace("5.0", "7.0")
+    server.put(*STATE, {**server.objects[STATE], "data": {"state": damaged}})
+    with pytest.raises(UnusableState, match="checksum is wrong"):
+        second.load("p")
+    first.release()
+    assert second.lead() or not second.clock.advance(3)  # type: ignore[attr-defined]
+    assert second.lead()
+    with pytest.raises(StateConflict, match="has changed"):
+        second.save("p", state)  # it has not seen what it would replace
+    with pytest.raises(UnusableState, match="checksum is wrong"):
+        second.load("p")
+    second.set_aside()
+    second.save("p", state)
+    assert damaged == server.objects[STATE]["data"]["state.unusable"]
+    del server.objects[STATE]
+    with pytest.raises(StateConflict, match="has changed"):
+        second.save("p", state)
+
+
+def test_a_change_between_state_and_event_is_not_lost(
+    store: Callable[[str], ClusterReplicas], server: FakeApiServer
+) -> None:
+    """After the conflict nothing is saved before the other state has been read."""
+    found = store("a")
+    assert found.lead()
+    assert found.load("p") is None
+    state, other = CutoverState(epoch=3), CutoverState(epoch=4)
+    found.save("p", state)
+    data = {"state": encode_state("p", other).decode()}
+    server.put(*STATE, {**server.objects[STATE], "data": data})
+    event = CutoverEvent("cutover step", "5%")
+    with pytest.raises(StateConflict, match="has changed"):
+        found.append(event, state, 1.0)
+    assert found.lead()
+    with pytest.raises(StateConflict, match="has changed"):
+        found.save("p", state)
+    assert found.lead()
+    assert found.load("p") == other
+    found.save("p", other)
+    found.append(event, other, 1.0)
+    assert ["cutover step"] == [each["event"] for each in found.events()]
+
+
+def test_a_process_that_is_started_again_is_another_one(
+    store: Callable[[str], ClusterReplicas],
+) -> None:
+    """Containers start again with the same host name and process number."""
+    assert store("a").lead()
+    assert not store("a").lead()
+
+
+def test_of_two_that_begin_at_the_same_time_one_is_elected(
+    store: Callable[[str], ClusterReplicas], server: FakeApiServer
+) -> None:
+    """Neither sees a Lease; the one that makes it later is refused, and waits."""
+    first, second = store("a"), store("b")
+
+    def meanwhile() -> None:
+        server.before_create = None
+        assert first.lead()
+
+    server.before_create = meanwhile
+    with capture_logs() as logs:
+        assert not second.lead()
+    assert [] == logs
+    assert first.lead()
+    holder = server.objects[LEASE]["spec"]["holderIdentity"]
+    assert holder.startswith("a-")
+
+
+def test_reports_of_others_are_read_with_care(
+    store: Callable[[str], ClusterReplicas], server: FakeApiServer
+) -> None:
+    """A damaged one is none, a silent one is gone after 15 s and removed after a minute."""
+    leader, other = store("a"), store("b")
+    clock: FakeClock = leader.clock  # type: ignore[attr-defined]
+    assert leader.lead()
+    leader.write({"reports": {}})
+    other.write({"reports": {}})
+    name = next(name for _, name in server.objects if name.startswith("tensor-gateway-m.b-"))
+    found = server.objects["configmaps", name]
+    metadata = {**found["metadata"], "name": "damaged"}
+    server.put("configmaps", "damaged", {"metadata": metadata, "data": {"report": "{"}})
+    assert [(name, {"reports": {}})] == leader.others()
+    for _ in range(3):
+        clock.advance(6)
+        other.write({"reports": {}})
+        assert [(name, {"reports": {}})] == leader.others()
+    clock.advance(16)
+    assert [] == leader.others()
+    assert ("configmaps", name) in server.objects
+    clock.advance(45)
+    assert [] == leader.others()
+    assert ("configmaps", name) not in server.objects
+    other.write({"reports": {"0": {}}})
+    assert ("configmaps", name) in server.objects
+    other.leave()
+    other.leave()
+    assert ("configmaps", name) not in server.objects
+
+
+@pytest.mark.parametrize(
+    ("migration", "name"),
+    [
+        ("fraud-v2", r"tensor-gateway-fraud-v2"),
+        ("Fraud v2", r"tensor-gateway-fraud-v2-[0-9a-f]{8}"),
+        ("../é", r"tensor-gateway-[0-9a-f]{8}"),
+        ("x" * 90, r"tensor-gateway-x{31}-[0-9a-f]{8}"),
+    ],
+)
+def test_any_name_of_a_migration_becomes_one_of_kubernetes(
+    store: Callable[..., ClusterReplicas], server: FakeApiServer, migration: str, name: str
+) -> None:
+    assert store("a", migration).lead()
+    ((_, found),) = server.objects
+    assert re.fullmatch(name, found)
+
+
+def test_a_refusal_is_said_once(
+    store: Callable[[str], ClusterReplicas], server: FakeApiServer
+) -> None:
+    """A missing right of ConfigMaps is said once, although calls for the Lease succeed."""
+    found = store("a")
+    server.rights = {each for each in server.rights if each[1] == "leases"}
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert not found.lead()
+            found.clock.advance(3)  # type: ignore[attr-defined]
+    assert ["Kubernetes unreachable"] == [each["event"] for each in logs]
+    assert "replied 403 refused by the test" in logs[0]["reason"]
+    assert "403" in found.trouble
+    with pytest.raises(ApiUnreachable, match="403"):
+        found.others()
+
+
+async def test_without_a_pod_the_gateway_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(StartError, match="'coordinate: kubernetes' needs a pod with a service"):
+        Leader(tmp_path, KUBERNETES)
+
+
+async def test_without_the_client_library_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "gateway.app.migration.kubernetes_replicas")
+    monkeypatch.delattr("gateway.app.migration.kubernetes_replicas", raising=False)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(StartError, match=r"pip install 'tensor-gateway\[kubernetes\]'"):
+        Leader(tmp_path, KUBERNETES)
+
+
+def test_the_configuration_needs_no_directory(tmp_path: Path) -> None:
+    """Neither `state` nor `directory`: nothing is kept in files."""
+    text = TEXT.replace("state: {directory: %s}\n", "")
+    load_text(text % KUBERNETES)
+    with pytest.raises(ConfigError, match="keeps no files; expected no 'directory'"):
+        load_text(text % f"{KUBERNETES}\n      directory: {tmp_path}")
