@@ -269,16 +269,16 @@ class LedCutover:
         led, self.leads = self.leads, self._files.lead()
         if not (led and self.leads):
             self._load()
+        shared: dict[str, dict[str, Any]] = {}
+        if self._replicas is not None and self.leads:
+            try:
+                shared = dict(self._replicas.others())
+            except OSError:  # a warning has said so
+                self.leads = False
         if led != self.leads:
             event = "cutover leads" if self.leads else "cutover leads no more"
             log.info(event, migration=self.plan.migration)
-        if self._replicas is None or not self.leads:
-            return {}
-        try:
-            return dict(self._replicas.others())
-        except OSError:  # the store has said so
-            self.leads = False
-            return {}
+        return shared
 
     async def command(self, verb: str, at_step: int | None) -> None:
         """Do what an operator wants.

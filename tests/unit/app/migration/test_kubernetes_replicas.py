@@ -432,6 +432,22 @@ def test_a_change_between_state_and_event_is_not_lost(
     assert ["cutover step"] == [each["event"] for each in found.events()]
 
 
+def test_a_leader_that_slept_writes_nothing_before_it_has_renewed_its_lease(
+    store: Callable[[str], ClusterReplicas], server: FakeApiServer
+) -> None:
+    """It stops five seconds before others may lead."""
+    found = store("a")
+    assert found.lead()
+    assert found.load("p") is None
+    found.clock.advance(10.5)  # type: ignore[attr-defined]
+    with pytest.raises(StateConflict, match="the Lease tensor-gateway-m is lost"):
+        found.save("p", CutoverState())
+    assert STATE not in server.objects
+    assert found.lead()
+    found.save("p", CutoverState())
+    assert STATE in server.objects
+
+
 def test_a_process_that_is_started_again_is_another_one(
     store: Callable[[str], ClusterReplicas],
 ) -> None:
