@@ -19,6 +19,7 @@ from gateway.app.admin_api.access import AdminAccess, AdminNeed
 from gateway.app.admin_api.events import EventHub, TooManyListeners
 from gateway.app.admin_api.rates import TrafficWindow
 from gateway.app.control import Control
+from gateway.app.migration.targets import live_migrations
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.app.status import Document, Status
 from gateway.config.models import Config
@@ -172,7 +173,11 @@ class AdminApi:
         status = await self._sources.status()
         self._window.update(await self._sources.families())
         config = self._sources.control.effective_config()
-        return {**status, "traffic": self._window.document(), "weights": _weights(config)}
+        return {
+            **status,
+            "traffic": self._window.document(),
+            "weights": weights_in_force(config, self._sources.cutover),
+        }
 
     def stock(self) -> tuple[int, Document]:
         """Return who calls what; status 404 where nothing is counted."""
@@ -326,12 +331,26 @@ def _need(names: list[str]) -> AdminNeed:
     return AdminNeed.PROTECTED
 
 
-def _weights(config: Config) -> Document:
-    return {
+def weights_in_force(config: Config, cutover: CutoverSource | None) -> dict[str, dict[str, float]]:
+    """Return the weight of each target by route; percentages while a cut-over moves calls."""
+    found: dict[str, dict[str, float]] = {
         ruled.name: {target_name(target): target.weight for target in ruled.config.targets}
         for ruled in ruled_routes(config)
         if ruled.config is not None
     }
+    if cutover is None:
+        return found
+    for live in live_migrations(config):
+        document = cutover.document(live.name)
+        percent = 0.0 if document is None else document["weight"]
+        if percent:
+            weights = found[live.route]
+            share = (100 - percent) / sum(weights.values())  # `new` has the weight 0
+            found[live.route] = {
+                name: percent if name == live.new_name else weight * share
+                for name, weight in weights.items()
+            }
+    return found
 
 
 def _summary(document: Document) -> Document:
