@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
@@ -23,6 +24,8 @@ from tests.interop.sacrifice import INFER, channel, infer_method, post, stream_m
 
 TIMEOUT_S = 10.0
 NO_ANSWER = "no answer"
+_STAY_S = 0.001
+"""A call is cancelled after this time, when the server may have begun it."""
 
 Reply = tuple[str, str]
 """Status or code, and the text of the response."""
@@ -186,18 +189,19 @@ def leaving(body: bytes, path: str, count: int) -> Send:
 def cancelling(request: pb.ModelInferRequest, count: int, timeout_s: float | None) -> Send:
     """Return what cancels calls, or lets their deadlines pass."""
 
-    def send(_http_address: str, grpc_address: str) -> Reply:
-        with channel(grpc_address) as opened:
-            method = infer_method(opened)
-            calls = []
+    async def storm(address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as opened:
+            method, calls = infer_method(opened), []
             for _ in range(count):
-                call = method.future(request, timeout=timeout_s or TIMEOUT_S)
+                calls.append(method(request, timeout=timeout_s or TIMEOUT_S))
                 if timeout_s is None:
-                    call.cancel()
-                calls.append(call)
-            for call in calls:
-                if not call.cancelled():
-                    call.exception(TIMEOUT_S)
+                    await asyncio.sleep(_STAY_S)
+                    calls[-1].cancel()
+            async with asyncio.timeout(TIMEOUT_S):
+                await asyncio.gather(*calls, return_exceptions=True)
+
+    def send(_http_address: str, grpc_address: str) -> Reply:
+        asyncio.run(storm(grpc_address))
         return "OK", ""
 
     return send
