@@ -207,7 +207,7 @@ def channel(address: str) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def infer_method(opened: grpc.Channel | grpc.aio.Channel) -> Any:
+def infer_method(opened: grpc.Channel) -> Any:
     """Return what sends a ModelInferRequest."""
     return opened.unary_unary(
         INFER,
