@@ -23,11 +23,11 @@ $(BIN)/python:
 		|| { echo "Python 3.11 or later is required: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-run: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-run: pyproject.toml gateway/_accelerated.pyx | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[onnx]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml gateway/_accelerated.pyx | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,onnx]'
 	@touch $@ $(VENV)/.installed-run
 
@@ -134,4 +134,4 @@ image: ## Build the container image tensor-gateway:dev.
 
 .PHONY: clean
 clean: ## Remove the environment and everything that was built.
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info gateway/_accelerated.c gateway/_accelerated.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

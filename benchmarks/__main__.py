@@ -2,10 +2,10 @@
 
 `jobs`: requests per second and CPU time. `codecs`: codecs without I/O. `stages`: the cost of each
 stage of a small request. `sharing`: batches and caches. `memory`: memory of large requests.
-`workers`: two worker processes and one. `migration`: recording, replay, mirror. `all`: all above.
-`profile`: functions of a small request by the profiler of the interpreter. `path`: the files that
-it passes. `report` and `chart` measure nothing: they write the page and the chart of a results.json
-again.
+`workers`: two worker processes and one. `start`: the time until the first response. `migration`:
+recording, replay, mirror. `all`: all above. `profile`: functions of a small request by the profiler
+of the interpreter. `path`: the files that it passes. `report` and `chart` measure nothing: they
+write the page and the charts of a results.json again.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from benchmarks import (
     resident,
     rounds,
     stages,
+    start,
     workers,
 )
 from benchmarks.goals import judged
@@ -160,6 +161,12 @@ def _held(_arguments: Namespace, store: Store) -> bool:
     return _keep(store, "held", rows, report.held_table(rows))
 
 
+def _start(arguments: Namespace, store: Store) -> bool:
+    wanted = frozenset(filter(None, arguments.systems.split(",")))
+    rows = start.run(arguments.rounds, wanted, _say)
+    return _keep(store, "start", rows, report.start_table(rows))
+
+
 def _migration(arguments: Namespace, store: Store) -> bool:
     rows = migration.run(arguments.rounds, _say)
     return _keep(store, "migration", rows, migration.table(rows))
@@ -180,6 +187,9 @@ def _write_page(arguments: Namespace, sections: Mapping[str, Any]) -> None:
 def _write_chart(arguments: Namespace, sections: Mapping[str, Any]) -> None:
     if arguments.svg is not None and "jobs" in sections:
         arguments.svg.write_text(chart.svg(sections))
+        curves = chart.curves(sections)
+        if curves is not None:
+            arguments.svg.with_name("curves.svg").write_text(curves)
 
 
 _MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
@@ -190,6 +200,7 @@ _MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
     "kept": _kept,
     "held": _held,
     "workers": _workers,
+    "start": _start,
     "migration": _migration,
 }
 _SECTIONS = {
@@ -200,6 +211,7 @@ _SECTIONS = {
     "sharing": ["batches", "kept"],
     "memory": ["held"],
     "workers": ["workers"],
+    "start": ["start"],
     "migration": ["migration"],
 }
 _PRINTERS = {"profile": stages.profile, "path": stages.path}

@@ -1,11 +1,12 @@
 """A model server that does nothing: it returns one canned response.
 
-    python -m benchmarks.canned http|grpc ANSWER-FILE [FIELDS-AS-JSON]
+    python -m benchmarks.canned http|grpc ANSWER-FILE [FIELDS-AS-JSON [ADDRESSES]]
 
-It prints its port. It uses as little Python as possible, on uvloop, because it shares its core with
-the load generator. It searches HTTP heads for a length, and does not decode HTTP/2 header blocks.
-Use it for trusted peers on the loopback only. An empty request (GET, or an empty gRPC message) asks
-for health, and gets a positive response.
+It prints its port. With ADDRESSES, a number, it listens on 127.0.0.1 and those after it. It uses as
+little Python as possible, on uvloop, because it shares its core with the load generator. It looks
+for a length in HTTP heads, and does not decode HTTP/2 header blocks. Use it for trusted peers on
+the loopback only. An empty request (GET, or an empty gRPC message) asks for health, and gets a
+positive response.
 """
 
 import asyncio
@@ -165,9 +166,13 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return _FRAME_HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
-async def _serve(factory: Callable[[], asyncio.Protocol]) -> None:
-    server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0, backlog=512)
-    print(server.sockets[0].getsockname()[1], flush=True)
+async def _serve(factory: Callable[[], asyncio.Protocol], addresses: int) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(factory, "127.0.0.1", 0, backlog=512)
+    port = server.sockets[0].getsockname()[1]
+    for number in range(2, addresses + 1):
+        await loop.create_server(factory, f"127.0.0.{number}", port, backlog=512)
+    print(port, flush=True)
     await server.serve_forever()
 
 
@@ -180,7 +185,7 @@ def main() -> None:
     factory = (lambda: Grpc(answer)) if carrier == "grpc" else (lambda: Http(answer, fields))
     import uvloop  # noqa: PLC0415  # only the child needs it
 
-    uvloop.run(_serve(factory))
+    uvloop.run(_serve(factory, int(rest[1]) if len(rest) > 1 else 1))
 
 
 if __name__ == "__main__":

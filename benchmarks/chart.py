@@ -1,8 +1,9 @@
-"""The chart of a run: the CPU time of each peer in units of the gateway's, as an SVG.
+"""The charts of a run as SVG: the cost of each peer, and curves over sizes and endpoints.
 
-The axis is logarithmic and begins at 1, the gateway. Bars to the right cost more CPU time for each
-request, bars to the left less. The same results give the same bytes. The colours follow the light
-or dark mode of the page.
+Bars are the CPU time of each peer in units of the gateway's. Their axis is logarithmic and begins
+at 1, the gateway. Bars to the right cost more CPU time for each request, bars to the left less.
+Curves are the CPU time of a request on two logarithmic axes. The same results give the same bytes.
+The colours follow the light or dark mode of the page.
 """
 
 import math
@@ -13,6 +14,7 @@ from xml.sax.saxutils import escape
 
 from benchmarks import machine
 from benchmarks.goals import Results
+from benchmarks.jobs import ENDPOINT, SIZE
 
 SHOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "json-grpc small": (
@@ -51,6 +53,18 @@ _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _NT = " (nt)"
 _HEADING = "CPU time per request of others, in units of the gateway's"
 _AXIS = "times the gateway's CPU time (1: the gateway itself; logarithmic)"
+_CURVES = {
+    SIZE: "By the size of the tensor",
+    ENDPOINT: "By the number of endpoints, small",
+}
+_SYSTEMS = {
+    "gateway": "line0",
+    "envoy proxy (nt)": "line1",
+    "nginx proxy (nt)": "line2",
+    "direct (nt)": "line3",
+}
+_PANEL, _PANEL_HEIGHT, _PANEL_GAP = 290, 220, 80
+_CURVES_HEADING = "CPU time per request, HTTP in and out, us (logarithmic)"
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
 .title { font-size: 15px; font-weight: 600; } .job { font-weight: 600; } .small { fill: #59636e; }
@@ -59,6 +73,13 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f232
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3; } .small { fill: #9198a1; } .grid { stroke: #3d444d; }
 .one { stroke: #e6edf3; } .peer { fill: #5aa0e6; } .nt { fill: #6b7683; } }
+"""
+_CURVE_STYLE = """
+.curve { fill: none; stroke-width: 2; } .line0 { stroke: #2f6fb2; } .line1 { stroke: #c2662d; }
+.line2 { stroke: #3a8a4d; } .line3 { stroke: #a9b4bf; }
+@media (prefers-color-scheme: dark) {
+.line0 { stroke: #5aa0e6; } .line1 { stroke: #e59a63; } .line2 { stroke: #6cc183; }
+.line3 { stroke: #6b7683; } }
 """
 
 
@@ -175,3 +196,66 @@ def _bar(bar: Bar, axis: _Axis, y: int) -> Iterator[str]:
     )
     number = f"{bar.ratio:.0f}" if bar.ratio >= 10 else f"{bar.ratio:.2g}"
     yield f'<text x="{right + 5:.1f}" y="{base}">{number}</text>'
+
+
+def points(sections: Mapping[str, Any], curve: str) -> dict[str, list[tuple[str, float]]]:
+    """Return the labels and CPU times of the jobs of a curve, us, by system."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for row in sections["jobs"]["rows"]:
+        name, _, label = row["job"].partition(" ")
+        if name == curve and row["system"] in _SYSTEMS and not row["errors"]:
+            found.setdefault(row["system"], []).append((label, row["cpu_us"]))
+    return found
+
+
+def curves(sections: Mapping[str, Any]) -> str | None:
+    """Return the chart of the curves; None for a run without their jobs."""
+    found = {name: points(sections, name) for name in _CURVES}
+    if not any(found.values()):
+        return None
+    height = _TOP + _PANEL_HEIGHT + _BOTTOM
+    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title">',
+        f"<style>{_STYLE}{_CURVE_STYLE}</style>",
+        f'<text id="title" class="title" x="16" y="24">{_CURVES_HEADING}</text>',
+    ]
+    for index, (system, kind) in enumerate(_SYSTEMS.items()):
+        x = 16 + 160 * index
+        parts.append(f'<line class="curve {kind}" x1="{x}" x2="{x + 18}" y1="44" y2="44"/>')
+        parts.append(f'<text class="small" x="{x + 24}" y="48">{escape(system)}</text>')
+    for index, (name, lines) in enumerate(found.items()):
+        parts += _panel(64 + index * (_PANEL + _PANEL_GAP), _CURVES[name], lines)
+    parts.append(_middle(_WIDTH / 2, height - 10, machine.caption(sections["jobs"]["about"])))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(left: int, title: str, lines: Mapping[str, Sequence[tuple[str, float]]]) -> list[str]:
+    """Return one diagram; the points of all systems stand at the same labels."""
+    if not lines:
+        return []
+    top, bottom = _TOP + 14, _TOP + _PANEL_HEIGHT
+    labels = list(dict.fromkeys(label for line in lines.values() for label, _ in line))
+    times = [time for line in lines.values() for _, time in line]
+    least, most = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+    most = max(most, least + 1)
+
+    def y(time: float) -> float:
+        return bottom - (math.log10(time) - least) / (most - least) * (bottom - top)
+
+    step = _PANEL / max(1, len(labels) - 1)
+    at = {label: left + index * step for index, label in enumerate(labels)}
+    parts = [f'<text class="job" x="{left}" y="{_TOP}">{escape(title)}</text>']
+    for power in range(least, most + 1):
+        place = f"{y(10.0**power):.1f}"
+        parts.append(
+            f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{place}" y2="{place}"/>'
+        )
+        parts.append(
+            f'<text class="small" text-anchor="end" x="{left - 6}" y="{place}">{10**power:,}</text>'
+        )
+    parts += [_middle(x, bottom + 18, label) for label, x in at.items()]
+    for system, line in lines.items():
+        places = " ".join(f"{at[label]:.1f},{y(time):.1f}" for label, time in line)
+        parts.append(f'<polyline class="curve {_SYSTEMS[system]}" points="{places}"/>')
+    return parts

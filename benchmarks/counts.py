@@ -5,7 +5,8 @@ caches. The figures do not depend on the machine, nor on its load. The load gene
 server are included. `counted` forks twice for each way after a warm-up, for a short and for a long
 run, and the difference of the two is divided by the requests.
 
-`counts.json` has the recorded figures. A way that takes 3 % more instructions has become slower.
+`counts.json` has the recorded figures of both builds: compiled, and plain Python. A way that takes
+3 % more instructions has become slower.
 """
 
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from benchmarks import messages
 from benchmarks.stages import Way, ways
+from gateway.accelerator import BUILD
 
 RECORDED = Path(__file__).parent / "counts.json"
 TOLERANCE = 1.03
@@ -131,7 +133,7 @@ def grown(counts: list[Count], recorded: Mapping[str, Count]) -> Iterator[str]:
 
 
 def load(path: Path = RECORDED) -> dict[str, Count]:
-    """Return the recorded counts by way.
+    """Return the recorded counts of this build by way.
 
     Raises:
         CannotCountError: Another version of Python recorded them.
@@ -142,10 +144,16 @@ def load(path: Path = RECORDED) -> dict[str, Count]:
             f"{path.name} was recorded with Python {document['python']}, "
             f"this is Python {platform.python_version()}: its figures differ (use --record)"
         )
-    return {count["way"]: Count(**count) for count in document["counts"]}
+    return {count["way"]: Count(**count) for count in document["builds"].get(BUILD, ())}
 
 
 def record(counts: list[Count], path: Path = RECORDED) -> None:
-    """Write *counts* with the version of Python, which they depend on."""
-    document = {"python": platform.python_version(), "counts": [asdict(each) for each in counts]}
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    """Write *counts* of this build, and the version of Python, which they depend on.
+
+    The other build keeps its figures, unless they are of another version of Python.
+    """
+    document = json.loads(path.read_text()) if path.exists() else {}
+    version = platform.python_version()
+    builds = document["builds"] if document.get("python") == version else {}
+    builds[BUILD] = [asdict(each) for each in counts]
+    path.write_text(json.dumps({"python": version, "builds": builds}, indent=2) + "\n")

@@ -1,5 +1,6 @@
 """Envoy's configuration: a plain proxy, or its JSON transcoder with a gRPC server."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ _HTTP2 = {
 _SERVICE = "inference.GRPCInferenceService"
 
 
-def proxy(port: int, carrier: str, upstream_port: int) -> dict[str, Any]:
-    """Return the configuration of a proxy that only forwards."""
-    return _config(port, carrier, carrier, upstream_port, [])
+def proxy(port: int, carrier: str, upstream_port: int, hosts: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of a proxy that only forwards, to a port of all *hosts*."""
+    upstreams = [_address(upstream_port, host) for host in hosts]
+    return _config(port, carrier, carrier, upstreams, [])
 
 
 def transcoder(port: int, upstream_port: int, descriptors: Path) -> dict[str, Any]:
@@ -29,11 +31,17 @@ def transcoder(port: int, upstream_port: int, descriptors: Path) -> dict[str, An
         "max_response_body_size": 1 << 26,
     }
     name = "envoy.filters.http.grpc_json_transcoder"
-    return _config(port, "http", "grpc", upstream_port, [{"name": name, "typed_config": options}])
+    return _config(
+        port, "http", "grpc", [_address(upstream_port)], [{"name": name, "typed_config": options}]
+    )
 
 
 def _config(
-    port: int, front: str, back: str, upstream_port: int, filters: list[dict[str, Any]]
+    port: int,
+    front: str,
+    back: str,
+    upstreams: list[dict[str, Any]],
+    filters: list[dict[str, Any]],
 ) -> dict[str, Any]:
     router = {
         "name": "envoy.filters.http.router",
@@ -92,7 +100,11 @@ def _config(
                     "load_assignment": {
                         "cluster_name": "server",
                         "endpoints": [
-                            {"lb_endpoints": [{"endpoint": {"address": _address(upstream_port)}}]}
+                            {
+                                "lb_endpoints": [
+                                    {"endpoint": {"address": each}} for each in upstreams
+                                ]
+                            }
                         ],
                     },
                 }
@@ -101,5 +113,5 @@ def _config(
     }
 
 
-def _address(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+def _address(port: int, host: str = "127.0.0.1") -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}

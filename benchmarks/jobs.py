@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks import graphpipe, grps, messages, model_servers, noop, systems, tensorrt
@@ -12,7 +12,13 @@ from benchmarks.systems import Running
 Start = Callable[[str, int], AbstractContextManager[Running]]
 """Starts a system before an upstream: its carrier and port."""
 
+DIFFERING = "differing forms"
 TRANSCODED_PATH = "/inference.GRPCInferenceService/ModelInfer"
+
+SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24))
+ENDPOINTS = (1, 4, 16, 64)
+SIZE, ENDPOINT = "sizes", "endpoints"
+"""The jobs of a curve have this name and a size, or a number of endpoints."""
 
 _REFERENCE = partial(systems.gateway, transport="reference")
 
@@ -53,6 +59,7 @@ class Job:
         connections: Connections of the load.
         replies: Responses of the canned server, by carrier.
         server: Replaces the canned server, on the core of the systems.
+        addresses: On which the canned server listens.
     """
 
     name: str
@@ -61,6 +68,7 @@ class Job:
     contenders: tuple[Contender, ...]
     replies: dict[str, Message]
     server: Callable[[], AbstractContextManager[Running]] | None = None
+    addresses: int = 1
 
 
 def all_jobs() -> list[Job]:
@@ -84,6 +92,9 @@ def all_jobs() -> list[Job]:
         _served("json-noop 150k floats", image, 8, "json"),
         _before_triton("json-triton small", small, 32),
         _before_triton("json-triton 150k floats", image, 8),
+        _differing_forms("forms json-grpc small", small, 32),
+        *(_of_size(nbytes) for nbytes in SIZES),
+        *(_balanced(small, count, 32) for count in ENDPOINTS),
     ]
 
 
@@ -241,6 +252,51 @@ def _before_triton(name: str, case: Case, connections: int) -> Job:
     )
     server = partial(model_servers.triton, case)
     return Job(name, case, connections, contenders, {}, server)
+
+
+def _differing_forms(name: str, case: Case, connections: int) -> Job:
+    """Return systems that get requests of one form, and of many."""
+    job = _json_to_grpc(name, case, connections)
+    writers = {"gateway": messages.json_request, "envoy transcoder": messages.transcoder_request}
+    found: list[Contender] = []
+    for each in job.contenders:
+        if each.name in writers:
+            first, *others = messages.differing(case, writers[each.name])
+            many = replace(
+                each, name=f"{each.name}, {DIFFERING}", question=first, others=tuple(others)
+            )
+            found += [each, many]
+    return replace(job, contenders=tuple(found))
+
+
+def _of_size(nbytes: int) -> Job:
+    """Return what forwards a binary tensor of a size."""
+    case = messages.sized(nbytes)
+    connections = 32 if nbytes <= 1 << 16 else 8 if nbytes <= 1 << 20 else 4
+    name = f"{SIZE} {messages.size_name(nbytes)}"
+    return _forwarding(_binary(name, case, connections, "http"))
+
+
+def _balanced(case: Case, count: int, connections: int) -> Job:
+    """Return what balances small binary requests over a number of endpoints."""
+    name = f"{ENDPOINT} {count}"
+    starts: dict[str, Callable[..., AbstractContextManager[Running]]] = {
+        "gateway": systems.gateway,
+        "envoy proxy (nt)": systems.envoy_proxy,
+        "nginx proxy (nt)": systems.nginx_proxy,
+    }
+    http = _http(case, messages.binary_request(case))
+    contenders = tuple(
+        http(system, partial(start, addresses=count), back="http")
+        for system, start in starts.items()
+    )
+    return Job(name, case, connections, contenders, _binary_replies(case), addresses=count)
+
+
+def _forwarding(job: Job) -> Job:
+    """Return a job without the other protocols and implementations of the gateway."""
+    found = tuple(each for each in job.contenders if each.name == "gateway" or "(nt)" in each.name)
+    return replace(job, contenders=found)
 
 
 def _noop(case: Case, transport: str | None) -> Start:

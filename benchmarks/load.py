@@ -23,7 +23,7 @@ _GRACE_S = 30.0
 _ASK_S = 20.0
 
 _WRK_SCRIPT = """
-local bodies, at = {{}}, 0
+local bodies, fields, at = {{}}, {{{fields}}}, 0
 for index, name in ipairs({{{bodies}}}) do
   local file = io.open(name, "rb")
   bodies[index] = file:read("*a")
@@ -31,10 +31,12 @@ for index, name in ipairs({{{bodies}}}) do
 end
 wrk.method = "POST"
 wrk.body = bodies[1]
-{fields}
+for name, value in pairs(fields[1]) do wrk.headers[name] = value end
 if #bodies > 1 then
   init = function()
-    for index, body in ipairs(bodies) do bodies[index] = wrk.format(nil, nil, nil, body) end
+    for index, body in ipairs(bodies) do
+      bodies[index] = wrk.format(nil, nil, fields[index], body)
+    end
   end
   request = function()
     at = at % #bodies + 1
@@ -61,7 +63,7 @@ class Target:
     Attributes:
         carrier: "http", "grpc" or "brpc".
         path: HTTP path, or gRPC method with "" for Open Inference's.
-        others: Further requests with the same fields, sent in turn by wrk only.
+        others: Further requests, sent in turn by wrk only.
     """
 
     carrier: str
@@ -157,16 +159,14 @@ def ask(target: Target) -> Message:
 
 
 def _wrk(target: Target, connections: int, seconds: float, core: int, folder: Path) -> Measured:
-    bodies, script = [], folder / "script.lua"
+    bodies, fields, script = [], [], folder / "script.lua"
     for number, message in enumerate((target.message, *target.others)):
         bodies.append(folder / f"body-{number}")
         bodies[-1].write_bytes(message.body)
-    fields = "\n".join(
-        f"wrk.headers[{json.dumps(name)}] = {json.dumps(value)}"
-        for name, value in target.message.fields
-    )
+        pairs = [f"[{json.dumps(name)}] = {json.dumps(value)}" for name, value in message.fields]
+        fields.append("{" + ", ".join(pairs) + "}")
     names = ", ".join(json.dumps(str(body)) for body in bodies)
-    script.write_text(_WRK_SCRIPT.format(bodies=names, fields=fields))
+    script.write_text(_WRK_SCRIPT.format(bodies=names, fields=", ".join(fields)))
     words = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"]
     out = output([*words, "-s", str(script), _url(target)], core, seconds)
     found = _WRK_RESULT.search(out)

@@ -6,7 +6,7 @@ the check of the responses notices a codec that loses data.
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 SMALL = "small"
 HUGE = "16 MiB"
+FORMS = 1024
 
 _NAMES = {"int32": "INT32", "float32": "FP32", "float64": "FP64"}
 _TYPES = {name: np.dtype(text) for text, name in _NAMES.items()}
@@ -80,6 +81,36 @@ def variations(case: Case) -> Iterator[Case]:
             for name, array in case.inputs.items()
         }
         yield Case(case.name, case.model, inputs, case.outputs)
+
+
+def differing(case: Case, write: Callable[[Case], Message]) -> Iterator[Message]:
+    """Yield requests that have names, shapes, ids and a header of their own.
+
+    There are twice as many of them as the gateway's caches of message forms hold.
+    """
+    random = np.random.default_rng(13)
+    for number in range(FORMS):
+        shape = (1, 1 + number % 31)
+        inputs = {
+            f"{name}_{number}": random.integers(-1000, 1000, shape, array.dtype)
+            for name, array in case.inputs.items()
+        }
+        message = write(Case(case.name, case.model, inputs, case.outputs))
+        document = {"id": f"call-{number}", **json.loads(message.body)}
+        tenant = ("X-Tenant", f"tenant-{number}")
+        yield Message(_dump(document), (*message.fields, tenant))
+
+
+def sized(nbytes: int) -> Case:
+    """One FP32 tensor of *nbytes* as input, 64 bytes as output."""
+    values = np.zeros((1, nbytes // 4), np.float32)
+    scores = np.linspace(0, 1, 16, dtype=np.float32).reshape(1, 16)
+    return Case(size_name(nbytes), image().model, {"X": values}, {"OUTPUT0": scores})
+
+
+def size_name(nbytes: int) -> str:
+    """Return a power of two as "64 KiB"."""
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def huge() -> Case:

@@ -149,7 +149,7 @@ def _running(
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(errors="replace")[-1000:]
                 raise RuntimeError(f"it was not ready within {_READY_S:g} s: {tail}")
-            time.sleep(0.1)
+            time.sleep(0.01)
         yield Running(process.pid, ports.http, ports.grpc)
 
 

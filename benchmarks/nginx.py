@@ -1,5 +1,6 @@
 """nginx's configuration: one worker that forwards HTTP/1 or gRPC and writes no access log."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 _LONG = 1_000_000_000
@@ -22,7 +23,7 @@ http {{
   scgi_temp_path {folder}/scgi;
   uwsgi_temp_path {folder}/uwsgi;
   upstream server {{
-    server 127.0.0.1:{upstream};
+    {upstreams}
     keepalive 64;
     keepalive_requests {long};
   }}
@@ -43,7 +44,7 @@ _GRPC = """
       grpc_pass grpc://server;"""
 
 
-def proxy(folder: Path, port: int, carrier: str, upstream_port: int) -> str:
+def proxy(folder: Path, port: int, carrier: str, upstream_port: int, hosts: Sequence[str]) -> str:
     """Return the configuration of a proxy that only forwards.
 
     Args:
@@ -51,12 +52,13 @@ def proxy(folder: Path, port: int, carrier: str, upstream_port: int) -> str:
         port: Port of the proxy.
         carrier: Of clients and upstream: "http" or "grpc".
         upstream_port: Port of the upstream.
+        hosts: Its addresses.
     """
     grpc = carrier == "grpc"
     return _PAGE.format(
         folder=folder,
         port=port,
-        upstream=upstream_port,
+        upstreams=" ".join(f"server {host}:{upstream_port};" for host in hosts),
         long=_LONG,
         http2=" http2" if grpc else "",
         location=_GRPC if grpc else _HTTP,

@@ -133,7 +133,7 @@ def wait_listening(port: int, process: subprocess.Popen[bytes], log: Path) -> No
             raise RuntimeError(f"it ended with {process.returncode}: {_tail(log)}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
-        time.sleep(0.05)
+        time.sleep(0.005)
     raise RuntimeError(f"nothing listens on port {port} after {_READY_S:g} s: {_tail(log)}")
 
 

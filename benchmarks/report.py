@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import batching, kept, machine, resident, stages
+from benchmarks import batching, kept, machine, resident, stages, start
 from benchmarks.codecs import Timing
 from benchmarks.goals import Judged, judged
 from benchmarks.rounds import Row
@@ -16,6 +16,7 @@ _TITLES = {
     "kept": "Cached responses",
     "held": "Memory of large requests",
     "workers": "Workers",
+    "start": "Start",
 }
 _HEAD = (
     "The benchmark runner writes this page from results.json. README.md explains how to read it. "
@@ -120,6 +121,16 @@ def held_table(rows: Sequence[resident.Held]) -> str:
         for row in rows
     ]
     return _table([*head, "allowed MiB"], lines, left=1)
+
+
+def start_table(rows: Sequence[start.Row]) -> str:
+    """Return the table of starts."""
+    head = ["system", "first response ms", "least ms", "cpu ms"]
+    lines = [
+        [row.system, *(f"{value:,.0f}" for value in (row.first_ms, row.least_ms, row.cpu_ms))]
+        for row in rows
+    ]
+    return _table(head, lines, left=1)
 
 
 def stage_table(rows: Sequence[stages.Row]) -> str:

@@ -143,7 +143,7 @@ def _behind(job: Job, chosen: Sequence[Contender], stack: ExitStack) -> dict[str
         return {"http": server, "grpc": server}
     backs = {each.back for each in chosen if each.start is not None} - {None}
     return {
-        carrier: stack.enter_context(canned(carrier, reply, cores()[1]))
+        carrier: stack.enter_context(canned(carrier, reply, cores()[1], job.addresses))
         for carrier, reply in job.replies.items()
         if carrier in backs
     }

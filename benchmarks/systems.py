@@ -51,14 +51,15 @@ class Running:
 
 
 @contextmanager
-def canned(carrier: str, answer: Message, core: int) -> Iterator[Running]:
-    """Run a canned server."""
+def canned(carrier: str, answer: Message, core: int, addresses: int = 1) -> Iterator[Running]:
+    """Run a canned server on a number of loopback addresses."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file, log = folder / "answer", folder / "log"
         file.write_bytes(answer.body)
         fields = json.dumps(dict(answer.fields))
         words = [sys.executable, "-m", "benchmarks.canned", carrier, str(file), fields]
+        words.append(str(addresses))
         with child(words, core, log, pipe=True, variables=LARGE_BUFFERS) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -75,6 +76,7 @@ def gateway(
     transport: str | None = None,
     said: Mapping[str, object] | None = None,
     *,
+    addresses: int = 1,
     anywhere: bool = False,
 ) -> Iterator[Running]:
     """Run the gateway as a sidecar of the upstream, with everything that is on by default.
@@ -85,10 +87,11 @@ def gateway(
         models: The section `models` of the configuration.
         transport: Implementation of both sides; None for the default.
         said: Other sections of the configuration.
+        addresses: Loopback addresses of the upstream.
         anywhere: Run on any core, not on that of the systems under test.
     """
     upstream = {
-        "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
+        "urls": [f"oip+{carrier}://{host}:{upstream_port}" for host in loopback(addresses)],
         "options": {"dialect": "unknown"},
         **_made(transport),
     }
@@ -140,6 +143,11 @@ def serving(
             yield Running(process.pid, http_port, grpc_port, brpc_port)
 
 
+def loopback(count: int) -> list[str]:
+    """Return the first loopback addresses, on which one canned server listens."""
+    return [f"127.0.0.{number}" for number in range(1, count + 1)]
+
+
 def _made(transport: str | None) -> dict[str, str]:
     return {} if transport is None else {"transport": transport}
 
@@ -158,9 +166,10 @@ def card(carrier: str, upstream_port: int) -> Iterator[Running]:
 
 
 @contextmanager
-def envoy_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
+def envoy_proxy(carrier: str, upstream_port: int, addresses: int = 1) -> Iterator[Running]:
     """Run Envoy between client and upstream of the same protocol, without translation."""
-    with _envoy(envoy.proxy(port := free_port(), carrier, upstream_port), port) as running:
+    config = envoy.proxy(port := free_port(), carrier, upstream_port, loopback(addresses))
+    with _envoy(config, port) as running:
         yield running
 
 
@@ -186,7 +195,7 @@ def _envoy(config: object, port: int) -> Iterator[Running]:
 
 
 @contextmanager
-def nginx_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
+def nginx_proxy(carrier: str, upstream_port: int, addresses: int = 1) -> Iterator[Running]:
     """Run nginx between client and upstream of the same protocol, without translation."""
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
@@ -195,7 +204,7 @@ def nginx_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file, log = folder / "nginx.conf", folder / "log"
-        file.write_text(nginx.proxy(folder, port, carrier, upstream_port))
+        file.write_text(nginx.proxy(folder, port, carrier, upstream_port, loopback(addresses)))
         words = [program, "-p", name, "-e", "stderr", "-c", str(file)]
         with child(words, cores()[0], log, variables=LARGE_BUFFERS) as process:
             wait_listening(port, process, log)

@@ -166,7 +166,8 @@ def _receiver(protocol: asyncio.BaseProtocol) -> Callable[[bytes], object]:
     if not isinstance(protocol, asyncio.BufferedProtocol):
         return cast("asyncio.Protocol", protocol).data_received
 
-    def fill(data: bytes) -> None:
+    def fill(received: bytes) -> None:
+        data = memoryview(received)  # a kernel copies each byte once
         while data:
             buffer = memoryview(protocol.get_buffer(len(data)))
             size = min(len(buffer), len(data))

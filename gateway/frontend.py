@@ -3,8 +3,6 @@
 This is the only place where errors become responses.  It knows no protocol and no socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

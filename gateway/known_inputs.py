@@ -4,8 +4,6 @@ Nothing waits for them. Only a message that does not match waits for a second qu
 what is known may be old, or that of another route.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection
 from time import monotonic

@@ -3,8 +3,6 @@
 Modules are imported on first use, so a configuration does not load protocols that it does not name.
 """
 
-from __future__ import annotations
-
 import importlib
 from importlib.metadata import entry_points
 from typing import Any

@@ -4,8 +4,6 @@ The router, every policy, every backend and every upstream is a Service.  A poli
 `gateway.app.layers` has the order in which they are wrapped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 

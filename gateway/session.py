@@ -13,8 +13,6 @@ means; the transport knows how it moves.
   that does not read therefore stops its models first, and then its own messages.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import aclosing

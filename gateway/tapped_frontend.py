@@ -1,7 +1,5 @@
 """TappedFrontend: a frontend that passes calls, replies and messages to a tap (a recorder)."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -33,7 +31,7 @@ class Tap(Protocol):
         ...
 
     def end(self, exchange: TappedCall, /) -> None:
-        """Receive a finished exchange."""
+        """Receive a finished exchange, and release its teed body."""
         ...
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
@@ -127,6 +125,5 @@ class TappedFrontend(Frontend[Q, A]):
             self._tap.end(exchange)
         except Exception:  # the client's response must not fail because of a tap
             log.exception("call not recorded")
-        finally:
             if exchange.teed is not None:
                 exchange.teed.release()

@@ -4,8 +4,6 @@ It knows no protocol and no socket.  A malformed response becomes UpstreamProtoc
 because a codec does not know on which side it is used.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
@@ -17,6 +15,7 @@ import structlog
 
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
 from gateway.concurrency.offload import ON_LOOP, off_loop, wherever
+from gateway.ir import errors
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import (
     Call,
@@ -28,17 +27,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import (
-    Decoupled,
-    ErrorCode,
-    GatewayError,
-    InvalidTensor,
-    MalformedMessage,
-    SequenceIdTooLarge,
-    TooLarge,
-    Unsupported,
-    UpstreamProtocolError,
-)
 from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
@@ -58,9 +46,9 @@ Q_contra = TypeVar("Q_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
 # A codec or a client raises these for a malformed response, and the server replies with them too.
-_MALFORMED = (MalformedMessage, InvalidTensor, TooLarge)
+_MALFORMED = (errors.MalformedMessage, errors.InvalidTensor, errors.TooLarge)
 
-_CANCELLED = ErrorCode.CANCELLED.value
+_CANCELLED = errors.ErrorCode.CANCELLED.value
 _MARGIN_S = 0.005
 _MAX_CACHED = 1024
 _NAMELESS = ModelRef("")
@@ -170,10 +158,12 @@ class Upstream(Generic[Q, A]):
             if deadline is not None:
                 deadline -= _MARGIN_S
             reply = await self._client.send(wire, deadline=deadline, decode=decode)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             reported = self._reported(call, error)
             self._attempts.ended(type(call), path, monotonic() - started, code_of(reported))
-            is_decoupled = as_stream and type(call) is InferRequest and isinstance(error, Decoupled)
+            is_decoupled = (
+                as_stream and type(call) is InferRequest and isinstance(error, errors.Decoupled)
+            )
             try:
                 if not is_decoupled:
                     raise reported from error.__cause__
@@ -226,7 +216,7 @@ class Upstream(Generic[Q, A]):
             return self._codec.decode_reply(call, response)
         except LongWork:
             return self._decoded_off_loop(call, response)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             raise self._reported(call, error) from error.__cause__
         finally:
             BOUND.allowance = None
@@ -234,7 +224,7 @@ class Upstream(Generic[Q, A]):
     async def _decoded_off_loop(self, call: Call[R], response: A) -> R:
         try:
             return await off_loop(self._codec.decode_reply, call, response)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             raise self._reported(call, error) from error.__cause__
 
     def _encode_cut_through(self, call: Call[Any]) -> Q | None:
@@ -250,9 +240,9 @@ class Upstream(Generic[Q, A]):
             return self._single_or_stream(call, CALL_PATH.get())
         try:
             wire = self._codec.encode_call(call)
-        except SequenceIdTooLarge:
+        except errors.SequenceIdTooLarge:
             raise
-        except Unsupported:
+        except errors.Unsupported:
             request = call.request.changed(context=call.context)
             return self._single_item_stream(request, CALL_PATH.get())
         return self._items(call, wire, CALL_PATH.get())
@@ -267,12 +257,12 @@ class Upstream(Generic[Q, A]):
         try:
             request = call.request.changed(context=call.context)
             yield await self._unary(path, request)
-        except Decoupled as refused:
+        except errors.Decoupled as refused:
             try:
                 wire = self._codec.encode_call(call)
-            except Unsupported as error:
+            except errors.Unsupported as error:
                 text = f"{refused.message}; {error.message}"
-                raise Unsupported(text, model=call.model) from error
+                raise errors.Unsupported(text, model=call.model) from error
         else:
             return
         self._decoupled[call.model] = None
@@ -314,7 +304,7 @@ class Upstream(Generic[Q, A]):
                 item = await wherever(self._codec.decode_item, call, response)
                 yield item if item.error is None else self._redacted_item(call, item)
             code = OK
-        except GatewayError as error:
+        except errors.GatewayError as error:
             code = code_of(error)
             raise self._reported(call, error) from error.__cause__
         finally:
@@ -326,7 +316,7 @@ class Upstream(Generic[Q, A]):
         redacted = None if error is None else self._redacted(call, error)
         return item if redacted is error else item.changed(error=redacted)
 
-    def _redacted(self, call: Call[Any], error: GatewayError) -> GatewayError:
+    def _redacted(self, call: Call[Any], error: errors.GatewayError) -> errors.GatewayError:
         """Return *error* without what clients must not see; the log has the whole text."""
         shown = brief_error(error) if self._brief_errors else error
         redacted = redacted_error(shown)
@@ -340,7 +330,7 @@ class Upstream(Generic[Q, A]):
             )
         return redacted
 
-    def _reported(self, call: Call[Any], error: GatewayError) -> GatewayError:
+    def _reported(self, call: Call[Any], error: errors.GatewayError) -> errors.GatewayError:
         """Return *error* as the caller may see it.
 
         An error with an origin is the server's own reply.  Without one, *error* says what is wrong
@@ -348,7 +338,7 @@ class Upstream(Generic[Q, A]):
         """
         if error.origin is None and isinstance(error, _MALFORMED):
             text = f"upstream {self._name!r} sent a malformed response: {redact(error.message)}"
-            return UpstreamProtocolError(text, model=call.model)
+            return errors.UpstreamProtocolError(text, model=call.model)
         return self._redacted(call, error)
 
 
@@ -416,7 +406,7 @@ class DialectDetectingUpstream:
         question = ServerMetadataRequest(context=call.context)
         try:
             return (await self._plain(question)).name
-        except GatewayError as error:
+        except errors.GatewayError as error:
             if error.retryable or error.origin is None:
                 raise
             return ""  # the server has replied, but without its name

@@ -74,7 +74,7 @@ more:
   `map` in place of `forward`.
 - **Segments with names of their own.** `map` refuses the names that Triton gives the segments of
   its python backend by default. If it runs with another `shm-region-prefix-name`, clients can
-  register these segments. Use `forward` with `keys`.
+  register these segments. Allow only names of your own: `shared_memory: {mode: map, keys: [...]}`.
 - **Sequences that never end.** A client can start sequences until the model has no free slot. The
   model's own `max_sequence_idle_microseconds` frees them. `sequences_per_client` limits the
   sequences of each client and is off by default.

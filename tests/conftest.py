@@ -12,6 +12,9 @@ import sys
 import pytest
 from hypothesis import settings
 
+from gateway import accelerator
+from tests.accelerated_parts import use_functions
+
 # No deadlines: a busy machine is not a failure, and pytest's own time limit ends what hangs.
 settings.register_profile("dev", max_examples=50, deadline=None)
 # Derandomized: the same change always gets the same examples. `make test` uses `ci`, `make slow`
@@ -60,3 +63,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.collect()
     finally:
         sys.unraisablehook = reported
+
+
+@pytest.fixture(params=["compiled", "plain Python"])
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with the compiled functions, and once more with their versions in Python."""
+    build: str = request.param
+    if build == "compiled":
+        source = vars(pytest.importorskip(accelerator.EXTENSION, reason="no C compiler"))
+    else:
+        source = accelerator.PYTHON_VERSIONS
+    use_functions(source, monkeypatch)
+    return build

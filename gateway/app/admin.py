@@ -1,7 +1,5 @@
 """The admin pages: metrics and probes, on addresses of their own."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
@@ -16,10 +14,11 @@ from gateway.app.errors import reason_of
 from gateway.app.status import Document, Status, readiness_document, status_page
 from gateway.config.models import AdminConfig
 from gateway.config.units import Address
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpFrontend, HttpMount, Server, ServerLimits
-from gateway.transports.reference.http_server import HttpServer
+from gateway.transports.http1.server import HttpServer
+from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 log = structlog.get_logger(__name__)
@@ -38,6 +37,8 @@ _HTML = Headers(
     ]
 )
 _JSON = Headers([("Content-Type", "application/json")])
+# The transport raises errors before and after a page is made. An unknown coding is 415.
+_STATUS = HTTP_STATUS | {ErrorCode.UNSUPPORTED: 415}
 
 
 class AdminFrontend(HttpFrontend):
@@ -112,8 +113,8 @@ class AdminFrontend(HttpFrontend):
         return wire.path in {"/livez", "/readyz"}
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
-        """Return the response to a malformed request."""
-        return _response(400, {"error": error.message})
+        """Return the response to a malformed request, or to one for which there is no room."""
+        return _response(_STATUS[error.code], {"error": error.message})
 
 
 async def start_pages(

@@ -1,7 +1,5 @@
 """What the log says when the gateway has started: where it listens, and what to try first."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final

@@ -5,8 +5,6 @@ complete and tensors have names in every protocol. Both are outside the endpoint
 a batch goes to one endpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

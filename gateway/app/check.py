@@ -1,13 +1,10 @@
 """Checks that the schema cannot do: names of protocols and backends, and their options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
-from gateway.app.capture_options import capture_options
+from gateway.app.capture_options import check_captures
 from gateway.app.migration.targets import check_migrations
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
@@ -64,8 +61,7 @@ def _check_requirements(config: Config) -> Iterator[Finding]:
         yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
     if config.telemetry.otlp.is_on and find_spec("opentelemetry") is None:
         yield ("telemetry", "otlp"), "needs OpenTelemetry: pip install 'tensor-gateway[otel]'"
-    if config.capture is not None:
-        yield from _raised(("capture",), capture_options, config.capture, Path())
+    yield from check_captures(config)
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:

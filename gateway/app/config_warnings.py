@@ -3,8 +3,6 @@
 `gateway validate` prints them; with `--strict` they are errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase

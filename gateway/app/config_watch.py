@@ -1,7 +1,5 @@
 """Watches the configuration file for changes."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable

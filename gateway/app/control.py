@@ -1,7 +1,5 @@
 """The admin pages that change the gateway or show its configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, Literal
 

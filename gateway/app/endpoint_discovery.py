@@ -1,13 +1,12 @@
 """Endpoints that follow the addresses of names (`resolve: all`).
 
 Each address behind a name is an endpoint. An address that is new is probed before it gets calls.
-One that is gone gets no new calls, and is closed when its calls and sequences have ended.
+One that is gone gets no new calls, and is closed when its calls and sequences have ended. Records
+of services (SRV) also tell the ranks and weights of the endpoints.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -21,7 +20,7 @@ from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.transports.contract import HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
-from gateway.transports.net.host_addresses import HostAddresses, LookUp
+from gateway.transports.net.host_addresses import HostAddress, HostAddresses, LookUp
 
 log = structlog.get_logger(__name__)
 
@@ -169,11 +168,15 @@ class EndpointDiscovery:
         gone = [key for key in self._members if key not in wanted and key not in self._leaving]
         back = [key for key in self._leaving if key in wanted]
         if not (added or gone or back):
+            if self._set_shares(wanted):
+                self._replace()
+                log.info("endpoint weights changed", upstream=self._upstream)
             return
         await asyncio.gather(*(member.prober.probe() for member in added.values()))
         for member in added.values():
             member.prober.start()
         self._members |= added
+        self._set_shares(wanted)
         for key in back:
             self._leaving.pop(key).cancel()
             self._members[key].endpoint.is_leaving = False
@@ -188,14 +191,25 @@ class EndpointDiscovery:
             removed=[self._members[key].endpoint.name for key in gone],
         )
 
-    def _wanted(self) -> list[_Key]:
-        """Return the servers behind all names, those with the same address once."""
-        found: dict[tuple[str, int], _Key] = {}
+    def _wanted(self) -> dict[_Key, HostAddress]:
+        """Return the servers behind all names, those with the same address once: the first."""
+        found: dict[tuple[str, int], tuple[_Key, HostAddress]] = {}
         for url, addresses in self._found.items():
-            for host, port, address in addresses.found:
-                key = (Url(url.protocol, url.carrier, host, port, url.path), address)
-                found.setdefault((address, port), key)
-        return list(found.values())
+            for each in addresses.found:
+                key = (Url(url.protocol, url.carrier, each.host, each.port, url.path), each.address)
+                server = (each.address, each.port)
+                if server not in found or each.rank < found[server][1].rank:
+                    found[server] = (key, each)
+        return dict(found.values())
+
+    def _set_shares(self, wanted: Mapping[_Key, HostAddress]) -> bool:
+        """Give the endpoints their ranks and weights; return whether one has changed."""
+        has_changed = False
+        for key, found in wanted.items():
+            endpoint = self._members[key].endpoint
+            has_changed |= (endpoint.rank, endpoint.weight) != (found.rank, found.weight)
+            endpoint.rank, endpoint.weight = found.rank, found.weight
+        return has_changed
 
     def _replace(self) -> None:
         self._endpoints.replace([member.endpoint for member in self.members])

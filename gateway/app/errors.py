@@ -1,7 +1,5 @@
 """The error of a gateway that cannot start, and the exceptions that cause it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.ir.errors import GatewayError

@@ -1,7 +1,5 @@
 """The gateway of one process: built from a configuration, started, drained, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -134,7 +132,7 @@ class Gateway:
             new_path = self._export.new_path
             record = self._export.recorder(record, self.metrics.exemplify)
         self._shadow = self._connect_shadow(loaded, new_path)
-        capture = None if self._shadow is None else self._shadow.capture
+        tap = None if self._shadow is None else self._shadow.tap
         self._process = ProcessParts(
             metrics=self.metrics,
             budget=self._budget,
@@ -146,7 +144,7 @@ class Gateway:
             forwarded=ForwardedRegions(config.shared_regions, is_shared=not self._slot.is_single),
             load=self._load,
             stock=None if self._stock_keeper is None else self._stock_keeper.stock.count,
-            new_path=(new_path if capture is None else partial(inherited_path, new_path=new_path)),
+            new_path=(new_path if tap is None else partial(inherited_path, new_path=new_path)),
             tracing=None if self._export is None else self._export.tracing,
             shifts=self.shifts,
             mirrors={} if self._shadow is None else self._shadow.mirrors,
@@ -178,7 +176,7 @@ class Gateway:
             replaces=config.lifecycle.hand_over,
             sockets=self._sockets,
             request_ids=self._slot.request_ids(),
-            tap=None if capture is None else capture.tap,
+            tap=tap,
             tracing=self._process.tracing,
         )
         self._listeners = [
@@ -194,7 +192,7 @@ class Gateway:
         self, loaded: LoadedConfig, new_path: Callable[[], CallPath]
     ) -> ShadowClient | None:
         """Return the connection to the shadow process; None if the configuration needs none."""
-        if not shadow_channels(loaded.config):
+        if not shadow_channels(loaded):
             return None
         keeper, sockets = None, self._shadow_sockets
         if not sockets:

@@ -1,7 +1,5 @@
 """The parts of a service graph, and which of them a reload keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast

@@ -4,8 +4,6 @@
 `gateway explain --layers` prints it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -17,7 +17,7 @@ import structlog
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
-from gateway.app.transports import HTTP_SERVERS, grpc_server
+from gateway.app.transports import grpc_server, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
 from gateway.config.units import UNIX, Address, StreamAddress
@@ -266,7 +266,7 @@ def build_listener(
         # One port of both has a server of both.
         is_both = config.address is not None
         name = f"{config.name}.http{'+grpc' * is_both}"
-        servers[name] = HTTP_SERVERS[config.transport](
+        servers[name] = http_server_class(config.transport)(
             http_address.host,
             http_address.port,
             mounts=http,
@@ -417,7 +417,7 @@ def _shared_port(  # one caller
         codec = spec.grpc.codec(limits[1], options)
         frontend = built.frontend(spec, codec, **_GRPC_IDS)
         grpc.append(GrpcMount(spec.stream.grpc_methods, frontend))
-    server = HTTP_SERVERS[config.transport](
+    server = http_server_class(config.transport)(
         mounts=http,
         limits=limits[0],
         budget=shared.budget,

@@ -1,7 +1,5 @@
 """Builds the models that run in the gateway's own process, each with its layers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

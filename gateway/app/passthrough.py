@@ -1,7 +1,5 @@
 """Requests to paths of no protocol, which go to an HTTP upstream: their rules, lines and counts."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial

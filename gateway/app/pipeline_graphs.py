@@ -1,7 +1,5 @@
 """Builds the graphs of pipelines from YAML, and checks them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.app.route_rules import RuledRoute, model_of, ruled_routes

@@ -5,8 +5,6 @@ retries; metrics do not count it as a client's call. If no route matches the mod
 the model is in the configuration, the step calls it directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

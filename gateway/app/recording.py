@@ -5,112 +5,222 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
+from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
 from gateway.app.shadow.outbox import Outbox
 from gateway.app.shadow.sender import FinishedCalls, RecordSender
 from gateway.captures.privacy import Privacy
 from gateway.captures.records import Recordable, WireRow
-from gateway.captures.sampling import CaptureOptions, CaptureSampler
+from gateway.captures.sampling import CaptureCounts, CaptureOptions, CaptureSampler
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import TeeBudget, tee_body
+from gateway.migration.sampling import is_shadow_call, sequence_key
 from gateway.migration.stock import SAVE_S, Stock, stock_path
 from gateway.migration.wire_messages import READING_HEADERS, Message, body_of, head_of
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tapped_call import TappedCall
 
+GATHER_S: Final = 0.02
+"""Calls wait for others for this time, which belongs to the 0.25 s that a crash may lose."""
+
 CLOSE_S: Final = 5.0
 """A shadow process that does not confirm the last calls delays a stop for this time."""
+
+
+class Capturing:
+    """One capture of one serving process: it chooses calls, and sends them.
+
+    Args:
+        options: What to record.
+        sock: To the shadow process.
+    """
+
+    def __init__(self, options: CaptureOptions, sock: socket.socket) -> None:
+        self._sampler = CaptureSampler(options)
+        self.outbox = Outbox(sock, self._sampler, GATHER_S)
+        self._sender = RecordSender(self.outbox, lambda: self.options.privacy)
+
+    @property
+    def options(self) -> CaptureOptions:
+        """What is recorded now."""
+        return self._sampler.options
+
+    @property
+    def counts(self) -> CaptureCounts:
+        """What became of the calls."""
+        return self._sampler.counts
+
+    def chooses(self, request: InferRequest, context: Context) -> bool:
+        """Return whether to record a call, if its route is recorded. It is not counted yet."""
+        model = "" if request.model is None else request.model.name
+        if not self._sampler.chooses(model, sequence_key(request) or context.request_id):
+            return False
+        return not self.options.route or not is_shadow_call(context)
+
+    def samples_rejected(self) -> bool:
+        """Return whether to record a message that has no route, and count it if so."""
+        options = self.options
+        return (
+            options.privacy.wire
+            and not options.route
+            and self._sampler.samples("", f"{time.monotonic_ns()}")
+        )
+
+    def count(self) -> None:
+        """Count a call that is recorded, or skipped, or dropped."""
+        self.counts.sampled += 1
+
+    def put(self, call: Recordable) -> None:
+        """Send a call, or count why not."""
+        reason = self._sampler.reason_to_skip(call)
+        if reason:
+            self.outbox.skip(reason)
+        else:
+            self._sender.send(call)
+
+    def start(self) -> None:
+        """Begin to send calls to the shadow process."""
+        self.outbox.start()
+
+    def change(self, options: CaptureOptions) -> None:
+        """Choose calls by other options from now on. Limits and files stay as they are."""
+        self._sampler.change(options)
+
+    async def close(self) -> None:
+        """Wait until all calls are written; idempotent."""
+        await self._sender.close()
+        await self.outbox.close(CLOSE_S)
+
+
+def watch_captures(metrics: Metrics, captures: Sequence[Capturing]) -> None:
+    """Publish the counts of all captures together."""
+
+    def total(count: Callable[[CaptureCounts], int]) -> Callable[[], dict[tuple[str, ...], int]]:
+        return lambda: {(): sum(count(each.counts) for each in captures)}
+
+    def left_out() -> dict[tuple[str, ...], int]:
+        found: Counter[str] = Counter()
+        for each in captures:
+            found.update(each.counts.left_out)
+        return {(reason,): count for reason, count in found.items()}
+
+    metrics.watch_counter(
+        "gateway_capture_calls",
+        "Calls that were recorded.",
+        total(lambda counts: counts.recorded),
+    )
+    metrics.watch_counter(
+        "gateway_capture_bytes",
+        "Bytes of elements and messages that were recorded.",
+        total(lambda counts: counts.nbytes),
+    )
+    metrics.watch_counter(
+        "gateway_capture_dropped",
+        "Sampled calls that were not recorded, by reason.",
+        left_out,
+        ("reason",),
+    )
+    metrics.watch_counter(
+        "gateway_capture_sampled", "Calls to record.", total(lambda counts: counts.sampled)
+    )
+    metrics.watch(
+        "gateway_capture_outbox_bytes",
+        "Bytes of sampled calls that wait for the shadow process.",
+        lambda: sum(each.outbox.used_bytes for each in captures),
+    )
+
+
+class CapturedCall(TappedCall):
+    """A call that is recorded, if its route is.
+
+    Attributes:
+        captures: Those that chose it.
+    """
+
+    captures: Sequence[Capturing] = ()
 
 
 class CaptureTap:
     """Passes the inferences of all frontends to the shadow process, which records them.
 
     Args:
-        sampler: Decides which calls are recorded.
-        outbox: Sends them.
+        captures: Each chooses calls for itself.
         new_path: Makes the record of a call's path.
     """
 
     def __init__(
-        self,
-        sampler: CaptureSampler,
-        outbox: Outbox,
-        new_path: Callable[[], CallPath] = CallPath,
+        self, captures: Sequence[Capturing], new_path: Callable[[], CallPath] = CallPath
     ) -> None:
-        self._sampler = sampler
-        self._sender = RecordSender(outbox, lambda: self._privacy)
+        self._captures = captures
         self._new_path = new_path
-        self._finished = FinishedCalls()
-        self._tee_budget = TeeBudget(sampler.options.outbox_bytes)
-
-    @property
-    def _privacy(self) -> Privacy:
-        return self._sampler.options.privacy
+        self._finished = FinishedCalls(self._send)
+        self._tee_budget = TeeBudget(sum(each.options.outbox_bytes for each in captures))
 
     def begin(self, call: Call[Any], /) -> TappedCall | None:
         """Return the exchange of an inference that is sampled, else None."""
         request = inference_of(call)
         if request is None:
             return None
-        model = "" if request.model is None else request.model.name
-        sequence = request.sequence
-        key = call.context.request_id if sequence is None else f"{model}|{sequence.id}"
-        if not self._sampler.samples(model, key):
+        captures = [each for each in self._captures if each.chooses(request, call.context)]
+        if not captures:
             return None
         started, path = time.monotonic(), self._new_path()
-        if not self._privacy.reads_elements or type(call) is not InferRequest:
-            return TappedCall(call, started, path)
+        reads_elements = any(each.options.privacy.reads_elements for each in captures)
+        if not reads_elements or type(call) is not InferRequest:
+            return CapturedCall(call, started, path, captures=captures)
         teeing, teed = tee_body(call, self._tee_budget)
-        return TappedCall(teeing, started, path, teed=teed)
+        return CapturedCall(teeing, started, path, teed=teed, captures=captures)
 
     def end(self, exchange: TappedCall, /) -> None:
-        """Pass a finished exchange to the shadow process."""
+        """Pass a finished exchange to the shadow process, after the response is written."""
+        self._finished.put(exchange)
+
+    def send_all(self) -> None:
+        """Pass on what has finished, before the captures close."""
+        self._finished.send_all()
+
+    def _send(self, exchange: TappedCall) -> None:
+        assert isinstance(exchange, CapturedCall)  # noqa: S101  # `begin` made it
+        route = exchange.path.route
+        captures = [each for each in exchange.captures if each.options.route in {"", route}]
+        if not captures:
+            return
+        for each in captures:
+            each.count()
         found = self._finished.recordable(exchange)
         if found is None:
-            self._sender.outbox.skip("arriving")
+            for each in captures:
+                each.outbox.skip("arriving")
             return
         recordable, kept = found
         recordable.request = _resolved(recordable.request, exchange.path.model)
-        if self._privacy.wire:
-            origin = exchange.call.context.origin
-            if origin is not None:
-                row = _wire_row("request", 0, origin.wire, self._privacy)
-                recordable.wire.append(
-                    WireRow(row.side, row.place, row.head, row.body + kept.tobytes())
-                )
-            recordable.wire += [
-                _wire_row("reply", place, each, self._privacy)
-                for place, each in enumerate(exchange.responses)
-            ]
-        self._put(recordable)
-
-    def _put(self, call: Recordable) -> None:
-        """Send a call, or count why not."""
-        reason = self._sampler.reason_to_skip(call)
-        if reason:
-            self._sender.outbox.skip(reason)
-        else:
-            self._sender.send(call)
-
-    async def close(self) -> None:
-        """Wait for the calls that need long work."""
-        await self._sender.close()
+        for each in captures:
+            own = recordable
+            if each.options.privacy.wire:
+                own = replace(own, wire=_messages(exchange, kept, each.options.privacy))
+            each.put(own)
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
         """Record a message that could not be decoded, if messages are recorded."""
-        if not self._privacy.wire or not self._sampler.samples("", f"{time.monotonic_ns()}"):
-            return
+        for capture in self._captures:
+            if capture.samples_rejected():
+                capture.put(self._rejected_call(codec, wire, error, response, capture))
+
+    def _rejected_call(
+        self, codec: str, wire: Any, error: GatewayError, response: Any, capture: Capturing
+    ) -> Recordable:
         rows = [
-            _wire_row("request", 0, wire, self._privacy),
-            _wire_row("reply", 0, response, self._privacy),
+            _wire_row("request", 0, wire, capture.options.privacy),
+            _wire_row("reply", 0, response, capture.options.privacy),
         ]
         client = NO_CLIENT if error.client is None else error.client
         context = Context(protocol=codec, request_id=error.request_id, client=client)
@@ -124,7 +234,19 @@ class CaptureTap:
             wire=rows,
         )
         recordable.fail(error)
-        self._put(recordable)
+        return recordable
+
+
+def _messages(exchange: TappedCall, kept: memoryview, privacy: Privacy) -> list[WireRow]:
+    """Return the messages of an exchange; *kept* is what its teed body kept."""
+    rows = [
+        _wire_row("reply", place, each, privacy) for place, each in enumerate(exchange.responses)
+    ]
+    origin = exchange.call.context.origin
+    if origin is None:
+        return rows
+    row = _wire_row("request", 0, origin.wire, privacy)
+    return [WireRow(row.side, row.place, row.head, row.body + kept.tobytes()), *rows]
 
 
 def _resolved(request: InferRequest | None, name: str) -> InferRequest | None:
@@ -179,66 +301,3 @@ class StockKeeper:
         while True:
             await asyncio.sleep(SAVE_S)
             await asyncio.to_thread(self.stock.save)
-
-
-class Capturing:
-    """The capture of one serving process.
-
-    Args:
-        options: What to record.
-        sock: To the shadow process.
-        metrics: Gets the counts.
-        new_path: Makes the record of a call's path.
-    """
-
-    def __init__(
-        self,
-        options: CaptureOptions,
-        sock: socket.socket,
-        metrics: Metrics,
-        new_path: Callable[[], CallPath],
-    ) -> None:
-        self._sampler = CaptureSampler(options)
-        self._outbox = Outbox(sock, self._sampler)
-        self.tap = CaptureTap(self._sampler, self._outbox, new_path)
-        watch_capture(metrics, self._sampler, self._outbox)
-
-    def start(self) -> None:
-        """Begin to send calls to the shadow process."""
-        self._outbox.start()
-
-    def change(self, options: CaptureOptions) -> None:
-        """Choose calls by other options from now on. Limits and files stay as they are."""
-        self._sampler.change(options)
-
-    async def close(self) -> None:
-        """Wait until all calls are written; idempotent."""
-        await self.tap.close()
-        await self._outbox.close(CLOSE_S)
-
-
-def watch_capture(metrics: Metrics, sampler: CaptureSampler, outbox: Outbox) -> None:
-    """Publish the counts of a capture."""
-    counts = sampler.counts
-    metrics.watch_counter(
-        "gateway_capture_calls", "Calls that the capture recorded.", lambda: {(): counts.recorded}
-    )
-    metrics.watch_counter(
-        "gateway_capture_bytes",
-        "Bytes of elements and messages that the capture recorded.",
-        lambda: {(): counts.nbytes},
-    )
-    metrics.watch_counter(
-        "gateway_capture_dropped",
-        "Sampled calls that the capture did not record, by reason.",
-        lambda: {(reason,): count for reason, count in counts.left_out.items()},
-        ("reason",),
-    )
-    metrics.watch_counter(
-        "gateway_capture_sampled", "Calls to record.", lambda: {(): counts.sampled}
-    )
-    metrics.watch(
-        "gateway_capture_outbox_bytes",
-        "Bytes of sampled calls that wait for the shadow process.",
-        lambda: outbox.used_bytes,
-    )

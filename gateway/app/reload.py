@@ -4,8 +4,6 @@
 supervisor of the workers. A file with an error changes nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

@@ -1,7 +1,5 @@
 """Closes the graphs that a reload replaced, after their last calls."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

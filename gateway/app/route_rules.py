@@ -1,7 +1,5 @@
 """The routing rules of a configuration, in order, for the gateway and for `gateway explain`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ target `Rename` and the upstream or model. `gateway.py` puts the router and `Obs
 `upstreams.py` and `models.py` build the layers of a target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Runs a gateway in this process until a signal stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable

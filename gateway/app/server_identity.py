@@ -1,7 +1,5 @@
 """What the gateway knows about the server of an endpoint: its identity and its weaknesses."""
 
-from __future__ import annotations
-
 import structlog
 
 from gateway.app.weaknesses import CANCELLED_CALLS, GRPC, weakness_lines, withholds_before

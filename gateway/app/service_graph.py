@@ -391,7 +391,9 @@ class ServiceGraph:
             services = [built.service for built in self._upstreams.values()]
             return ForwardRegions(services, sharing.keys, process.forwarded)
         if sharing.mode == "map":
-            return CopyRegions(process.regions, process.budget, max_message_bytes(listener))
+            return CopyRegions(
+                process.regions, process.budget, max_message_bytes(listener), sharing.keys
+            )
         return SharedMemoryOff()
 
     def _entry(

@@ -1,7 +1,5 @@
 """Signatures: metadata from YAML, for models whose server reports none, or the wrong ones."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast

@@ -4,8 +4,6 @@ It shows what the process knows without asking anybody: routes, upstreams with t
 limits in use, and the latest warnings. It holds no payloads and no secrets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final

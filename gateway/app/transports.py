@@ -1,12 +1,11 @@
 """Builds servers and clients of the transport implementation that the configuration names.
 
-`native` is the gateway's own code; `reference` uses aiohttp and grpcio.
+`native` is the gateway's own code; `reference` uses aiohttp and grpcio, which take 0.2 s to import.
+So it is imported only where the configuration names it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import UNLIMITED, ConnectionCount, MemoryBudget
@@ -32,18 +31,17 @@ from gateway.transports.net.tls import (
     grpc_server_credentials,
     server_context,
 )
-from gateway.transports.reference import grpc_client as reference_client
-from gateway.transports.reference import grpc_server as reference_server
-from gateway.transports.reference import http_client as reference_http_client
-from gateway.transports.reference import http_server as reference_http_server
 
 TransportImplementation = Literal["reference", "native"]
 
-HTTP_SERVERS: Final[Mapping[TransportImplementation, type[HttpListener]]] = {
-    "native": native_http_server.HttpServer,
-    "reference": reference_http_server.HttpServer,
-}
-"""The HTTP server of each implementation; both accept the same arguments."""
+
+def http_server_class(implementation: TransportImplementation) -> type[HttpListener]:
+    """Return the HTTP server of an implementation; both accept the same arguments."""
+    if implementation == "native":
+        return native_http_server.HttpServer
+    from gateway.transports.reference import http_server  # noqa: PLC0415  # slow
+
+    return http_server.HttpServer
 
 
 def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
@@ -90,6 +88,8 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             count=count,
             reuse_port=reuse_port,
         )
+    from gateway.transports.reference import grpc_server as reference_server  # noqa: PLC0415  # slow
+
     credentials = None if tls is None else grpc_server_credentials(tls)
     return reference_server.GrpcServer(
         address,
@@ -126,6 +126,8 @@ def grpc_client(
             budget=budget,
             address=address,
         )
+    from gateway.transports.reference import grpc_client as reference_client  # noqa: PLC0415  # slow
+
     credentials = None if tls is None else grpc_channel_credentials(tls)
     return reference_client.GrpcClient(target, limits, credentials=credentials, withheld=withheld)
 
@@ -155,4 +157,6 @@ def http_client(
         return native_http_client.HttpClient(
             url, limits, ssl_context=context, budget=budget, address=address
         )
+    from gateway.transports.reference import http_client as reference_http_client  # noqa: PLC0415
+
     return reference_http_client.HttpClient(url, limits, ssl_context=context, budget=budget)

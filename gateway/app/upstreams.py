@@ -1,7 +1,5 @@
 """Builds the service of each upstream: clients, codecs, endpoints and probes."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ The table is the source of docs/protection.md (`make regenerate`), of the log li
 upstream, and of the default of `cancellation`. The code of the defences is in other modules.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

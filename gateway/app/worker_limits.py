@@ -4,8 +4,6 @@ They apply to every `workers` setting except 1, `auto` included: whether a confi
 does not depend on the number of cores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final

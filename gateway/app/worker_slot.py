@@ -1,7 +1,5 @@
 """The number of a worker among all workers, and its share of limits that all workers divide."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -4,8 +4,6 @@ It handles cancellation, validation against metadata, and errors. `instance_pool
 inferences, and `versions` combines several versions of a model.
 """
 
-from __future__ import annotations
-
 import abc
 import asyncio
 import time
@@ -20,6 +18,7 @@ from gateway.backends.instance_pool import InstancePool
 from gateway.backends.job import Job
 from gateway.backends.validation import Arrays, Signature
 from gateway.concurrency.offload import inline, off_loop, wherever
+from gateway.ir import errors
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -28,13 +27,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import (
-    DeadlineExceeded,
-    ErrorCode,
-    GatewayError,
-    NotReady,
-    UpstreamError,
-)
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import NotifyingStream, close_stream, only_reply
 from gateway.ir.work import LongWork
@@ -52,10 +44,10 @@ _TEXT_LIMIT = 500
 _MODEL_ERRORS = (Exception, SystemExit)
 
 
-class LoadError(GatewayError):
+class LoadError(errors.GatewayError):
     """A model cannot be loaded; the text names the model and its file, in one line."""
 
-    code: ClassVar[ErrorCode] = ErrorCode.NOT_READY
+    code: ClassVar[errors.ErrorCode] = errors.ErrorCode.NOT_READY
 
 
 Inputs = Mapping[str, npt.NDArray[Any]]
@@ -211,20 +203,20 @@ class Backend(Dispatch, abc.ABC):
             future.add_done_callback(_ignore_result)
             raise
 
-    def _model_error(self, error: BaseException) -> UpstreamError:
+    def _model_error(self, error: BaseException) -> errors.UpstreamError:
         """Return an exception of the model as UpstreamError, and log the first of each type."""
         if type(error) not in self._logged_errors:
             self._logged_errors.add(type(error))
             log.warning("model failed", model=str(self.model), exc_info=error)
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return UpstreamError(
+        return errors.UpstreamError(
             f"model {str(self.model)!r} failed: {text[:_TEXT_LIMIT]}", model=self.model
         )
 
     def _raise(self, error: BaseException) -> NoReturn:
         """Raise an exception of the model as UpstreamError; raise a GatewayError unchanged."""
         try:
-            if isinstance(error, GatewayError):
+            if isinstance(error, errors.GatewayError):
                 raise error
             raise self._model_error(error) from error
         finally:
@@ -296,7 +288,7 @@ class Backend(Dispatch, abc.ABC):
         job.instance = instance
         if job.deadline is not None and self._clock() >= job.deadline:
             pool.release(instance)
-            raise DeadlineExceeded(
+            raise errors.DeadlineExceeded(
                 f"deadline exceeded while the request was queued for model {str(self.model)!r}",
                 model=self.model,
             )
@@ -338,8 +330,8 @@ class Backend(Dispatch, abc.ABC):
             final=not self.decoupled,
         )
 
-    def _not_ready(self) -> NotReady:
-        return NotReady(f"model {str(self.model)!r} is not loaded", model=self.model)
+    def _not_ready(self) -> errors.NotReady:
+        return errors.NotReady(f"model {str(self.model)!r} is not loaded", model=self.model)
 
 
 def _ignore_result(future: asyncio.Future[Any]) -> None:

@@ -4,8 +4,6 @@ Each declares its tensors with `declares`. Use one by its dotted name, such as
 "gateway.backends.examples:simple". They match models in the tests of Triton and other servers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """InstancePool: assigns the instances of a model to inferences, with a queue."""
 
-from __future__ import annotations
-
 import zlib
 
 from gateway.concurrency.limiter import Limiter, Waiter

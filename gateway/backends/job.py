@@ -1,7 +1,5 @@
 """Job: the properties of a request, besides its inputs, that a model may use."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any, Final

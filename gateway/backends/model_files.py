@@ -1,7 +1,5 @@
 """Shared parts of backends that load a model from a file: load errors, labels, warm-up inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The registry maps a backend's name to a function of a ModelSpec that returns the
 without loading them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 `repository` finds the files. ONNX Runtime is imported when the first model is loaded.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Mapping, Sequence

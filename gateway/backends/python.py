@@ -8,8 +8,6 @@ Input arrays may be read-only and unaligned. BYTES are object arrays of `bytes`,
 bit patterns. A model raises `gateway.ir.errors.InvalidRequest` to reject a request.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence

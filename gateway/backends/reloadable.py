@@ -1,7 +1,5 @@
 """ReloadableModel: an in-process model that calls can reload and unload."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Final, TypeVar, cast

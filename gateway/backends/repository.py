@@ -4,8 +4,6 @@ The layout is Triton's, `<model>/<version>/model.onnx`; a single file is version
 use the same layout with other file names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any

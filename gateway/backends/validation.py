@@ -3,8 +3,6 @@
 An invalid request is an `InvalidRequest`; an invalid output of the model is an `UpstreamError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

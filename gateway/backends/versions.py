@@ -1,7 +1,5 @@
 """Versions: all versions of one in-process model."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast

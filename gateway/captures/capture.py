@@ -3,8 +3,6 @@
 `ls`, `verify` and `repair` work on all its segments; `calls` yields every call.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from contextlib import ExitStack

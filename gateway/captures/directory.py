@@ -3,8 +3,6 @@
 `MANIFEST.jsonl` has a line for each sealed segment. Each line has the hash of the line before it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

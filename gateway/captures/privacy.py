@@ -1,7 +1,5 @@
 """What of a call is written: by default no payload, no parameter, no header and no error text."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

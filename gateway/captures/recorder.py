@@ -4,8 +4,6 @@ It runs in the shadow process, for all serving processes. A call is confirmed wh
 is committed, so whoever sent it knows what a crash of this process has lost.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -3,12 +3,10 @@
 `schema.py` stores the rows.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -145,8 +143,8 @@ class RecordedCall(Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of elements and messages."""
-        found = sum(len(each.data) for each in self.tensors if each.data is not None)
-        return found + sum(len(each.body) for each in self.wire)
+        found = sum([len(each.data) for each in self.tensors if each.data is not None])
+        return found + sum([len(each.body) for each in self.wire]) if self.wire else found
 
     def crc32(self) -> int:
         """Return the checksum of all rows."""
@@ -210,7 +208,7 @@ class RecordedCall(Struct, frozen=True):
             sequence=sequence,
             priority=details.get("priority", 0),
             timeout_us=details.get("timeout_us"),
-            parameters=json.loads(self.call.parameters or "{}"),
+            parameters=_parameters_of(self.call.parameters),
             flat_members=_members_of(details.get("flat_members", {})),
             batch_size=details.get("batch_size"),
         )
@@ -302,7 +300,7 @@ def record_of(source: Recordable, privacy: Privacy, hasher: Hasher | None) -> Re
         privacy: What to withhold.
         hasher: Hashes elements; the rest is copied. None for rows that go to another process:
             they refer to the elements, and an empty digest marks those that `with_hashes` hashes
-            there. Arrays are copied.
+            there. Writable arrays are copied.
 
     Raises:
         InvalidTensor: A tensor cannot be written in wire form.
@@ -322,6 +320,8 @@ def record_of(source: Recordable, privacy: Privacy, hasher: Hasher | None) -> Re
 
 def with_hashes(record: RecordedCall, hasher: Hasher) -> RecordedCall:
     """Return a record that `record_of` made without a hasher, with the hashes."""
+    if all(row.digest is None for row in record.tensors):
+        return record
 
     def hashed(row: TensorRow) -> TensorRow:
         if row.data is None or row.digest is None:
@@ -353,13 +353,14 @@ def tensor_row(tensor: Tensor, side: str, item: int, place: int) -> TensorRow:
     Raises:
         InvalidTensor: The elements cannot be written in wire form.
     """
+    datatype, shape = _type_texts(tensor.datatype, tensor.shape)
     return TensorRow(
         side=side,
         item=item,
         place=place,
         name=tensor.name,
-        datatype=None if tensor.datatype is None else tensor.datatype.name,
-        shape=None if tensor.shape is None else _shape_text(tensor.shape),
+        datatype=datatype,
+        shape=shape,
         form=RAW,
         declared=None,
         size=tensor.nbytes,
@@ -371,9 +372,14 @@ def _parameters_text(parameters: Parameters) -> str:
     return json.dumps(dict(parameters)) if parameters else "{}"
 
 
-@lru_cache(4096)  # calls repeat their shapes
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return json.dumps(shape)
+@lru_cache(4096)  # calls repeat them
+def _type_texts(
+    datatype: Datatype | None, shape: tuple[int, ...] | None
+) -> tuple[str | None, str | None]:
+    return (
+        None if datatype is None else datatype.name,
+        None if shape is None else json.dumps(shape),
+    )
 
 
 @lru_cache(256)
@@ -404,7 +410,7 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
         parameters=_parameters_text(request.parameters)
         if request is not None and privacy.parameters
         else None,
-        details=json.dumps(_details(source, privacy)),
+        details=json.dumps(details) if (details := _details(source, privacy)) else "{}",
         code=source.code,
         error=source.error if privacy.payload == "full" else "",
     )
@@ -414,15 +420,13 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
     request = source.request
     details: dict[str, Any] = {}
     if request is not None:
-        details = {
-            "id": request.id,
-            "priority": request.priority,
-            "timeout_us": request.timeout_us,
-            "batch_size": request.batch_size,
-            "outputs": [[each.name, each.classes] for each in request.outputs],
-            "has_parameters": bool(request.parameters or request.flat_members),
-        }
-        details = {key: value for key, value in details.items() if value}
+        for name in _DETAILS:
+            if value := getattr(request, name):
+                details[name] = value
+        if request.outputs:
+            details["outputs"] = [[each.name, each.classes] for each in request.outputs]
+        if request.parameters or request.flat_members:
+            details["has_parameters"] = True
         if request.flat_members and privacy.payload == "full" and privacy.parameters:
             details["flat_members"] = {
                 name: list(value) if isinstance(value, tuple) else value
@@ -432,6 +436,14 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
         listed = [pair for pair in source.context.metadata if pair[0] in privacy.headers]
         details["headers"] = listed
     return details
+
+
+_DETAILS: Final = ("id", "priority", "timeout_us", "batch_size")
+
+
+def _parameters_of(text: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text) if text and text != "{}" else {}
+    return found
 
 
 def _members_of(members: dict[str, Any]) -> dict[str, Any]:
@@ -444,40 +456,45 @@ def _tensor_rows(
     tensors: Iterable[Tensor], side: str, item: int, privacy: Privacy, hasher: Hasher | None
 ) -> Iterable[TensorRow]:
     for place, tensor in enumerate(tensors):
-        form, declared, elements = _elements_of(tensor)
+        form = _FORMS.get(type(tensor.data), RAW)
         payload = privacy.of_tensor(tensor.name) if form != ABSENT else "none"
-        view = elements() if payload != "none" else None
+        view = _elements_of(tensor) if payload != "none" else None
         digest = data = None
         if view is not None and hasher is None:
             # A model may write to its array again; received bytes never change.
-            data = bytes(view) if isinstance(tensor.data, ArrayData) else cast("bytes", view)
+            data = bytes(view) if _is_writable(tensor) else cast("bytes", view)
             digest = b"" if payload == "hash" else None
         elif view is not None and hasher is not None:
             digest = hasher(view) if payload == "hash" else None
             data = bytes(view) if payload == "full" else None
+        datatype, shape = _type_texts(tensor.datatype, tensor.shape)
         yield TensorRow(
-            side=side,
-            item=item,
-            place=place,
-            name=tensor.name,
-            datatype=None if tensor.datatype is None else tensor.datatype.name,
-            shape=None if tensor.shape is None else _shape_text(tensor.shape),
-            form=form,
-            declared=declared,
-            size=tensor.nbytes,
-            digest=digest,
-            data=data,
+            side,
+            item,
+            place,
+            tensor.name,
+            datatype,
+            shape,
+            form,
+            tensor.data.declared_bytes if isinstance(tensor.data, SlicedData) else None,
+            tensor.nbytes if view is None else view.nbytes,
+            digest,
+            data,
         )
 
 
-def _elements_of(tensor: Tensor) -> tuple[str, int | None, Callable[[], memoryview]]:
+_FORMS: Final = {SlicedData: SLICED, SharedMemoryData: ABSENT, StreamedData: ABSENT}
+
+
+def _elements_of(tensor: Tensor) -> memoryview:
     data = tensor.data
-    if isinstance(data, SlicedData):
-        whole = memoryview(b"") if data.index else data.whole
-        return SLICED, data.declared_bytes, lambda: whole
-    if isinstance(data, SharedMemoryData | StreamedData):
-        return ABSENT, None, lambda: memoryview(b"")
-    return RAW, None, lambda: as_raw(tensor)
+    if type(data) is SlicedData:
+        return memoryview(b"") if data.index else data.whole
+    return as_raw(tensor)
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    return type(tensor.data) is ArrayData and bool(tensor.data.array.flags.writeable)
 
 
 def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable[Tensor]:
@@ -492,8 +509,10 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
         ValueError: A value is out of range.
     """
     whole = memoryview(b"")
-    for index, row in enumerate(sorted(rows, key=lambda each: each.place)):
-        datatype = None if row.datatype is None else Datatype[row.datatype]
+    if [row.place for row in rows] != list(range(len(rows))):
+        rows = sorted(rows, key=lambda each: each.place)
+    for index, row in enumerate(rows):
+        datatype = None if row.datatype is None else _DATATYPES[row.datatype]
         shape = None if row.shape is None else _shape_of(row.shape)
         view = memoryview(row.data or b"")
         if row.form == SLICED:
@@ -505,6 +524,7 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
             yield raw_tensor(row.name, datatype, shape, view)
 
 
+_DATATYPES: Final = dict(Datatype.__members__)  # Datatype[...] takes four times as long
 _MAX_RANK: Final = 32
 _MAX_ELEMENTS: Final = 1 << 40
 _MAX_KNOWN: Final = 64

@@ -1,7 +1,5 @@
 """Copies a capture with less in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

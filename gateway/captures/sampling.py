@@ -1,16 +1,13 @@
 """Which calls are recorded, and what became of them."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 from gateway.captures.privacy import Privacy
-from gateway.captures.records import Recordable, RecordedCall
+from gateway.captures.records import Recordable
 from gateway.ir.data import SharedMemoryData, StreamedData
 
 _MIB: Final = 1 << 20
@@ -25,6 +22,8 @@ class CaptureOptions:
     Attributes:
         percent: Share of the calls, 0 to 100.
         models: Only calls of these models; empty for all.
+        route: Only calls of this route; empty for all.
+        draw_key: Captures and mirrors with the same one choose the same calls.
         segment_s: A segment is sealed after this time, or when it has `segment_bytes`.
         max_bytes: Of all segments together; `rotate` then removes the oldest.
         min_free: Share of the disk that stays free.
@@ -36,6 +35,8 @@ class CaptureOptions:
     directory: Path
     percent: float = 100.0
     models: frozenset[str] = frozenset()
+    route: str = ""
+    draw_key: str = "capture"
     privacy: Privacy = field(default_factory=Privacy)
     segment_bytes: int = 256 * _MIB
     segment_s: float = 3600.0
@@ -96,7 +97,13 @@ class CaptureSampler:
         self._threshold = options.percent / 100
 
     def samples(self, model: str, key: str) -> bool:
-        """Return whether to record a call.
+        """Return whether to record a call, and count it if so; see `chooses`."""
+        is_chosen = self.chooses(model, key)
+        self.counts.sampled += is_chosen
+        return is_chosen
+
+    def chooses(self, model: str, key: str) -> bool:
+        """Return whether to record a call, if its route is recorded.
 
         The same key gives the same answer everywhere, so that a sequence is taken whole.
 
@@ -108,10 +115,7 @@ class CaptureSampler:
         if models and model not in models:
             return False
         threshold = self._threshold
-        if threshold < 1 and (not threshold or draw(key) >= threshold):
-            return False
-        self.counts.sampled += 1
-        return True
+        return threshold >= 1 or (threshold > 0 and draw(key, self.options.draw_key) < threshold)
 
     def reason_to_skip(self, call: Recordable) -> str:
         """Return why a call cannot be recorded as the privacy wants it; "" if it can."""
@@ -124,21 +128,13 @@ def missing_elements(call: Recordable) -> str:
     """Return why elements of a call cannot be read; "" if they can."""
     inputs = () if call.request is None else call.request.inputs
     outputs = [tensor for _, item in call.items for tensor in item.outputs]
-    for tensor in (*inputs, *outputs):
-        if isinstance(tensor.data, StreamedData):
-            return "arriving"
-        if isinstance(tensor.data, SharedMemoryData):
-            return "shared_memory"
-    return ""
+    kinds = {type(tensor.data) for tensor in (*inputs, *outputs)}
+    if StreamedData in kinds:
+        return "arriving"
+    return "shared_memory" if SharedMemoryData in kinds else ""
 
 
 def draw(key: str, name: str = "capture") -> float:
     """Return a number from 0 to 1 that is always the same for a key and a name."""
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=name.encode()[:64])
     return int.from_bytes(digest.digest(), "big") / 2**64
-
-
-def buffers_of(record: RecordedCall) -> Sequence[bytes]:
-    """Return the elements and messages of a record, in the order of its rows."""
-    elements = [each.data for each in record.tensors if each.data is not None]
-    return [*elements, *(each.body for each in record.wire)]

@@ -1,7 +1,5 @@
 """The file format of a segment: tables, version, and the checks of a file from somebody else."""
 
-from __future__ import annotations
-
 from typing import Final
 
 APPLICATION_ID: Final = 0x54475743

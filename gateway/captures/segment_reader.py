@@ -4,8 +4,6 @@ The file is opened read-only, and its schema must be exactly that of its version
 before anything is allocated. A row that does not match its checksum is skipped and counted.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes one segment, seals it, and seals what a crash left."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3
@@ -11,6 +9,7 @@ from time import monotonic
 from typing import Any, Final
 
 import structlog
+from msgspec.structs import astuple
 
 from gateway.captures.directory import (
     OPEN,
@@ -118,14 +117,12 @@ class SegmentWriter:
     def add(self, record: RecordedCall) -> str:
         """Add a call to the transaction, and return its id."""
         number, call = self.calls + 1, record.call
-        run = self._database.execute
-        run(_CALLS, (number, *_values(call), record.crc32()))
-        for tensor in record.tensors:
-            run(_TENSORS, (number, *_values(tensor)))
-        for item in record.items:
-            run(_ITEMS, (number, *_values(item)))
-        for message in record.wire:
-            run(_WIRE, (number, *_values(message)))
+        run, run_many = self._database.execute, self._database.executemany
+        run(_CALLS, (number, *astuple(call), record.crc32()))
+        run_many(_TENSORS, [(number, *astuple(each)) for each in record.tensors])
+        run_many(_ITEMS, [(number, *astuple(each)) for each in record.items])
+        if record.wire:
+            run_many(_WIRE, [(number, *astuple(each)) for each in record.wire])
         self.calls = number
         self.nbytes += record.nbytes
         self.first_us = min(self.first_us or call.at_us, call.at_us)
@@ -163,10 +160,6 @@ class SegmentWriter:
         finally:
             lock_of(self.path).unlink(missing_ok=True)
             os.close(self._lock)
-
-
-def _values(row: Any) -> tuple[Any, ...]:
-    return tuple([getattr(row, name) for name in row.__struct_fields__])
 
 
 def _detach_log(database: sqlite3.Connection) -> None:

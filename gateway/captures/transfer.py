@@ -1,11 +1,9 @@
 """What a serving process sends the process that records, and what comes back.
 
-A message is a sampled call. Its head is msgpack, and its elements follow as they are, without a
-copy. The other way go confirmations: how many calls are written, and how many are lost and why.
-Both come from processes of one gateway over a private socket pair.
+A message is a sampled call. Its head is msgpack with the elements of small tensors. The others
+follow as they are, without a copy. The other way go confirmations: how many calls are written, and
+how many are lost and why. Both come from processes of one gateway over a private socket pair.
 """
-
-from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
@@ -15,10 +13,10 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
-from gateway.captures.records import RecordedCall
-from gateway.captures.sampling import buffers_of
+from gateway.captures.records import RecordedCall, TensorRow
 
 _HEAD: Final = struct.Struct("!I")
+_SMALL_BYTES: Final = 4096  # a copy of so many is cheaper than a buffer of its own
 
 
 class ShadowRequest(Struct, array_like=True):
@@ -52,7 +50,13 @@ class SampleMessage(Struct, array_like=True):
 
 
 class _Sizes(Struct, array_like=True):
-    """The head on the wire: -1 stands for a tensor without elements."""
+    """The head on the wire.
+
+    Attributes:
+        tensors: Bytes that follow for each tensor, -1 for one without any; empty if nothing
+            follows.
+        messages: Bytes that follow for each message.
+    """
 
     message: SampleMessage
     tensors: list[int]
@@ -91,25 +95,34 @@ _CONFIRMATION: Final = msgspec.msgpack.Decoder(Confirmation)
 def encode_message(message: SampleMessage) -> Sequence[bytes]:
     """Return a message as buffers; those of elements are not copied."""
     record, tensors, messages = message.record, [], []
-    buffers: Sequence[bytes] = ()
-    if record is not None:
-        buffers = [each for each in buffers_of(record) if len(each)]
-        tensors = [-1 if each.data is None else len(each.data) for each in record.tensors]
+    buffers: list[bytes] = []
+    if record is not None and (record.wire or any(map(_is_large, record.tensors))):
+        rows = [*record.tensors]
+        for place, row in enumerate(record.tensors):
+            tensors.append(-1)
+            if row.data is not None and _is_large(row):
+                tensors[place] = len(row.data)
+                rows[place] = replace(row, data=None)
+                buffers.append(row.data)
         messages = [len(each.body) for each in record.wire]
-        rows = [each if each.data is None else replace(each, data=None) for each in record.tensors]
+        buffers += [each.body for each in record.wire if len(each.body)]
         wire = [replace(each, body=b"") for each in record.wire]
         message = replace(message, record=RecordedCall(record.call, rows, record.items, wire))
     head = _ENCODER.encode(_Sizes(message, tensors, messages))
     return [_HEAD.pack(len(head)) + head, *buffers]
 
 
+def _is_large(row: TensorRow) -> bool:
+    return row.data is not None and len(row.data) > _SMALL_BYTES
+
+
 def decode_message(view: memoryview) -> SampleMessage:
-    """Return the message of `encode_message`; its elements and messages are views of *view*."""
+    """Return the message of `encode_message`; large elements and messages are views of *view*."""
     (length,) = _HEAD.unpack_from(view)
     at = _HEAD.size + length
     found = _SIZES.decode(view[_HEAD.size : at])
     message, record = found.message, found.message.record
-    if record is None:
+    if record is None or not (found.tensors or found.messages):
         return message
     tensors = list(record.tensors)
     for place, size in enumerate(found.tensors):

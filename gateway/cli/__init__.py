@@ -4,17 +4,16 @@ Exit status: 0 success, 1 failure or negative result, 2 usage or configuration e
 standard output, and errors and notes to standard error.
 """
 
-from __future__ import annotations
-
 import sys
 
 from gateway import __version__
+from gateway.accelerator import BUILD
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
     if sys.argv[1:] == ["--version"]:
-        sys.stdout.write(f"gateway {__version__}\n")
+        sys.stdout.write(f"gateway {__version__} ({BUILD})\n")
         return
     from gateway.cli.commands import run  # noqa: PLC0415  # slow to import
 

@@ -1,7 +1,5 @@
 """The commands `reload`, `upstream` and `route`, which change a running gateway."""
 
-from __future__ import annotations
-
 import enum
 import json
 import os

@@ -1,7 +1,5 @@
 """The command `advise`: what each client of a model should change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The commands `gateway capture`: what a gateway has recorded, and whether it records."""
 
-from __future__ import annotations
-
 import enum
 import re
 import sqlite3

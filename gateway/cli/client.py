@@ -1,7 +1,5 @@
 """The commands `infer`, `models` and `health`: a small client for every protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """The commands and their modules; only the module of the requested command is imported."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway import __version__
+from gateway.accelerator import BUILD
 
 COMMANDS = {
     "serve": "gateway.cli.serve",
@@ -72,7 +71,7 @@ def command_line(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
 
 def _print_version(value: bool) -> None:
     if value:
-        sys.stdout.write(f"gateway {__version__}\n")
+        sys.stdout.write(f"gateway {__version__} ({BUILD})\n")
         raise typer.Exit
 
 

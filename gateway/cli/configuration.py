@@ -1,7 +1,5 @@
 """The commands `validate` and `explain`, and the loading of configurations for all commands."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from gateway.cli.output import (
     OutputOption,
     fail,
     format_table,
+    in_colour,
     print_json,
     print_note,
     print_text,
@@ -99,9 +98,10 @@ def validate(
         for problem in problems:
             print_text(f"{path}:{problem}{_excerpt(path, problem)}")
         for one in advice:
-            print_text(f"{path}:{one.position[0]}:{one.position[1]}: warning: {_of_key(one)}")
+            place = f"{path}:{one.position[0]}:{one.position[1]}"
+            print_text(f"{place}: {in_colour('warning', 'yellow')}: {_of_key(one)}")
         if ok:
-            print_text("ok")
+            print_text(in_colour("ok", "green"))
     if not ok:
         raise typer.Exit(FAILED)
 
@@ -122,7 +122,7 @@ def _excerpt(path: Path, problem: Problem) -> str:
     line = lines[number - 1][:_EXCERPT]
     if is_secret_text(line):
         return ""
-    return f"\n    {line}\n    {' ' * (min(column, len(line) + 1) - 1)}^"
+    return f"\n    {line}\n    {' ' * (min(column, len(line) + 1) - 1)}{in_colour('^', 'red')}"
 
 
 _EXCERPT = 120

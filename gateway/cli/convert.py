@@ -1,7 +1,5 @@
 """The command `convert`: messages and recorded calls, translated with the codecs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

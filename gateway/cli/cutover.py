@@ -1,7 +1,5 @@
 """The command `cutover`: where a cut-over stands, and what operators do with it."""
 
-from __future__ import annotations
-
 import enum
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The command `demo`: recognises a handwritten digit over real sockets, in every protocol."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Annotated

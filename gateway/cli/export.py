@@ -1,7 +1,5 @@
 """Writes a capture in the formats of other programs, for `gateway capture export`."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable, Iterator

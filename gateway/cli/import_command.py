@@ -1,7 +1,5 @@
 """The command `import`: the configuration of another server, as one of the gateway."""
 
-from __future__ import annotations
-
 import enum
 import shlex
 from pathlib import Path

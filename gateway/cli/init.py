@@ -1,7 +1,5 @@
 """The command `init`: a first configuration, with comments."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The story of `gateway demo --migrate`: mirror, differences, cut-over, fault, rollback, report."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,9 +1,8 @@
 """Output of the commands: data on standard output, notes and errors on standard error."""
 
-from __future__ import annotations
-
 import enum
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,16 @@ OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form
 def print_text(text: str) -> None:
     """Print data."""
     typer.echo(text)
+
+
+def in_colour(text: str, colour: str) -> str:
+    """Return *text* in a colour that only terminals show; unchanged if NO_COLOR is set.
+
+    Args:
+        text: Part of what `print_text` prints.
+        colour: A colour of typer, such as `red`.
+    """
+    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour)
 
 
 def write_bytes(path: Path | None, data: bytes) -> None:

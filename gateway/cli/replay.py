@@ -1,7 +1,5 @@
 """The commands `replay` and `diff`: recorded calls sent to another server, and two recordings."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

@@ -1,7 +1,5 @@
 """The command `report`: two recordings of the same calls, as a page and as Markdown."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Runs a gateway for the commands `serve` and `demo`; errors of the start are one line."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """The command `schema`."""
 
-from __future__ import annotations
-
 import typer
 
 from gateway.config.schema import schema_text

@@ -1,7 +1,5 @@
 """The command `serve`: serves a configuration file, a sidecar, or the demo models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

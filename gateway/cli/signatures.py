@@ -1,7 +1,5 @@
 """Signatures of models from a file, where no server tells them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import ValidationError

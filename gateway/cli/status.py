@@ -1,7 +1,5 @@
 """The command `status`: what a running gateway says about itself on its admin port."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

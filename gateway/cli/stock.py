@@ -1,7 +1,5 @@
 """The command `stock`: who calls what, as a running gateway or its state directory tells."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.error

@@ -3,8 +3,6 @@
 Conversions are exact: a number that does not fit is an error, never rounded or overflowed.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

@@ -1,7 +1,5 @@
 """The command `top`: the traffic of a running gateway, as a view that renews itself."""
 
-from __future__ import annotations
-
 import enum
 import shutil
 import sys

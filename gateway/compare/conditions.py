@@ -3,8 +3,6 @@
 Parsing and judging; `summary.py` has the metrics.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every condition is computed in FP64 with a bound on its error. Elements within t
 with fractions, so that no verdict depends on rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
@@ -20,9 +18,9 @@ Mask = npt.NDArray[np.bool_]
 
 _EPSILON: Final = float(np.finfo(np.float64).eps)
 # Twice the rounding of the three operations in `atol + rtol * abs(a)`, as a share.
-_ROUNDING: Final = 8 * _EPSILON
+ROUNDING: Final = 8 * _EPSILON
 # More than what a product loses when its result is subnormal.
-_UNDERFLOW: Final = 1e-320
+UNDERFLOW: Final = 1e-320
 _SIGN64: Final = np.uint64(1 << 63)
 
 
@@ -80,7 +78,7 @@ def within_tolerance(a: Array, b: Array, atol: float, rtol: float, nan_equal: bo
     with np.errstate(all="ignore"):
         difference = differences(a, b).astype(np.float64)
         bound = atol + rtol * np.abs(a.astype(np.float64))
-        margin = _ROUNDING * (difference + bound) + _UNDERFLOW
+        margin = ROUNDING * (difference + bound) + UNDERFLOW
         holds = difference <= bound
         unsure = ~(np.abs(difference - bound) > margin) | ~np.isfinite(margin)
     unsure &= ~special & (a != b)

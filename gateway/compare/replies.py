@@ -3,13 +3,12 @@
 Outputs are paired by name, and by position where either side has no names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gateway.compare.rules import OutputRules
-from gateway.compare.tensors import Outcome, TensorComparison, compare_tensors
+from gateway.compare.tensors import Errors, Outcome, TensorComparison, compare_tensors
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import Tensor, as_items, items_tensor
@@ -17,8 +16,7 @@ from gateway.ir.tensor import Tensor, as_items, items_tensor
 Outputs = Sequence[Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """What one server made of a call.
 
     Attributes:
@@ -30,8 +28,7 @@ class Result:
     error: ErrorCode | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """The comparison of a call's two results.
 
     Attributes:
@@ -118,7 +115,10 @@ def _compared(
 
 
 def _pairs(old: Outputs, new: Outputs) -> list[tuple[str, Tensor | None, Tensor | None]]:
-    if all(each.name for each in (*old, *new)):
+    names, new_names = [each.name for each in old], [each.name for each in new]
+    if names == new_names and "" not in names:
+        return list(zip(names, old, new, strict=True))
+    if "" not in names and "" not in new_names:
         by_name = {each.name: each for each in new}
         pairs: list[tuple[str, Tensor | None, Tensor | None]] = [
             (each.name, each, by_name.pop(each.name, None)) for each in old
@@ -162,15 +162,17 @@ def _worse(a: TensorComparison, b: TensorComparison) -> TensorComparison:
     worst = b if _SEVERITY[b.outcome] > _SEVERITY[a.outcome] else a
     errors = a.errors or b.errors
     if a.errors is not None and b.errors is not None:
-        a.errors.add(b.errors)
-        errors = a.errors
+        errors = Errors()  # those of equal tensors are shared
+        for each in (a.errors, b.errors):
+            errors.add(each)
     rows, bad_rows = a.rows + b.rows, a.bad_rows + b.bad_rows
     return TensorComparison(worst.outcome, worst.reason, errors, rows, bad_rows)
 
 
 def _summary(outputs: Mapping[str, TensorComparison]) -> Comparison:
-    if not outputs:
-        return Comparison(Outcome.MATCH)
-    name, worst = max(outputs.items(), key=lambda pair: _SEVERITY[pair[1].outcome])
+    different = [pair for pair in outputs.items() if pair[1].outcome is not Outcome.MATCH]
+    if not different:
+        return Comparison(Outcome.MATCH, outputs=outputs)
+    name, worst = max(different, key=lambda pair: _SEVERITY[pair[1].outcome])
     reason = f"{name}: {worst.reason}" if worst.reason else ""
     return Comparison(worst.outcome, reason, outputs)

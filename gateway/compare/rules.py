@@ -3,8 +3,6 @@
 `tensors.py` applies a rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,6 +97,9 @@ _TOLERANCES: Final[Mapping[Datatype, tuple[float, float]]] = {
 }
 
 
+_MAX_KNOWN: Final = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class OutputRules:
     """The rules of a model's outputs.
@@ -110,9 +111,22 @@ class OutputRules:
 
     default: OutputRule = OutputRule()
     outputs: Mapping[str, OutputRule] = field(default_factory=dict)
+    # The last rule of each output, for it is the same for most calls.
+    _known: dict[str, tuple[Datatype | None, OutputRule]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def rule(self, name: str, datatype: Datatype | None) -> OutputRule:
         """Return the rule of the output *name*, whose narrower datatype is *datatype*."""
+        known = self._known.get(name)
+        if known is not None and known[0] is datatype:
+            return known[1]
+        found = self._rule(name, datatype)
+        if len(self._known) < _MAX_KNOWN or known is not None:
+            self._known[name] = datatype, found
+        return found
+
+    def _rule(self, name: str, datatype: Datatype | None) -> OutputRule:
         found = self.outputs.get(name)
         if found is None:
             is_float = datatype is not None and datatype.is_float

@@ -4,8 +4,6 @@ Intervals and bounds of counts, the detector of a change, and bounds of quantile
 of tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Final

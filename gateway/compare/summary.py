@@ -3,8 +3,6 @@
 Requests are counted, not rows: the rows of a batch are not independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

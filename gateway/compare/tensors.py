@@ -12,11 +12,13 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from gateway.compare.float_differences import FloatDifferences
 from gateway.compare.numbers import (
     Array,
     Mask,
@@ -138,11 +140,27 @@ def compare_tensors(
     rule = rules.rule(old.name, _narrower(old.datatype, new.datatype))
     if rule.ignore:
         return TensorComparison(Outcome.MATCH)
+    rows = (old.shape or (0,))[0] if batched and old.shape else 0
+    if (
+        old.datatype is new.datatype
+        and old.shape == new.shape
+        and old.datatype is not None
+        and old.shape is not None
+        and (rule.nan == "equal" or not old.datatype.is_float)
+        and _equal_bytes(as_raw(old), as_raw(new))
+    ):  # most replies: no object of their own takes a fifth of the time
+        return _identical(old.datatype is not Datatype.BYTES, math.prod(old.shape), rows)
     wrong = _structure(old, new, rule)
     if wrong:
         return TensorComparison(Outcome.STRUCTURE, wrong)
-    rows = (old.shape or (0,))[0] if batched and old.shape else 0
     return _Comparison(old, new, rule, rows, classes).run()
+
+
+@lru_cache(256)
+def _identical(has_numbers: bool, count: int, rows: int) -> TensorComparison:
+    """Return the comparison of equal tensors; calls share it, so nothing may change it."""
+    errors = Errors(count=count) if has_numbers else None
+    return TensorComparison(Outcome.MATCH, errors=errors, rows=rows)
 
 
 _SMALL_BYTES: Final = 4096
@@ -194,7 +212,7 @@ class _Comparison:
     def run(self) -> TensorComparison:
         """Return the result."""
         if self._is_identical():
-            return TensorComparison(Outcome.MATCH, errors=self._no_errors(), rows=self._rows)
+            return _identical(self._old_datatype is not Datatype.BYTES, self._count, self._rows)
         if self._old_datatype is Datatype.BYTES:
             self._compare_items()
             return self._result(None)
@@ -210,7 +228,7 @@ class _Comparison:
         if self._old_datatype is not self._new_datatype:
             return False
         old, new = as_raw(self._old), as_raw(self._new)
-        if old.nbytes != new.nbytes or (old.nbytes and not _equal_bytes(old, new)):
+        if not _equal_bytes(old, new):
             return False
         if self._rule.nan == "equal" or not self._old_datatype.is_float:
             return True
@@ -218,9 +236,6 @@ class _Comparison:
         return not any(
             np.isnan(values_of(self._old_datatype, flat[chunk])).any() for chunk in self._chunks()
         )
-
-    def _no_errors(self) -> Errors | None:
-        return None if self._old_datatype is Datatype.BYTES else Errors(count=self._count)
 
     def _result(self, errors: Errors | None) -> TensorComparison:
         outcome = Outcome.MISMATCH if self._reason else Outcome.MATCH
@@ -243,6 +258,8 @@ class _Comparison:
         nan_equal = self._rule.nan == "equal"
         for chunk in self._chunks():
             a, b = old[chunk], new[chunk]
+            if self._has_finite_floats(a, b, chunk.start, errors, bad):
+                continue
             x, y = pairs_of(values_of(self._old_datatype, a), values_of(self._new_datatype, b))
             apart = self._steps(a, b, x, y)
             _measure(errors, x, y, apart, chunk.start)
@@ -255,6 +272,30 @@ class _Comparison:
             if name == "exact" or len(where) > allowed:
                 self._fail(f"{name}: {len(where)} of {self._count} elements differ", where)
         return errors
+
+    def _has_finite_floats(
+        self, a: Array, b: Array, start: int, errors: Errors, bad: dict[str, list[Array]]
+    ) -> bool:
+        """Apply the conditions to a chunk of finite floats; return False for any other chunk."""
+        datatype, rule = self._old_datatype, self._rule
+        if datatype is not self._new_datatype or not datatype.is_float:
+            return False
+        found = FloatDifferences.of(datatype, a, b)
+        if found is None:
+            return False
+        max_steps = found.max_steps()
+        _add_differences(errors, found, max_steps, len(a), start)
+        wrong: dict[str, Array] = {}
+        if rule.exact:
+            wrong["exact"] = np.flatnonzero(~self._same_bytes((a, b), (a, b)))
+        if rule.has_tolerance:
+            wrong["tolerance"] = found.beyond(rule.atol or 0.0, rule.rtol or 0.0)
+        if rule.ulp is not None and max_steps > rule.ulp:
+            wrong["ulp"] = np.flatnonzero(steps(datatype, a, b) > rule.ulp)
+        for name, indexes in wrong.items():
+            if len(indexes):
+                bad.setdefault(name, []).append(indexes + start)
+        return True
 
     def _steps(self, a: Array, b: Array, x: Array, y: Array) -> Array:
         """Return how many representable values lie between the elements of a chunk."""
@@ -365,9 +406,29 @@ class _Comparison:
 
 
 def _equal_bytes(old: memoryview, new: memoryview) -> bool:
+    if old.nbytes != new.nbytes:
+        return False
     if old.nbytes <= _SMALL_BYTES:  # a copy takes 0.3 us, two arrays 2.4 us
         return bytes(old) == bytes(new)
+    if bytes(old[:_SMALL_BYTES]) != bytes(new[:_SMALL_BYTES]):  # most different tensors end here
+        return False
     return bool(np.array_equal(np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)))
+
+
+def _add_differences(
+    errors: Errors, found: FloatDifferences, max_steps: int, count: int, start: int
+) -> None:
+    """Add the differences of a chunk of finite floats to *errors*."""
+    if found.max_abs > errors.max_abs:
+        errors.max_abs, errors.worst = found.max_abs, start + found.worst
+    errors.count += count
+    errors.sum_abs += found.sum_abs
+    errors.sum_rel += found.sum_rel
+    errors.relative += found.relative
+    errors.max_rel = max(errors.max_rel, found.max_rel)
+    errors.max_ulp = max(errors.max_ulp, max_steps)
+    for exponent, number in found.decades(HISTOGRAM_FIRST, HISTOGRAM_LAST).items():
+        errors.histogram[exponent - HISTOGRAM_FIRST] += number
 
 
 def _measure(errors: Errors, x: Array, y: Array, apart: Array, start: int) -> None:

@@ -4,8 +4,6 @@ It limits requests in flight, bytes in memory, inferences of a route and instanc
 users define a unit, and the error for a full limiter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import deque

@@ -4,8 +4,6 @@ One thread runs all long work, one piece after the other.  A second thread would
 because both need the interpreter lock, and the event loop would wait for it twice as long.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Timeouts of tasks and timers of connections."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Hashable
 from time import monotonic

@@ -3,8 +3,6 @@
 The `$comment` of a schema names the kind. The schema's defaults and docs/configuration.md use it.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final
 
 from pydantic import (

@@ -4,8 +4,6 @@ A key that is left out has the default of `gateway.transports.contract` or `gate
 descriptions repeat these defaults, and a test compares the two.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

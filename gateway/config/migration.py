@@ -17,20 +17,13 @@ _MIB = 1 << 20
 _ALL: Final = 100
 
 
-class CaptureConfig(Model):
-    """Recording of inferences with their replies, for `gateway capture` and `gateway replay`."""
+class RecordingConfig(Model):
+    """What is recorded of which inferences, and where it is kept."""
 
-    directory: Text
-    """Directory of the files, relative to the configuration file. Only the user of the gateway can
-    read it."""
-    enabled: bool = True
-    """Whether recording begins with the gateway. `gateway capture start` and `stop` change it while
-    the gateway runs. Default: `true`."""
+    directory: Text | None
     percent: float = Field(100.0, gt=0, le=100)
     """Share of the inferences to record. A sequence is recorded whole or not at all.
     Default: `100.0`."""
-    models: Names = ()
-    """Models to record. Default: `[]`, which records all models."""
     payload: PayloadChoice = "none"
     """What is written of the elements of tensors: nothing, a keyed hash, or all of them. `full`
     also writes the texts of errors. Default: `none`."""
@@ -56,6 +49,32 @@ class CaptureConfig(Model):
     outbox_bytes: Size = Field(64 * _MIB, ge=1)
     """Bytes of calls that may wait for the disk in each worker. Further calls are not recorded, and
     counted. Default: `64MiB`."""
+
+
+class CaptureConfig(RecordingConfig):
+    """Recording of inferences with their replies, for `gateway capture` and `gateway replay`."""
+
+    directory: Text
+    """Directory of the files, relative to the configuration file. Only the user of the gateway can
+    read it."""
+    enabled: bool = True
+    """Whether recording begins with the gateway. `gateway capture start` and `stop` change it while
+    the gateway runs. Default: `true`."""
+    models: Names = ()
+    """Models to record. Default: `[]`, which records all models."""
+
+
+class MigrationCaptureConfig(RecordingConfig):
+    """Recording of the calls of a migration, besides that of `capture`.
+
+    It draws as `sample` does: the calls of the smaller share are among those of the larger one.
+    """
+
+    directory: Text | None = None
+    """Directory of the files, relative to the configuration file. No other recording may use it.
+    Default: `captures/NAME` in `state.directory`."""
+    wire: bool = False
+    """Write the messages of clients too. Needs `payload: full`. Default: `false`."""
 
 
 class StateConfig(Model):
@@ -259,7 +278,8 @@ class MigrationConfig(Model):
     Default: none."""
     new: Name | None = None
     """Target that replaces it, likewise. With `cutover` its weight in the route is 0, and the
-    cut-over alone changes it. It is required with `route`. Default: none."""
+    cut-over alone changes it. It is required with `route`, unless there is only a `capture`.
+    Default: none."""
     sample: SampleConfig = SampleConfig()
     """Which calls are compared."""
     mirror: MirrorConfig = MirrorConfig()
@@ -268,6 +288,9 @@ class MigrationConfig(Model):
     """Second calls to the old target. `{}` switches them on. Default: none."""
     compare: CompareConfig = CompareConfig()
     """Rules of the outputs."""
+    capture: MigrationCaptureConfig | None = None
+    """Recording of the calls of the route. `{}` switches it on. It also says which elements of
+    compared calls may be shown. Default: none; `capture` of the file says what may be shown."""
     cutover: CutoverConfig | None = None
     """Steps and guards of the new target. Default: replies are compared, and no call moves."""
 
@@ -279,9 +302,13 @@ class MigrationConfig(Model):
     @model_validator(mode="after")
     def _check_targets(self) -> MigrationConfig:
         if self.route is None:
-            live = {"old", "new", "sample", "mirror", "noise"} & self.model_fields_set
+            live = {"old", "new", "sample", "mirror", "noise", "capture"} & self.model_fields_set
             if live:
                 raise ValueError(f"{min(live)!r} needs 'route', whose calls are compared")
+        elif self.old is not None and self.new is None and self.capture is not None:
+            needs_new = {"sample", "mirror", "noise", "cutover"} & self.model_fields_set
+            if needs_new:
+                raise ValueError(f"{min(needs_new)!r} needs 'new'; without it calls are recorded")
         elif self.old is None or self.new is None:
             raise ValueError("a migration with 'route' needs 'old' and 'new', two of its targets")
         elif self.old == self.new:

@@ -75,9 +75,9 @@ class SharedMemoryConfig(Model):
     that makes a segment smaller after it was registered ends the server. `map` copies from and to
     POSIX regions in the gateway, and has no such weakness. Default: `off`."""
     keys: Names = ()
-    """Patterns of the names of segments that clients may register with `forward`, such as
-    `myapp-*`. Clients can read and write each of them. `forward` requires at least one.
-    Default: `[]`."""
+    """Patterns of the names of segments that clients may register, such as `myapp-*`. Clients can
+    read and write each of them. `forward` requires at least one. `map` without patterns allows all
+    names but those that Triton gives its own segments by default. Default: `[]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -92,8 +92,8 @@ class SharedMemoryConfig(Model):
                 "as {mode: forward, keys: ['myapp-*']}. Without them a client could write over "
                 "memory of the server"
             )
-        if self.mode != "forward" and self.keys:
-            raise ValueError(f"'keys' belong to 'forward', and the mode is {self.mode!r}")
+        if self.mode == "off" and self.keys:
+            raise ValueError("'keys' belong to 'forward' and 'map', and the mode is 'off'")
         return self
 
 
@@ -243,8 +243,9 @@ Off = Annotated[Literal[False], BeforeValidator(lambda value: False if value == 
 class OutlierDetectionConfig(Model):
     """When an address of an upstream is ejected, which means that it gets no calls for a while.
 
-    One trial call ends the ejection or prolongs it. It is sent when the time is over, or after the
-    first successful probe. While no other address is available no address is ejected.
+    One trial call ends the ejection or prolongs it. It is sent when the time is over, or after a
+    successful probe, but not within half of `base_ejection_time` after a trial that failed. While
+    no other address is available no address is ejected.
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
@@ -333,8 +334,10 @@ class UpstreamConfig(Model):
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
     itself. Names are looked up again while the gateway runs: with the extra `dns` when the time to
     live has passed, within `limits.resolve_floor` and `limits.resolve_cap`, and without it every
-    `resolve_floor`. With the extra, a name that begins with `_` is that of a service (SRV) and its
-    port is ignored. `all` requires `transport: native`. Default: `first`."""
+    `resolve_floor`. With the extra, a name that begins with `_` is that of a service (SRV): its
+    records have ports, weights and priorities, and servers of a later priority get calls only
+    while none of an earlier one is available. `all` requires `transport: native`. Default:
+    `first`."""
     balance: Literal[
         "least_request", "least_pending", "peak_ewma", "round_robin", "random", "hash"
     ] = "least_request"

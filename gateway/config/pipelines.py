@@ -1,7 +1,5 @@
 """Pipelines of the configuration file: graphs of models that clients call like one model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import Field

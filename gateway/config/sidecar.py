@@ -3,8 +3,6 @@
 The loader validates the result like a file, so flags cannot set more than YAML can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -10,9 +10,12 @@ from gateway.config.fields import Name, Text
 
 
 class Model(BaseModel):
-    """Base class: frozen, and unknown keys are errors."""
+    """Base class: frozen, and unknown keys are errors.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    The docstrings of attributes describe the keys. Only `schema.py` reads them, from the sources.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TensorConfig(Model):

@@ -4,8 +4,6 @@ Lines that begin with `# ` and a word are text. Other lines that begin with `#` 
 without the `#` they are valid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

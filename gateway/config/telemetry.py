@@ -3,8 +3,6 @@
 See `gateway.config.models`.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

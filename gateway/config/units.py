@@ -1,7 +1,5 @@
 """Durations, sizes, addresses and URLs, and how they are written in YAML."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

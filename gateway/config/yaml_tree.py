@@ -6,8 +6,6 @@ files that expand too far by their size, depth or aliases. `${env:NAME}`, `${env
 and `${file:PATH}` are replaced after the YAML is parsed, so their content cannot add keys.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Sends one scan through every registered protocol, and measures results, bytes and times."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The configuration of `gateway serve --demo` and `gateway demo`."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The old server has version 1 of the model `digits` and speaks TensorRT v1, the n
 and speaks Open Inference over gRPC. `cli/migration_demo.py` tells what happens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

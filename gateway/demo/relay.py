@@ -3,8 +3,6 @@
 It forwards bytes without parsing them, so it measures every protocol over TCP in the same way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from types import TracebackType

@@ -4,8 +4,6 @@ A policy that repeats calls sets `ATTEMPT` around an attempt. Layers that choose
 target read it. Without such a policy it is None.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Protocol, TypeVar

@@ -1,7 +1,5 @@
 """BoundedDict: a dictionary that drops its oldest entries."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 K = TypeVar("K")

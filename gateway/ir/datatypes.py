@@ -3,8 +3,6 @@
 The names are those of the Open Inference Protocol; each protocol has its own table of them.
 """
 
-from __future__ import annotations
-
 import enum
 
 import numpy as np

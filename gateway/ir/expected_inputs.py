@@ -4,8 +4,6 @@ Codecs call `compare_inputs` between the names of a message and its elements. It
 within `comparing`, which the frontend uses for messages that are long to read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar

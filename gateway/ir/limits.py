@@ -3,8 +3,6 @@
 The attribute name of a limit is also its YAML key, the label of its counter and its name in errors.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

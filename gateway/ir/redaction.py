@@ -4,8 +4,6 @@ A client that knows the name of a server's own segment can overwrite it (CVE-202
 callers decide which errors are redacted.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -5,8 +5,6 @@ transport of an upstream may pipe it to a sink, once (cut-through). Everything e
 body first, with `with_buffered_body`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, TypeVar, cast
 

@@ -4,8 +4,6 @@ A generator that never starts never runs its `finally`. These iterators are obje
 that acquired a resource for a stream is notified of every end of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar, cast
 

@@ -3,8 +3,6 @@
 Pieces of a body stay valid after they are piped, so keeping them copies nothing and delays nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from msgspec.structs import replace  # the bytes stay the same, so the origin holds

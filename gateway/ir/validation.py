@@ -3,8 +3,6 @@
 It copies no data. Every mismatch is an error of the caller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from gateway.ir.calls import InferRequest

@@ -3,8 +3,6 @@
 The callers come from the stock, and names, datatypes and shapes from metadata of the new server.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ It uses the codecs and the layers of an upstream. What a protocol omits, such as
 from signatures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ It is pure: `decide` and `command` are functions of the plan, the state, the evi
 `cutover_files.py` keeps states on disk, and `gateway.app.migration` does what is decided.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import json
@@ -26,6 +24,7 @@ _LONGEST_STEP_S: Final = 2.0
 # Without calls for this time, a step bakes no longer.
 _IDLE_S: Final = 10.0
 _PERCENT: Final = 100.0
+_MAX_MODELS: Final = 64
 
 
 class Phase(enum.Enum):
@@ -113,7 +112,7 @@ class CutoverState:
         detector: Sums of the detector of the clients' errors, of this attempt.
         decided_s: Time of the last decision, in seconds since the epoch; None after a restart.
         evidence_from_s: Comparisons before this time do not count.
-        models: What the servers said of their models; "" if that is unknown.
+        models: What the targets said of their models, as JSON; "" if that is unknown.
         approved: Whether the next step was approved.
         tripped: The guard that tripped in this attempt; "" for none.
         reason: Why it is paused or rolled back.
@@ -153,7 +152,7 @@ class CutoverEvidence:
         is_current: Whether the verdicts are of the last seconds.
         tripped: A guard of a serving process that tripped in this attempt, with its evidence; None
             for no such guard.
-        models: What the servers say of their models; "" if that is unknown.
+        models: What the targets say of their models, as JSON; "" if that is unknown.
         is_applied: Whether all serving processes use the weight of the state.
         comparisons: What the guards of the comparisons continue with; None if that is unknown.
     """
@@ -198,12 +197,13 @@ def decide(
         now: Seconds since the epoch.
     """
     state = _counted(plan, state, evidence, now)
-    changed = _changed_models(state, evidence, now)
-    if changed is not None:
-        state, evidence = changed.state, replace(evidence, guards=(), is_current=False)
-    events = () if changed is None else changed.events
-    decision = _next(plan, state, evidence)
-    return Decision(decision.state, events + decision.events)
+    has_changed = _has_changed(state.models, evidence.models)
+    state = replace(state, models=_known_models(state.models, evidence.models))
+    if not has_changed or state.phase not in _ADVANCING | {Phase.READY, Phase.PAUSED}:
+        return _next(plan, state, evidence)
+    begun = _begin_anew(state, now)
+    decision = _next(plan, begun.state, replace(evidence, guards=(), is_current=False))
+    return Decision(decision.state, begun.events + decision.events)
 
 
 def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> Decision:
@@ -257,16 +257,45 @@ def _counted(
     )
 
 
-def _changed_models(state: CutoverState, evidence: CutoverEvidence, now: float) -> Decision | None:
-    """Return the state that begins anew, if a server has another model now."""
-    if not evidence.models or evidence.models == state.models:
-        return None
-    known = replace(state, models=evidence.models)
-    if not state.models or state.phase not in _ADVANCING | {Phase.READY, Phase.PAUSED}:
-        return Decision(known)
+_Models = dict[str, dict[str, Any]]
+"""What is known of each model at each target."""
+
+
+def _models_of(text: str) -> _Models:
+    """Return `CutoverState.models` as values; earlier versions of the gateway wrote lists."""
+    found = json.loads(text) if text else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _has_changed(before: str, now: str) -> bool:
+    """Return whether a target has another model than was known; an unknown one is no other."""
+    if before == now:
+        return False
+    known = _models_of(before)
+    return any(
+        known.get(model, {}).get(target, identity) != identity
+        for model, targets in _models_of(now).items()
+        for target, identity in targets.items()
+    )
+
+
+def _known_models(before: str, now: str) -> str:
+    """Return what is known of all models; a target that does not reply keeps the model it had."""
+    if before == now or not now:
+        return before
+    known, found = _models_of(before), _models_of(now)
+    for model, targets in found.items():
+        found[model] = {**known.get(model, {}), **targets}
+    older = [model for model in known if model not in found]
+    found |= {model: known[model] for model in older[: _MAX_MODELS - len(found)]}
+    return json.dumps(found, sort_keys=True)
+
+
+def _begin_anew(state: CutoverState, now: float) -> Decision:
+    """Return the state after a server got another model: evidence and bake time begin anew."""
     if state.phase is Phase.READY:
-        return Decision(replace(known, evidence_from_s=now))
-    begun = _begin(known, state.step, state.weight, evidence_from_s=now)
+        return Decision(replace(state, evidence_from_s=now))
+    begun = _begin(state, state.step, state.weight, evidence_from_s=now)
     if state.phase is Phase.PAUSED:
         begun = replace(begun, phase=Phase.PAUSED, reason=state.reason, tripped=state.tripped)
     text = "a model changed its version or signature: evidence and bake time begin anew"

@@ -4,8 +4,6 @@
 holds `NAME.lock` leads: it alone decides and writes the state.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

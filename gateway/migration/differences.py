@@ -1,7 +1,5 @@
 """Compares two captures call by call, by their request ids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -3,13 +3,12 @@
 It is pure: it gets one comparison at a time, with its time, and makes a document of JSON values.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gateway.compare.replies import Comparison
 from gateway.compare.statistics import ratio_bounds
@@ -25,11 +24,24 @@ _NOISE_CALLS: Final = 10_000
 _NOISE_SHARE: Final = 0.999
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _LARGEST_OUTPUTS: Final = 256
+_RESUME_FORMAT: Final = 1
 BAD: Final = frozenset({Outcome.MISMATCH, Outcome.STRUCTURE})
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowedCall:
+class UnusableEvidence(Exception):
+    """Earlier evidence, or a part of it, with which no guard can continue."""
+
+
+class _EarlierGuards(msgspec.Struct):
+    """What the guards of earlier evidence continue with."""
+
+    since_us: int
+    guards: dict[str, list[float]]
+    # Earlier versions of the gateway wrote none.
+    format: int = _RESUME_FORMAT
+
+
+class ShadowedCall(msgspec.Struct, frozen=True):
     """One call that both targets were asked.
 
     Attributes:
@@ -71,6 +83,7 @@ class MigrationEvidence:
         self._timed = 0
         self._noise = _NoiseMeasure() if has_noise else None
         self._metadata: tuple[str, ...] = ()
+        self._models: dict[str, dict[str, dict[str, Any]]] = {}
 
     @property
     def compared(self) -> int:
@@ -123,10 +136,29 @@ class MigrationEvidence:
         """Replace the differences of the metadata of both targets."""
         self._metadata = differences
 
+    def set_model(self, model: str, target: str, identity: Mapping[str, Any]) -> None:
+        """Replace what a target says of a model: `metadata_differences.model_identity`."""
+        self._models.setdefault(model, {})[target] = dict(identity)
+
     def resume(self, earlier: Mapping[str, Any]) -> None:
-        """Add the counts of the guards of earlier evidence: `resume` of its document."""
-        self._since_us = min(self._since_us, int(earlier["since_us"]))
-        self._guards.resume(earlier["guards"])
+        """Add the counts of the guards of earlier evidence: `resume` of its document.
+
+        Raises:
+            UnusableEvidence: It is damaged or of an unknown version. Guards whose own counts are
+                whole go on with them.
+        """
+        try:
+            found = msgspec.convert(earlier, _EarlierGuards)
+        except msgspec.ValidationError as error:
+            raise UnusableEvidence(f"earlier evidence is damaged: {error}") from error
+        if found.format != _RESUME_FORMAT:
+            raise UnusableEvidence(
+                f"earlier evidence has format {found.format}; expected {_RESUME_FORMAT}"
+            )
+        self._since_us = min(self._since_us, found.since_us)
+        damaged = self._guards.resume(found.guards)
+        if damaged:
+            raise UnusableEvidence(f"earlier counts of {', '.join(damaged)} are damaged")
 
     def document(self, at_us: int) -> dict[str, Any]:
         """Return everything as JSON values.
@@ -153,7 +185,12 @@ class MigrationEvidence:
             "latency": self._latency_document(),
             "noise": None if self._noise is None else self._noise.document(),
             "metadata": list(self._metadata),
-            "resume": {"since_us": self._since_us, "guards": self._guards.counts()},
+            "models": self._models,
+            "resume": {
+                "format": _RESUME_FORMAT,
+                "since_us": self._since_us,
+                "guards": self._guards.counts(),
+            },
         }
 
     def _add_minute(self, at_us: int, is_bad: bool) -> None:

@@ -6,8 +6,6 @@ runs in the gateway. Other models stay at their server, behind the gateway.
 Source: oracle/graphpipe-go, cmd/graphpipe-tf, cmd/graphpipe-onnx and cmd/graphpipe-batcher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath

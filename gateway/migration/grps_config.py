@@ -5,8 +5,6 @@ TorchScript models run in the gateway. All other models stay at their server, be
 Source: NetEase-Media/grps 1.1.0, template/py_template/conf and server/cpp_server/conf.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final

@@ -4,14 +4,14 @@ They are pure: they get one comparison at a time and look at no clock. `compare/
 the tests.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from gateway.compare.replies import Comparison, Result
 from gateway.compare.statistics import (
@@ -30,6 +30,8 @@ from gateway.ir.errors import ErrorCode
 _EXCESS_CALLS: Final = 1_000
 _LATENCY_CALLS: Final = 10_000
 _LATENCY_INTERVAL_S: Final = 10.0
+# The times that a restart continues with; all of them would be 200 KB.
+_KEPT_TIMES: Final = 1_000
 _P99: Final = 0.99
 
 SERVER_ERRORS: Final = frozenset(
@@ -53,8 +55,7 @@ class Standing(enum.Enum):
     UNDECIDED = "undecided"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """One call that both servers were asked.
 
     Attributes:
@@ -76,7 +77,7 @@ def evidence_of(
     old: Result,
     new: Result,
     comparison: Comparison,
-    times_s: tuple[float, float],
+    times_s: tuple[float, float] | None,
     at_s: float,
 ) -> Evidence:
     """Return the evidence of one comparison; times of failed calls do not count."""
@@ -107,13 +108,30 @@ class GuardVerdict:
 
 
 class Guard(Protocol):
-    """One limit; once it has tripped, it stays so."""
+    """One limit; once it has tripped, it stays so.
+
+    Attributes:
+        key: Names its form of counts.
+    """
+
+    @property
+    def key(self) -> str: ...  # noqa: D102
 
     def add(self, evidence: Evidence) -> None:
         """Add one call."""
 
     def verdict(self) -> GuardVerdict:
         """Return what the calls so far show."""
+
+    def counts(self) -> list[float]:
+        """Return what `resume` continues with, at most some thousand numbers."""
+
+    def resume(self, counts: Sequence[float]) -> None:
+        """Add what `counts` of an earlier guard with this key and limit returned.
+
+        Raises:
+            ValueError: It cannot have returned that.
+        """
 
 
 class Guards:
@@ -160,17 +178,22 @@ class Guards:
         return [guard.verdict() for guard in self._guards]
 
     def counts(self) -> dict[str, list[float]]:
-        """Return calls, bad calls and sums of each guard of a rate, to continue with later."""
-        return {guard.name: guard.counts() for guard in self._rates()}
+        """Return what each guard continues with later, at most some ten kilobytes of JSON."""
+        return {guard.key: guard.counts() for guard in self._guards}
 
-    def resume(self, counts: Mapping[str, Sequence[float]]) -> None:
-        """Add what `counts` returned earlier, for the same limits."""
-        for guard in self._rates():
-            if guard.name in counts:
-                guard.resume(counts[guard.name])
+    def resume(self, counts: Mapping[str, Sequence[float]]) -> list[str]:
+        """Add what `counts` returned earlier, for the same limits.
 
-    def _rates(self) -> Iterator[_RateGuard]:
-        return (guard for guard in self._guards if isinstance(guard, _RateGuard))
+        Returns:
+            The keys of the guards whose counts are damaged; these guards go on without them.
+        """
+        damaged = []
+        for guard in self._guards:
+            try:
+                guard.resume(counts.get(guard.key, ()))
+            except ValueError:
+                damaged.append(guard.key)
+        return damaged
 
 
 def _is_different(evidence: Evidence) -> bool:
@@ -191,12 +214,13 @@ class _RateGuard:
     """Holds by a confidence sequence over all calls, and trips by the change detector."""
 
     def __init__(self, name: str, limit: float, is_bad: Callable[[Evidence], bool]) -> None:
-        self.name = name
+        self.key = name
         self._limit = limit
         self._is_bad = is_bad
         self._bad = 0
         self._total = 0
         self._detector = ChangeDetector(limit)
+        self._tripped_earlier = False
 
     def add(self, evidence: Evidence) -> None:
         is_bad = self._is_bad(evidence)
@@ -208,30 +232,35 @@ class _RateGuard:
         return [self._total, self._bad, *self._detector.sums]
 
     def resume(self, counts: Sequence[float]) -> None:
+        if not counts:
+            return
         total, bad, *sums = counts
         self._total += round(total)
         self._bad += round(bad)
         self._detector.resume(sums)
+        self._tripped_earlier |= self._detector.is_tripped
 
     def verdict(self) -> GuardVerdict:
         high = confidence_sequence(self._bad, self._total)[1]
         text = f"{self._bad} of {self._total}, at most {high:.3%}, limit {self._limit:.3%}"
         tripped = self._detector.tripped_after
         if tripped is not None:
-            return GuardVerdict(self.name, Standing.TRIPS, f"{text}; tripped after call {tripped}")
+            return GuardVerdict(self.key, Standing.TRIPS, f"{text}; tripped after call {tripped}")
+        if self._tripped_earlier:
+            return GuardVerdict(self.key, Standing.TRIPS, f"{text}; tripped before a restart")
         if high < self._limit:
-            return GuardVerdict(self.name, Standing.HOLDS, text)
+            return GuardVerdict(self.key, Standing.HOLDS, text)
         needed = sequential_calls_needed(self._limit)
         if self._total < needed and not self._bad:
             text += f"; {needed} calls without one are needed"
-        return GuardVerdict(self.name, Standing.UNDECIDED, text)
+        return GuardVerdict(self.key, Standing.UNDECIDED, text)
 
 
 class _ExcessGuard:
     """Compares the errors of both servers in the last calls."""
 
     def __init__(self, name: str, limit: float) -> None:
-        self._name = name
+        self.key = name
         self._limit = limit
         self._calls: deque[tuple[bool, bool]] = deque(maxlen=_EXCESS_CALLS)
         self._old = 0
@@ -252,6 +281,23 @@ class _ExcessGuard:
         if new and self._tripped_after is None and self._interval()[0] > self._limit:
             self._tripped_after = self._total
 
+    def counts(self) -> list[float]:
+        calls = (old + 2 * new for old, new in self._calls)
+        return [self._total, self._tripped_after or 0, *calls]
+
+    def resume(self, counts: Sequence[float]) -> None:
+        if not counts:
+            return
+        total, tripped_after, *codes = _integers(counts, _EXCESS_CALLS + 2)
+        if any(code > 3 for code in codes):  # noqa: PLR2004  # both failed
+            raise ValueError("a call has two results")
+        earlier = [(bool(code & 1), bool(code & 2)) for code in codes]
+        self._calls.extendleft(earlier[::-1][: _EXCESS_CALLS - len(self._calls)])
+        self._old = sum(old for old, _ in self._calls)
+        self._new = sum(new for _, new in self._calls)
+        self._tripped_after = _earliest(tripped_after, self._tripped_after, total)
+        self._total += total
+
     def _interval(self) -> tuple[float, float]:
         count = len(self._calls)
         return newcombe_interval(self._new, count, self._old, count)
@@ -264,9 +310,9 @@ class _ExcessGuard:
         )
         if self._tripped_after is not None:
             text += f"; tripped after call {self._tripped_after}"
-            return GuardVerdict(self._name, Standing.TRIPS, text)
+            return GuardVerdict(self.key, Standing.TRIPS, text)
         standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
-        return GuardVerdict(self._name, standing, text)
+        return GuardVerdict(self.key, standing, text)
 
 
 class _RecentRate:
@@ -286,11 +332,20 @@ class _RecentRate:
         self._calls.append(is_bad)
         self.bad += is_bad
 
+    def calls(self) -> list[int]:
+        return [int(is_bad) for is_bad in self._calls]
+
+    def resume(self, earlier: Sequence[int]) -> None:
+        calls = [bool(each) for each in earlier]
+        self._calls.extendleft(calls[::-1][: _EXCESS_CALLS - len(self._calls)])
+        self.bad = sum(self._calls)
+
 
 class _NoiseGuard:
     """Compares the mismatches of the last calls with those of the old server with itself."""
 
     def __init__(self, name: str, limit: float) -> None:
+        self.key = f"{name} with noise"
         self._name = name
         self._limit = limit
         self._found = _RecentRate()
@@ -308,6 +363,19 @@ class _NoiseGuard:
     def add_noise(self, is_bad: bool) -> None:
         self._noise.add(is_bad)
 
+    def counts(self) -> list[float]:
+        found, noise = self._found.calls(), self._noise.calls()
+        return [self._total, self._tripped_after or 0, len(found), *found, *noise]
+
+    def resume(self, counts: Sequence[float]) -> None:
+        if not counts:
+            return
+        total, tripped_after, found, *calls = _integers(counts, 2 * _EXCESS_CALLS + 3)
+        self._found.resume(calls[:found])
+        self._noise.resume(calls[found:])
+        self._tripped_after = _earliest(tripped_after, self._tripped_after, total)
+        self._total += total
+
     def _interval(self) -> tuple[float, float]:
         found, noise = self._found, self._noise
         return newcombe_interval(found.bad, found.total, noise.bad, noise.total)
@@ -324,6 +392,22 @@ class _NoiseGuard:
             return GuardVerdict(self._name, Standing.TRIPS, text)
         standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
         return GuardVerdict(self._name, standing, text)
+
+
+def _integers(counts: Sequence[float], largest_count: int) -> list[int]:
+    """Return counts as integers.
+
+    Raises:
+        ValueError: There are more of them than *largest_count*, or one is negative.
+    """
+    if len(counts) > largest_count or not all(0 <= each < math.inf for each in counts):
+        raise ValueError(f"{len(counts)} counts; expected {largest_count}, none of them negative")
+    return [round(each) for each in counts]
+
+
+def _earliest(before: int, now: int | None, total: int) -> int | None:
+    """Return the call after which a guard tripped, of those before a restart and those since."""
+    return before or (None if now is None else total + now)
 
 
 class _Quantity(Protocol):
@@ -367,7 +451,7 @@ class _LatencyGuard:
     """Trips when the lower bound is above the limit at two looks in a row, 10 s apart."""
 
     def __init__(self, name: str, limit: float, quantity: _Quantity) -> None:
-        self._name = name
+        self.key = name
         self._limit = limit
         self._quantity = quantity
         self._times: deque[tuple[float, float]] = deque(maxlen=_LATENCY_CALLS)
@@ -385,6 +469,23 @@ class _LatencyGuard:
             self._tripped |= is_above and self._was_above
             self._was_above = is_above
 
+    def counts(self) -> list[float]:
+        """Return whether it has tripped, and the last times in microseconds.
+
+        What the last look saw is not kept, because clocks may begin anew: after a restart the
+        guard looks at the first call, and trips 10 s later at the earliest.
+        """
+        last = list(self._times)[-_KEPT_TIMES:]
+        return [int(self._tripped), *(round(each * 1e6) for pair in last for each in pair)]
+
+    def resume(self, counts: Sequence[float]) -> None:
+        if not counts:
+            return
+        tripped, *times = _integers(counts, 2 * _KEPT_TIMES + 1)
+        pairs = [(old / 1e6, new / 1e6) for old, new in zip(times[::2], times[1::2], strict=True)]
+        self._times.extendleft(pairs[::-1][: _LATENCY_CALLS - len(self._times)])
+        self._tripped |= bool(tripped)
+
     def _sorted(self) -> tuple[list[float], list[float]]:
         return sorted(old for old, _ in self._times), sorted(new for _, new in self._times)
 
@@ -392,18 +493,16 @@ class _LatencyGuard:
         old, new = self._sorted()
         text = self._quantity.text
         if not new:
-            return GuardVerdict(
-                self._name, Standing.UNDECIDED, f"no call, limit {text(self._limit)}"
-            )
+            return GuardVerdict(self.key, Standing.UNDECIDED, f"no call, limit {text(self._limit)}")
         low, high = self._quantity.bounds(old, new)
         found = (
             f"{text(self._quantity.value(old, new))} in {len(new)} calls, "
             f"{text(low)} to {text(high)}, limit {text(self._limit)}"
         )
         if self._tripped:
-            return GuardVerdict(self._name, Standing.TRIPS, found)
+            return GuardVerdict(self.key, Standing.TRIPS, found)
         standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
-        return GuardVerdict(self._name, standing, found)
+        return GuardVerdict(self.key, standing, found)
 
 
 def verdict_text(

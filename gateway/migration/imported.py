@@ -1,7 +1,5 @@
 """What an import yields: a configuration, and the settings without an equal."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

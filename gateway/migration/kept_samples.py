@@ -1,7 +1,5 @@
 """Compared calls that are kept to look at: the worst ones and random ones."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random
@@ -134,9 +132,10 @@ class KeptSamples:
     def wants(self, comparison: Comparison) -> bool:
         """Return whether the next call is kept; call it once for each."""
         self._seen += 1
-        self._place = self._random.randrange(self._seen)
-        badness = badness_of(comparison)
-        self._is_bad = bool(badness[0]) and self._is_among_worst(badness)
+        self._place = int(self._random.random() * self._seen)  # a sixth of the time of `randrange`
+        self._is_bad = comparison.outcome is not Outcome.MATCH and self._is_among_worst(
+            badness_of(comparison)
+        )
         return self._is_bad or self._place < _KEPT
 
     def add(self, sample: KeptSample) -> None:

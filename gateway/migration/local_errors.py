@@ -3,8 +3,6 @@
 It needs no other process: it sees an error of a client when it happens.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

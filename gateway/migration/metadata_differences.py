@@ -1,8 +1,8 @@
-"""How the metadata of one model differs at two servers, in words."""
-
-from __future__ import annotations
+"""How the metadata of one model differs at two servers, in words, and what identifies a model."""
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
 
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 
@@ -26,6 +26,20 @@ def metadata_differences(old: ModelMetadata, new: ModelMetadata) -> Iterator[str
         before, after = getattr(old, flag), getattr(new, flag)
         if before != after:
             yield f"the model is {'no longer' if before else 'now'} {flag}"
+
+
+def model_identity(model: ModelMetadata) -> dict[str, Any]:
+    """Return what changes with the model that a server has: its versions, and a hash of the rest.
+
+    Class labels and the configuration are no part of it.
+    """
+    tensors = [
+        [each.name, each.datatype and each.datatype.name, each.shape]
+        for each in (*model.inputs, *model.outputs)
+    ]
+    flags = [len(model.inputs), model.max_batch_size, model.stateful, model.decoupled]
+    signature = blake2b(repr([tensors, flags, model.platform]).encode(), digest_size=8)
+    return {"versions": sorted(model.versions), "signature": signature.hexdigest()}
 
 
 def _tensor_differences(

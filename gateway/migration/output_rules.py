@@ -1,7 +1,5 @@
 """The rules of a model's outputs, from the configuration of a migration."""
 
-from __future__ import annotations
-
 from gateway.compare.rules import EXACT, IGNORE, OutputRule, OutputRules
 from gateway.config.migration import CompareConfig, RuleChoice
 

@@ -4,8 +4,6 @@ Replay is open loop: a call goes out at its time, however late earlier replies a
 sequence wait for one another.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.captures.records import (
@@ -26,6 +25,7 @@ from gateway.captures.records import (
 from gateway.compare.replies import Comparison, Result, compare_results
 from gateway.compare.rules import OutputRules
 from gateway.compare.summary import Summary, percentile
+from gateway.concurrency.timeouts import Timeout
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
@@ -92,8 +92,7 @@ class ReplayReport:
         return percentile(self.lags_s, 0.99) if self.lags_s else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOutcome:
+class ReplayOutcome(Struct, frozen=True):
     """What a server made of a call.
 
     Attributes:
@@ -353,11 +352,11 @@ async def ask(
         most_items: Replies of a stream after which it is closed; None for all.
     """
     started = monotonic()
-    call = request.with_context(deadline=started + timeout_s)
+    call = request.with_deadline(started + timeout_s)
     items: list[tuple[Tensor, ...]] = []
     times: list[float] = []
     try:
-        async with asyncio.timeout(timeout_s + 1):
+        with Timeout(timeout_s + 1):
             if is_stream:
                 stream = StreamInferRequest(model=call.model, context=call.context, request=call)
                 replies = await service(stream)

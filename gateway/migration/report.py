@@ -3,8 +3,6 @@
 The same calls make the same report. `report_blocks.py` writes it as HTML and Markdown.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from bisect import insort

@@ -4,8 +4,6 @@ Texts come from clients and captures: the HTML is built as a tree, so that every
 Characters that no font shows are written as escapes. `report.py` has the contents.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The drawings of a report, as elements of SVG: agreement over time, histograms, values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

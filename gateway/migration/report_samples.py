@@ -1,7 +1,5 @@
 """One call in a report: who sent it, what differs, and its tensors where they are recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ The choice depends on the key of a call alone, so that replicas and restarts agr
 chosen is counted at once, whatever becomes of it.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,9 +91,8 @@ class MigrationSampler:
 
     def choose(self, request: InferRequest, context: Context) -> Choice:
         """Return whether a call is compared, and count it if so."""
-        for name, _ in context.metadata:
-            if name == SHADOW_HEADER:
-                return Choice.NO
+        if is_shadow_call(context):
+            return Choice.NO
         sequence = sequence_key(request)
         number = draw(sequence or context.request_id, self._name)
         is_chosen = number < self._threshold
@@ -143,6 +140,11 @@ class MigrationSampler:
             return False
         self._tokens -= 1
         return True
+
+
+def is_shadow_call(context: Context) -> bool:
+    """Return whether another gateway made a call for its mirror."""
+    return SHADOW_HEADER in [name for name, _ in context.metadata]
 
 
 def sequence_key(request: InferRequest) -> str:

@@ -1,7 +1,5 @@
 """Which recorded calls to use: `--where 'model=fraud and protocol=trtis.*'`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ A tensor of an ensemble has a name, and a pipeline names the step that makes it.
 Source: model_config.proto of Triton, `ModelEnsembling`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any, Final
 

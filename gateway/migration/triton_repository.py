@@ -4,8 +4,6 @@ Every `config.pbtxt` is read. What has an equal in the gateway is mapped, and th
 Ensembles become pipelines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages outside of a connection: as a head and a body, in files and in rows of a capture."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final

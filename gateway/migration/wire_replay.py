@@ -1,7 +1,5 @@
 """Sends the recorded messages themselves, byte for byte, to a server of the same protocol."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest

@@ -6,8 +6,6 @@ no header but the request id and the `user-agent`.
 Source: OpenTelemetry semantic conventions, "RPC", "HTTP" and "Generative AI".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final

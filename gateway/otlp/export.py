@@ -1,7 +1,5 @@
 """The export of one process: started with the gateway, flushed when it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

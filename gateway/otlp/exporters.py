@@ -5,8 +5,6 @@ batches. Two it reads only for programs that it starts, so they are read here: t
 signal, and the protocol of OTLP.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from importlib.metadata import entry_points

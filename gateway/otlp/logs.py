@@ -1,7 +1,5 @@
 """The log lines of the gateway as log records of OpenTelemetry."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any, Final

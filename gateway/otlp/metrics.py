@@ -4,8 +4,6 @@ Names and labels are those of the page; a counter has its name without `_total`,
 adds again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

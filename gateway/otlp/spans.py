@@ -5,8 +5,6 @@ So it crosses tasks, batch queues and pipelines as any header does. `OTEL_PROPAG
 the headers of clients and of upstreams.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar

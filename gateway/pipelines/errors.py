@@ -1,7 +1,5 @@
 """The errors of a pipeline: a step fails, or the models do not match."""
 
-from __future__ import annotations
-
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, NotReady
 from gateway.pipelines.graph import Graph, Step

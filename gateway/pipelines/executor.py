@@ -3,8 +3,6 @@
 The first failure cancels all other steps and waits for their end.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A step depends only on the steps whose outputs are its inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Steps pass tensors by reference and share the caller's deadline. The first step 
 pipeline fail.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,6 +11,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -23,13 +22,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import ArrayData
-from gateway.ir.errors import (
-    ErrorCode,
-    GatewayError,
-    ModelNotFound,
-    Unsupported,
-    UpstreamError,
-)
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
 from gateway.ir.validation import quote_names
@@ -98,7 +90,7 @@ class Pipeline:
         """
         version = "" if call.model is None else call.model.version
         if version not in {"", self.graph.version}:
-            raise ModelNotFound(
+            raise errors.ModelNotFound(
                 f"model {self.graph.name!r} has no version {version!r}; it has "
                 f"{self.graph.version}",
                 model=call.model,
@@ -115,7 +107,7 @@ class Pipeline:
             await self._signatures.get()
         except MismatchError as error:
             raise MismatchError(mismatch(self.graph, error).message) from error
-        except GatewayError as error:
+        except errors.GatewayError as error:
             log.warning("pipeline not checked", pipeline=self.graph.name, reason=error.message)
 
     async def _ready(self, call: ModelReadyRequest) -> bool:
@@ -128,7 +120,7 @@ class Pipeline:
             return_exceptions=True,
         )
         for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, GatewayError):
+            if isinstance(reply, BaseException) and not isinstance(reply, errors.GatewayError):
                 raise reply
         return all(reply is True for reply in replies)
 
@@ -147,14 +139,14 @@ class Pipeline:
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         if call.sequence is not None:
-            raise Unsupported(
+            raise errors.Unsupported(
                 f"pipeline {self.graph.name!r} does not support sequences: its steps may run on "
                 "different targets",
                 model=self._model,
             )
         try:
             return await self._run(call)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             if error.code in STALE_METADATA_CODES:
                 self._signatures.invalidate_if_stale()
             raise
@@ -193,12 +185,12 @@ class Pipeline:
             outputs=tuple(self.graph.used_outputs(step).values()),
             **common,
         )
-        start, code = self._clock(), ErrorCode.CANCELLED.value
+        start, code = self._clock(), errors.ErrorCode.CANCELLED.value
         try:
             reply = await self._inner(request)
             outputs = self._used_outputs(step, reply)
             code = "ok"
-        except GatewayError as error:
+        except errors.GatewayError as error:
             step_error = failure(self.graph, step, error)
             code = step_error.code.value
             raise step_error from error
@@ -211,7 +203,7 @@ class Pipeline:
         found = {tensor.name: tensor for tensor in reply.outputs}
         for name in self.graph.used_outputs(step):
             if name not in found:
-                raise UpstreamError(
+                raise errors.UpstreamError(
                     f"the reply has no output {name!r}; its outputs are {quote_names(found)}"
                 )
         return [_read_only(found[name]) for name in self.graph.used_outputs(step)]

@@ -1,7 +1,5 @@
 """The signature of a pipeline, derived from the signatures of its models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from gateway.ir.metadata import ModelMetadata, TensorMetadata

@@ -1,7 +1,5 @@
 """SignatureCache: the signature of a pipeline, refreshed from its models' metadata."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """BufferBody: reads streaming bodies completely, for services that need all bytes."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from gateway.ir.calls import Call

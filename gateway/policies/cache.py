@@ -4,8 +4,6 @@ The key is the content: names, datatypes, shapes, bytes, requested outputs and p
 excludes what does not change a reply: ids, deadlines, priority, and the order of inputs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import struct

@@ -3,8 +3,6 @@
 The caller requests classes, and the target returns the complete output.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import TypeVar, cast

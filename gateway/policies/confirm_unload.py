@@ -3,8 +3,6 @@
 Servers reply immediately and unload the model later; until then the model is still ready.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

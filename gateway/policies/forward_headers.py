@@ -3,8 +3,6 @@
 Only tracing headers are forwarded by default; credentials are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ MLServer keeps metrics for each name in an inference for ever, also for names th
 A question for the metadata of an unknown model leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar

@@ -1,7 +1,5 @@
 """MetadataCache: caches model metadata, and shares one call among concurrent lookups."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

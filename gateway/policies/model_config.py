@@ -4,8 +4,6 @@ Metadata of Open Inference do not contain the maximum batch size; Triton's model
 For targets without a model configuration, the layer derives one from the metadata.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, ModelConfigRequest, ModelMetadataRequest

@@ -3,8 +3,6 @@
 `telemetry.call_log` defines the lines, and `telemetry.metrics` the metrics.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Prioritize: the priority of a call in all queues on its way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar

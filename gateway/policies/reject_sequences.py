@@ -4,8 +4,6 @@ An in-process model keeps the state of a sequence in its process. With several w
 one sequence may reach different processes.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest

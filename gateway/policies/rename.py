@@ -3,8 +3,6 @@
 Callers use their names; *inner* gets the names of the target. Calls to the server pass unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 

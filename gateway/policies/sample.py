@@ -3,8 +3,6 @@
 `SampleCalls` knows neither which calls are chosen nor what happens to them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """TakeStock: reports each inference to whoever counts the callers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 It is outside of the router, so that it counts the names that callers use.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

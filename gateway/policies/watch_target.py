@@ -1,7 +1,5 @@
 """WatchTarget: reports how each inference of one target of a route ended."""
 
-from __future__ import annotations
-
 import time
 from asyncio import CancelledError
 from collections.abc import Callable

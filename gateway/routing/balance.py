@@ -1,7 +1,5 @@
 """Balance: distributes a route's calls over its targets by weight, and decides its readiness."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 If only one of two servers loaded a model, every other inference would fail.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from itertools import chain

@@ -5,8 +5,6 @@ An endpoint is available when its last probe succeeded (`health_probe`) and its 
 health must not become a total outage.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -56,6 +54,9 @@ _FIRST_SHARE = 0.1
 # How long other endpoints are preferred to one that could not be reached.
 _UNREACHABLE_S = 1.0
 
+# For new sequences, of an endpoint that does not have the first rank.
+_NO_WEIGHT = 1e-9
+
 ALL = "*"
 """Stands for all endpoints, where names are expected."""
 
@@ -90,6 +91,9 @@ class Endpoint:
         changed_at: When the result of its probes changed, on the clock of the calls.
         is_drained: Whether it gets no new calls, because an operator says so or it is leaving.
         is_leaving: Whether its address is no longer one of the upstream.
+        rank: It gets calls only while no endpoint of a lower rank is available.
+        weight: Its share of the calls, relative to the others of its rank.
+        next_turn: For weighted round robin.
     """
 
     def __init__(self, name: str, service: Service) -> None:
@@ -106,6 +110,9 @@ class Endpoint:
         self.reason = ""
         self.changed_at = self.clock()
         self.is_drained = self.is_leaving = False
+        self.rank = 0
+        self.weight = 1.0
+        self.next_turn = 0.0
 
     def available(self, now: float) -> bool:
         """Return whether the endpoint is ready and may get a call."""
@@ -120,7 +127,7 @@ class Endpoint:
             self.available_since = self.clock()
         self.ready = ready
         if ready:
-            self.health.allow_trial()
+            self.health.allow_trial(self.clock())
 
 
 class Endpoints:
@@ -180,6 +187,8 @@ class Endpoints:
         for endpoint in endpoints:
             endpoint.clock = self._clock
         self.endpoints = tuple(endpoints)
+        self._has_ranks = len({endpoint.rank for endpoint in endpoints}) > 1
+        self._balancer.is_weighted = len({endpoint.weight for endpoint in endpoints}) > 1
         self._update_drained()
 
     def drain(self, names: AbstractSet[str]) -> None:
@@ -272,7 +281,12 @@ class Endpoints:
             by_name |= {endpoint.name: endpoint for endpoint in drained if endpoint.name == current}
         if not by_name:
             raise self._all_drained()
-        weights = dict.fromkeys(by_name, 1.0)
+        # Sequences that an endpoint of another rank holds stay there; new ones do not go there.
+        first = min(endpoint.rank for endpoint in by_name.values())
+        weights = {
+            name: endpoint.weight if endpoint.rank == first else _NO_WEIGHT
+            for name, endpoint in by_name.items()
+        }
         endpoint = by_name[self.affinity.assign(call.model, sequence, weights)]
         try:
             reply = await self._call(endpoint, call)
@@ -341,6 +355,9 @@ class Endpoints:
 
     def _balance(self, candidates: Sequence[Endpoint], call: Call[Any]) -> Endpoint:
         now = self._clock()
+        if self._has_ranks:
+            first = min(endpoint.rank for endpoint in candidates)
+            candidates = [endpoint for endpoint in candidates if endpoint.rank == first]
         endpoint = self._balancer.choose(candidates, call, now)
         slow_start_s = self._slow_start_s
         if slow_start_s and now < endpoint.available_since + slow_start_s:

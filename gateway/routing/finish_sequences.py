@@ -1,7 +1,5 @@
 """FinishSequences: lets sequences end where they began, after a reload has changed the routes."""
 
-from __future__ import annotations
-
 from typing import Final, TypeVar
 
 from gateway.ir.bounded_dict import BoundedDict

@@ -1,7 +1,5 @@
 """Health probes: check periodically whether an endpoint is ready."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Load balancing: which of the available endpoints of an upstream gets a call."""
 
-from __future__ import annotations
-
 import enum
 import math
 import random
@@ -60,12 +58,16 @@ class BalancedEndpoint(Protocol):
         last_turn: Number of the call that was sent to it last.
         latency: Of its calls.
         name: Its address.
+        weight: Its share of the calls, relative to the others.
+        next_turn: Its place in the turns of weighted round robin.
     """
 
     pending: int
     last_turn: int
     latency: PeakEwma
     name: str
+    weight: float
+    next_turn: float
 
 
 E = TypeVar("E", bound=BalancedEndpoint)
@@ -77,14 +79,20 @@ class LoadBalancer:
     """Chooses an endpoint for each call of an upstream.
 
     With `least_request` and `peak_ewma` two endpoints are drawn, and the better one gets the call:
-    many gateways then do not all choose the same endpoint.
+    many gateways then do not all choose the same endpoint. If weights differ, one is drawn: with
+    `least_request` the chance of an endpoint is its weight / (its calls in flight + 1), and
+    `peak_ewma` also divides by the latency.
 
     Args:
         policy: How an endpoint is chosen.
         key: For `HASH`; calls without a key are balanced as with `LEAST_REQUEST`.
         draw: Random numbers in [0, 1).
 
-    Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing".
+    Attributes:
+        is_weighted: Whether the weights of the endpoints differ.
+
+    Sources: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Envoy, "Weighted
+    least request".
     """
 
     def __init__(
@@ -98,6 +106,8 @@ class LoadBalancer:
         self._key = key
         self._draw = draw
         self._turn = 0
+        self._first_turn = 0.0
+        self.is_weighted = False
 
     def choose(self, endpoints: Sequence[E], call: Call[Any], now: float) -> E:
         """Return one of *endpoints*, of which there is at least one."""
@@ -108,6 +118,8 @@ class LoadBalancer:
 
     def _choose(self, endpoints: Sequence[E], call: Call[Any], now: float) -> E:
         policy = self._policy
+        if self.is_weighted and policy is not BalancingPolicy.HASH:
+            return self._choose_by_weight(endpoints, now)
         if policy is BalancingPolicy.ROUND_ROBIN:
             return endpoints[self._turn % len(endpoints)]
         if policy is BalancingPolicy.RANDOM:
@@ -115,10 +127,43 @@ class LoadBalancer:
         if policy is BalancingPolicy.HASH:
             key = None if self._key is None else self._key(call)
             if key is not None:
-                name = rendezvous(key, {each.name: 1.0 for each in endpoints})
+                name = rendezvous(key, {each.name: each.weight for each in endpoints})
                 return next(each for each in endpoints if each.name == name)
+            if self.is_weighted:
+                return self._choose_by_weight(endpoints, now)
         first, second = self._two(endpoints)
         return first if self._cost(first, now) <= self._cost(second, now) else second
+
+    def _choose_by_weight(self, endpoints: Sequence[E], now: float) -> E:
+        if self._policy is BalancingPolicy.ROUND_ROBIN:
+            return self._take_turn(endpoints)
+        shares = [self._share(each, now) for each in endpoints]
+        point = self._draw() * sum(shares)
+        for endpoint, share in zip(endpoints, shares, strict=True):
+            point -= share
+            if point < 0:
+                return endpoint
+        return endpoints[-1]
+
+    def _take_turn(self, endpoints: Sequence[E]) -> E:
+        """Return the endpoint whose turn is the earliest; its next one is 1 / weight later.
+
+        An endpoint that was away begins with the others, and makes up for nothing.
+        """
+        for each in endpoints:
+            each.next_turn = max(each.next_turn, self._first_turn)
+        chosen = min(endpoints, key=lambda each: (each.next_turn, each.last_turn))
+        self._first_turn = chosen.next_turn
+        chosen.next_turn += 1 / chosen.weight
+        return chosen
+
+    def _share(self, endpoint: BalancedEndpoint, now: float) -> float:
+        if self._policy is BalancingPolicy.RANDOM:
+            return endpoint.weight
+        share = endpoint.weight / (endpoint.pending + 1)
+        if self._policy is BalancingPolicy.PEAK_EWMA:
+            share /= max(endpoint.latency.read(now), _LEAST_S)
+        return share
 
     def _two(self, endpoints: Sequence[E]) -> tuple[E, E]:
         count = len(endpoints)

@@ -4,8 +4,6 @@ Rules are compiled at start. Model names come from clients, so the cache of resu
 `router` calls the matching route.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ An upstream's repository index lists its models. An upstream without an index is
 model is ready. Names come from clients, so cached results are bounded in number and age.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 An endpoint is *ejected* (Envoy's term) after consecutive failures. A *trial* call reinstates it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -16,6 +14,9 @@ _SLOW_FACTOR = 5.0
 # A timeout after this time always counts.
 _SLOW_S = 1.0
 _LATENCY_WEIGHT = 0.1
+# A probe allows no trial for this part of `base_ejection_s` after a failed one. With the default
+# times the next probe allows it.
+_PAUSE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,9 @@ class EndpointHealth:
     """The health of one endpoint, derived from its calls.
 
     An ejected endpoint gets one trial call when the ejection expires, or when a probe succeeds. The
-    trial ends or extends the ejection. After a failed trial, a successful probe allows no further
-    trial: the probes of a server may succeed although its calls hang.
+    trial ends or extends the ejection. The probes of a server may succeed although its calls fail,
+    so a successful probe allows no further trial soon after a failed one. It allows one later, so
+    that a server that is well again does not wait for the end of a long ejection.
 
     Attributes:
         failures: Consecutive failures.
@@ -71,7 +73,7 @@ class EndpointHealth:
     """
 
     __slots__ = (
-        "_can_try_early",
+        "_early_trial_at",
         "_has_early_trial",
         "_latency_s",
         "_reinstated_at",
@@ -91,7 +93,8 @@ class EndpointHealth:
         self.ejected_until: float | None = None
         self.has_trial_call = self.is_too_slow = False
         self._requests, self._total_s = 0, 0.0
-        self._can_try_early = self._has_early_trial = False
+        self._early_trial_at = -math.inf
+        self._has_early_trial = False
         self._latency_s = 0.0
         self._reinstated_at = -math.inf
         self._unreachable_until = -math.inf
@@ -108,9 +111,9 @@ class EndpointHealth:
             self.has_trial_call = True
             self._has_early_trial = False
 
-    def allow_trial(self) -> None:
-        """Record a successful probe, which allows the first trial of an ejection."""
-        if self.ejected_until is not None and self._can_try_early:
+    def allow_trial(self, now: float) -> None:
+        """Record a successful probe, which allows a trial unless one has failed just now."""
+        if self.ejected_until is not None and now >= self._early_trial_at:
             self._has_early_trial = True
 
     def note_unreachable(self, until: float) -> None:
@@ -169,7 +172,7 @@ class EndpointHealth:
         self.ejections += 1
         self.failures = self.timeouts = 0
         self.is_too_slow = False
-        self._can_try_early = not self.has_trial_call
+        self._early_trial_at = now + _PAUSE_SHARE * rules.base_ejection_s * self.has_trial_call
         self.has_trial_call = self._has_early_trial = False
         duration_s = min(rules.base_ejection_s * self.ejections, rules.max_ejection_s)
         self.ejected_until = now + duration_s

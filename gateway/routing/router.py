@@ -1,7 +1,5 @@
 """Router: sends each call to the first matching route, and calls to the server to `server`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast

@@ -4,8 +4,6 @@ Rendezvous hashing makes replicas of the gateway agree without communication. A 
 a sequence at its target or endpoint when the set of available ones changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

@@ -6,8 +6,6 @@ datatype. Triton writes a text id over a number without a check, and crashes or 
 Source: docs/protocols/open-inference.md, "9. Parameters and headers".
 """
 
-from __future__ import annotations
-
 import enum
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ Readiness, index, metadata and statistics come from the router, so that the stat
 model as the caller would reach it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping

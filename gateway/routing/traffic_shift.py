@@ -1,7 +1,5 @@
 """TrafficShift: the share of a route's calls that goes to the target which replaces the others."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

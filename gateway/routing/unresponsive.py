@@ -4,8 +4,6 @@ A hung server accepts connections and answers nothing. Without this service each
 it until its deadline.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

@@ -5,8 +5,6 @@ added up. A change of settings applies to every upstream that supports it, and t
 the first upstream in the configuration. An opaque call goes to the first upstream of its codec.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Lines wait in memory for at most a second, so that no call waits for the disk. A
 away, as logrotate does, is opened again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import string

@@ -7,8 +7,6 @@ The multiprocess mode of prometheus_client is not used: it writes every incremen
 supports neither custom collectors nor callback gauges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from typing import Any, Final

@@ -5,8 +5,6 @@ are omitted. The terminal and standard error get a limited number of lines per s
 gets all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

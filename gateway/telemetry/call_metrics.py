@@ -6,8 +6,6 @@ the cells of all its metrics by one key, and adds its times to a list. Full list
 each scrape, are counted at once.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -4,8 +4,6 @@ That layer is outside of the router and the balancer, which record the names. Th
 the task that handles the call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

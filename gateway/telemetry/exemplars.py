@@ -3,8 +3,6 @@
 They are shown on the metrics page in the format of OpenMetrics only.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Gauges of the state of the gateway, whose values are read at each scrape."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar

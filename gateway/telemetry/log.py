@@ -4,8 +4,6 @@ Values are truncated at 256 characters and control characters are escaped, so th
 cannot break a line or fill a disk. All lines go to standard error; standard output is for data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

@@ -6,8 +6,6 @@ destination and format.
 Source: docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from gateway.ir.errors import InvalidRequest, Unsupported

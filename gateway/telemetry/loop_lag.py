@@ -1,7 +1,5 @@
 """LoopLag: measures how late the event loop runs its timers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Final

@@ -4,8 +4,6 @@ Labels are names of the configuration. A model name of a client becomes a label 
 has served it, up to a maximum number of labels; all others become `_unknown`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 

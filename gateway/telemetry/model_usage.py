@@ -11,8 +11,6 @@ The gateway can only measure these times:
 - cache_hit, cache_miss: lookups in the gateway's cache; counts without times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Metrics of pipeline steps. Labels are names of the configuration."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Histogram

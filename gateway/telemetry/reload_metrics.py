@@ -1,7 +1,5 @@
 """Metrics of configuration reloads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """One inference with its replies, as those who record or compare calls get it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Any

@@ -3,8 +3,6 @@
 They are counted on the path of every call, without a lock: see `call_metrics`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Transports move wire messages over sockets and read none of them; asyncio lives here."""
 
-from __future__ import annotations
-
 import os
 
 # The C core of gRPC writes a line to stderr for each peer that goes away and each failed handshake,

@@ -1,7 +1,5 @@
 """Who sends the requests of one connection: an address, and a `user-agent` that rarely changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

@@ -6,8 +6,6 @@ cancelled resets the exchange on the wire, so that the server learns of it, and 
 connection.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CoroutineType

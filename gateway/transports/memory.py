@@ -4,8 +4,6 @@ Each message is copied as sockets would deliver it: its body is one new read-onl
 the deadline.  Nothing is shared that sockets would not share.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence

@@ -4,8 +4,6 @@ The whole length is mapped at once, so that nothing is copied twice; the kernel 
 for the bytes that are written.  The budget counts the bytes that have arrived, one step ahead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from weakref import finalize

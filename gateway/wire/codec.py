@@ -4,8 +4,6 @@ A codec is seven pure functions between one protocol's wire messages and calls o
 They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes are.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A protocol whose statuses differ changes single entries, or has its own tables i
 `protocols/<name>/errors.py`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, InvalidRequest

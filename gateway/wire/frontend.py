@@ -3,8 +3,6 @@
 The implementation that decodes, calls a service and encodes is `gateway.frontend.Frontend`.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing

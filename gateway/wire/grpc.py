@@ -1,7 +1,5 @@
 """gRPC messages as values, which gRPC transports and codecs exchange."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 

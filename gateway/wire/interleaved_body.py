@@ -1,7 +1,5 @@
 """A streaming body with inserted bytes, such as the header of each field of a message."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ Its shortest decimal, 3.4028235e38, is above it when it is read as a double. Pro
 parsers compare as doubles and refuse it for a `float` field.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -4,8 +4,6 @@ Clients and servers repeat the same headers.  A codec caches only values that de
 the bytes of the key, and never views of a received message, which would keep all of it in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from operator import itemgetter

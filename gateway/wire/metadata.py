@@ -5,8 +5,6 @@ A client's headers become a Context, and a Context becomes the headers of a requ
 those that the carrier cannot write, and those of one message or connection.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Final

@@ -4,8 +4,6 @@ A reader checks one value and returns it typed.  The configuration's loader keep
 the text that it is written in, so readers accept both the text and the value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum

@@ -1,7 +1,5 @@
 """Numbers of requests, for protocols whose servers number them in every response."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Final

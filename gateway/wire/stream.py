@@ -1,7 +1,5 @@
 """Frames of byte streams as values, which TCP and unix-socket transports and codecs exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

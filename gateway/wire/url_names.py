@@ -1,7 +1,5 @@
 """Names in URLs: strict decoding, and the same checks as for all names."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.hostile import frames
 from tests.hostile.grpc_cases import request, tensor
 from tests.hostile.json_cases import ROW
 from tests.hostile.json_cases import request as json_request
@@ -35,6 +37,8 @@ pytestmark = pytest.mark.hostile
 
 OTHER = "127.0.0.2"
 """Another client's address."""
+PER_ADDRESS = 48
+"""Connections of one address, as config.yaml allows them."""
 _MIB = 1 << 20
 
 
@@ -177,6 +181,54 @@ def test_connection_flood(patient: Patient) -> None:
         for _ in range(10):
             _good_within(gateway, 1)
     assert eventually(lambda: is_good(ask(gateway.http, LAST_GOOD)), 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "data", "response"),
+    [
+        ("main.http", "127.0.30.1", GOOD, b"HTTP/1.1 503 "),
+        ("main.grpc", "127.0.30.2", frames.BEGIN, b"\0\0\0\0\0\0\0\x0b"),
+    ],
+    ids=["http", "grpc"],
+)
+def test_a_connection_above_the_limit_gets_its_answer(
+    patient: Patient, name: str, source: str, data: bytes, response: bytes
+) -> None:
+    """Status 503 or GOAWAY with ENHANCE_YOUR_CALM; it is counted, and the log has the address."""
+    if name == "main.grpc" and os.environ.get("HOSTILE_TRANSPORT") == "reference":
+        pytest.skip("grpcio cannot count connections")
+    gateway = patient.gateway
+    text = f"too many connections from {source} (limit connections_per_address)".encode()
+    counted = _refused_connections(gateway)
+    refused = 0
+
+    def is_logged() -> bool:
+        """Connect once more; a line about others may have been logged in the same second."""
+        nonlocal refused
+        with socket.create_connection(gateway.addresses[name], 8, (source, 0)) as sock:
+            sock.sendall(data)
+            received = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert response in received
+        assert text in received
+        refused += 1
+        return any(
+            (event["event"], event.get("address")) == ("connections refused", source)
+            for _, event in gateway.events()
+        )
+
+    with ExitStack() as stack:
+        for _ in range(PER_ADDRESS):
+            sock = socket.create_connection(gateway.addresses[name], 8, (source, 0))
+            stack.enter_context(sock).sendall(data)
+            assert sock.recv(4096)  # one that had sent nothing would be closed soon
+        assert eventually(is_logged, 20)
+        assert counted + refused == _refused_connections(gateway)
+
+
+def _refused_connections(gateway: Gateway) -> float:
+    page = get(gateway.addresses["admin"], "/metrics").decode()
+    start = 'gateway_limit_exceeded_total{limit="connections_per_address"'
+    return sum(float(line.split()[1]) for line in page.splitlines() if line.startswith(start))
 
 
 def test_connection_churn(patient: Patient) -> None:

@@ -58,6 +58,16 @@ def _references() -> bytes:
     )
 
 
+def _huffman() -> bytes:
+    """Write calls whose heads have a value of 14,400 letters in Huffman codes of 5 bits."""
+    value = frames.number(9_000, 7, 0x80) + bytes(9_000)
+    data = frames.BEGIN
+    for stream in range(1, 400, 2):
+        block = frames.block(_UNKNOWN) + b"\0" + frames.number(1, 7) + b"x" + value
+        data += frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, block)
+    return data
+
+
 def _small_frames() -> bytes:
     begin = frames.BEGIN + frames.opening(1)
     return (
@@ -71,6 +81,7 @@ GRPC = {
     "table_sizes": _resizes,
     "unknown_methods": _unknown_methods,
     "references": _references,
+    "huffman": _huffman,
     "small_frames": _small_frames,
 }
 

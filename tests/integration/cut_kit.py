@@ -68,13 +68,14 @@ class Seen:
 class Far:
     """An HTTP upstream made of a socket: reads while `reads` is set, and answers as it is told."""
 
-    def __init__(self, answer: bytes | None = None) -> None:
+    def __init__(self, answer: bytes | None = None, value: int = 7) -> None:
         self.seen: list[Seen] = []
         self.reads = asyncio.Event()
         self.reads.set()
         self.early: bytes | None = None
         self.connections = 0
-        body = json.dumps(ANSWER).encode()
+        output = {"name": "y", "datatype": "INT32", "shape": [1], "data": [value]}
+        body = json.dumps({**ANSWER, "outputs": [output]}).encode()
         self._answer = (
             answer
             or (

@@ -105,3 +105,17 @@ def mapped(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
     """Give a map of grps back: its bytes are tensors, its other entries parameters."""
     job.reply_parameters.update(job.parameters)
     return inputs
+
+
+@declares(inputs=_TEXT, outputs=_TOKEN)
+async def letters(inputs: dict[str, Any], _job: Job) -> Answers:
+    """Repeat the text letter by letter: the same text as `speak`, in more replies."""
+    for letter in inputs["text"][0].decode():
+        yield _token(letter)
+
+
+@declares(inputs=_TEXT, outputs=_TOKEN)
+async def shouts(inputs: dict[str, Any], _job: Job) -> Answers:
+    """Repeat the text in capitals, word by word as `speak`."""
+    for number, word in enumerate(inputs["text"][0].decode().upper().split(" ")):
+        yield _token(f" {word}" if number else word)

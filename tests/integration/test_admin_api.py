@@ -14,13 +14,17 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
+from gateway.app.admin import AdminFrontend
 from gateway.app.admin_api.access import AdminAccess
 from gateway.app.admin_api.api import AdminApi, AdminSources
 from gateway.app.admin_api.events import MAX_LISTENERS
 from gateway.app.control import Control, control_of
 from gateway.app.reload import Reloader
+from gateway.app.transports import TransportImplementation, http_server_class
 from gateway.config.load import LoadedConfig, load_text
 from gateway.ir.context import Client
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.contract import HttpMount, ServerLimits
 from gateway.wire.http import Headers, HttpRequest
 from tests.integration.cli_kit import gateway as command
 from tests.integration.cli_kit import get, serving
@@ -290,3 +294,54 @@ def test_workers_have_one_api(tmp_path: Path) -> None:
         code, document = get(gateway.url("/api/v1/status", "admin"))
         assert (200, [1, 2]) == (code, [each["worker"] for each in document["workers"]])
         assert 0 == command("reload", "--admin", f"127.0.0.1:{port}").returncode
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("budget", "body", "headers", "expected"),
+    [
+        (100_000, b"", {}, (503, "no memory for a response of 300000 bytes (in_flight_bytes)")),
+        (1_000_000, b"", {}, (200, "")),
+        (1_000_000, b"x" * 2_000, {}, (413, "2000 bytes")),
+        (1_000_000, b"x", {"content-encoding": "x"}, (415, "coding")),
+        (1_000_000, b"x", {"content-encoding": "gzip"}, (400, "gzip")),
+    ],
+    ids=["no room", "room", "too large", "unknown coding", "damaged"],
+)
+async def test_a_response_without_room_is_no_fault_of_the_request(
+    transport: TransportImplementation,
+    budget: int,
+    body: bytes,
+    headers: dict[str, str],
+    expected: tuple[int, str],
+) -> None:
+    """503 with the reason and when to try again; faults of requests are 4xx."""
+
+    async def page(_accept: str) -> tuple[bytes, str]:
+        return b"x" * 300_000, "text/plain"
+
+    async def ready() -> bool:
+        return True
+
+    server = http_server_class(transport)(
+        "127.0.0.1",
+        0,
+        mounts=[HttpMount(("",), AdminFrontend(page, ready))],
+        limits=ServerLimits(message_bytes=1_000),
+        budget=MemoryBudget(budget),
+    )
+    await server.start()
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(
+                "GET", f"http://{server.address}/metrics", data=body, headers=headers
+            ) as response,
+        ):
+            found = await response.read()
+            assert expected[0] == response.status
+            assert (expected[0] == 503) == ("Retry-After" in response.headers)
+            if expected[0] != 200:
+                assert expected[1] in json.loads(found)["error"]
+    finally:
+        await server.stop()

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+import time
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration import cutover_kit as kit
 from tests.integration import workers_kit
 from tests.integration.cli_kit import gateway as command
-from tests.integration.cutover_kit import GUARDED, migrating, state_on_disk, two_servers
+from tests.integration.cutover_kit import (
+    GUARDED,
+    MigratingGateway,
+    migrating,
+    state_on_disk,
+    two_servers,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -40,6 +50,68 @@ async def test_a_server_that_fails_loses_all_calls(tmp_path: Path, workers: int)
         assert {"cutover step", "cutover waits", "cutover tripped", "cutover rolled back"} == {
             each["event"] for each in document["events"]
         }
+
+
+async def replies_of(gateway: MigratingGateway, ends: asyncio.Event) -> list[tuple[float, str]]:
+    """Make one call after another; return when each reply came, and which server it is of."""
+    found = []
+    while not ends.is_set():
+        (reply,) = await gateway.ask(1)
+        found.append((time.monotonic(), reply))
+    return found
+
+
+def seconds_of_failures(replies: list[tuple[float, str]]) -> float:
+    """Return the time from the second call that failed to the last one."""
+    failed = sorted(at_s for at_s, reply in replies if reply not in {"old", "new"})
+    assert len(failed) >= 2
+    return failed[-1] - failed[1]
+
+
+@pytest.mark.slow
+async def test_all_calls_are_at_the_old_server_two_seconds_after_the_second_failure(
+    tmp_path: Path,
+) -> None:
+    """Two workers, and clients that call all the time."""
+    async with two_servers() as servers, migrating(tmp_path, servers, 2) as gateway:
+        await gateway.at_step(2)
+        ends = asyncio.Event()
+        clients = [asyncio.create_task(replies_of(gateway, ends)) for _ in range(4)]
+        assert {"new"} == set(await gateway.ask(20))
+        kit.FAULTS.add("new")
+        await gateway.reaches("rolled_back")
+        ends.set()
+        replies = [each for client in clients for each in await client]
+        assert {"old"} == set(await gateway.ask(20))
+        assert seconds_of_failures(replies) <= 2
+
+
+@pytest.mark.slow
+async def test_three_gateways_leave_a_failing_server_within_five_seconds(tmp_path: Path) -> None:
+    """Clients call all of them all the time; what fails at one of them counts for all."""
+    options = f"coordinate: file\n      directory: {tmp_path / 'shared'}\n      {GUARDED}"
+    async with AsyncExitStack() as stack:
+        servers = await stack.enter_async_context(two_servers())
+        gateways = []
+        for name in "abc":
+            (tmp_path / name).mkdir()
+            started = migrating(tmp_path / name, servers, options=options)
+            gateways.append(await stack.enter_async_context(started))
+        await gateways[0].at_step(2)
+        for each in gateways:
+            async with asyncio.timeout(60):
+                while {"new"} != set(await each.ask(5)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        ends = asyncio.Event()
+        clients = [asyncio.create_task(replies_of(each, ends)) for each in gateways]
+        assert {"new"} == set(await gateways[2].ask(20))
+        kit.FAULTS.add("new")
+        for each in gateways:
+            await each.reaches("rolled_back")
+        for each in gateways:
+            assert {"old"} == set(await each.ask(5))
+        ends.set()
+        assert seconds_of_failures([each for client in clients for each in await client]) <= 5
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -78,6 +150,43 @@ async def test_a_killed_gateway_continues_where_it_was(tmp_path: Path) -> None:
                 assert {expected} == set(await gateway.ask(20))
                 document = await gateway.cutover()
                 assert document["weight"] == {"new": 100.0, "old": 0.0}[expected]
+
+
+@pytest.mark.slow
+async def test_a_killed_gateway_continues_with_all_guards(tmp_path: Path) -> None:
+    """Without a call after kill -9, each guard has the calls that were on the disk."""
+    options = (
+        "guards: {mismatch: {below: 1%}, errors: {below: 1%, above_old: 1%}, "
+        "latency: {p99: 60s, p99_ratio: 9}}"
+    )
+
+    def counts(document: dict[str, Any]) -> dict[str, int]:
+        """Return the number of calls of each guard."""
+        return {
+            each["guard"]: max([0, *map(int, re.findall(r"(\d+)(?: calls)?,", each["evidence"]))])
+            for each in document["guards"]
+        }
+
+    async with two_servers() as servers:
+        async with migrating(tmp_path, servers, options=options) as gateway:
+            await gateway.do("start")
+            await gateway.ask(30)
+
+            def is_on_disk() -> bool:
+                found = state_on_disk(tmp_path)["comparisons"].get("guards", {})
+                return len(found.get("latency.p99", ())) == 61
+
+            await asyncio.to_thread(workers_kit.eventually, is_on_disk)
+            before = counts(await gateway.cutover())
+            gateway.gateway.running.process.send_signal(signal.SIGKILL)
+        expected = dict.fromkeys(
+            ("mismatch.below", "errors.below", "errors.above_old", "latency.p99"), 30
+        )
+        assert expected == {guard: before[guard] for guard in expected}
+        async with migrating(tmp_path, servers, options=options) as gateway:
+            async with asyncio.timeout(60):
+                while before != counts(await gateway.cutover()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -176,48 +285,6 @@ async def test_comparisons_move_it_on_and_back(tmp_path: Path) -> None:
         assert {"old"} == set(await gateway.ask(20))
 
 
-def _options(**values: str) -> str:
-    return "\n      ".join(f"{key}: {value}" for key, value in values.items())
-
-
-STATES = {
-    "ready": ((), {"old"}),
-    "mirroring": (("start",), {"old"}),
-    "waiting_for_approval": (("start", "pause", "resume 1"), {"old", "new"}),
-    "paused": (("start", "pause", "resume 2", "pause"), {"new"}),
-    "baking": (("start", "pause", "resume 2"), {"new"}),
-    "rolled_back": (("start", "rollback"), {"old"}),
-    "done": (("start", "pause", "resume 2"), {"new"}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("state", STATES)
-async def test_a_killed_gateway_continues_in_each_state(tmp_path: Path, state: str) -> None:
-    """Step, weight and who has moved are the same from the first call on; epochs only grow."""
-    commands, expected = STATES[state]
-    options = _options(approve="[100]") if state == "waiting_for_approval" else ""
-    if state in {"mirroring", "baking"}:
-        options = GUARDED.replace("1%", "0.001%")  # it does not hold for long
-    async with two_servers() as servers:
-        async with migrating(tmp_path, servers, options=options) as gateway:
-            for command_line in commands:
-                verb, _, step = command_line.partition(" ")
-                await gateway.do(verb, **({"at_step": int(step)} if step else {}))
-            async with asyncio.timeout(60):
-                while (before := await gateway.cutover())["state"] != state:
-                    await gateway.ask(4)
-            answers = await gateway.ask(20)
-            gateway.gateway.running.process.send_signal(signal.SIGKILL)
-        assert expected == set(answers)
-        async with migrating(tmp_path, servers, options=options) as gateway:
-            assert answers == await gateway.ask(20)
-            after = await gateway.cutover()
-            assert (before["step"], before["weight"]) == (after["step"], after["weight"])
-            assert after["epoch"] >= before["epoch"]
-            assert after["state"] in {state, "baking"}
-
-
 @pytest.mark.slow
 async def test_a_killed_shadow_process_stops_no_call(tmp_path: Path) -> None:
     """The weight stays, the next step waits for comparisons, and goes on with them."""
@@ -237,8 +304,7 @@ async def test_a_killed_shadow_process_stops_no_call(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_two_gateways_share_a_cutover(tmp_path: Path) -> None:
     """Both have the weights of the one that leads; a trip at the other one counts for both."""
-    options = _options(coordinate="file", directory=str(tmp_path / "shared"))
-    options += f"\n      {GUARDED}"
+    options = f"coordinate: file\n      directory: {tmp_path / 'shared'}\n      {GUARDED}"
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
         folder.mkdir()

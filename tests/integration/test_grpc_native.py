@@ -157,6 +157,27 @@ async def test_reader_that_never_reads_loses_its_stream() -> None:
         writer.close()
 
 
+async def test_reader_that_is_too_slow_loses_its_stream() -> None:
+    """A window that opens byte by byte is progress, and less than the least rate."""
+    limits: dict[str, Any] = {"write_min_rate_grace_s": 0.15, "write_idle_timeout_s": 60.0}
+    message = frames.frame(
+        frames.DATA, frames.END_STREAM, 1, b"\0" + (9_000).to_bytes(4, "big") + bytes(9_000)
+    )
+    async with served(Answers(echo), **limits) as server, asyncio.timeout(20):
+        reader, writer = await connected(server.address)
+        writer.write(PREFACE + frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)]))
+        writer.write(call() + message)
+        size, ended = 0, False
+        while not ended:
+            kind, number, payload = await frame_of(reader)
+            size += len(payload) * (kind == frames.DATA)
+            ended = (kind, number) == (frames.RST_STREAM, 1)
+            await asyncio.sleep(0.01)  # more updates in a second would be a flood
+            writer.write(frames.window_update(1, 1))
+        writer.close()
+    assert 0 < size < 9_000
+
+
 async def test_a_large_message_is_allowed_for_in_few_steps() -> None:
     """However its frames are cut, a message is granted room in steps that double."""
     size = 700_001

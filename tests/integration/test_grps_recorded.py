@@ -202,6 +202,20 @@ def test_open_inference_asks_by_the_signature_of_the_file(
     assert {"str_data": "hello grps."} == json.loads(sent)
 
 
+@pytest.mark.parametrize("action", ["generate", "generate_stream"])
+def test_a_text_for_a_model_without_a_signature_says_what_to_declare(
+    gateway: Running, server: Server, action: str
+) -> None:
+    """The server tells no inputs, so the gateway cannot know them from parameters."""
+    address = gateway.addresses["main.http"]
+    status, _, text = post(address, f"/v2/models/simple/{action}", {"text": "hello grps."})
+    assert 501 == status, text
+    assert b"(models: NAME: signature)" in text
+    status, _, text = post(address, f"/v2/models/echo/{action}", {"text": "hello grps."})
+    assert 200 == status, text
+    assert b"hello grps." in server.asked[-1][1]
+
+
 @pytest.mark.parametrize(
     ("body", "member"),
     [

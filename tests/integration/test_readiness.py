@@ -1,10 +1,19 @@
-"""Readiness of a whole gateway of which one upstream is dead."""
+"""Readiness of a whole gateway of which one upstream is dead, or wants a key."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from typing import Any
 
-from gateway.ir.calls import ModelReadyRequest, ServerLiveRequest
+import pytest
+from aiohttp import web
+
+from gateway.ir.calls import (
+    InferRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ServerLiveRequest,
+)
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unavailable
 from tests.integration.asking_kit import running
@@ -38,3 +47,52 @@ async def test_a_dead_upstream_takes_only_its_routes_out_of_service(
         assert await gateway.service(ModelReadyRequest(model=ModelRef("sum")))
         with pytest.raises(Unavailable):
             await gateway.service(ModelReadyRequest(model=ModelRef("far")))
+
+
+GUARDED = """
+version: 1
+listeners: [{http: "127.0.0.1:0"}]
+admin: {address: null, metrics: null}
+lifecycle: {pre_stop: 0s, drain: 1s}
+upstreams:
+  guarded:
+    url: "oip+http://127.0.0.1:PORT"
+    options: {dialect: triton}
+    headers: {key: of the calls, other: x}
+    probe: {headers: {key: of the probes}}
+"""
+
+
+async def test_probes_and_questions_have_a_key_of_their_own() -> None:
+    """A server whose health needs another key than its models is ready, and is called."""
+    seen: dict[str, set[str]] = {}
+
+    async def reply(request: web.Request) -> web.Response:
+        keys = (request.headers.get("key", ""), request.headers.get("other", ""))
+        seen.setdefault(request.path, set()).add(", ".join(keys))
+        documents: dict[str, dict[str, Any]] = {
+            "/v2": {"name": "triton", "version": "2.51.0", "extensions": []},
+            "/v2/models/m": {"name": "m", "inputs": [], "outputs": []},
+            "/v2/models/m/infer": {"model_name": "m", "model_version": "1", "outputs": []},
+        }
+        return web.json_response(documents.get(request.path, {}))
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", reply)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with running(GUARDED.replace("PORT", str(port))) as gateway:
+            async with asyncio.timeout(10):
+                while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
+                    await asyncio.sleep(0.01)
+            await gateway.service(ModelMetadataRequest(model=ModelRef("m")))
+            await gateway.service(InferRequest(model=ModelRef("m")))
+    finally:
+        await runner.cleanup()
+    assert {"of the calls, x"} == seen.pop("/v2/models/m/infer")
+    assert {"/v2/health/ready", "/v2/models/m"} <= seen.keys()
+    assert {"of the probes, x"} == set().union(*seen.values())

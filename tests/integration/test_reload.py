@@ -67,6 +67,7 @@ async def test_calls_and_streams_survive_reloads(tmp_path: Path, workers: int) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + CALLS // 100)
+@pytest.mark.flaky(reruns=0)  # a call that is lost once is lost
 @pytest.mark.parametrize("workers", [1, 2, 4])
 async def test_twenty_reloads_lose_no_call(tmp_path: Path, workers: int) -> None:
     """The same for longer, and the process closes what it no longer needs."""
@@ -273,11 +274,13 @@ def test_model_that_cannot_load_leaves_the_old_configuration(tmp_path: Path) -> 
         assert served(gateway) == {"first"}
 
 
-def test_changes_that_need_a_restart_are_refused_by_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_changes_that_need_a_restart_are_refused_by_line(tmp_path: Path, workers: int) -> None:
     """Every such key is named with its position, and nothing is applied."""
     path = tmp_path / "gateway.yaml"
-    with reloadable(path, local("first")) as gateway:
-        text = local("second").replace("workers: 1", "workers: 2")
+    before = local("first").replace("workers: 1", f"workers: {workers}")
+    with reloadable(path, before) as gateway:
+        text = local("second").replace("workers: 1", "workers: 3")
         path.write_text(text.replace('http: "127.0.0.1:0"', 'http: "127.0.0.1:1"'))
         status, document = gateway.admin("POST", "/reload")
         found = [(each["line"], each["path"], each["message"]) for each in document["problems"]]

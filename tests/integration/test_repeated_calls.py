@@ -10,7 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
+from gateway.app import Gateway
 from tests.integration.asking_kit import running
 
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
@@ -20,7 +22,7 @@ version: 1
 listeners: [{http: "127.0.0.1:0", protocols: [oip]}]
 admin: {address: null, metrics: null}
 upstreams:
-  pair: {urls: [URL0, URL1], balance: round_robin, probe: {interval: 60s}}
+  pair: {urls: [URL0, URL1], balance: BALANCE, probe: {interval: 60s}}
   first: {url: URL0, probe: {interval: 60s}}
   second: {url: URL1, probe: {interval: 60s}}
 routes: [ROUTE]
@@ -35,11 +37,30 @@ class Replica:
         self.mode = "serve"
         self.read = 0
         self.left = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
+
+    def hold(self) -> None:
+        """Answer no inference until `release`."""
+        self._may_answer.clear()
+
+    def release(self) -> None:
+        """Answer all that are held."""
+        self._may_answer.set()
+
+    async def until_read(self, count: int) -> None:
+        """Wait until so many inferences were read."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.read >= count)
 
     async def infer(self, request: web.Request) -> web.Response:
         """Read the request whole, then serve, reset or hang."""
         await request.read()
-        self.read += 1
+        async with self._changed:
+            self.read += 1
+            self._changed.notify_all()
+        await self._may_answer.wait()
         if self.mode == "reset":
             assert request.transport is not None
             request.transport.abort()
@@ -73,30 +94,33 @@ async def served(replica: Replica) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def gateway_before(route: str) -> AsyncIterator[tuple[list[Replica], Any]]:
-    """Start two replicas and a gateway with a route; yield them and a function that asks."""
+async def gateway_before(
+    route: str, *, balance: str = "round_robin", more: str = ""
+) -> AsyncIterator[tuple[list[Replica], Any, Gateway]]:
+    """Start two replicas and a gateway with a route; yield both, and a function that asks."""
     replicas = [Replica(), Replica()]
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(served(replica)) for replica in replicas]
         text = CONFIG.replace("ROUTE", route).replace("URL0", found[0]).replace("URL1", found[1])
+        text = text.replace("BALANCE", balance) + more
         gateway = await stack.enter_async_context(running(text))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         url = f"http://{gateway.addresses['main.http']}/v2/models/m/infer"
 
-        async def ask(times: int) -> list[int]:
+        async def ask(times: int, **headers: str) -> list[int]:
             found = []
             for _ in range(times):
-                async with session.post(url, json=REQUEST) as response:
+                async with session.post(url, json=REQUEST, headers=headers) as response:
                     await response.read()
                     found.append(response.status)
             return found
 
-        yield replicas, ask
+        yield replicas, ask, gateway
 
 
 async def test_a_call_that_was_read_is_not_repeated_by_itself() -> None:
     """A reset after reading is an error of that call: no inference runs twice."""
-    async with gateway_before("{targets: [{upstream: pair}]}") as (replicas, ask):
+    async with gateway_before("{targets: [{upstream: pair}]}") as (replicas, ask, _):
         await ask(4)
         replicas[0].mode = "reset"
         found = await ask(4)
@@ -110,7 +134,7 @@ async def test_a_call_that_was_read_is_not_repeated_by_itself() -> None:
 async def test_an_idempotent_call_is_repeated_elsewhere(targets: str) -> None:
     """The caller sees no error, and no retry goes to the replica that has just failed."""
     retry = "{on: [unsent, reset_before_answer], idempotent: true, min_retries: 20}"
-    async with gateway_before(f"{{retry: {retry}, targets: {targets}}}") as (replicas, ask):
+    async with gateway_before(f"{{retry: {retry}, targets: {targets}}}") as (replicas, ask, _):
         replicas[0].mode = "reset"
         assert [200] * 8 == await ask(8)
         assert 8 == replicas[1].read
@@ -121,7 +145,7 @@ async def test_a_hedged_call_is_answered_by_the_other_replica() -> None:
     """The attempt that lost is cancelled at its server."""
     route = "{retry: {idempotent: true}, hedge: {after: 20ms, at_most: 1}, targets: [TARGET]}"
     route = route.replace("TARGET", "{upstream: pair}")
-    async with gateway_before(route) as (replicas, ask):
+    async with gateway_before(route) as (replicas, ask, _):
         replicas[0].mode = "hang"
         assert [200] * 4 == await ask(4)
         assert 4 == replicas[1].read
@@ -132,7 +156,65 @@ async def test_an_attempt_ends_in_time_for_another() -> None:
     """`per_try_timeout` gives up a replica that hangs, within the deadline of the call."""
     retry = "{on: [timeout], idempotent: true, per_try_timeout: 50ms}"
     route = f"{{timeout: 5s, retry: {retry}, targets: [{{upstream: pair}}]}}"
-    async with gateway_before(route) as (replicas, ask):
+    async with gateway_before(route) as (replicas, ask, _):
         replicas[0].mode = "hang"
         assert [200] * 4 == await ask(4)
         assert 4 == replicas[1].read
+
+
+async def counted(gateway: Gateway, sample: str) -> float:
+    """Return the value of a sample on the metrics page; 0 if it is not there."""
+    page, _ = await gateway.page("text/plain")
+    values = dict(line.rsplit(" ", 1) for line in page.decode().splitlines())
+    return float(values.get(sample, 0))
+
+
+async def test_an_ejection_is_seen_by_operators() -> None:
+    """It is in the log, in the metrics and in the status."""
+    async with gateway_before("{targets: [{upstream: pair}]}") as (replicas, ask, gateway):
+        replicas[0].mode = "reset"
+        with capture_logs() as lines:
+            assert 5 == (await ask(16)).count(503)
+        (ejected,) = [line for line in lines if line["event"] == "endpoint ejected"]
+        assert ("pair", "failures", 5.0) == tuple(
+            ejected[key] for key in ("upstream", "cause", "seconds")
+        )
+        labels = f'cause="failures",endpoint="{ejected["endpoint"]}",upstream="pair"'
+        assert 1 == await counted(gateway, f"gateway_endpoint_ejections_total{{{labels}}}")
+        (pair,) = [each for each in (await gateway.status())["upstreams"] if each["name"] == "pair"]
+        assert [ejected["endpoint"]] == [
+            each["address"] for each in pair["endpoints"] if each["ejected_for_s"] > 0
+        ]
+
+
+async def test_retries_are_counted() -> None:
+    """By route, reason and outcome."""
+    retry = "{on: [unsent, reset_before_answer], idempotent: true, min_retries: 20}"
+    route = f"{{name: r, retry: {retry}, targets: [{{upstream: pair}}]}}"
+    async with gateway_before(route) as (replicas, ask, gateway):
+        replicas[0].mode = "reset"
+        assert [200] * 2 == await ask(2)
+        labels = 'reason="reset_before_answer",route="r"'
+        retries = f'gateway_retries_total{{outcome="ok",{labels}}}'
+        assert replicas[0].read == await counted(gateway, retries) >= 1
+
+
+async def test_a_retry_without_budget_is_counted() -> None:
+    """The caller gets the error, and operators see why."""
+    retry = "{on: [unsent, reset_before_answer], idempotent: true, min_retries: 0, budget: 0.01}"
+    route = f"{{name: r, retry: {retry}, targets: [{{upstream: pair}}]}}"
+    async with gateway_before(route) as (replicas, ask, gateway):
+        replicas[0].mode = "reset"
+        assert [200, 503] == sorted(await ask(2))
+        assert 1 == await counted(gateway, 'gateway_retry_budget_exhausted_total{route="r"}')
+
+
+async def test_hedges_are_counted() -> None:
+    """By the attempt whose reply was returned."""
+    hedge = "retry: {idempotent: true}, hedge: {after: 20ms, at_most: 1}"
+    route = f"{{name: r, {hedge}, targets: [{{upstream: pair}}]}}"
+    async with gateway_before(route) as (replicas, ask, gateway):
+        replicas[0].mode = "hang"
+        assert [200] * 4 == await ask(4)
+        won = await counted(gateway, 'gateway_hedges_total{route="r",won="second"}')
+        assert replicas[0].read == won >= 1

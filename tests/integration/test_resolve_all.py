@@ -130,6 +130,26 @@ async def test_service_names_the_ports(names: NameServer) -> None:
             assert await answering(gateway) == {1, 4}
 
 
+async def test_service_has_servers_in_reserve(names: NameServer) -> None:
+    """Those of a later priority answer only while none of an earlier one is there."""
+    port, nobody = free_port(), free_port()
+    service = "_grpc._tcp.triton.test."
+    for number in (1, 2, 3):
+        names.records[f"s{number}.test.", "A"] = [f"127.0.0.{number}"]
+
+    def record(priority: int, number: int, at: int = port) -> str:
+        return f"{priority} 1 {at} s{number}.test."
+
+    async with servers("oip+grpc", port):
+        names.records[service, "SRV"] = [record(10, 1), record(20, 2), record(20, 3)]
+        async with following("oip+grpc://_grpc._tcp.triton.test", names) as gateway:
+            assert await answering(gateway) == {1}
+            names.records[service, "SRV"] = [record(10, 1, nobody), record(20, 2), record(20, 3)]
+            await until_answered_by(gateway, {2, 3})
+            names.records[service, "SRV"] = [record(30, 1), record(20, 2), record(10, 3)]
+            await until_answered_by(gateway, {3})
+
+
 async def test_gateway_starts_before_its_name_exists(names: NameServer) -> None:
     """Calls fail until then, with the reason, and succeed afterwards."""
     port = free_port()

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from gateway.app.transports import HTTP_SERVERS, TransportImplementation, grpc_server
+from gateway.app.transports import TransportImplementation, grpc_server, http_server_class
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import (
     GrpcMount,
@@ -54,7 +54,7 @@ Start = Callable[[str, bool], Server]
 def http(make: TransportImplementation) -> Start:
     def new(address: str, shares: bool) -> Server:
         host, _, port = address.rpartition(":")
-        return HTTP_SERVERS[make](
+        return http_server_class(make)(
             host,
             int(port),
             mounts=[HttpMount(("",), Page())],

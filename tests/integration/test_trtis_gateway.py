@@ -37,6 +37,7 @@ version: 1
 listeners:
   - {http: "127.0.0.1:0", grpc: "127.0.0.1:0", shared_memory: map, transport: MAKE}
   - {name: passing, http: "127.0.0.1:0", shared_memory: {mode: forward, keys: "*"}, transport: MAKE}
+  - {name: named, http: "127.0.0.1:0", shared_memory: {mode: map, keys: "app-*"}, transport: MAKE}
 admin: {address: null, metrics: null}
 lifecycle: {pre_stop: 0s}
 models:
@@ -318,6 +319,15 @@ def test_regions_are_the_servers(server: Running, segment: Path) -> None:
     ask(server, "SharedMemoryControl", forget.SerializeToString())
     gone, _ = infer(server, "simple", header, PAIR[64:])
     assert pb.NOT_FOUND == status(gone).code
+
+
+def test_a_listener_registers_only_keys_that_it_allows(server: Running, segment: Path) -> None:
+    """A listener with patterns of names refuses other segments, which may be those of a server."""
+    refused, _ = post(
+        server.addresses["named.http"], f"{CONTROL}/register/other//{segment.name}/0/192"
+    )
+    assert 400 <= refused.status < 500
+    assert "does not allow (shared_memory: keys)" in status(refused).msg
 
 
 @pytest.fixture(scope="module")

@@ -146,6 +146,15 @@ class Sacrifice:
         return start(self._name, self._prepare, folder, self._ports)
 
 
+def seconds_without_cpu(*processes: int) -> float:
+    """Return how long the main threads of *processes* were ready to run while others had the CPU."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            total += int(Path(f"/proc/{process}/schedstat").read_text().split()[1])
+    return total / 1e9
+
+
 @dataclass
 class Bystander:
     """Somebody who sends an innocent request every 100 ms.

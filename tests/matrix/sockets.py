@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from gateway.app.transports import (
-    HTTP_SERVERS,
     TransportImplementation,
     grpc_client,
     grpc_server,
     http_client,
+    http_server_class,
 )
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
@@ -47,7 +47,7 @@ async def over_sockets(
 def _server(make: TransportImplementation, there: Registered, frontend: Any) -> Server:
     budget = MemoryBudget(_BUDGET_BYTES)
     if there.carrier == "http":
-        return HTTP_SERVERS[make](
+        return http_server_class(make)(
             host="127.0.0.1",
             port=0,
             mounts=[HttpMount(("",), frontend)],

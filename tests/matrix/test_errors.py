@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError
+from gateway.protocols.grps.brpc.framing import frame_bytes
 from gateway.protocols.grps.messages import Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import write_message
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.schema.baidu_std_pb2 import RpcMeta, RpcResponseMeta
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
-from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpResponse
+from gateway.wire.stream import Frame
+from tests.cases.graphpipe_oracle import build_response
 from tests.properties.carries import WAYS, Carries
 from tests.properties.registered import arrived, body_of, pairs_of
 
@@ -27,6 +33,8 @@ TRACEBACK = (
     + "\n"
 )
 GRPS_CODES = (0, 1, 400, 401, 403, 404, 408, 413, 429, 499, 500, 501, 502, 503, 504, 599, 1001)
+BRPC_CODES = (1, 2, 125, *range(1001, 1014), 2001, 2002, 2003, 2004, 2005, -5, 2**31 - 1)
+GRAPHPIPE_CODES = (-1, 0, 1, 400, 404, 429, 499, 500, 501, 503, 600, 2**63 - 1)
 HTTP_STATUSES = range(400, 600)
 FRONTENDS = pytest.mark.parametrize("front", WAYS, ids=lambda way: way.name)
 UPSTREAMS = pytest.mark.parametrize("behind", WAYS, ids=lambda way: way.name)
@@ -44,7 +52,9 @@ def test_codes_cross(front: Carries, behind: Carries) -> None:
 @UPSTREAMS
 def test_statuses_cross(front: Carries, behind: Carries) -> None:
     """Every status that an upstream may send is told by a client's own rules."""
-    for wire in errors_of(behind.codec, TEXT):
+    wires = list(errors_of(behind.codec, TEXT))
+    assert wires
+    for wire in wires:
         check_crossing(front, behind, wire)
 
 
@@ -123,6 +133,27 @@ def errors_of(codec: str, text: str) -> Iterator[Any]:
     if codec == "grps.http":
         for status in HTTP_STATUSES:
             yield HttpResponse(status, Headers((("Content-Type", "text/plain"),)), (text.encode(),))
+    if codec == "grps.brpc":
+        for code in BRPC_CODES:
+            response = RpcResponseMeta(error_code=code, error_text=text)
+            yield brpc_frame(RpcMeta(response=response), [])
+        for code in GRPS_CODES:
+            message = GrpsMessage(status=GrpsStatus(code, text, Flag.FAILURE))
+            yield brpc_frame(RpcMeta(), write_message(message))
+    if codec == "trtis.http":
+        for name in pb.RequestStatusCode.DESCRIPTOR.values_by_name:
+            if name != "SUCCESS":
+                status_message = pb.RequestStatus(code=name, msg=text)
+                line = text_format.MessageToString(status_message, as_one_line=True)
+                yield HttpResponse(400, Headers((("NV-Status", line),)))
+    if codec == "graphpipe.stream":
+        for code in GRAPHPIPE_CODES:
+            yield Frame((build_response((), [(code, text)]),))
+
+
+def brpc_frame(meta: RpcMeta, message: Sequence[Buffer]) -> Frame:
+    """Return a frame of baidu_std as a server sends it."""
+    return Frame((b"".join(frame_bytes(meta.SerializeToString(), list(message))),))
 
 
 def _outside(wire: Any) -> tuple[Any, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from gateway.ir.context import Origin
 from gateway.ir.errors import NotSent, Unavailable
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import AttemptTimeout, RetryBudget, RetryRules
@@ -75,6 +77,10 @@ def reset(server: ModelServer) -> None:
     server.failure = Unavailable
 
 
+def answer_503(server: ModelServer) -> None:
+    server.failure = partial(Unavailable, origin=Origin("oip.http", None))
+
+
 def refuse(server: ModelServer) -> None:
     server.failure = NotSent
 
@@ -87,7 +93,7 @@ def heal(server: ModelServer) -> None:
     server.failure, server.is_hung, server.slowdown = None, False, 1.0
 
 
-@pytest.mark.parametrize("fault", [hang, reset, refuse, slow_down])
+@pytest.mark.parametrize("fault", [hang, reset, answer_503, refuse, slow_down])
 @pytest.mark.parametrize("count", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_one_bad_replica_costs_few_calls(fault: Callable[[ModelServer], None], count: int) -> None:
     """It is left alone after a second, and gets its share within 10 s after it is well."""
@@ -113,7 +119,7 @@ def test_one_bad_replica_costs_few_calls(fault: Callable[[ModelServer], None], c
     assert replicas.received <= 1.2 * len(traffic.outcomes) + 3
 
 
-@pytest.mark.parametrize("fault", [reset, refuse])
+@pytest.mark.parametrize("fault", [reset, answer_503, refuse])
 def test_two_of_three_dead_cost_nothing_that_the_third_could_do(
     fault: Callable[[ModelServer], None],
 ) -> None:

@@ -59,7 +59,7 @@ class ModelServer:
 
     Attributes:
         slowdown: Factor of the service time.
-        failure: What each call raises at once; None to serve.
+        failure: Makes the error that each call raises at once; None to serve.
         is_hung: Calls wait for ever.
         received: Attempts that reached it.
         wasted: Inferences that ran although their caller had left.
@@ -67,7 +67,7 @@ class ModelServer:
 
     def __init__(self, workers: int, service_s: float, draw: random.Random) -> None:
         self.slowdown = 1.0
-        self.failure: type[GatewayError] | None = None
+        self.failure: Callable[[str], GatewayError] | None = None
         self.is_hung = False
         self.received = self.wasted = 0
         self._workers = asyncio.Semaphore(workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,19 @@ def test_the_image_starts_with_a_file_that_loads() -> None:
     assert address is not None
     assert f'"oip+http://127.0.0.1:{address.port}"' in dockerfile
     assert re.search(r"^USER 10001$", dockerfile, re.MULTILINE)
+
+
+def test_the_image_can_have_the_extra_of_kubernetes() -> None:
+    """The extras that comments and the default name exist, and reach pip."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (default,) = re.findall(r"^ARG EXTRAS=(\S+)$", dockerfile, re.MULTILINE)
+    (with_kubernetes,) = re.findall(r"--build-arg EXTRAS=(\S+)", dockerfile)
+    assert '".[${EXTRAS}]"' in dockerfile
+    assert f"EXTRAS={with_kubernetes}" in (ROOT / "deploy/kubernetes/cutover.yaml").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {*default.split(","), *with_kubernetes.split(",")}
+    assert extras <= project["optional-dependencies"].keys()
+    assert "kubernetes" in extras
 
 
 def test_compose_is_read_only() -> None:

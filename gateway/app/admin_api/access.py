@@ -1,7 +1,5 @@
 """Who may read, change and see payloads over the admin port: one rule for all its pages."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hmac

@@ -3,8 +3,6 @@
 The pages under `/ui/` show the same documents; see `pages.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass

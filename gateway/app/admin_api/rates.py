@@ -1,7 +1,5 @@
 """Rates, errors and latencies of the last minute, from counters that only grow."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic

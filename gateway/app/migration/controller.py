@@ -15,13 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
-from gateway.app.migration.leader import (
-    EvidenceKeeper,
-    LedCutover,
-    ReplicaReports,
-    Reports,
-    StateStore,
-)
+from gateway.app.migration.interfaces import EvidenceKeeper, ReplicaReports, StateStore
+from gateway.app.migration.leader import LedCutover, Reports
 from gateway.app.migration.plans import cutover_directory, cutover_plans
 from gateway.app.migration.replicas import Replicas, own_name
 from gateway.app.migration.shifts import ServingShifts, ShiftWeights
@@ -286,10 +281,11 @@ class CutoverController(Collector):
             labels=["migration", "guard"],
         )
         for name, each in self._cutovers.items():
-            step.add_metric([name], each.state.step)
-            weight.add_metric([name], each.state.weight)
+            here = each.state_here
+            step.add_metric([name], here.step)
+            weight.add_metric([name], here.weight)
             for phase in Phase:
-                state.add_metric([name, phase.value], float(phase is each.state.phase))
+                state.add_metric([name, phase.value], float(phase is here.phase))
             for verdict in each.guards():
                 guard.add_metric([name, verdict.guard], _GUARD_VALUES[verdict.standing])
             for cause, count in each.trips.items():

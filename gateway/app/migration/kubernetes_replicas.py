@@ -4,8 +4,6 @@ A Lease elects the one that leads. A ConfigMap has the state, and one more for e
 it reports. All methods but `events` wait for the API server, and belong in threads.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

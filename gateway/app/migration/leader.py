@@ -1,18 +1,18 @@
 """One cut-over in the leading process: its state, its evidence, and what operators see of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from gateway.app.errors import reason_of
+from gateway.app.migration.interfaces import EvidenceKeeper, ReplicaReports, StateStore
 from gateway.app.migration.shifts import tripped_guard
 from gateway.migration.cutover import (
+    COMMANDS,
     IDLE_PHASES,
     CommandRefused,
     CutoverEvent,
@@ -44,89 +44,6 @@ _RESET_S: Final = 5.0
 # Counts that change nothing else are written this often.
 _SAVE_S: Final = 5.0
 _LOUD: Final = frozenset({"cutover tripped", "cutover state unusable"})
-
-
-class ArrivedEvidence(Protocol):
-    """The evidence of a migration.
-
-    Attributes:
-        document: Of the process that compares replies.
-        at_s: When it arrived, in monotonic seconds.
-    """
-
-    @property
-    def document(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-    @property
-    def at_s(self) -> float: ...  # noqa: D102
-
-
-class EvidenceKeeper(Protocol):
-    """The process that compares replies, from its parent's side."""
-
-    @property
-    def evidence(self) -> Mapping[str, ArrivedEvidence]:
-        """The latest evidence by migration."""
-
-    def reset_evidence(self, migration: str) -> None:
-        """Let the evidence of a migration begin anew."""
-
-    def resume_evidence(self, migration: str, earlier: Mapping[str, Any]) -> None:
-        """Let the guards of a migration continue with what a document had as `resume`."""
-
-
-class StateStore(Protocol):
-    """Keeps the state of a cut-over, and elects the gateway that decides."""
-
-    @property
-    def trouble(self) -> str:
-        """Why nobody can be elected at present; "" if that is possible."""
-
-    def lead(self) -> bool:
-        """Return whether this gateway decides from now on."""
-
-    def release(self) -> None:
-        """Let another gateway decide; idempotent."""
-
-    def load(self, digest: str) -> CutoverState | None:
-        """Return the state of the plan with this hash; None if there is nothing new.
-
-        Raises:
-            UnusableState: It is damaged, or the state of another plan.
-        """
-
-    def save(self, digest: str, state: CutoverState) -> None:
-        """Replace the state.
-
-        Raises:
-            OSError: It cannot be written. A StateConflict means that it must be read again.
-        """
-
-    def set_aside(self) -> None:
-        """Keep a state that cannot be used under another name."""
-
-    def append(self, event: CutoverEvent, state: CutoverState, at_s: float) -> None:
-        """Add an event to the log."""
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return the last events, the latest last. It does not wait for another machine."""
-
-
-class ReplicaReports(Protocol):
-    """What gateways of one cut-over tell the one that leads."""
-
-    def write(self, document: Mapping[str, Any]) -> None:
-        """Replace what the others read of this gateway."""
-
-    def others(self) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Return name and document of each other gateway that has written lately.
-
-        Raises:
-            OSError: They are out of reach.
-        """
-
-    def leave(self) -> None:
-        """Remove what the others read of this gateway; idempotent."""
 
 
 class LedCutover:
@@ -175,6 +92,8 @@ class LedCutover:
         self._saved_at_s = monotonic()
         self._refused_epoch = -1
         self._is_over = False
+        # The attempt that an operator has rolled back here, until the gateway that leads knows it.
+        self._rolled_back: int | None = None
         self.state = CutoverState()
         self.leads = files.lead()
         self._load()
@@ -238,9 +157,21 @@ class LedCutover:
         if keeper is not None and self.state.comparisons:
             keeper.resume_evidence(self.plan.migration, self.state.comparisons)
 
+    @property
+    def state_here(self) -> CutoverState:
+        """The state in force here: rolled back, if the others do not know yet of the command."""
+        if self._rolled_back is None:
+            return self.state
+        reason = (
+            "rolled back by an operator at this gateway; the others follow when the state can be "
+            f"written: {self._files.trouble or 'another gateway leads'}"
+        )
+        return replace(self.state, phase=Phase.ROLLING_BACK, weight=0.0, reason=reason)
+
     def weight(self) -> tuple[float, int, int]:
         """Return percentage, epoch and attempt, for the serving processes."""
-        return self.state.weight, self.state.epoch, self.state.attempt
+        state = self.state_here
+        return state.weight, state.epoch, state.attempt
 
     async def look(self, reports: Reports) -> None:
         """Decide by what the serving processes report, if this process leads.
@@ -254,6 +185,7 @@ class LedCutover:
             self._evidence = evidence = self._read(reports, shared)
             if self._replicas is not None:
                 await asyncio.to_thread(self._tell, reports)
+            await self._pass_on_rollback(shared)
             if self.leads and not await self._adopt(
                 decide(self.plan, self.state, evidence, self._clock())
             ):
@@ -287,6 +219,9 @@ class LedCutover:
             CommandRefused: It does not fit the state, or another gateway leads.
         """
         async with self._lock:
+            if verb == "rollback" and not self.leads and self._can_roll_back_here():
+                self._roll_back_here()
+                return
             if not self.leads and self._files.trouble:
                 raise CommandRefused(
                     f"the cut-over of {self.plan.migration!r} is out of reach: "
@@ -305,16 +240,54 @@ class LedCutover:
                 at_step=at_step,
                 trips=any(each.standing is Standing.TRIPS for each in self._evidence.guards),
             )
+            if verb == "rollback":
+                if not await self._roll_back(decision):
+                    self._roll_back_here()
+                return
             before = self.state
             if not await self._adopt(decision):
                 raise CommandRefused(
                     f"another gateway has changed the cut-over of {self.plan.migration!r}; "
                     "expected the command again"
                 )
-            if decision.state.phase is Phase.ROLLING_BACK:
-                self.trips["operator"] = self.trips.get("operator", 0) + 1
             if decision.state.evidence_from_s > before.evidence_from_s:
                 self._evidence = replace(self._evidence, guards=(), is_current=False)
+
+    def _can_roll_back_here(self) -> bool:
+        """Return whether nobody can be reached who would roll back what is under way."""
+        return bool(self._files.trouble) and self.state.phase in COMMANDS["rollback"][0]
+
+    def _roll_back_here(self) -> None:
+        self._rolled_back = self.state.attempt
+        log.warning(
+            "cutover rolled back here only",
+            migration=self.plan.migration,
+            reason=self._files.trouble or "another gateway has changed the cut-over",
+        )
+
+    async def _roll_back(self, decision: Decision) -> bool:
+        """Use and write the state of a rollback; if others cannot read it, return False."""
+        before = self.state
+        if not await self._adopt(decision):
+            return False
+        if self._files.trouble:
+            # A state that only this gateway knows would lose against one of the same epoch.
+            self.state = before
+            return False
+        self.trips["operator"] = self.trips.get("operator", 0) + 1
+        return True
+
+    async def _pass_on_rollback(self, shared: Mapping[str, Mapping[str, Any]]) -> None:
+        """Roll back what an operator has rolled back at a gateway that could not write it."""
+        state = self.state
+        is_open = state.phase in COMMANDS["rollback"][0]
+        if self._rolled_back is not None and (self._rolled_back != state.attempt or not is_open):
+            self._rolled_back = None
+        wanted = {self._rolled_back, *(each.get("rolled_back") for each in shared.values())}
+        if self.leads and is_open and state.attempt in wanted:
+            decision = command(self.plan, state, "rollback", self._clock())
+            if await self._roll_back(decision):
+                self._rolled_back = None
 
     async def _adopt(self, decision: Decision) -> bool:
         """Write the next state, and then use it; return False if it was made of an older one.
@@ -446,6 +419,7 @@ class LedCutover:
                 if found is not None and name in found
             },
             "compared": self._compared_total,
+            "rolled_back": self._rolled_back,
             "is_current": self._evidence.is_current,
             "guards": [each.document() for each in self._evidence.guards],
         }
@@ -473,7 +447,7 @@ class LedCutover:
 
     def document(self) -> dict[str, Any]:
         """Return where the cut-over stands, as JSON values."""
-        plan, state = self.plan, self.state
+        plan, state = self.plan, self.state_here
         missing = missing_conditions(plan, state, self._evidence)
         found = state.calls if state.step else state.compared
         return {
@@ -503,6 +477,12 @@ class LedCutover:
 
     def close(self) -> None:
         """Let another gateway lead; idempotent."""
+        if self._rolled_back is not None:
+            log.error(
+                "cutover rollback not written",
+                migration=self.plan.migration,
+                reason=self._files.trouble or "another gateway leads",
+            )
         if self._replicas is not None:
             self._replicas.leave()
         if self.leads:
@@ -537,7 +517,7 @@ def _guards(documents: list[dict[str, Any]]) -> Iterator[GuardVerdict]:
 
 def _models(document: Mapping[str, Any]) -> str:
     """Return what identifies the models of both servers; "" if it is unknown."""
-    found = document.get("models") or document.get("metadata")
+    found = document.get("models")
     return json.dumps(found, sort_keys=True) if found else ""
 
 

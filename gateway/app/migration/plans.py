@@ -1,7 +1,5 @@
 """The plan of each cut-over of a configuration, and the directory of its files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

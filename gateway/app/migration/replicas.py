@@ -3,8 +3,6 @@
 Each gateway writes a file about itself every second, and the one that leads reads them all.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """The cut-overs of one serving process: shares of the new targets, and the guard of its calls."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

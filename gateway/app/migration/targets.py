@@ -1,7 +1,5 @@
 """The targets of each migration of a configuration, and what is refused about them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -42,13 +40,13 @@ class LiveMigration:
 
 
 def live_migrations(config: Config) -> list[LiveMigration]:
-    """Return the migrations that have a route, of a configuration without problems."""
+    """Return the migrations that compare live calls, of a configuration without problems."""
     routes = {route.name: route for route in ruled_routes(config)}
     found = []
     for name, migration in config.migrations.items():
-        if migration.route is not None:
+        if migration.route is not None and migration.new is not None:
             targets = _targets(routes[migration.route])
-            old, new = targets[migration.old or ""], targets[migration.new or ""]
+            old, new = targets[migration.old or ""], targets[migration.new]
             found.append(LiveMigration(name, migration, migration.route, old, new))
     return found
 
@@ -87,13 +85,13 @@ def _check_targets(
 ) -> Iterator[Finding]:
     known = True
     for key, name in (("old", migration.old), ("new", migration.new)):
-        if name not in targets:
+        if name is not None and name not in targets:
             known = False
             names = ", ".join(targets)
             yield (*at, key), f"unknown target {name!r}: route {migration.route!r} has {names}"
-    if not known:
+    if not known or migration.new is None:
         return
-    old, new = targets[migration.old or ""], targets[migration.new or ""]
+    old, new = targets[migration.old or ""], targets[migration.new]
     old_urls, new_urls = _urls(old, config), _urls(new, config)
     if old_urls & new_urls and (old.model, old.version) == (new.model, new.version):
         url = min(map(str, old_urls & new_urls))

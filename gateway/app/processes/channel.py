@@ -4,8 +4,6 @@ The first message is the worker's setup, as a pickle; all others are JSON. End o
 the other process has exited.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import pickle

@@ -1,7 +1,5 @@
 """When to restart a worker that exited, and when to stop restarting it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,17 +1,15 @@
 """ShadowClient: what one serving process sends to the shadow process."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from gateway.app.capture_options import capture_options
+from gateway.app.capture_options import CAPTURE, capture_options, captures_of
 from gateway.app.migration.targets import live_migrations
-from gateway.app.recording import CLOSE_S, Capturing
-from gateway.app.shadow.keeper import CAPTURE, ShadowKeeper
+from gateway.app.recording import CLOSE_S, CaptureTap, Capturing, watch_captures
+from gateway.app.shadow.keeper import ShadowKeeper
 from gateway.app.shadow.mirror_tap import MirrorTap, watch_migrations
 from gateway.config.load import LoadedConfig
 from gateway.migration.sampling import MirrorLimits
@@ -22,7 +20,7 @@ _OUTBOX_BYTES: Final = 64 << 20
 
 
 class ShadowClient:
-    """The capture and the mirrors of one serving process.
+    """The captures and the mirrors of one serving process.
 
     Args:
         loaded: The configuration.
@@ -32,7 +30,7 @@ class ShadowClient:
         new_path: Makes the record of a call's path.
 
     Attributes:
-        capture: None if nothing is recorded.
+        tap: Receives the calls of all frontends; None if nothing is recorded.
         mirrors: The taps of the migrations, by route.
         keeper: See above.
     """
@@ -46,12 +44,16 @@ class ShadowClient:
         new_path: Callable[[], CallPath],
     ) -> None:
         self.keeper = keeper
-        self.capture: Capturing | None = None
-        config = loaded.config
-        if config.capture is not None:
-            options = capture_options(config.capture, loaded.directory)
-            self.capture = Capturing(options, sockets[CAPTURE], metrics, new_path)
-        migrations = live_migrations(config)
+        self._captures = {
+            channel: Capturing(options, sockets[channel])
+            for channel, options in captures_of(loaded).items()
+        }
+        self.tap: CaptureTap | None = None
+        if self._captures:
+            captures = list(self._captures.values())
+            self.tap = CaptureTap(captures, new_path)
+            watch_captures(metrics, captures)
+        migrations = live_migrations(loaded.config)
         limits = MirrorLimits(outbox_bytes=_OUTBOX_BYTES // max(1, len(migrations)))
         taps = [MirrorTap(each, sockets[each.name], limits) for each in migrations]
         self.mirrors: Mapping[str, MirrorTap] = MappingProxyType(
@@ -68,23 +70,25 @@ class ShadowClient:
         """
         if self.keeper is not None:
             await self.keeper.start()
-        if self.capture is not None:
-            self.capture.start()
+        for capture in self._captures.values():
+            capture.start()
         for tap in self.mirrors.values():
             tap.start()
 
     def change(self, loaded: LoadedConfig) -> None:
         """Follow another configuration with the same channels."""
-        if self.capture is not None and loaded.config.capture is not None:
-            self.capture.change(capture_options(loaded.config.capture, loaded.directory))
+        if loaded.config.capture is not None:
+            options = capture_options(loaded.config.capture, loaded.directory)
+            self._captures[CAPTURE].change(options)
         if self.keeper is not None:
             self.keeper.change(loaded)
 
     async def close(self) -> None:
         """Wait until all calls are written or compared, and end the process; idempotent."""
+        if self.tap is not None:
+            self.tap.send_all()
         closing = [tap.close(CLOSE_S) for tap in self.mirrors.values()]
-        if self.capture is not None:
-            closing.append(self.capture.close())
+        closing += [capture.close() for capture in self._captures.values()]
         await asyncio.gather(*closing)
         if self.keeper is not None:
             await self.keeper.stop()

@@ -1,7 +1,5 @@
 """Metrics of the evidence of migrations: outputs that differ, noise, and times at both targets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 

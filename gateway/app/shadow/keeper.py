@@ -18,6 +18,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.app.capture_options import captures_of
 from gateway.app.errors import StartError, reason_of
 from gateway.app.migration.targets import live_migrations
 from gateway.app.processes.channel import WorkerSetup
@@ -29,7 +30,6 @@ from gateway.app.shadow.targets import shadow_config
 from gateway.app.worker_slot import WorkerSlot
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +38,6 @@ Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
 # A shadow process may write this long after the last call.
 _STOP_S: Final = 10.0
 _POLICY: Final = RestartPolicy(max_failures=None)
-CAPTURE: Final = ""
-"""The channel of the capture; each other one has the name of a migration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,11 @@ class EvidenceDocuments:
 
     @property
     def evidence(self) -> Mapping[str, dict[str, Any]]:
-        """The latest document of each live migration that has any."""
-        return {name: dict(each.document) for name, each in self._keeper.evidence.items()}
+        """The latest document of each live migration that has any, without what guards keep."""
+        return {
+            name: {key: value for key, value in kept.document.items() if key != "resume"}
+            for name, kept in self._keeper.evidence.items()
+        }
 
     async def sample(self, migration: str, sample: str) -> dict[str, Any] | None:
         """Return a kept sample of a migration as JSON values; None if there is none."""
@@ -76,10 +77,9 @@ class EvidenceDocuments:
         return None if found is None else dict(found)
 
 
-def shadow_channels(config: Config) -> tuple[str, ...]:
-    """Return what a shadow process is needed for: the capture, and each live migration by name."""
-    capture = () if config.capture is None else (CAPTURE,)
-    return (*capture, *(each.name for each in live_migrations(config)))
+def shadow_channels(loaded: LoadedConfig) -> tuple[str, ...]:
+    """Return what a shadow process is needed for: captures, and each live migration by name."""
+    return (*captures_of(loaded), *(each.name for each in live_migrations(loaded.config)))
 
 
 class ShadowKeeper(Collector):
@@ -107,7 +107,7 @@ class ShadowKeeper(Collector):
         self._policy = restart_policy
         self._pairs = {
             name: {number: socket_pair() for number in range(1, count + 1)}
-            for name in shadow_channels(loaded.config)
+            for name in shadow_channels(loaded)
         }
         self._slot = WorkerSlot(0, count, "shadow")
         self._process: WorkerProcess | None = None
@@ -200,7 +200,7 @@ class ShadowKeeper(Collector):
         yield GaugeMetricFamily("gateway_shadow_up", text, value=self._is_up)
         text = "Restarts of the shadow process."
         yield CounterMetricFamily("gateway_shadow_restarts", text, value=self._restarts)
-        if shadow_channels(self._loaded.config) != (CAPTURE,):
+        if live_migrations(self._loaded.config):
             documents = {name: kept.document for name, kept in self._evidence.items()}
             yield from evidence_metrics(documents)
 

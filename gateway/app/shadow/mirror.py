@@ -4,15 +4,11 @@ It runs in the shadow process. No client waits for it. Each call that arrives ha
 outcome, or a reason why it was skipped or dropped; its serving process learns it.
 """
 
-from __future__ import annotations
-
 import asyncio
-import dataclasses
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
@@ -35,7 +31,7 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.migration.evidence import MigrationEvidence, ShadowedCall
 from gateway.migration.guards import evidence_of
 from gateway.migration.kept_samples import KeptSamples, kept_sample
-from gateway.migration.metadata_differences import metadata_differences
+from gateway.migration.metadata_differences import metadata_differences, model_identity
 from gateway.migration.output_rules import rules_of
 from gateway.migration.replay import ReplayOutcome, ask, recorded_result
 from gateway.migration.sampling import sequence_key
@@ -95,8 +91,7 @@ class _MirroredSequence(Struct):
     has_failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _CallResult:
+class _CallResult(Struct, frozen=True):
     """What became of a call: its outcome, or why it has none."""
 
     outcome: str = ""
@@ -192,6 +187,7 @@ class Mirror:
         self.samples = KeptSamples(self._privacy)
         for _ in range(pending):
             self.evidence.arrive()
+        self._new_model.set()  # the new evidence knows no metadata
 
     def _new_evidence(self) -> MigrationEvidence:
         has_noise = self._config.noise is not None
@@ -222,7 +218,8 @@ class Mirror:
             message: The call.
             size: Of the message, bytes.
         """
-        self.evidence.report(message.skipped, message.dropped)
+        if message.skipped or message.dropped:
+            self.evidence.report(message.skipped, message.dropped)
         ledger = self._ledgers.get(sender)
         if ledger is None:
             # An earlier process of the same socket sends nothing more.
@@ -240,7 +237,7 @@ class Mirror:
         side = self._sides.get(record.call.target)
         shadow = message.shadow or ShadowRequest()
         try:
-            request = record.request().with_context(metadata=shadow.metadata)
+            request = record.request().with_metadata(shadow.metadata)
         except GatewayError:
             self._finish(sender, number, _CallResult(skipped="invalid"))
             return
@@ -275,6 +272,7 @@ class Mirror:
         """
         known: tuple[str, ...] = ()
         while True:
+            self._new_model.clear()
             found: list[str] = []
             for model in tuple(self._models):
                 found += await self._metadata_differences(model)
@@ -282,7 +280,6 @@ class Mirror:
             if tuple(found) != known:
                 known = tuple(found)
                 log.warning("metadata differs", migration=self.name, differences=found)
-            self._new_model.clear()
             try:
                 async with asyncio.timeout(_METADATA_S):
                     await self._new_model.wait()
@@ -297,6 +294,9 @@ class Mirror:
             *(self._services[side](request) for side in (OLD, NEW)), return_exceptions=True
         )
         found = [each for each in replies if isinstance(each, ModelMetadata)]
+        for side, reply in zip((OLD, NEW), replies, strict=True):
+            if isinstance(reply, ModelMetadata):
+                self.evidence.set_model(str(model), side, model_identity(reply))
         if len(found) < len(replies):
             reasons = [each for each in replies if isinstance(each, BaseException)]
             log.info("metadata not compared", migration=self.name, reason=str(reasons[0]))
@@ -402,9 +402,9 @@ class Mirror:
         self._numbers += 1
         sample_id = f"{self._prefix}-{self._numbers:x}"
         at_us = entry.record.call.at_us
-        found = evidence_of(old, new, comparison, seconds, monotonic())
-        if min(seconds) <= 0:  # a kept reply, a stream or a repeated call has no time
-            found = dataclasses.replace(found, times_s=None)
+        # A kept reply, a stream or a repeated call has no time.
+        times_s = seconds if min(seconds) > 0 else None
+        found = evidence_of(old, new, comparison, times_s, monotonic())
         self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison))
         if self.samples.wants(comparison):
             self.samples.add(

@@ -1,17 +1,12 @@
 """MirrorTap: sends chosen calls of a migration's route to the shadow process."""
 
-from __future__ import annotations
-
-import asyncio
 import socket
 from time import monotonic
 from typing import Any, Final
 
-import structlog
-
 from gateway.app.migration.targets import LiveMigration
 from gateway.app.shadow.outbox import Outbox
-from gateway.app.shadow.sender import FinishedCalls, RecordSender, own_arrays
+from gateway.app.shadow.sender import FinishedCalls, RecordSender
 from gateway.captures.privacy import Privacy
 from gateway.captures.sampling import missing_elements
 from gateway.captures.transfer import ShadowRequest
@@ -22,8 +17,6 @@ from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.migration.sampling import MAX_ITEMS, Choice, MigrationSampler, MirrorLimits
 from gateway.policies.sample import SampledCall
 from gateway.telemetry.metrics import Metrics
-
-log = structlog.get_logger(__name__)
 
 # Shadow calls need everything; nothing of it is written.
 _EVERYTHING: Final = Privacy(payload="full", parameters=True)
@@ -47,9 +40,8 @@ class MirrorTap:
         self._targets = {migration.old_name, migration.new_name}
         self._skips_large = migration.config.mirror.large == "skip"
         self._sender = RecordSender(self.outbox, lambda: _EVERYTHING)
-        self._made = FinishedCalls()
+        self._finished = FinishedCalls(self._send)
         self._tee_budget = TeeBudget(self.sampler.options.outbox_bytes)
-        self._ended: list[SampledCall] = []
 
     def start(self) -> None:
         """Begin to send calls."""
@@ -57,7 +49,7 @@ class MirrorTap:
 
     async def close(self, timeout_s: float) -> None:
         """Wait until all calls are compared, for at most *timeout_s*; idempotent."""
-        self._send_ended()
+        self._finished.send_all()
         await self._sender.close()
         await self.outbox.close(timeout_s)
 
@@ -86,29 +78,15 @@ class MirrorTap:
 
     def end(self, exchange: SampledCall, /) -> None:
         """Send a call in the next turn of the loop, when its reply is written."""
-        if not self._ended:
-            asyncio.get_running_loop().call_soon(self._send_ended)
-        self._ended.append(exchange)
-
-    def _send_ended(self) -> None:
-        ended, self._ended = self._ended, []
-        for exchange in ended:
-            try:
-                self._send(exchange)
-            except Exception:  # a defect costs one sample
-                log.exception("call not sampled")
-            finally:
-                if exchange.teed is not None:
-                    exchange.teed.release()
+        self._finished.put(exchange)
 
     def _send(self, exchange: SampledCall) -> None:
-        found = self._made.recordable(exchange)
+        found = self._finished.recordable(exchange)
         reason = "arriving" if found is None else _reason_to_skip(exchange, self._targets)
         if found is not None and not reason:
             call, _ = found
             reason = missing_elements(call)
             if not reason:
-                own_arrays(call)
                 shadow = ShadowRequest(
                     exchange.call.context.metadata,
                     round(exchange.upstream_s * 1e6),

@@ -1,13 +1,13 @@
 """Mirroring: the targets, the mirrors and the evidence of all migrations in the shadow process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+import structlog
+
 from gateway import __version__
-from gateway.app.capture_options import privacy_of
+from gateway.app.capture_options import shown_elements
 from gateway.app.gateway import default_budget
 from gateway.app.migration.targets import LiveMigration, live_migrations
 from gateway.app.processes.channel import Message
@@ -16,16 +16,18 @@ from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.shadow.mirror import Mirror
 from gateway.app.shadow.targets import NEW, OLD, shadow_config, shadow_route
 from gateway.app.worker_slot import WorkerSlot
-from gateway.captures.privacy import Privacy
 from gateway.captures.transfer import Confirmation
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
+from gateway.migration.evidence import UnusableEvidence
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
+
+log = structlog.get_logger(__name__)
 
 _EVIDENCE_S: Final = 1.0
 _SOON_S: Final = 0.1
@@ -66,16 +68,12 @@ class Mirroring:
         self._loaded = loaded
         config = shadow_config(loaded.config)
         self._graph = ServiceGraph(loaded.changed(**dict(config)), _process_parts())
-        capture = loaded.config.capture
-        privacy = Privacy() if capture is None else privacy_of(capture)
         self._inboxes = inboxes
-        self._mirrors = {
-            each.name: self._mirror(each, privacy) for each in live_migrations(loaded.config)
-        }
+        self._mirrors = {each.name: self._mirror(each) for each in live_migrations(loaded.config)}
         self._tasks: list[asyncio.Task[None]] = []
         self._soon = asyncio.Event()
 
-    def _mirror(self, migration: LiveMigration, privacy: Privacy) -> Mirror:
+    def _mirror(self, migration: LiveMigration) -> Mirror:
         services = {
             side: self._graph.route_service(shadow_route(migration.name, side))
             for side in (OLD, NEW)
@@ -84,7 +82,7 @@ class Mirroring:
         return Mirror(
             migration,
             services,
-            privacy,
+            shown_elements(migration.config, self._loaded.config),
             inbox.confirm,
             self._send_soon,
             models=_named_models(migration.route, self._loaded.config),
@@ -107,7 +105,10 @@ class Mirroring:
         """Let the guards of migrations continue with the counts of earlier evidence."""
         for name, resume in earlier.items():
             if name in self._mirrors:
-                self._mirrors[name].evidence.resume(resume)
+                try:
+                    self._mirrors[name].evidence.resume(resume)
+                except UnusableEvidence as error:
+                    log.warning("guards begin anew", migration=name, reason=str(error))
                 self._soon.set()
 
     def reset(self, migration: str) -> None:

@@ -1,10 +1,9 @@
 """Outbox: sends sampled calls to the shadow process, and never waits for it.
 
-It sends one packet in each turn of the event loop. What the socket does not take stays here as
-views, up to a limit; further calls are dropped and counted.
+It sends one packet in each turn of the event loop. For a capture it first gathers calls for some
+milliseconds, so that both processes wake up less often. What the socket does not take stays here
+as views, up to a limit; further calls are dropped and counted.
 """
-
-from __future__ import annotations
 
 import asyncio
 import os
@@ -65,14 +64,16 @@ class Outbox:
     Args:
         sock: Non-blocking; it keeps the bounds of packets. It is not closed.
         sampler: Has the limits and the counts.
+        gather_s: Time that calls may wait until a packet is full.
 
     Attributes:
         stopped: Why the capture has stopped; "" while it runs.
         used_bytes: Bytes that wait for the socket.
     """
 
-    def __init__(self, sock: socket.socket, sampler: OutboxSampler) -> None:
+    def __init__(self, sock: socket.socket, sampler: OutboxSampler, gather_s: float = 0.0) -> None:
         self._sock = sock
+        self._gather_s = gather_s
         self._sampler = sampler
         self._counts = sampler.counts
         self._epoch = int.from_bytes(os.urandom(4), "big") | 1
@@ -85,6 +86,7 @@ class Outbox:
         self._dropped: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_scheduled = self._is_waiting = False
+        self._gathering: asyncio.TimerHandle | None = None
         self._all_confirmed: asyncio.Event | None = None
         self.stopped = ""
         self.used_bytes = 0
@@ -137,7 +139,10 @@ class Outbox:
         if record is None:
             self._flushes.add(self._numbers)
         self.used_bytes += self._writer.put(self._numbers, buffers)
-        self._schedule()
+        if record is None or self.used_bytes >= PACKET_BYTES or not self._gather_s:
+            self._schedule()
+        elif self._gathering is None and self._loop is not None:
+            self._gathering = self._loop.call_later(self._gather_s, self._schedule)
 
     async def close(self, timeout_s: float) -> None:
         """Wait until everything is written, and stop; what then has no result is dropped."""
@@ -152,6 +157,8 @@ class Outbox:
             log.warning("calls not recorded", reason="the shadow process did not confirm them")
         self._loop.remove_reader(self._sock.fileno())
         self._stop_waiting()
+        if self._gathering is not None:
+            self._gathering.cancel()
         self._writer.clear()
         self.used_bytes = 0
         self._resolve(Confirmation(self._epoch, self._numbers))
@@ -167,6 +174,9 @@ class Outbox:
     def _flush(self) -> None:
         """Send one packet; wait until the socket is writable if it takes none."""
         self._is_scheduled = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         if self._loop is None or not self._writer:
             self._stop_waiting()
             return

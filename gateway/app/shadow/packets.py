@@ -4,8 +4,6 @@ A packet has parts of one or several messages. Each part says where it belongs, 
 begin anew at any time: what lacks its beginning is left out.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections import deque

@@ -5,8 +5,6 @@ process ends at SIGTERM, or when its parent exits. Before, it writes what the so
 socket to each serving process for the capture, and one for each migration.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -18,7 +16,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from gateway.app.capture_options import capture_options
+from gateway.app.capture_options import captures_of
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.process import (
     freeze_startup_objects,
@@ -32,17 +30,17 @@ from gateway.app.processes.channel import (
     read_setup,
     stop_signal,
 )
-from gateway.app.shadow.keeper import CAPTURE
 from gateway.app.shadow.mirroring import Mirroring
 from gateway.app.shadow.packets import PACKET_BYTES, PacketReader
 from gateway.captures.recorder import CaptureRecorder, Sender
+from gateway.captures.sampling import CaptureOptions
 from gateway.captures.transfer import (
     Confirmation,
     SampleMessage,
     decode_message,
     encode_confirmation,
 )
-from gateway.config.load import ConfigError, LoadedConfig
+from gateway.config.load import ConfigError
 from gateway.telemetry import log as logs
 
 log = structlog.get_logger(__name__)
@@ -178,11 +176,13 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     for each in itertools.chain.from_iterable(ends.values() for ends in sockets.values()):
         each.setblocking(False)
     inboxes = {name: Inbox(ends) for name, ends in sockets.items()}
-    recording = mirroring = None
+    mirroring = None
+    recorders = []
+    captures = captures_of(setup.loaded)
     try:
-        if CAPTURE in inboxes:
-            recording = await _start_recorder(setup.loaded, inboxes[CAPTURE])
-        if inboxes.keys() - {CAPTURE}:
+        for name, options in captures.items():
+            recorders.append(await _start_recorder(options, inboxes[name]))
+        if inboxes.keys() - captures.keys():
             mirroring = Mirroring(setup.loaded, inboxes, channel.send)
             await mirroring.start()
     except (*REASONS, StartError, ConfigError) as error:
@@ -198,8 +198,8 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         inbox.stop()
     if mirroring is not None:
         await mirroring.close()
-    if recording is not None:
-        await asyncio.to_thread(recording.close)
+    for recorder in recorders:
+        await asyncio.to_thread(recorder.close)
     await asyncio.sleep(0)  # the last confirmations
     await channel.close()
     for task in (requests, stopping):
@@ -207,15 +207,12 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     return 0
 
 
-async def _start_recorder(loaded: LoadedConfig, inbox: Inbox) -> CaptureRecorder:
+async def _start_recorder(options: CaptureOptions, inbox: Inbox) -> CaptureRecorder:
     """Return a recorder that reads from *inbox*.
 
     Raises:
         OSError: The directory cannot be written.
     """
-    config = loaded.config.capture
-    assert config is not None  # noqa: S101  # the keeper opens this channel for a capture
-    options = capture_options(config, loaded.directory)
     recorder = CaptureRecorder(options, inbox.confirm_soon)
     await asyncio.to_thread(recorder.start)
     inbox.start(recorder)

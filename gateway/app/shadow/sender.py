@@ -1,23 +1,28 @@
-"""RecordSender: makes the records of finished calls, and puts them into an outbox."""
-
-from __future__ import annotations
+"""Makes the records of finished calls after their replies, and puts them into an outbox."""
 
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import structlog
 
 from gateway.app.shadow.outbox import Outbox
 from gateway.captures.privacy import Privacy
 from gateway.captures.records import Recordable, record_of
 from gateway.captures.transfer import ShadowRequest
 from gateway.concurrency.offload import inline, off_loop
-from gateway.ir.calls import InferRequest, inference_of
+from gateway.ir.calls import InferRequest, InferResponse, inference_of
 from gateway.ir.data import ArrayData
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import with_kept_body
 from gateway.ir.tensor import Tensor
 from gateway.ir.work import LongWork
 from gateway.telemetry.tapped_call import TappedCall
+
+log = structlog.get_logger(__name__)
+
+E = TypeVar("E", bound=TappedCall)
 
 
 class RecordSender:
@@ -56,7 +61,6 @@ class RecordSender:
             await asyncio.wait(self._tasks)
 
     async def _send_later(self, call: Recordable, shadow: ShadowRequest | None) -> None:
-        own_arrays(call)
         try:
             record = await off_loop(record_of, call, self._privacy(), None)
         except GatewayError:
@@ -65,29 +69,55 @@ class RecordSender:
             self.outbox.put(record, shadow)
 
 
-def own_arrays(call: Recordable) -> None:
-    """Copy the arrays of the replies: a model may write to its own again."""
-    call.items = [
-        (at, item.changed(outputs=tuple(map(_own, item.outputs)))) for at, item in call.items
-    ]
+def own_arrays(items: list[tuple[float, InferResponse]]) -> None:
+    """Replace the arrays of replies by copies: a model may write to its own again."""
+    for place, (at, item) in enumerate(items):
+        if any(type(each.data) is ArrayData for each in item.outputs):
+            items[place] = at, item.changed(outputs=tuple(map(_own, item.outputs)))
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Return *tensor* with a copy of an array."""
+    """Return *tensor* with a read-only copy of an array."""
     if not isinstance(tensor.data, ArrayData):
         return tensor
     data = ArrayData(tensor.data.array.copy())
+    data.array.flags.writeable = False
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
 
 
-class FinishedCalls:
-    """Makes what a record needs of a call that has ended."""
+class FinishedCalls(Generic[E]):
+    """Calls that have ended. They are sent in the next turn of the loop, after their replies.
 
-    def __init__(self) -> None:
+    Args:
+        send: Sends one of them. What it raises is logged: a defect costs one sample.
+    """
+
+    def __init__(self, send: Callable[[E], None]) -> None:
+        self._send = send
+        self._ended: list[E] = []
         # A call has a monotonic time: the difference to UTC is taken once.
         self._epoch_s = time.time() - time.monotonic()  # noqa: TID251  # a time that is written
 
-    def recordable(self, exchange: TappedCall) -> tuple[Recordable, memoryview] | None:
+    def put(self, exchange: E) -> None:
+        """Send *exchange* in the next turn of the loop, and then release its teed body."""
+        own_arrays(exchange.items)
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self.send_all)
+        self._ended.append(exchange)
+
+    def send_all(self) -> None:
+        """Send what has ended."""
+        ended, self._ended = self._ended, []
+        for exchange in ended:
+            try:
+                self._send(exchange)
+            except Exception:
+                log.exception("call not recorded")
+            finally:
+                if exchange.teed is not None:
+                    exchange.teed.release()
+
+    def recordable(self, exchange: E) -> tuple[Recordable, memoryview] | None:
         """Return a call, and what its teed body kept; None if that is not complete."""
         call, kept = exchange.call, memoryview(b"")
         if exchange.teed is not None and isinstance(call, InferRequest):

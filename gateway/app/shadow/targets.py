@@ -4,8 +4,6 @@ It has only the upstreams and models that shadow calls need, without batches, ke
 and shares. So shadow calls have their own connections and limits.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.app.migration.targets import LiveMigration, live_migrations

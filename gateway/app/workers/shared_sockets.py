@@ -1,7 +1,5 @@
 """The addresses that workers share; the supervisor reserves them before it starts a worker."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from typing import Any

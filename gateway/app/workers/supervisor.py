@@ -1,7 +1,5 @@
 """Supervises the workers: starts, restarts and stops them, and collects their metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -31,6 +29,7 @@ from gateway.app.processes.worker_process import WorkerProcess, describe_exit, l
 from gateway.app.reload import Changes, Load, Reloader
 from gateway.app.run import stop_event
 from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
+from gateway.app.shadow.lost_samples import with_lost_samples
 from gateway.app.status import Document
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
@@ -366,7 +365,7 @@ class Supervisor:
         killed_early = status == -signal.SIGTERM and slot.number not in self._serving
         self._serving.discard(slot.number)
         self._past_requests[slot.number] = self._request_count(slot.number)
-        self._totals.update(worker, worker.metrics)
+        self._totals.update(worker, with_lost_samples(worker.metrics))
         self._totals.process_ended(worker)
         del self._workers[slot.number]
         if self._stopping.is_set() and status != 0 and not killed_early:
@@ -451,7 +450,7 @@ async def _run(
     restart_policy: RestartPolicy | None,
     load: Load,
 ) -> int:
-    shadow = ShadowKeeper(loaded, count) if shadow_channels(loaded.config) else None
+    shadow = ShadowKeeper(loaded, count) if shadow_channels(loaded) else None
     cutovers = CutoverController(loaded)
     supervisor = Supervisor(
         sockets.loaded,

@@ -5,8 +5,6 @@ worker drains and exits at SIGTERM. If the supervisor exits, the worker drains t
 `pre_stop`: without the supervisor there is no readiness probe for load balancers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

@@ -5,8 +5,6 @@ files. Reading a pickle can run any code, and `torch.save` writes pickles: they 
 inside archives.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import re

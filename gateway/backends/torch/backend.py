@@ -7,8 +7,6 @@ first model is loaded.
 Loading a file runs its author's code with the permissions of this process.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

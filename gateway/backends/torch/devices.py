@@ -3,8 +3,6 @@
 A runner belongs to one instance, which runs one inference at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial

@@ -4,8 +4,6 @@ An exported program contains the datatypes and shapes of its tensors; TorchScrip
 names of its arguments.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The signature uses the names of the program, or other names in the same order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

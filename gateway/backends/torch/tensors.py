@@ -3,8 +3,6 @@
 PyTorch is an argument, so that importing this module does not import PyTorch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

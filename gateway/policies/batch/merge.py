@@ -3,8 +3,6 @@
 `row_count` and `batch_key` decide which requests can be merged; `Batch` decides when they are.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Hashable, Sequence

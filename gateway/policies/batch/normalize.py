@@ -3,8 +3,6 @@
 Some clients name every output they request; others name none and get all outputs.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar, cast
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest

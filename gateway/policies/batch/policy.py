@@ -5,8 +5,6 @@ fewer batches in flight than allowed. `queue` selects the requests of a batch; `
 and splits the reply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -16,16 +14,9 @@ from typing import Protocol, TypeVar, cast
 
 import structlog
 
+from gateway.ir import errors
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    ErrorCode,
-    GatewayError,
-    NotOneReply,
-    QueueTimeout,
-)
 from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply
 from gateway.policies.batch.queue import (
     BatchQueue,
@@ -48,7 +39,7 @@ _MAX_WAIT_FRACTION = 0.25
 # Timers of uvloop have millisecond resolution and may fire this early.
 _TIMER_TOLERANCE_S = 0.0005
 # The target rejected the request: nothing has run.
-_REJECTED = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.TOO_LARGE})
+_REJECTED = frozenset({errors.ErrorCode.INVALID_ARGUMENT, errors.ErrorCode.TOO_LARGE})
 
 
 class BatchMeter(Protocol):
@@ -271,7 +262,7 @@ class Batch:
         finally:
             for member in members:
                 model = member.call.model
-                member.reject(Cancelled("the batch of this call was cancelled", model=model))
+                member.reject(errors.Cancelled("the batch of this call was cancelled", model=model))
 
     async def _call_single(self, member: PendingRequest, slot: DispatchSlot) -> None:
         try:
@@ -288,7 +279,7 @@ class Batch:
             # Send the next batch before splitting this reply.
             slot.release()
             outputs = split_reply(reply, [member.rows for member in members])
-        except GatewayError as error:
+        except errors.GatewayError as error:
             if _is_rejection(error):
                 await self._bisect(members, error)
                 return
@@ -305,7 +296,7 @@ class Batch:
         """Send *calls* as one."""
         return await self._inner(merge_requests(calls))
 
-    async def _bisect(self, members: Sequence[PendingRequest], error: GatewayError) -> None:
+    async def _bisect(self, members: Sequence[PendingRequest], error: errors.GatewayError) -> None:
         """Send the halves of *members*, one after the other."""
         self._meter.rejected()
         model = str(members[0].call.model)
@@ -315,22 +306,22 @@ class Batch:
             await asyncio.wait([self._start(half, DispatchSlot())])
 
 
-def _is_rejection(error: GatewayError) -> bool:
+def _is_rejection(error: errors.GatewayError) -> bool:
     """Return whether the call was rejected because of its contents, so that nothing has run."""
-    if error.code is ErrorCode.UNSUPPORTED:
+    if error.code is errors.ErrorCode.UNSUPPORTED:
         # The gateway could not encode the call, such as an infinity in JSON. An UNSUPPORTED of the
         # target itself may come after the model has run.
-        return error.origin is None and not isinstance(error, NotOneReply)
+        return error.origin is None and not isinstance(error, errors.NotOneReply)
     return error.code in _REJECTED
 
 
-def _expiry_error(call: InferRequest, now: float) -> GatewayError:
+def _expiry_error(call: InferRequest, now: float) -> errors.GatewayError:
     """Return the error of a call that is no longer in the queue at *now*."""
     deadline, timeout_us = call.context.deadline, call.timeout_us
     if timeout_us is not None and (deadline is None or deadline > now):
         queue = f"a batch of model {str(call.model)!r}"
-        return QueueTimeout.after(timeout_us, queue, call.model)
-    return DeadlineExceeded(
+        return errors.QueueTimeout.after(timeout_us, queue, call.model)
+    return errors.DeadlineExceeded(
         f"deadline exceeded while the request waited in the batch queue of model "
         f"{str(call.model)!r}",
         model=call.model,

@@ -8,8 +8,6 @@ batch axis. Its requests have no datatypes, so this module also splits the body 
 Source: docs/protocols/tensorrt-v1.md, "11. Batches, shapes and outputs".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

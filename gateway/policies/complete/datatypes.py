@@ -6,8 +6,6 @@ A protocol without these datatypes sends others, and only the model's metadata d
 Source: docs/protocols/graphpipe.md, "9.2 BOOL and BF16"; docs/protocols/grps.md, "3. Datatypes".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final

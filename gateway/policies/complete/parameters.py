@@ -5,8 +5,6 @@
 Source: docs/protocols/open-inference.md, "11. Generate".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

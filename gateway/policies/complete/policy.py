@@ -4,14 +4,13 @@ Names, datatypes and shapes come from the model's metadata. The layer gets them 
 service, only if something is missing, and caches them.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 import structlog
 
+from gateway.ir import errors
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -21,13 +20,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
-from gateway.ir.errors import (
-    ErrorCode,
-    GatewayError,
-    InvalidRequest,
-    SequenceIdTooLarge,
-    UpstreamProtocolError,
-)
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput
@@ -65,11 +57,11 @@ _BATCHING: Final = Context(needs=frozenset({Need.BATCHING}))
 # Errors that can mean that the cached metadata of a model are stale.
 _STALE_METADATA_CODES: Final = frozenset(
     {
-        ErrorCode.INVALID_ARGUMENT,
-        ErrorCode.NOT_FOUND,
-        ErrorCode.NOT_READY,
-        ErrorCode.UPSTREAM,
-        ErrorCode.BAD_UPSTREAM,
+        errors.ErrorCode.INVALID_ARGUMENT,
+        errors.ErrorCode.NOT_FOUND,
+        errors.ErrorCode.NOT_READY,
+        errors.ErrorCode.UPSTREAM,
+        errors.ErrorCode.BAD_UPSTREAM,
     }
 )
 _MEMBERS_UNKNOWN: Final = "the message does not distinguish tensors from parameters"
@@ -138,20 +130,20 @@ class Complete:
                 request, metadata = await self._request(call)
             try:
                 reply = await self._inference(request)
-            except SequenceIdTooLarge as error:
+            except errors.SequenceIdTooLarge as error:
                 request = await self._without_sequence(request, error)
                 reply = await self._inference(request)
             if self._is_sufficient(reply, call.context.needs):
                 return reply
             return await self._reply(_PendingCompletion(request, call.batch_size, metadata), reply)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             if error.code in _STALE_METADATA_CODES:
                 self._metadata.invalidate_if_stale(call.model)
-            if error.code is ErrorCode.UPSTREAM:
+            if error.code is errors.ErrorCode.UPSTREAM:
                 await self._check_datatypes(request, error)
             raise
 
-    async def _check_datatypes(self, request: InferRequest, error: GatewayError) -> None:
+    async def _check_datatypes(self, request: InferRequest, error: errors.GatewayError) -> None:
         """Say that an input has the wrong datatype, where a server has failed over it.
 
         Raises:
@@ -163,7 +155,7 @@ class Complete:
             needed = declared.get(tensor.name)
             if needed is None or tensor.datatype is None or needed is tensor.datatype:
                 continue
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"input {tensor.name!r} has the wrong datatype: it is {tensor.datatype.name}, the "
                 f"model needs {needed.name}",
                 model=request.model,
@@ -175,7 +167,7 @@ class Complete:
         completed = call if request is call.request else call.changed(request=request)
         try:
             items = await self._inner(completed)
-        except SequenceIdTooLarge as error:
+        except errors.SequenceIdTooLarge as error:
             request = await self._without_sequence(request, error)
             items = await self._inner(call.changed(request=request))
         if (
@@ -191,7 +183,7 @@ class Complete:
         return items
 
     async def _without_sequence(
-        self, call: InferRequest, rejected: SequenceIdTooLarge
+        self, call: InferRequest, rejected: errors.SequenceIdTooLarge
     ) -> InferRequest:
         """Return *call* without its sequence, which a stateless model ignores.
 
@@ -201,7 +193,7 @@ class Complete:
         model = call.model or ModelRef("")
         try:
             metadata = await self._metadata(ModelMetadataRequest(model=model, context=_BATCHING))
-        except GatewayError:
+        except errors.GatewayError:
             raise rejected from None
         if metadata.stateful or metadata.max_batch_size is None:
             raise rejected
@@ -286,7 +278,7 @@ class Complete:
     def _complete_inputs(self, call: InferRequest, metadata: ModelMetadata) -> InferRequest:
         model = call.model or ModelRef("")
         completer = TensorCompleter(
-            "input", model, metadata.inputs, bool(metadata.max_batch_size), InvalidRequest
+            "input", model, metadata.inputs, bool(metadata.max_batch_size), errors.InvalidRequest
         )
         return call.changed(inputs=completer.complete(call.inputs, self._needs))
 
@@ -325,7 +317,9 @@ class Complete:
             reply = merge_batch_size(reply, metadata)
         if incomplete:
             declared = _requested_outputs(call, metadata)
-            completer = TensorCompleter("output", model, declared, False, UpstreamProtocolError)
+            completer = TensorCompleter(
+                "output", model, declared, False, errors.UpstreamProtocolError
+            )
             reply = reply.changed(outputs=completer.complete(reply.outputs, needs))
         if Need.BATCHING in needs:
             reply = split_reply(reply, metadata, pending.batch_size)
@@ -336,7 +330,7 @@ class Complete:
         if metadata is None:
             return call
         model = call.model or ModelRef("")
-        restorer = DatatypeRestorer("input", model, metadata.inputs, InvalidRequest, widened)
+        restorer = DatatypeRestorer("input", model, metadata.inputs, errors.InvalidRequest, widened)
         inputs = restorer.replace(call.inputs)
         return call if inputs is call.inputs else call.changed(inputs=inputs)
 
@@ -347,7 +341,9 @@ class Complete:
         declared = _requested_outputs(call, metadata)
         model = call.model or ModelRef("")
         widened = self._substitutes is Need.WIDENED
-        restorer = DatatypeRestorer("output", model, declared, UpstreamProtocolError, widened)
+        restorer = DatatypeRestorer(
+            "output", model, declared, errors.UpstreamProtocolError, widened
+        )
         outputs = restorer.replace(reply.outputs)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
 
@@ -365,8 +361,8 @@ class Complete:
     ) -> ModelMetadata:
         try:
             return await self._metadata(ModelMetadataRequest(model=model, context=context))
-        except GatewayError as error:
-            if error.code is ErrorCode.NOT_FOUND:
+        except errors.GatewayError as error:
+            if error.code is errors.ErrorCode.NOT_FOUND:
                 if error.origin is not None and repr(model.name) in error.message:
                     raise
                 text = f"unknown model {str(model)!r}"

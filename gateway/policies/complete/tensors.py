@@ -3,8 +3,6 @@
 `Complete` gets the metadata.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

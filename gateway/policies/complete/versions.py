@@ -6,8 +6,6 @@ number.
 Source: docs/protocols/tensorrt-v1.md, "12. Versions, ids and sequences".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

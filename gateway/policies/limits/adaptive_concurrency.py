@@ -4,8 +4,6 @@ Sources: Envoy, "Adaptive Concurrency" (gradient); Netflix concurrency-limits (A
 limit that is not used does not grow); Maurer, "Fail at Scale" (controlled delay of queues).
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """Concurrency of a route: so many inferences at a time, and a short queue for the rest."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The deadlines of streams, and the error of an expired deadline."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any

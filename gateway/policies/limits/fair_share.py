@@ -1,7 +1,5 @@
 """FairShare: the part of a route's concurrency that callers with the same key may have."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Source: Dean, Barroso, "The Tail at Scale"; gRPC A6, "Hedging policy".
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 `adaptive_concurrency.py` has the algorithm that finds the limit. Here is when it applies.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import random

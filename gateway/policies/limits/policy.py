@@ -4,8 +4,6 @@ The three policies are one layer, because each of them acts before and after a c
 layers would add two coroutine frames to every call.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

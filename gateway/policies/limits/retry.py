@@ -4,8 +4,6 @@ A call that was certainly not sent can always be repeated. Any other call may ha
 upstream, so it is repeated only if the operator allows that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -17,6 +15,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from gateway.concurrency.timeouts import TimerWheel, WheelTimeout
+from gateway.ir import errors
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
@@ -26,15 +25,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
     inference_of,
     sequence_of,
-)
-from gateway.ir.errors import (
-    ConnectFailure,
-    DeadlineExceeded,
-    GatewayError,
-    NotReady,
-    NotSent,
-    Overloaded,
-    Unavailable,
 )
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import close_stream, map_stream
@@ -49,12 +39,12 @@ UNSENT: Final = frozenset({"unsent", "connect_failure"})
 """Reasons that prove that the upstream did not receive the call."""
 
 _REASONS: Final = (
-    (ConnectFailure, "connect_failure"),
-    (NotSent, "unsent"),
-    (Unavailable, "unavailable"),
-    (NotReady, "unavailable"),
-    (Overloaded, "overloaded"),
-    (DeadlineExceeded, "timeout"),
+    (errors.ConnectFailure, "connect_failure"),
+    (errors.NotSent, "unsent"),
+    (errors.Unavailable, "unavailable"),
+    (errors.NotReady, "unavailable"),
+    (errors.Overloaded, "overloaded"),
+    (errors.DeadlineExceeded, "timeout"),
 )
 
 # The budget counts retries and calls of about this time.
@@ -85,10 +75,10 @@ class RetryRules:
     least: int = 3
 
 
-def retry_reason(error: GatewayError) -> str | None:
+def retry_reason(error: errors.GatewayError) -> str | None:
     """Return the reason, in words of the configuration, for which *error* may be retried."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
-    if reason == "unavailable" and isinstance(error, Unavailable) and error.origin is None:
+    if reason == "unavailable" and isinstance(error, errors.Unavailable) and error.origin is None:
         return "reset_before_answer"
     return reason
 
@@ -136,7 +126,9 @@ class RetryBudget:
         self._counted_at = -math.inf
         self._is_exhausted = False
 
-    def pause_s(self, call: Call[Any], error: GatewayError, attempts: int = 1) -> float | None:
+    def pause_s(
+        self, call: Call[Any], error: errors.GatewayError, attempts: int = 1
+    ) -> float | None:
         """Return the pause before the next attempt of *call*; None for no further attempt.
 
         Args:
@@ -194,7 +186,9 @@ class RetryBudget:
             log.info("retry budget available", route=self._route)
         self._is_exhausted = is_exhausted
 
-    async def retry(self, inner: Service, call: Call[R], error: GatewayError, pause_s: float) -> R:
+    async def retry(
+        self, inner: Service, call: Call[R], error: errors.GatewayError, pause_s: float
+    ) -> R:
         """Call *inner* after a pause, again and again while `pause_s` allows it.
 
         Args:
@@ -217,7 +211,7 @@ class RetryBudget:
             try:
                 await self._sleep(pause_s)
                 reply = await inner(call)
-            except GatewayError as failure:
+            except errors.GatewayError as failure:
                 self._report(reason, "failed")
                 further_s = self.pause_s(call, failure, attempts)
                 if further_s is None:
@@ -266,7 +260,7 @@ class RetryStream:
         is_first, self._is_first = self._is_first, False
         try:
             return await anext(self._items)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             pause_s = self._retries.pause_s(self._call, error) if is_first else None
             if pause_s is None:
                 raise

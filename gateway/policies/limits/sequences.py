@@ -4,8 +4,6 @@ A stateful model has a slot for each sequence. A client that starts sequences an
 takes the slots from all others.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable

@@ -3,8 +3,6 @@
 Source: Envoy, "Overload manager".
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

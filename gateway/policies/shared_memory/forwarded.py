@@ -7,11 +7,8 @@ The gateway cannot detect a segment that its owner shrinks after registration; t
 when it accesses the missing part. `shared_memory: map` is not affected.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from gateway.ir.calls import (
@@ -24,7 +21,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
-    Forbidden,
     GatewayError,
     RegionNotFound,
     Unsupported,
@@ -34,10 +30,10 @@ from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies.shared_memory.policy import Release, references, with_data
 from gateway.policies.shared_memory.regions import (
     SEGMENT_FOLDER,
+    check_key,
     check_place,
     check_room,
     check_segment,
-    segment_name,
 )
 from gateway.service import Service
 
@@ -75,12 +71,7 @@ class ForwardedRegions:
             check_room(len(self._regions), self._most)
         if region.device is not None:
             return
-        name = segment_name(region)
-        if not any(fnmatchcase(name, pattern.removeprefix("/")) for pattern in keys):
-            raise Forbidden(
-                f"region {region.name!r} has the key {region.key!r}, which the listener does not "
-                "allow (shared_memory: keys)"
-            )
+        check_key(region, keys)
         check_segment(region, self._folder)
         if region.offset and self._is_shared:
             raise Unsupported(

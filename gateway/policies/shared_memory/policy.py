@@ -8,9 +8,7 @@ Source: docs/protocols/open-inference.md, "13. Shared memory"; docs/protocols/te
 "14. Shared memory".
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -179,23 +177,28 @@ class CopyRegions:
         regions: The regions of the process, which all listeners share.
         room: The memory budget for copies of inputs, until the reply.
         message_bytes: Maximum size of all inputs of one request.
+        keys: Patterns of the keys of segments that clients may register; none allows each.
     """
 
     extensions: tuple[str, ...] = ("system_shared_memory",)
 
-    def __init__(self, regions: Regions, room: Room, message_bytes: int) -> None:
+    def __init__(
+        self, regions: Regions, room: Room, message_bytes: int, keys: Sequence[str] = ()
+    ) -> None:
         self._regions = regions
         self._room = room
         self._message_bytes = message_bytes
+        self._keys = tuple(keys)
 
     async def control(self, call: Call[Any], /) -> Any:
         """Register, unregister or list regions.
 
         Raises:
-            RegionExists, RegionUnusable, InvalidRequest, TooLarge: See `Regions.register`.
+            Forbidden, RegionExists, RegionUnusable, InvalidRequest, TooLarge: See
+                `Regions.register`.
         """
         if isinstance(call, SharedRegisterRequest):
-            self._regions.register(call.region)
+            self._regions.register(call.region, self._keys)
         elif isinstance(call, SharedUnregisterRequest):
             if not call.cuda:  # there are no CUDA regions; "all" of them excludes these regions
                 self._regions.unregister(call.region)

@@ -7,25 +7,18 @@ descriptor avoids both.
 Source: POSIX, `shm_open`; docs/protocols/tensorrt-v1.md, "14. Shared memory".
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
+from gateway.ir import errors
 from gateway.ir.data import SharedMemoryData
-from gateway.ir.errors import (
-    InvalidRequest,
-    RegionExists,
-    RegionNotFound,
-    RegionUnusable,
-    TooLarge,
-)
 from gateway.ir.metadata import SharedRegion
 
 T = TypeVar("T")
@@ -69,10 +62,15 @@ class Regions:
         self._folder = folder
         self._regions: dict[str, _OpenRegion] = {}
 
-    def register(self, region: SharedRegion) -> None:
+    def register(self, region: SharedRegion, keys: Sequence[str] = ()) -> None:
         """Open the segment of *region* and store the region by its name.
 
+        Args:
+            region: The region.
+            keys: Patterns of the keys that clients may use; none allows each.
+
         Raises:
+            Forbidden: None of *keys* allows its key.
             RegionExists: A region with this name is registered.
             RegionUnusable: The segment cannot be opened.
             InvalidRequest: The key is not the name of a segment, the region exceeds it, or it is a
@@ -80,13 +78,17 @@ class Regions:
             TooLarge: The maximum number of regions is registered.
         """
         if region.name in self._regions:
-            raise RegionExists(f"a region with the name {region.name!r} is already registered")
+            raise errors.RegionExists(
+                f"a region with the name {region.name!r} is already registered"
+            )
         if region.device is not None:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"region {region.name!r} is a CUDA region, which is supported only if regions are "
                 "forwarded (shared_memory: forward)"
             )
         check_room(len(self._regions), self._most)
+        if keys:
+            check_key(region, keys)
         descriptor = _open(region, self._folder, _FLAGS)
         try:
             _check_within(region, os.fstat(descriptor))
@@ -151,7 +153,7 @@ class Regions:
         """
         opened = self._find(what, shared)
         if data.nbytes > shared.size_bytes:
-            raise RegionUnusable(
+            raise errors.RegionUnusable(
                 f"{what} has {data.nbytes} bytes, the request reserves {shared.size_bytes} in "
                 f"region {shared.region!r}"
             )
@@ -170,7 +172,7 @@ class Regions:
     def _find(self, what: str, shared: SharedMemoryData) -> _OpenRegion:
         opened = self._regions.get(shared.region)
         if opened is None:
-            raise RegionNotFound(
+            raise errors.RegionNotFound(
                 f"{what} refers to the unregistered shared memory region {shared.region!r}"
             )
         check_place(what, shared, opened.region)
@@ -180,7 +182,7 @@ class Regions:
 def check_room(count: int, most: int) -> None:
     """Raise TooLarge if *most* regions are registered."""
     if count >= most:
-        raise TooLarge(
+        raise errors.TooLarge(
             f"{count} regions are registered, at most {most} are allowed", limit="shared_regions"
         )
 
@@ -194,11 +196,26 @@ def segment_name(region: SharedRegion) -> str:
     found = _KEY.fullmatch(region.key)
     name = "" if found is None else found[1]
     if name in ("", ".", "..") or name.startswith(_RESERVED_PREFIXES):
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"region {region.name!r} has the key {region.key!r}; expected the name of a segment "
             "such as /name"
         )
     return name
+
+
+def check_key(region: SharedRegion, keys: Sequence[str]) -> None:
+    """Check that one of the patterns *keys* allows the key of *region*.
+
+    Raises:
+        InvalidRequest: The key is not a valid name, or has a reserved prefix.
+        Forbidden: No pattern matches.
+    """
+    name = segment_name(region)
+    if not any(fnmatchcase(name, pattern.removeprefix("/")) for pattern in keys):
+        raise errors.Forbidden(
+            f"region {region.name!r} has the key {region.key!r}, which the listener does not "
+            "allow (shared_memory: keys)"
+        )
 
 
 def check_segment(region: SharedRegion, folder: str) -> None:
@@ -220,7 +237,7 @@ def _open(region: SharedRegion, folder: str, flags: int) -> int:
         return os.open(f"{folder}/{segment_name(region)}", flags)
     except (OSError, ValueError) as error:  # a lone surrogate is a ValueError
         why = error.strerror if isinstance(error, OSError) else "invalid file name"
-        raise RegionUnusable(
+        raise errors.RegionUnusable(
             f"region {region.name!r}: the segment {region.key!r} cannot be opened: {why}"
         ) from error
 
@@ -232,7 +249,7 @@ def check_place(what: str, shared: SharedMemoryData, region: SharedRegion) -> No
         InvalidRequest: It exceeds the region.
     """
     if shared.offset + shared.size_bytes > region.size_bytes:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{what} refers to {shared.size_bytes} bytes from byte {shared.offset} of region "
             f"{shared.region!r}, which has {region.size_bytes} bytes"
         )
@@ -240,11 +257,11 @@ def check_place(what: str, shared: SharedMemoryData, region: SharedRegion) -> No
 
 def _check_within(region: SharedRegion, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise RegionUnusable(
+        raise errors.RegionUnusable(
             f"region {region.name!r}: {region.key!r} is not a shared memory segment"
         )
     if not region.size_bytes or region.offset + region.size_bytes > found.st_size:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"region {region.name!r} has {region.size_bytes} bytes from byte {region.offset} of "
             f"segment {region.key!r}, which has {found.st_size} bytes"
         )
@@ -257,7 +274,7 @@ async def _run_copy(what: str, opened: _OpenRegion, size: int, copy: Callable[[]
             return copy()
         return await asyncio.shield(_in_thread(opened, copy))
     except OSError as error:  # for example, no memory for unused pages of the segment
-        raise RegionUnusable(
+        raise errors.RegionUnusable(
             f"{what} cannot be copied: region {opened.region.name!r}: {error.strerror}"
         ) from error
 
@@ -297,8 +314,8 @@ def _write(descriptor: int, data: memoryview, offset: int) -> int:
     return data.nbytes
 
 
-def _segment_too_small(what: str, shared: SharedMemoryData, found: int) -> RegionUnusable:
-    return RegionUnusable(
+def _segment_too_small(what: str, shared: SharedMemoryData, found: int) -> errors.RegionUnusable:
+    return errors.RegionUnusable(
         f"{what} refers to {shared.size_bytes} bytes of region {shared.region!r}, whose owner "
         f"shrank the segment: {found} bytes remain"
     )

@@ -4,8 +4,6 @@ Read `translate.py` first, then the codecs in `http.py` and `stream.py`.  `optio
 options of listeners and upstreams.
 """
 
-from __future__ import annotations
-
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.protocols.graphpipe.options import check_options
 from gateway.protocols.graphpipe.paths import PREFIX

@@ -6,8 +6,6 @@ settings that every protocol has are read too.  No config is an error.
 Source: docs/protocols/graphpipe.md, "4. Inference requests".
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ apart, so `gateway.policies.complete` restores them from the model's declared da
 Source: docs/protocols/graphpipe.md, "9. Datatypes and values".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ Fields that can be read are read; others stay unknown.
 Source: docs/protocols/graphpipe.md, "5. Metadata", "6. Errors", "10. Upstreams".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from struct import Struct, pack

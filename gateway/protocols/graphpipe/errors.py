@@ -6,8 +6,6 @@ table serves the status line and the message.
 Source: docs/protocols/graphpipe.md, "6. Errors".
 """
 
-from __future__ import annotations
-
 import re
 
 from gateway.ir.errors import ErrorCode, GatewayError

@@ -9,8 +9,6 @@ returned.
 Source: docs/protocols/graphpipe.md, "3. Encoding"; FlatBuffers internals, "Encoding".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -7,8 +7,6 @@ in its own buffers.
 Source: docs/protocols/graphpipe.md, "2. Schema", "3. Encoding"; FlatBuffers internals, "Encoding".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain

@@ -7,8 +7,6 @@ responses, so errors of metadata always have an HTTP status.
 Source: docs/protocols/graphpipe.md, "6. Errors", "7. HTTP", "10. Upstreams".
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass

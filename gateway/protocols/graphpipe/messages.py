@@ -5,8 +5,6 @@
 Source: docs/protocols/graphpipe.md, "2. Schema", "4. Inference requests".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Final

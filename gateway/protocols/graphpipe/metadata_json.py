@@ -5,8 +5,6 @@ The keys are those of the Go server and the JavaScript client, and some addition
 Source: docs/protocols/graphpipe.md, "5. Metadata".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

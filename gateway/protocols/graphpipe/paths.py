@@ -7,8 +7,6 @@ their body on a redirect.
 Source: docs/protocols/graphpipe.md, "7. HTTP".
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.ir.context import ModelRef

@@ -8,8 +8,6 @@ InferResponse with an error.
 Source: docs/protocols/graphpipe.md, "8. Byte streams".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final, TypeVar, cast

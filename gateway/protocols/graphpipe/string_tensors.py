@@ -1,7 +1,5 @@
 """The elements of a String tensor, read where they lie."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -7,8 +7,6 @@ index, all outputs are requested and this one is picked from the reply.
 Source: docs/protocols/graphpipe.md, "4. Inference requests", "10. Upstreams".
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

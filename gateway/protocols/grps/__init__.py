@@ -6,8 +6,6 @@ are mounted in addition to the prefixes here.  The page at `/` is served where n
 claims that path.
 """
 
-from __future__ import annotations
-
 from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_framer
 from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_descriptors

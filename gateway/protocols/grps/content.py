@@ -11,8 +11,6 @@ tensors.
 Source: docs/protocols/grps.md, "5. Forms of data".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar

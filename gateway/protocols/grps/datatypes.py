@@ -7,8 +7,6 @@ is widened where no value is lost.
 Source: docs/protocols/grps.md, "3. Datatypes".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final

@@ -7,8 +7,6 @@ here are such errors.
 Source: docs/protocols/grps.md, "6. Status and errors".
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.ir.errors import (

@@ -6,8 +6,6 @@ unreadable message, an unknown method and overload end the call itself.
 Source: docs/protocols/grps.md, "11. gRPC".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 

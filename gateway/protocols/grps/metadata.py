@@ -7,8 +7,6 @@ without tags, aliases or deep nesting, and every scalar as text.
 Source: docs/protocols/grps.md, "15. Metadata and the status page".
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import yaml

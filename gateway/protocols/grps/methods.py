@@ -6,11 +6,10 @@ Status in a response, and checks the Status in that of an upstream.
 Source: docs/protocols/grps.md, "2. Model keys", "7. Methods and health", "16. Upstreams".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -26,14 +25,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need, Origin
-from gateway.ir.errors import (
-    ErrorCode,
-    GatewayError,
-    InvalidRequest,
-    MalformedMessage,
-    ModelNotFound,
-    VersionNotFound,
-)
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import ModelMetadata, ServerMetadata
 from gateway.ir.tensor import Tensor
@@ -93,7 +84,7 @@ All names may be missing, and the shape of a text that is sent as text.
 """
 
 _NOT_READY: Final = "Service Unavailable"
-_UNREADY_CODES: Final = frozenset({STATUS_CODE[ErrorCode.NOT_READY], 403})
+_UNREADY_CODES: Final = frozenset({STATUS_CODE[errors.ErrorCode.NOT_READY], 403})
 _HEALTH: Final = (ServerLiveRequest, ServerReadyRequest)
 
 _PLAIN: Final[Mapping[str, type[Call[Any]]]] = {
@@ -160,7 +151,9 @@ def model_of(key: str, settings: GrpsOptions, limits: MessageLimits) -> ModelRef
     """
     if not key:
         if settings.default_model is None:
-            raise ModelNotFound("the request names no model and this listener has no default model")
+            raise errors.ModelNotFound(
+                "the request names no model and this listener has no default model"
+            )
         return settings.default_model
     check_name("model", key, limits.model_name_bytes, "model_name_bytes")
     return settings.models.get(key) or ModelRef(key)
@@ -177,7 +170,7 @@ def encode_method_reply(call: Call[Any], reply: Any, reply_format: ReplyFormat) 
     if isinstance(call, _HEALTH):
         if reply:
             return GrpsMessage(status=SUCCESS)
-        return failure(STATUS_CODE[ErrorCode.NOT_READY], _NOT_READY)
+        return failure(STATUS_CODE[errors.ErrorCode.NOT_READY], _NOT_READY)
     if isinstance(call, ServerSwitchRequest):
         return GrpsMessage(status=SUCCESS)
     if isinstance(call, ServerStatusRequest):
@@ -187,7 +180,7 @@ def encode_method_reply(call: Call[Any], reply: Any, reply_format: ReplyFormat) 
     raise unsupported(call, "grps")
 
 
-def failure_of(error: GatewayError, limits: MessageLimits) -> GrpsMessage:
+def failure_of(error: errors.GatewayError, limits: MessageLimits) -> GrpsMessage:
     """Return *error* as a message; that of an upstream of grps is unchanged."""
     origin = error.origin
     code, words = status_code_of(error), error.message
@@ -268,7 +261,7 @@ def model_key(model: ModelRef | None, settings: GrpsOptions) -> str:
         return f"{model.name}-{model.version}"
     version = _split(known, model.name)[1]
     if version != model.version:
-        raise VersionNotFound(
+        raise errors.VersionNotFound(
             f"model {model.name!r} has no version {model.version!r}: its key {known!r} names "
             f"{f'version {version!r}' if version else 'no version'}; expected a key for "
             f"'{model.name}/{model.version}' (keys)",
@@ -322,7 +315,7 @@ def _metadata_reply(
     call: Call[Any], message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits
 ) -> Any:
     if message.form is not ContentFormat.STR_DATA:
-        raise MalformedMessage("response has no str_data, which contains the metadata")
+        raise errors.MalformedMessage("response has no str_data, which contains the metadata")
     if isinstance(call, ServerMetadataRequest):
         return ServerMetadata(SERVER, "")
     if isinstance(call, RepositoryIndexRequest):
@@ -364,7 +357,7 @@ def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) ->
 
 def _asked_model(message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:
     if message.form is not ContentFormat.STR_DATA or not message.text:
-        raise InvalidRequest("no model name: expected the plain name in str_data")
+        raise errors.InvalidRequest("no model name: expected the plain name in str_data")
     return model_of(message.text, settings, limits)
 
 
@@ -403,7 +396,7 @@ def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, 
     missing = [output.name for output in call.outputs if output.name not in known]
     if missing:
         there = ", ".join(map(repr, known)) or "none"
-        raise MalformedMessage(
+        raise errors.MalformedMessage(
             f"response lacks the requested output {missing[0]!r}: it has {there}"
         )
     return tuple([known[output.name] for output in call.outputs])

@@ -1,7 +1,5 @@
 """The options of grps that a listener or an upstream may set."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

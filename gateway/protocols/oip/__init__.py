@@ -5,8 +5,6 @@ as JSON.  `options.py` describes the options of a listener: `not_ready_status` a
 each off by default.  An upstream has the option `dialect`.
 """
 
-from __future__ import annotations
-
 from gateway.protocols.oip.dialects import dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http.codec import HttpCodec

@@ -7,8 +7,6 @@ Source: Triton model repository, trace and logging extensions; docs/protocols/op
 "14. Models, statistics and settings".
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -1,7 +1,5 @@
 """Names of datatypes in Open Inference, and the gRPC contents field of each."""
 
-from __future__ import annotations
-
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 

@@ -3,8 +3,6 @@
 Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

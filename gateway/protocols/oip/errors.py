@@ -1,7 +1,5 @@
 """Error codes to and from Open Inference statuses, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 from gateway.ir.errors import Decoupled, ErrorCode, GatewayError, NotReady, TooLarge
 from gateway.wire.errors import (
     HTTP_METHOD_NOT_ALLOWED,

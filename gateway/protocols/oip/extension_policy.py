@@ -7,8 +7,6 @@ Source: docs/protocols/open-inference.md, "14. Models, statistics and settings" 
 "17. Dialects of upstream servers".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 

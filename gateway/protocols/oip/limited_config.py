@@ -7,8 +7,6 @@ Source: Triton model configuration; docs/protocols/open-inference.md, "14. Model
 settings".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final

@@ -7,8 +7,6 @@ Source: Triton model configuration extension; docs/protocols/open-inference.md,
 "14. Models, statistics and settings".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from gateway.ir.errors import MalformedMessage, Unsupported

@@ -5,8 +5,6 @@ them.  A call that is off is refused as by a server without it, and the server's
 list its extension.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any

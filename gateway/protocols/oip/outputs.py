@@ -4,8 +4,6 @@ Source: Triton extensions "classification" and "shared memory"; docs/protocols/o
 "12. Classification" and "13. Shared memory".
 """
 
-from __future__ import annotations
-
 import re
 
 from gateway.ir.calls import InferRequest, InferResponse

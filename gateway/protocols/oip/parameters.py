@@ -4,8 +4,6 @@ Source: Triton extensions "parameters", "sequence", "schedule policy";
 docs/protocols/open-inference.md, "9. Parameters and headers".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ All defaults are written, fields have their original names, and 64-bit integers 
 the protobuf library would quote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

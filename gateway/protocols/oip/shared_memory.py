@@ -5,8 +5,6 @@ This module reads and writes references only; the listener decides how they are 
 Source: Triton shared memory extension; docs/protocols/open-inference.md, "13. Shared memory".
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Source: Triton statistics extension; docs/protocols/open-inference.md,
 "14. Models, statistics and settings".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any

@@ -4,8 +4,6 @@ Read `http/codec.py` and `grpc/codec.py` first; the other modules here serve bot
 describes the options of listeners and upstreams.
 """
 
-from __future__ import annotations
-
 from gateway.protocols.trtis.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.protocols.trtis.options import check_options

@@ -1,7 +1,5 @@
 """Numbers of datatypes in TensorRT v1, which has no BF16."""
 
-from __future__ import annotations
-
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.schema import tensorrt_v1_pb2 as pb

@@ -6,8 +6,6 @@ the call succeeds, with the code in `request_status`.
 Source: docs/protocols/tensorrt-v1.md, "17. Errors".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ A real server without explicit model control responds with UNAVAILABLE to load a
 Source: docs/protocols/tensorrt-v1.md, "16. Model control and index".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from gateway.ir.calls import (

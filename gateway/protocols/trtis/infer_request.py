@@ -8,8 +8,6 @@ Source: docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP" and
 "8. Inference over gRPC".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ Source: docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP" and
 "12. Versions, ids and sequences".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP" and "13. Classification".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

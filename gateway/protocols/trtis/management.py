@@ -7,8 +7,6 @@ Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "14. Shared memory" an
 "16. Model control and index".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Names and versions of models, as TensorRT v1 allows them over both carriers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gateway.ir.calls import Call

@@ -1,7 +1,5 @@
 """The options of TensorRT v1 that a listener or an upstream may set."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ form of the header.
 Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP".
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 

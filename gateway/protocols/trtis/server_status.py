@@ -6,8 +6,6 @@ clients never contain the batch axis; the gateway's metadata does.
 Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuration".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 

@@ -7,8 +7,6 @@ Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuratio
 statistics extension.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import add

@@ -1,7 +1,5 @@
 """Replies in an upstream's status messages, for both carriers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

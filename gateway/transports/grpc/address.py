@@ -4,8 +4,6 @@ The C core writes to stderr when a port is in use, and reports no errno.  Theref
 module tries the address first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

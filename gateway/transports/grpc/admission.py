@@ -1,7 +1,5 @@
 """The slots and the memory of a gRPC listener, and its limits for the messages of one stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

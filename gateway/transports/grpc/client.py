@@ -4,8 +4,6 @@ A status that the server sent is a response, which the codec interprets.  Only f
 transport are raised.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator

@@ -1,22 +1,11 @@
 """ClientCall: one call of a gRPC client, with the part of its response that has arrived."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from gateway.ir.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    MalformedMessage,
-    NotSent,
-    TooLarge,
-    Unavailable,
-    Unsupported,
-    UpstreamProtocolError,
-)
+from gateway.ir import errors
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.admission import Reservation
 from gateway.transports.grpc.compression import decompress_message
@@ -111,7 +100,7 @@ class ClientCall:
         self._messages: deque[GrpcMessage] = deque()
         self._single = waiter is not None
         self._end: GrpcResponseHead | None = None
-        self._error: GatewayError | None = None
+        self._error: errors.GatewayError | None = None
         self._waiter = waiter
         self._rest: StreamingBody | None = None
         self.withholds = False
@@ -202,11 +191,11 @@ class ClientCall:
         try:
             found = reader.feed(view)
             self._messages += found
-        except TooLarge as error:
+        except errors.TooLarge as error:
             why = f"the response of {self._connection.name} is too large: {error.message}"
-            self.fail(TooLarge(why, limit=error.limit))
+            self.fail(errors.TooLarge(why, limit=error.limit))
             return
-        except GatewayError as error:
+        except errors.GatewayError as error:
             self.fail(self._broken(error.message))
             return
         if not found and len(view) < SMALL_FRAME_BYTES:
@@ -239,7 +228,7 @@ class ClientCall:
     async def _grow(self, held: Reservation, reader: MessageReader, size: int) -> None:
         try:
             await held.grow(size)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             self.fail(error)
             return
         finally:
@@ -273,7 +262,9 @@ class ClientCall:
     def on_reset(self, code: int) -> None:
         """Fail the call: the stream was reset."""
         if code == h2.REFUSED_STREAM:
-            self.fail(NotSent(f"{self._connection.name} refused the call without processing it"))
+            self.fail(
+                errors.NotSent(f"{self._connection.name} refused the call without processing it")
+            )
         elif code == h2.CANCEL:  # the gateway did not cancel the call
             self.fail(self._broken("a reset of the stream with CANCEL"))
         elif not self._done:
@@ -289,7 +280,7 @@ class ClientCall:
 
     def on_timeout(self) -> None:
         """End the call, or only the wait for it: its deadline has passed."""
-        error = DeadlineExceeded(f"no answer from {self._connection.name} in time")
+        error = errors.DeadlineExceeded(f"no answer from {self._connection.name} in time")
         waiter = self._waiter
         if waiter is not None and self.can_be_left():
             if not waiter.done():
@@ -298,7 +289,7 @@ class ClientCall:
         else:
             self.fail(error)
 
-    def fail(self, error: GatewayError) -> None:
+    def fail(self, error: errors.GatewayError) -> None:
         """Fail the call with *error*, unless it has ended."""
         if not self._done:
             self._error = error
@@ -307,7 +298,7 @@ class ClientCall:
 
     def lost(self, why: str, *, written: bool) -> None:
         """Fail the call: the connection is lost."""
-        kind = Unavailable if written else NotSent
+        kind = errors.Unavailable if written else errors.NotSent
         self.fail(kind(f"{self._connection.name} broke the connection before it replied: {why}"))
 
     # -- a streaming request
@@ -447,8 +438,8 @@ class ClientCall:
             return message.view
         try:
             return await decompress_message(message, self._limit, _RATIO, _RATIO_FLOOR_BYTES)
-        except (MalformedMessage, Unsupported) as error:
+        except (errors.MalformedMessage, errors.Unsupported) as error:
             raise self._broken(f"a message that cannot be decoded: {error.message}") from error
 
-    def _broken(self, what: str) -> UpstreamProtocolError:
-        return UpstreamProtocolError(f"response of {self._connection.name}: {what}")
+    def _broken(self, what: str) -> errors.UpstreamProtocolError:
+        return errors.UpstreamProtocolError(f"response of {self._connection.name}: {what}")

@@ -12,13 +12,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
-from gateway.ir.errors import (
-    ConnectFailure,
-    DeadlineExceeded,
-    NotSent,
-    Unavailable,
-    UpstreamProtocolError,
-)
+from gateway.ir import errors
 from gateway.transports.admission import CLIENT_MEMORY, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
@@ -139,7 +133,7 @@ class GrpcClientConnection(Http2Protocol):
     def broken(self, fault: Http2ConnectionError) -> None:
         """Fail every call: the server has sent malformed HTTP/2."""
         self._closing_reason = f"broken framing: {fault.message}"
-        error = UpstreamProtocolError(f"{self.name} broke HTTP/2: {fault.message}")
+        error = errors.UpstreamProtocolError(f"{self.name} broke HTTP/2: {fault.message}")
         for call in self._calls():
             call.fail(error)
 
@@ -224,7 +218,7 @@ class GrpcClientConnection(Http2Protocol):
     def end_calls(self, why: str) -> None:
         """Fail every call, and close."""
         for call in self._calls():
-            call.fail(Unavailable(why))
+            call.fail(errors.Unavailable(why))
         self.core.goaway(final=True)
         self.close()
 
@@ -317,7 +311,7 @@ class GrpcConnectionPool:
                         return found
                     await self._wait_for_connection()
         except TimeoutError:
-            raise DeadlineExceeded(f"no connection to {self._name} in time") from None
+            raise errors.DeadlineExceeded(f"no connection to {self._name} in time") from None
         raise self._closed_error()
 
     def remove(self, connection: GrpcClientConnection) -> None:
@@ -344,8 +338,8 @@ class GrpcConnectionPool:
             if not future.done():
                 future.set_result(None)
 
-    def _closed_error(self) -> NotSent:
-        return NotSent(f"the client of {self._name} is closed")
+    def _closed_error(self) -> errors.NotSent:
+        return errors.NotSent(f"the client of {self._name} is closed")
 
     async def close(self, why: str) -> None:
         """Close every connection, and fail the calls on them. Waiting calls raise NotSent."""
@@ -403,14 +397,14 @@ class GrpcConnectionPool:
                 await connection.ready
         except TimeoutError:
             self._drop(connection)
-            raise ConnectFailure(
+            raise errors.ConnectFailure(
                 f"cannot connect to {self._name}: no response within "
                 f"{self._limits.connect_timeout_s:g} s"
             ) from None
         except OSError as error:
             self._drop(connection)
             text = f"cannot connect to {self._name}: {connect_failure_text(error)}"
-            raise ConnectFailure(text) from error
+            raise errors.ConnectFailure(text) from error
         except BaseException:
             self._drop(connection)
             raise

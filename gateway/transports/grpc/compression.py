@@ -1,7 +1,5 @@
 """Compressed messages of gRPC, undone within bounds and, when large, off the loop."""
 
-from __future__ import annotations
-
 from gateway.transports.grpc.messages import GrpcMessage
 from gateway.transports.http.content_coding import Inflater, inflate
 

@@ -5,8 +5,6 @@ Reading is a pure function of the fields, so its results may be cached by the by
 Source: gRPC over HTTP/2; gRPC, "HTTP to gRPC status code mapping".
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 from base64 import b64decode, b64encode

@@ -6,8 +6,6 @@ them into protobuf's process-wide pool.
 Source: grpc/health/v1/health.proto; gRPC, "Health Checking Protocol".
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing

@@ -3,14 +3,13 @@
 Source: gRPC over HTTP/2, "Length-Prefixed-Message".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
 import msgspec
 
+from gateway.accelerator import accelerated
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
 from gateway.transports.admission import Reservation
 from gateway.transports.reserved_buffer import message_memory
@@ -173,6 +172,7 @@ class MessageReader:
 _NOTHING: Final = memoryview(b"")
 
 
+@accelerated
 def whole_message(view: memoryview, limit_bytes: int) -> memoryview | None:
     """Return the message in *view*, the first data of a stream, if it is exactly one.
 

@@ -1,7 +1,5 @@
 """Which metadata gRPC can carry."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import lru_cache

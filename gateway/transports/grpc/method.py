@@ -1,7 +1,5 @@
 """One method that a gRPC server serves."""
 
-from __future__ import annotations
-
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.transports.contract import GrpcFrontend, ServerLimits
 from gateway.transports.grpc.admission import CallAdmission

@@ -4,8 +4,6 @@ It has the contract and the limits of the reference implementation.  In addition
 connections, requires a minimum rate of senders, and disconnects clients that do not read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

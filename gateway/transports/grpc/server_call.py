@@ -5,8 +5,6 @@ sender holds neither.  The slot is released when the service has replied.  A res
 client does not read is charged to the memory budget.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -15,13 +13,7 @@ from typing import Final
 
 import structlog
 
-from gateway.ir.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    InternalError,
-    MalformedMessage,
-    TooLarge,
-)
+from gateway.ir import errors
 from gateway.transports.admission import (
     CLIENT_MEMORY,
     RESPONSE_PATIENCE_S,
@@ -153,13 +145,13 @@ class ServerCall:
         incoming = self._receiving()
         try:
             incoming.feed(view, end=end)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             self._fail(error)
             return
         if one and incoming.messages:
             self._start(incoming.messages.popleft())
         elif one and end:
-            self._fail(MalformedMessage("the call ended without a message"))
+            self._fail(errors.MalformedMessage("the call ended without a message"))
 
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Handle several parts of the request."""
@@ -188,7 +180,7 @@ class ServerCall:
 
     def on_timeout(self) -> None:
         """End the call: the client's deadline has passed."""
-        self._fail(DeadlineExceeded("the call's time is over"))
+        self._fail(errors.DeadlineExceeded("the call's time is over"))
 
     def on_writable(self) -> None:
         """Continue: the buffered response is written."""
@@ -317,7 +309,7 @@ class ServerCall:
     def _written(self) -> int:
         return self._stream.written
 
-    def _stop_sending(self, _error: GatewayError) -> None:
+    def _stop_sending(self, _error: errors.GatewayError) -> None:
         """End the call: the client does not read its response."""
         if self.task is not None:
             self.task.cancel()
@@ -345,7 +337,7 @@ class ServerCall:
                 self._connection.flush_soon()
                 return False
             self._finish(self._final_response)
-        elif isinstance(error, GatewayError):
+        elif isinstance(error, errors.GatewayError):
             self._finish(self._reject(error))
         elif isinstance(error, Exception):  # a bug of the gateway ends one call only
             log.error("internal error", exc_info=error, method=self._method.path)
@@ -358,7 +350,7 @@ class ServerCall:
         async with aclosing(responses):
             async for response in responses:
                 return response
-        raise InternalError(f"{self._method.path} has no response")
+        raise errors.InternalError(f"{self._method.path} has no response")
 
     async def _server_stream(self, message: GrpcMessage) -> None:
         view = await self._plain(message)
@@ -409,7 +401,7 @@ class ServerCall:
         """Return *response*, or an error if it is too large."""
         try:
             self._method.admission.check(response)
-        except TooLarge as error:
+        except errors.TooLarge as error:
             return self._method.frontend.reject_message(request, error)
         return response
 
@@ -419,11 +411,11 @@ class ServerCall:
             self._sent = asyncio.get_running_loop().create_future()
             await self._sent
 
-    def _fail(self, error: GatewayError) -> None:
+    def _fail(self, error: errors.GatewayError) -> None:
         """End the call with *error*."""
         self._end(self._reject(error))
 
-    def _reject(self, error: GatewayError) -> GrpcResponse:
+    def _reject(self, error: errors.GatewayError) -> GrpcResponse:
         """Return *error* as a response, and report it with the client and the request id."""
         metadata = self._head.metadata
         error.client = self._connection.client.caller.client(metadata)

@@ -1,7 +1,5 @@
 """One connection of a gRPC server: its calls, its age and its patience."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ ahead, and the window of its stream is opened as far as memory is reserved.  Byt
 charged yet, and messages that the call has not read, stay in the connection's window.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence

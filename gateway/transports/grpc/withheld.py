@@ -5,8 +5,6 @@ deadline has passed, keeps its slot until it ends, and its reply is dropped.  Th
 implement that.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

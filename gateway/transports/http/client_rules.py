@@ -1,23 +1,12 @@
 """Rules of both HTTP client implementations: header fields, limits and errors of an upstream."""
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
-from gateway.ir.errors import (
-    ConnectFailure,
-    DeadlineExceeded,
-    MalformedMessage,
-    NotSent,
-    TooLarge,
-    Unavailable,
-    Unsupported,
-    UpstreamProtocolError,
-)
 from gateway.transports.admission import CLIENT_MEMORY, UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
@@ -91,7 +80,7 @@ class UpstreamErrors:
             TooLarge: *size* exceeds `message_bytes`.
         """
         if not self.accepts_size(size):
-            raise TooLarge(
+            raise errors.TooLarge(
                 f"the response of upstream {self.name} has {size} bytes or more, "
                 f"at most {self._limits.message_bytes} are allowed",
                 limit="message_bytes",
@@ -112,28 +101,28 @@ class UpstreamErrors:
                 coding, body, self._limits.message_bytes, _RATIO, _RATIO_FLOOR_BYTES
             )
             return await inflate(inflater, _uncounted)
-        except (MalformedMessage, Unsupported) as error:
+        except (errors.MalformedMessage, errors.Unsupported) as error:
             raise self.broken(f"a body that cannot be decoded: {error.message}") from error
 
-    def broken(self, what: str) -> UpstreamProtocolError:
+    def broken(self, what: str) -> errors.UpstreamProtocolError:
         """Return the error for a malformed response."""
-        return UpstreamProtocolError(f"upstream {self.name} sent {what[:200]}")
+        return errors.UpstreamProtocolError(f"upstream {self.name} sent {what[:200]}")
 
-    def lost(self, why: object) -> Unavailable:
+    def lost(self, why: object) -> errors.Unavailable:
         """Return the error for a connection that broke."""
-        return Unavailable(f"upstream {self.name} broke the connection: {str(why)[:200]}")
+        return errors.Unavailable(f"upstream {self.name} broke the connection: {str(why)[:200]}")
 
-    def unreached(self, why: object) -> ConnectFailure:
+    def unreached(self, why: object) -> errors.ConnectFailure:
         """Return the error for a connection that could not be made."""
-        return ConnectFailure(f"cannot connect to upstream {self.name}: {why}")
+        return errors.ConnectFailure(f"cannot connect to upstream {self.name}: {why}")
 
-    def late(self) -> DeadlineExceeded:
+    def late(self) -> errors.DeadlineExceeded:
         """Return the error for a deadline that has passed."""
-        return DeadlineExceeded(f"the deadline passed while upstream {self.name} was asked")
+        return errors.DeadlineExceeded(f"the deadline passed while upstream {self.name} was asked")
 
-    def closed(self) -> NotSent:
+    def closed(self) -> errors.NotSent:
         """Return the error for a client that was closed."""
-        return NotSent(f"the client of upstream {self.name} is closed")
+        return errors.NotSent(f"the client of upstream {self.name} is closed")
 
 
 def header_lines(wire: HttpRequest, left_s: float | None) -> str:

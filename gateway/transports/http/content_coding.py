@@ -5,8 +5,6 @@ Libraries decompress without a limit or accept truncated streams, hence the code
 runs on a thread: zlib releases the interpreter lock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import zlib

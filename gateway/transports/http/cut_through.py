@@ -6,8 +6,6 @@ completely.  So are bodies above a share of the slots, because a request that wa
 holds its slot while its client sends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, Protocol
 

@@ -5,8 +5,6 @@ response until they are sent.  A slot is acquired when the body is complete and 
 service has replied, so neither slow senders nor slow readers hold one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable
@@ -16,15 +14,8 @@ from typing import Any
 
 import structlog
 
+from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
-from gateway.ir.errors import (
-    Cancelled,
-    ErrorCode,
-    GatewayError,
-    InternalError,
-    Overloaded,
-    Unavailable,
-)
 from gateway.transports.admission import (
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
@@ -61,7 +52,7 @@ def write_continue(transport: asyncio.Transport) -> None:
 
 def failure(error: BaseException | None) -> HttpResponse:
     """Log an unexpected error, and return the response to it."""
-    if isinstance(error, GatewayError):
+    if isinstance(error, errors.GatewayError):
         log.warning("stream cut", code=error.code.value, error=error.message)
         return text_response(500, error.message)
     log.error("internal error", exc_info=error)
@@ -203,7 +194,7 @@ class Exchange:
         """Note that the client has left."""
         self._close = True
         if isinstance(error, SlowReaderError):
-            self._report(Cancelled(str(error), limit=error.limit))
+            self._report(errors.Cancelled(str(error), limit=error.limit))
         else:
             self._connection.abort()
 
@@ -220,19 +211,19 @@ class Exchange:
         if self._fault is not None:
             await self._send_error(self._fault)
         else:
-            await self._refuse(Unavailable("the gateway is shutting down"))
+            await self._refuse(errors.Unavailable("the gateway is shutting down"))
 
     async def _send_error(self, fault: HttpError) -> None:
         request_id = self._report(fault.error)
         self._close |= fault.close
         await self._send(text_response(fault.status, fault.message, request_id))
 
-    def _report(self, error: GatewayError) -> str:
+    def _report(self, error: errors.GatewayError) -> str:
         """Report a request that reached no frontend; return its request id."""
         self._identify(error)
         return self._listener.refused(error) or ""
 
-    def _identify(self, error: GatewayError) -> None:
+    def _identify(self, error: errors.GatewayError) -> None:
         """Add the client and the request id to *error*, as far as they are known."""
         headers = NO_HEADERS if self._head is None else self._head.headers
         error.client = self._connection.client.caller.client(headers)
@@ -318,7 +309,7 @@ class Exchange:
                 self._has_slot = not (self._frontend and is_probe(self._frontend, wire, len(body)))
                 if self._has_slot:
                     await slots.wait(listener.limits.queue_wait_s, client.slots)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             if self._reservation is not None:
                 self._reservation.close()
             await self._refuse(error)
@@ -385,7 +376,7 @@ class Exchange:
         )
         return self._reservation
 
-    def _gives_way(self, error: Overloaded) -> None:
+    def _gives_way(self, error: errors.Overloaded) -> None:
         """End a request whose body does not arrive, or a response that the client does not read."""
         if self._connection.head_sent:
             self._report(error)
@@ -403,7 +394,7 @@ class Exchange:
         async with aclosing(found) as answers:
             first = await anext(answers, None)
             if first is None:
-                await self._refuse(InternalError("a stream began with nothing to send"))
+                await self._refuse(errors.InternalError("a stream began with nothing to send"))
                 return
             begin = loop.call_soon(self._begin_stream, first)
             try:
@@ -454,7 +445,7 @@ class Exchange:
         if transport is not None and self._incoming.method != "HEAD":
             self.write_part(transport, part.body, self._incoming.version)
 
-    async def _refuse(self, error: GatewayError) -> None:
+    async def _refuse(self, error: errors.GatewayError) -> None:
         """Send *error* in the protocol's form."""
         if self._frontend is None:
             await self._send(text_response(503, error.message, self._report(error)))
@@ -462,9 +453,9 @@ class Exchange:
         self._identify(error)
         response = self._frontend.reject(error)
         headers = response.headers
-        if error.code is ErrorCode.OVERLOADED and headers.get("retry-after") is None:
+        if error.code is errors.ErrorCode.OVERLOADED and headers.get("retry-after") is None:
             headers = Headers((*headers.pairs, ("Retry-After", "1")))
-        elif error.code is ErrorCode.UNSUPPORTED:
+        elif error.code is errors.ErrorCode.UNSUPPORTED:
             headers = Headers((*headers.pairs, ("Accept-Encoding", ACCEPTED)))
         request_id = response.request_id
         await self._send(

@@ -4,8 +4,6 @@ A request with an invalid head, with a path that no frontend claims or with a bo
 slowly has no codec to encode the error.  Its response is `{"error": "..."}` with an HTTP status.
 """
 
-from __future__ import annotations
-
 import json
 
 from gateway.ir.errors import GatewayError, InvalidRequest

@@ -5,8 +5,6 @@ client that has left resets the connection.  An interim response is the data tha
 clients ignore it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Header fields: which cross a hop, and values that are safe to write."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The interfaces of an exchange: its connection, its request and its listener."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 belong to the implementations.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

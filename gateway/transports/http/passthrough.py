@@ -5,8 +5,6 @@ forwarded without their content coding.  GET and HEAD are allowed, and POST to l
 the gateway does not know what the server does with a body.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import AsyncGenerator, Callable

@@ -4,8 +4,6 @@ A path that only looks different from a claimed one, such as an encoded or doubl
 rejected.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The checks are in the order of their cost: the announced length before anything 
 received bytes and their rate, then the content coding.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

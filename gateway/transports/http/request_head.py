@@ -4,8 +4,6 @@ A head that two HTTP parsers might read differently is rejected here, although t
 it.  Both server implementations use this.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

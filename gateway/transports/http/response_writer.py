@@ -4,8 +4,6 @@ Both server implementations write directly to the transport: aiohttp's response 
 the buffers, and add a field with their version.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ a number with a unit: "250ms", "2s", "800us". A malformed field is ignored, as i
 the route's timeout holds then.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

@@ -7,8 +7,6 @@ within limits.
 Source: RFC 9112, section 7.1.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

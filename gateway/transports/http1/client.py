@@ -4,8 +4,6 @@ Bodies are sent as the buffers they are, with their exact length.  Responses are
 or in pieces, within the limits.  There are no redirects, cookies or proxies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence

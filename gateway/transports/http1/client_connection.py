@@ -1,7 +1,5 @@
 """One connection to an HTTP/1 upstream, which carries one request at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from time import monotonic

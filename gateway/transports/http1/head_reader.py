@@ -5,8 +5,6 @@ httptools (llhttp) parses the grammar.  This file limits the size of a head and 
 bodies.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import httptools

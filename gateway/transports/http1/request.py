@@ -1,7 +1,5 @@
 """One request of a connection, and its body: received straight into its final buffer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 

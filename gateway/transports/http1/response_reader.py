@@ -4,8 +4,6 @@ httptools (llhttp) parses the head.  The result is cached by the bytes of the he
 length is received into one buffer; a streamed body is handed out in pieces.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

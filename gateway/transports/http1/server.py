@@ -1,7 +1,5 @@
 """HttpServer of the native implementation: HTTP/1 and HTTP/2 on one port."""
 
-from __future__ import annotations
-
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener

@@ -5,8 +5,6 @@ the kernel's buffers and at the client.  The minimum rate applies only while the
 client that leaves is noticed meanwhile too, unless its data fills the kernel's buffers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from time import monotonic

@@ -8,8 +8,6 @@ pushes are refused.
 Source: RFC 9113.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from gateway.transports.http2 import frames as h2

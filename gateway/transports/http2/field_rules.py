@@ -6,8 +6,6 @@ for each field.
 Source: RFC 9113 8.2 and 8.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

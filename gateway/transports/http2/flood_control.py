@@ -5,8 +5,6 @@ answered, and messages sent to the peer are refunded.  A peer that exhausts its 
 disconnected.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.transports.http2.frames import ENHANCE_YOUR_CALM, Http2ConnectionError

@@ -6,8 +6,6 @@ block are joined.  Other frames are passed on when they are complete.  A subclas
 Source: RFC 9113 4 and 6.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import monotonic
@@ -32,7 +30,6 @@ _PRIORITY_BYTES: Final = 5
 _LONG: Final = 4096
 """DATA frames of this size are parsed together with the frames after them."""
 _NO_PART: Final = (0, 0, 0, False)
-PLAIN: Final = h2.END_HEADERS | h2.END_STREAM
 _unpack = FRAME_HEAD.unpack_from
 
 
@@ -225,15 +222,21 @@ class FrameReader(ABC):
                 if stream is not None:
                     self._deliver(stream, view[begin:end], end=flags == h2.END_STREAM)
             elif (
-                kind == h2.HEADERS and flags | h2.END_STREAM == PLAIN and length <= self._max_block
+                kind == h2.HEADERS
+                and flags | h2.END_STREAM == h2.LAST_HEADERS
+                and length <= self._max_block
             ):
                 frames -= length >> _TURN_BLOCK_SHIFT
                 block = data[begin:end]
-                after = self._fast_stream(number, block, data, view, end) if flags != PLAIN else 0
+                after = (
+                    self._fast_stream(number, block, data, view, end)
+                    if flags != h2.LAST_HEADERS
+                    else 0
+                )
                 if after:
                     end = after
                 else:
-                    self._whole_block(number, block, end=flags == PLAIN)
+                    self._whole_block(number, block, end=flags == h2.LAST_HEADERS)
             else:
                 break
             at = end

@@ -3,11 +3,12 @@
 Source: RFC 9113.
 """
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
+
+from gateway.accelerator import accelerated
+from gateway.wire.http import Buffer
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client begins with."""
@@ -34,6 +35,7 @@ ACK: Final = 0x1
 END_HEADERS: Final = 0x4
 PADDED: Final = 0x8
 PRIORITY_FLAG: Final = 0x20
+LAST_HEADERS: Final = END_HEADERS | END_STREAM
 
 NO_ERROR: Final = 0
 PROTOCOL_ERROR: Final = 1
@@ -83,6 +85,7 @@ FRAME_HEAD: Final = struct.Struct(">BHBBI")
 """Length in two parts, kind, flags, stream."""
 
 HEAD_BYTES: Final = 9
+_pack, _unpack = FRAME_HEAD.pack, FRAME_HEAD.unpack_from
 _SETTING = struct.Struct(">HI")
 _UPDATE = struct.Struct(">BHBBII")
 _TWO = struct.Struct(">II")
@@ -123,6 +126,64 @@ class MissingPseudoHeaders(Http2StreamError):
 def frame_head(size: int, kind: int, flags: int, stream: int) -> bytes:
     """Return the nine bytes before a payload of *size* bytes."""
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
+
+
+CompleteStream = tuple[int, int, bytes | None, int]
+"""Begin and end of the content, the block of the trailers, and the position after the stream."""
+
+
+@accelerated
+def complete_stream(data: bytes, at: int, number: int, max_block: int) -> CompleteStream | None:
+    """Parse the frames that end a stream after its header block, if all of them have arrived.
+
+    They are one DATA frame with content, and trailers if this frame does not end the stream.
+
+    Args:
+        data: Frames.
+        at: Position after the header block.
+        number: The stream.
+        max_block: The size limit of a header block.
+
+    Returns:
+        None for other frames, and for frames that are incomplete.
+    """
+    begin = at + HEAD_BYTES
+    if begin > len(data):
+        return None
+    high, low, kind, flags, same = _unpack(data, at)
+    stop = begin + (high << 16 | low)
+    if kind != DATA or same != number or stop == begin or stop > len(data):
+        return None
+    if flags == END_STREAM:
+        return begin, stop, None, stop
+    first = stop + HEAD_BYTES
+    if flags or first > len(data):
+        return None
+    high, low, kind, flags, same = _unpack(data, stop)
+    end = first + (high << 16 | low)
+    if kind != HEADERS or flags != LAST_HEADERS or same != number or end > len(data):
+        return None
+    return (begin, stop, data[first:end], end) if end - first <= max_block else None
+
+
+@accelerated
+def join_stream(
+    number: int, block: bytes, buffers: Sequence[Buffer], size: int, tail: bytes | None
+) -> bytes:
+    """Return the frames of a complete stream; each part has less than 64 KiB.
+
+    Args:
+        number: The stream.
+        block: The header block.
+        buffers: The content.
+        size: Of the content.
+        tail: The block of the trailers; None to end the stream with the content.
+    """
+    parts: list[Buffer] = [_pack(0, len(block), HEADERS, END_HEADERS, number), block]
+    parts += (_pack(0, size, DATA, END_STREAM if tail is None else 0, number), *buffers)
+    if tail is not None:
+        parts += (_pack(0, len(tail), HEADERS, LAST_HEADERS, number), tail)
+    return b"".join(parts)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -6,8 +6,6 @@ time, and encoding them is joining bytes that are at hand.  Huffman codes are re
 Source: RFC 7541.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Final
 

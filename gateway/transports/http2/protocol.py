@@ -4,8 +4,6 @@ All frames of one turn of the loop are written in one call.  While the socket's 
 the core writes nothing, and data waits where it was created.
 """
 
-from __future__ import annotations
-
 import asyncio
 from time import monotonic
 from typing import Any, Final

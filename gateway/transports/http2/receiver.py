@@ -7,20 +7,19 @@ checks.
 Source: RFC 9113 5 and 6.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.flood_control import REFUSAL_COST
-from gateway.transports.http2.frame_reader import FRAME_BYTES, PLAIN, FrameReader
+from gateway.transports.http2.frame_reader import FRAME_BYTES, FrameReader
 from gateway.transports.http2.frames import (
     FRAME_HEAD,
     Http2ConnectionError,
     Http2StreamError,
     MissingPseudoHeaders,
+    complete_stream,
 )
 from gateway.transports.http2.hpack import Field, HeaderDecoder
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
@@ -288,18 +287,14 @@ class Http2Receiver(FrameReader):
         self, number: int, block: bytes, data: bytes, view: memoryview, at: int
     ) -> int:
         """Handle a request that arrived complete: header fields and one DATA frame with the end."""
-        begin = at + h2.HEAD_BYTES
-        if begin > len(data):
+        rest = complete_stream(data, at, number, self._max_block)
+        if rest is None:
             return 0
-        high, low, kind, flags, same = _unpack(data, at)
-        length = high << 16 | low
-        end: int = begin + length
+        begin, end, last, _ = rest
+        length = end - begin
         if (
-            kind != h2.DATA
-            or flags != h2.END_STREAM
-            or same != number
-            or end > len(data)
-            or not 0 < length <= STREAM_WINDOW
+            last is not None
+            or length > STREAM_WINDOW
             or self._window - length < _WIDEN_AT
             or number <= self.last
             or not number % 2
@@ -327,33 +322,20 @@ class Http2Receiver(FrameReader):
         self, number: int, block: bytes, data: bytes, view: memoryview, at: int
     ) -> int:
         """Handle a response that arrived complete: header fields, one DATA frame and trailers."""
-        begin = at + h2.HEAD_BYTES
-        stream = self.streams.get(number)
-        if stream is None or stream.remote_closed or begin > len(data) or not self._settled:
+        rest = complete_stream(data, at, number, self._max_block)
+        if rest is None:
             return 0
-        high, low, kind, flags, same = _unpack(data, at)
-        length = high << 16 | low
-        stop: int = begin + length
-        first = stop + h2.HEAD_BYTES
+        begin, stop, last, end = rest
+        length = stop - begin
+        stream = self.streams.get(number)
         if (
-            kind != h2.DATA
-            or flags
-            or same != number
-            or first > len(data)
-            or not 0 < length <= stream.window
+            last is None
+            or stream is None
+            or stream.remote_closed
+            or length > stream.window
             or self._window - length < _WIDEN_AT
             or stream.expected_bytes is not None
-        ):
-            return 0
-        high, low, kind, flags, same = _unpack(data, stop)
-        size = high << 16 | low
-        end: int = first + size
-        if (
-            kind != h2.HEADERS
-            or flags != PLAIN
-            or same != number
-            or end > len(data)
-            or size > self._max_block
+            or not self._settled
         ):
             return 0
         head = self._heads.get(block)
@@ -362,7 +344,6 @@ class Http2Receiver(FrameReader):
             if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
                 return at
-        last = data[first:end]
         tail = self._heads.get(last)
         if tail is None:
             tail = self._fresh_head(last)

@@ -6,8 +6,6 @@ response: the rules are those of `http.request_head`, which reads the same field
 Source: RFC 9113 8.2 and 8.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 

@@ -6,8 +6,6 @@ is both its connection and its request.  Bodies are received completely.
 Source: RFC 9113 8.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,14 +1,12 @@
 """The streams of an HTTP/2 connection, and the writer that sends them within the peer's windows."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.flood_control import MESSAGE_REFUND, RESPONSE_REFUND, FloodBudget
-from gateway.transports.http2.frames import FRAME_HEAD, frame_head
+from gateway.transports.http2.frames import frame_head, join_stream
 from gateway.transports.http2.hpack import EMPTY_TABLE
 from gateway.wire.http import Buffer, size_of
 
@@ -17,7 +15,6 @@ from gateway.wire.http import Buffer, size_of
 _JOINED_BYTES: Final = 8192
 # How much one stream writes before other streams get their turn.
 _TURN_BYTES: Final = 256 * 1024
-_pack = FRAME_HEAD.pack
 
 
 class Http2Stream:
@@ -172,14 +169,7 @@ class Http2StreamWriter:
             and not self.shrunk
         ):
             number = stream.number
-            parts: list[Buffer] = [_pack(0, len(block), h2.HEADERS, h2.END_HEADERS, number), block]
-            parts += (
-                _pack(0, size, h2.DATA, h2.END_STREAM if tail is None else 0, number),
-                *buffers,
-            )
-            if tail is not None:
-                parts += (_pack(0, len(tail), h2.HEADERS, _LAST, number), tail)
-            self._out.append(b"".join(parts))
+            self._out.append(join_stream(number, block, buffers, size, tail))
             self._room -= size
             stream.room -= size
             stream.local_closed = True
@@ -306,9 +296,6 @@ class Http2StreamWriter:
         else:
             self._out.append(frame_head(0, h2.DATA, h2.END_STREAM, stream.number))
             self._ended(stream)
-
-
-_LAST: Final = h2.END_HEADERS | h2.END_STREAM
 
 
 def _full_frames(

@@ -8,8 +8,6 @@ that there is none. Handshakes that have begun are finished, and the queue is em
 Source: socket(7), SO_REUSEPORT and SO_ATTACH_FILTER; RFC 6298 2, the first retransmission.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -5,11 +5,9 @@ the records of services (SRV). Without it, or where the DNS does not know a name
 the name up.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +19,8 @@ HAS_DNS: Final = find_spec("dns") is not None
 
 # The system is asked next, which takes its own time.
 _LIFETIME_S: Final = 2.0
+# Of a record with the weight 0, which is to get very few calls beside others.
+_LEAST_WEIGHT: Final = 0.1
 
 
 class HostAddress(NamedTuple):
@@ -30,11 +30,15 @@ class HostAddress(NamedTuple):
         host: Its name, for TLS and for headers.
         port: Its port.
         address: Its IP address.
+        rank: It gets calls only while no server of a lower rank is available; 0 is the first.
+        weight: Its share of the calls, relative to those of the same rank; above 0.
     """
 
     host: str
     port: int
     address: str
+    rank: int = 0
+    weight: float = 1.0
 
 
 class HostAddresses(NamedTuple):
@@ -61,7 +65,7 @@ def is_service(host: str) -> bool:
 async def look_up_all(host: str, port: int, resolver: Any = None) -> HostAddresses:
     """Return all servers behind a name.
 
-    Of the records of a service only those of the first priority count; weights are ignored.
+    Records of a service have a priority, which becomes the rank of a server, and a weight.
 
     Args:
         host: A name of a host or of a service, or an address.
@@ -110,17 +114,36 @@ async def _ask_host(host: str, port: int, resolver: Any) -> HostAddresses:
 
 
 async def _ask_service(host: str, resolver: Any) -> HostAddresses:
+    import dns.resolver  # noqa: PLC0415  # an extra
+
     answer = await resolver.resolve(host, "SRV", search=True)
-    priority = min(record.priority for record in answer)
     ttl_s = _ttl_s(answer)
-    found: set[HostAddress] = set()
+    found: list[HostAddress] = []
+    unknown: dns.exception.DNSException | None = None
     for record in answer:
         target = record.target.to_text(omit_final_dot=True)
-        if record.priority == priority and target != ".":  # which means: no such service
+        if target == ".":  # which means: no such service
+            continue
+        try:
             hosts = await _ask_host(target, record.port, resolver)
-            found.update(hosts.found)
-            ttl_s = min(ttl_s, hosts.ttl_s or ttl_s)
-    return HostAddresses(_ordered(found), ttl_s)
+        except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer) as error:
+            unknown = error  # a record that is out of date must not cost the others
+            continue
+        weight = max(record.weight, _LEAST_WEIGHT) / len(hosts.found)
+        found += [each._replace(rank=record.priority, weight=weight) for each in hosts.found]
+        ttl_s = min(ttl_s, hosts.ttl_s or ttl_s)
+    if unknown is not None and not found:
+        raise unknown
+    return HostAddresses(_ordered(_ranked(found)), ttl_s)
+
+
+def _ranked(found: list[HostAddress]) -> Iterator[HostAddress]:
+    """Turn priorities into ranks from 0 on, and make the mean of the weights of each rank 1."""
+    for rank, priority in enumerate(sorted({each.rank for each in found})):
+        servers = [each for each in found if each.rank == priority]
+        mean = sum(each.weight for each in servers) / len(servers)
+        for each in servers:
+            yield each._replace(rank=rank, weight=each.weight / mean)
 
 
 def _ttl_s(answer: Any) -> float:

@@ -7,8 +7,6 @@ processes that share it must set SO_REUSEPORT and run as the same user.
 Source: socket(7), SO_REUSEPORT.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -3,8 +3,6 @@
 A close with unread data would be a reset, and the client would lose the response.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Final
 

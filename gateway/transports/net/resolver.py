@@ -1,7 +1,5 @@
 """Where an upstream is: its name is looked up again by age and after failures, not each time."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket

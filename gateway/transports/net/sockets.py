@@ -1,7 +1,5 @@
 """Options and states of sockets: keepalive, Nagle's algorithm, whether the peer has closed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import resource

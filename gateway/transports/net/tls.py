@@ -9,9 +9,10 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import grpc
+if TYPE_CHECKING:
+    import grpc
 
 TLS_ALERT: Final = b"\x15\x03"
 """The first bytes of what a TLS server sends to a client without TLS."""
@@ -103,6 +104,8 @@ def client_context(tls: ClientTls) -> ssl.SSLContext:
 
 def grpc_server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
     """Return a listener's credentials for gRPC. Raises what `server_context` raises."""
+    import grpc  # noqa: PLC0415  # slow; only the reference transports need it
+
     server_context(tls)
     return grpc.ssl_server_credentials(
         [(_read(tls.key), _read(tls.cert))],
@@ -113,6 +116,8 @@ def grpc_server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 def grpc_channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     """Return an upstream's credentials for gRPC. Raises what `client_context` raises."""
+    import grpc  # noqa: PLC0415  # as above
+
     context = client_context(tls)
     pair = _client_pair(tls)
     return grpc.ssl_channel_credentials(

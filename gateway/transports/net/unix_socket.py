@@ -4,8 +4,6 @@ The file of a socket outlives its server.  A file without a listening server is 
 file is not.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """Waits with limits: until the peer has read what was written, and until a deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import AbstractAsyncContextManager

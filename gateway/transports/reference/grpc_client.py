@@ -4,8 +4,6 @@ A status that the server sent is a response, which the codec interprets.  Only f
 of the connection are raised; `grpc_errors` distinguishes them.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from time import monotonic
@@ -14,14 +12,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from gateway.ir.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    NotSent,
-    Overloaded,
-    QueueTimeout,
-    Unavailable,
-)
+from gateway.ir import errors
 from gateway.transports.admission import upstream_slots
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.grpc.metadata import sendable
@@ -116,7 +107,7 @@ class GrpcClient:
                 ending.exception()  # it came too late
             self._raise_if_closed()
             if isinstance(error, TimeoutError):
-                raise DeadlineExceeded(f"no answer from {self._target} in time") from None
+                raise errors.DeadlineExceeded(f"no answer from {self._target} in time") from None
             raise
 
     async def _reply(self, call: Any, channel: PooledChannel) -> GrpcResponse:
@@ -171,16 +162,18 @@ class GrpcClient:
     async def _enter(self, deadline: float | None) -> PooledChannel:
         """Take a place and a channel for one call; give them back with `_leave`."""
         if self._closed:
-            raise NotSent(f"the client of {self._target} is closed")
+            raise errors.NotSent(f"the client of {self._target} is closed")
         left_s = self._left(deadline)
         if not self._slots.try_acquire():
             try:
                 await self._slots.wait(left_s)
-            except QueueTimeout:
+            except errors.QueueTimeout:
                 raise
-            except Overloaded as error:
+            except errors.Overloaded as error:
                 self._left(deadline)
-                raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
+                raise errors.Overloaded(
+                    f"{self._target}: {error.message}", limit=error.limit
+                ) from None
         try:
             return self._pool.acquire()
         except BaseException:
@@ -200,8 +193,8 @@ class GrpcClient:
             raise self._too_late()
         return left_s
 
-    def _too_late(self) -> GatewayError:
-        return DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+    def _too_late(self) -> errors.GatewayError:
+        return errors.DeadlineExceeded(f"the call's time was over before {self._target} was asked")
 
     def _status(
         self, error: aio.AioRpcError, channel: PooledChannel, deadline: float | None
@@ -223,7 +216,7 @@ class GrpcClient:
         """Raise Unavailable if the call was cancelled because its channel closed."""
         task = asyncio.current_task()
         if self._closed and (task is None or not task.cancelling()):
-            raise Unavailable(f"the client of {self._target} was closed during the call")
+            raise errors.Unavailable(f"the client of {self._target} was closed during the call")
 
 
 async def _trailing(call: Any) -> tuple[tuple[str, str | bytes], ...]:

@@ -5,8 +5,6 @@ them.  In case of doubt it was the server, because a call that the server has se
 repeated.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ handler, with their path unread.  This uses private names of grpcio; without the
 is used, and a test reports whether it survives.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Statuses between grpcio's type and that of `wire.grpc`."""
 
-from __future__ import annotations
-
 import grpc
 
 from gateway.wire.grpc import GrpcStatus

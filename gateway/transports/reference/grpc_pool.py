@@ -1,7 +1,5 @@
 """Channels to one upstream: how many, how old, and closing them without loss."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from time import monotonic

@@ -1,7 +1,5 @@
 """grpc.aio's rough edges, made smooth in one place: its log, and writing to a client that left."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any, TypeAlias

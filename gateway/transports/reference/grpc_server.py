@@ -21,14 +21,8 @@ import grpc
 from grpc import aio
 
 from gateway.concurrency.timeouts import Timeout
+from gateway.ir import errors
 from gateway.ir.context import Client
-from gateway.ir.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    InternalError,
-    MalformedMessage,
-    TooLarge,
-)
 from gateway.transports.admission import CLIENT_MEMORY, ClientShares, client_shares
 from gateway.transports.callers import agent_of
 from gateway.transports.contract import (
@@ -202,7 +196,7 @@ class _Method:
             request = _request(self._path, message, context)
             async with self._slot(request, len(message), context):
                 response = await self._single(request)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             response = self._frontend.reject(error)
         return _finished(response, context)
 
@@ -225,7 +219,7 @@ class _Method:
         async with aclosing(found) as responses:
             async for response in responses:
                 return self._checked(response, request)
-        raise InternalError(f"{self._path} has no response")
+        raise errors.InternalError(f"{self._path} has no response")
 
     async def _message(self, context: Context) -> bytes:
         """Return the first message. Raises DeadlineExceeded or MalformedMessage without one."""
@@ -234,11 +228,11 @@ class _Method:
             with Timeout(timeout_s):
                 message: Any = await context.read()
         except TimeoutError:
-            raise DeadlineExceeded(
+            raise errors.DeadlineExceeded(
                 f"no complete message arrived within {timeout_s:g} s", limit="body_timeout"
             ) from None
         if message is aio.EOF:
-            raise MalformedMessage("the call ended without a message")
+            raise errors.MalformedMessage("the call ended without a message")
         return message  # type: ignore[no-any-return]  # grpcio is not typed
 
     async def server_stream(self, _requests: AsyncIterator[bytes], context: Context) -> None:
@@ -266,7 +260,7 @@ class _Method:
         """Yield the responses to the first message, which must arrive in time."""
         try:
             message = await self._message(context)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             yield self._frontend.reject(error)
             return
         request = _request(self._path, message, context)
@@ -277,14 +271,14 @@ class _Method:
             ):
                 async for response in responses:
                     yield self._checked(response, request)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             yield self._frontend.reject_message(request, error)
 
     def _checked(self, response: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
         """Return *response*, or an error if it is too large."""
         try:
             self._admission.check(response)
-        except TooLarge as error:
+        except errors.TooLarge as error:
             return self._frontend.reject_message(request, error)
         return response
 

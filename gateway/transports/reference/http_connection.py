@@ -4,8 +4,6 @@ It adds a timeout and a size limit for the head, one error for broken framing in
 detection of clients that have left, errors in the gateway's form, and a drain.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

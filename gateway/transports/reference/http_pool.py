@@ -4,8 +4,6 @@ A connection is reused only if it is clean.  It is watched while idle, has an ag
 whether a lost request was received.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextvars import ContextVar
 from functools import partial

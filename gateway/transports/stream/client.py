@@ -5,8 +5,6 @@ never matched to another request.  If frames are numbered, a connection carries 
 some connections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable

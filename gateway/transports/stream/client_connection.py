@@ -9,15 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.ir.errors import (
-    GatewayError,
-    MalformedMessage,
-    NotSent,
-    TooLarge,
-    Unavailable,
-    Unsupported,
-    UpstreamProtocolError,
-)
+from gateway.ir import errors
 from gateway.transports.admission import Reservation
 from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
 from gateway.wire.stream import Frame, Framer
@@ -84,12 +76,12 @@ class FramedClientConnection(asyncio.Protocol):
             Unsupported: The request is too large for a frame.
         """
         if self._transport is None or self._transport.is_closing():
-            raise NotSent(f"upstream {self._name} closed the connection")
+            raise errors.NotSent(f"upstream {self._name} closed the connection")
         number = self._next_number()
         try:
             buffers = self._framer.send(Frame(frame.payload, number, frame.deadline))
-        except TooLarge as error:  # of the caller, TooLarge would mean the response
-            raise Unsupported(error.message, limit=error.limit) from error
+        except errors.TooLarge as error:  # of the caller, TooLarge would mean the response
+            raise errors.Unsupported(error.message, limit=error.limit) from error
         response: asyncio.Future[Frame] = self._loop.create_future()
         self._waiting[number] = response
         self.used = True
@@ -135,11 +127,11 @@ class FramedClientConnection(asyncio.Protocol):
         try:
             frames = self._framer.receive(data)
             fault = self._framer.fault
-        except GatewayError as error:
+        except errors.GatewayError as error:
             frames, fault = [], error
         for frame in frames:
             if not self._resolve(frame):
-                fault = fault or MalformedMessage("a response that matches no request")
+                fault = fault or errors.MalformedMessage("a response that matches no request")
                 break
         if fault is not None:
             self._fail(self._broken(fault))
@@ -163,7 +155,7 @@ class FramedClientConnection(asyncio.Protocol):
     async def _grow(self, size: int) -> None:
         try:
             await self._held.grow(size)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             self._fail(error)
             self.abort()
         finally:
@@ -199,17 +191,19 @@ class FramedClientConnection(asyncio.Protocol):
             response.set_result(frame)
         return True
 
-    def _fail(self, error: GatewayError) -> None:
+    def _fail(self, error: errors.GatewayError) -> None:
         waiting, self._waiting = self._waiting, {}
         for response in waiting.values():
             if not response.done():
                 response.set_exception(error)
 
-    def _broken(self, fault: GatewayError) -> GatewayError:
-        if isinstance(fault, TooLarge):
+    def _broken(self, fault: errors.GatewayError) -> errors.GatewayError:
+        if isinstance(fault, errors.TooLarge):
             message = f"the response of upstream {self._name}: {fault.message}"
-            return TooLarge(message, limit=fault.limit)
-        return UpstreamProtocolError(f"upstream {self._name} broke its framing: {fault.message}")
+            return errors.TooLarge(message, limit=fault.limit)
+        return errors.UpstreamProtocolError(
+            f"upstream {self._name} broke its framing: {fault.message}"
+        )
 
-    def _lost(self, reason: str) -> Unavailable:
-        return Unavailable(f"upstream {self._name} broke the connection: {reason[:200]}")
+    def _lost(self, reason: str) -> errors.Unavailable:
+        return errors.Unavailable(f"upstream {self._name} broke the connection: {reason[:200]}")

@@ -1,7 +1,5 @@
 """StreamListenerState: the state that the connections of one stream listener share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ sent.  The first bytes of every response are the same, so sending them early cau
 client has left.  Unix sockets report it at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """FrameTimeouts: time limits of a client that sends frames."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

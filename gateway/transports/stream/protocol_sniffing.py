@@ -5,8 +5,6 @@ server that does not listen itself.  Anything unknown goes to the stream, whose 
 error in its own form.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It is for protocols whose response has the number of its request, so that the request is read first.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Final
 

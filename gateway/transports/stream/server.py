@@ -4,8 +4,6 @@ It listens, applies limits and drains; `server_connection` handles connections. 
 messages: a framer splits the stream, and a frontend handles frames.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

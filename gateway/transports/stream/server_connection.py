@@ -6,8 +6,6 @@ limited.  `pacing` limits the time of a client, `liveness` notices that it has l
 listens.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.app.admin import start_pages
 from gateway.app.announce import example_command, log_models
 from gateway.config.load import load_text
 from gateway.config.models import AdminConfig, ListenerConfig
+from gateway.config.units import Address
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from tests.fakes import ScriptedService
 
@@ -74,3 +78,35 @@ def test_admin_off_opens_no_port(admin: str, address: bool, metrics: bool) -> No
     found = load_text(text).config.admin
     assert isinstance(found, AdminConfig)
     assert (address, metrics) == (found.address is not None, found.metrics is not None)
+
+
+async def page(_accept: str) -> tuple[bytes, str]:
+    return b"", "text/plain"
+
+
+async def is_ready() -> bool:
+    return True
+
+
+async def test_a_default_port_of_the_metrics_in_use_is_a_sentence() -> None:
+    """Beside a Triton it is not free: the line has the other address of the same page."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free, used = Address("127.0.0.1", 0), Address("127.0.0.1", port)
+        default = AdminConfig.model_construct(set(), address=free, metrics=used)
+        with capture_logs() as logs:
+            started = await start_pages(default, page, is_ready)
+        address = started["admin"].address
+        await started["admin"].stop()
+        assert ["admin"] == [*started]
+        assert [
+            {
+                "event": "port of the metrics is in use",
+                "log_level": "info",
+                "address": f"127.0.0.1:{port}",
+                "instead": f"http://{address}/metrics",
+            }
+        ] == [line for line in logs if "metrics" in line["event"]]
+        asked_for = AdminConfig(address=free, metrics=used)
+        with pytest.raises(OSError, match=f"metrics: .*{port}"):
+            await start_pages(asked_for, page, is_ready)

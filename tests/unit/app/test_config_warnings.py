@@ -35,6 +35,7 @@ def test_a_good_file_has_no_warnings() -> None:
         ('{model: "b*"}', "{model: a}", 8, "no call reaches this route: 'a'"),
         ("{model: a}", "{protocol: oip.htp}", 7, "no protocol matches 'oip.htp'; did you mean"),
         ("8001}", "8001, tls: {cert: c.pem, key: k.pem}}", 3, "no such file: nowhere/c.pem"),
+        ("routes:", "models: {m: {backend: onnx, path: m}}\nroutes:", 6, "no such file: nowhere/m"),
     ],
 )
 def test_warnings(old: str, new: str, line: int, text: str) -> None:

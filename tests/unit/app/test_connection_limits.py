@@ -77,13 +77,16 @@ def test_the_soft_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch
 
 
 def test_refused_connections_are_logged_once_a_second() -> None:
-    """With the address, the limit and their number."""
-    rejections = RejectionLog("main", Metrics("1"), CallLog())
+    """With the address, the limit and their number; the metric counts each."""
+    metrics = Metrics("1")
+    rejections = RejectionLog("main", metrics, CallLog())
     with capture_logs() as logs:
         for _ in range(5):
             refusal = TooManyConnections("too many", "10.0.0.1", "connections")
             rejections.rejected("http", refusal)
     (line,) = logs
+    counted = 'gateway_limit_exceeded_total{limit="connections",protocol="http"} 5.0'
+    assert counted in metrics.page("")[0].decode()
     assert ("connections refused", "main", "10.0.0.1", "connections", 1) == (
         line["event"],
         line["listener"],

@@ -251,6 +251,41 @@ async def test_server_behind_two_names_is_one_endpoint() -> None:
     await names.discovery.close()
 
 
+async def test_ranks_and_weights_follow_the_records() -> None:
+    """They change without a new connection; of two records for a server, the first rank counts."""
+    names = Names()
+
+    def set_records(*ranks_and_weights: tuple[int, float]) -> None:
+        found = [
+            HostAddress("triton", 8001, f"10.0.0.{number}", rank, weight)
+            for number, (rank, weight) in enumerate(ranks_and_weights, 1)
+        ]
+        found.append(HostAddress("other", 8001, "10.0.0.1", 5))
+        names.records["triton"] = HostAddresses((found[-1], *found[:-1]), 10.0)
+
+    def shares() -> list[tuple[int, float]]:
+        return [(each.rank, each.weight) for each in names.endpoints.endpoints]
+
+    set_records((0, 1.0), (1, 1.0))
+    await names.discovery.update()
+    assert shares() == [(0, 1.0), (1, 1.0)]
+    for _ in range(4):
+        await names.endpoints(CALL)
+    assert (4, 0) == (names.servers["10.0.0.1"].calls, names.servers["10.0.0.2"].calls)
+    before = names.endpoints.endpoints
+    with capture_logs() as lines:
+        set_records((0, 1.5), (0, 0.5))
+        await names.discovery.update()
+        await names.discovery.update()
+    assert [line["event"] for line in lines] == ["endpoint weights changed"]
+    assert shares() == [(0, 1.5), (0, 0.5)]
+    assert before == names.endpoints.endpoints
+    for _ in range(8):
+        await names.endpoints(CALL)
+    assert (10, 2) == (names.servers["10.0.0.1"].calls, names.servers["10.0.0.2"].calls)
+    await names.discovery.close()
+
+
 async def until_asked_again(names: Names) -> float:
     """Follow the names until the next look-up; return the seconds that it took."""
     began = names.clock.now

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from gateway.app.capture_options import captures_of
 from gateway.app.check import check
 from gateway.app.gateway import Gateway
 from gateway.app.migration.targets import live_migrations
@@ -71,6 +74,18 @@ async def test_a_gateway_builds_a_new_target_of_weight_0() -> None:
             "'whole' needs two servers, and 'old' and 'new' are both at 10.0.0.5:8000",
         ),
         (
+            "mirror: {sequences: whole}",
+            "capture: {headers: [Authorization]}",
+            21,
+            "headers: 'authorization' may contain a credential",
+        ),
+        (
+            "mirror: {sequences: whole}",
+            "capture: {wire: true}",
+            21,
+            "wire: payload is 'none'; expected 'full'",
+        ),
+        (
             "  offline: {",
             "  first: {route: fraud, old: legacy, new: triton/fraud-v2, ",
             18,
@@ -89,6 +104,36 @@ def test_a_migration_with_wrong_targets_is_refused(
     assert message in problem.message
 
 
+def test_each_capture_needs_a_directory_of_its_own() -> None:
+    """Two recordings in one directory are refused, and so is one without any directory."""
+    text = GOOD.replace("mirror: {sequences: whole}", "capture: {directory: a}").replace(
+        "  offline:", "  other: {route: other, old: legacy, capture: {directory: a}}\n  offline:"
+    )
+    (problem,) = check(load_text(f"{text}capture: {{directory: b}}\n"))
+    assert "directory 'a' is already that of migrations.other.capture" in problem.message
+    (problem,) = check(load_text(text.replace("a}}", "b}}") + "capture: {directory: a}\n"))
+    assert "directory 'a' is already that of capture" in problem.message
+    text = GOOD.replace("mirror: {sequences: whole}", "capture: {}")
+    assert [] == check(load_text(text))
+    text = text.replace("    cutover: {steps: [5, 100], approve: [100]}\n", "")
+    (problem,) = check(load_text(text.replace("state: {directory: state}", "")))
+    assert "needs 'directory', or 'state: {directory: DIR}'" in problem.message
+
+
+def test_files_of_a_capture_stay_in_the_state_directory() -> None:
+    """No name of a migration leads to another directory."""
+    for name, expected in (("fraud", "fraud"), ("..", "%2E."), ("a/b", "a%2Fb")):
+        loaded = load_text(
+            GOOD.replace("  fraud:", f'  "{name}":').replace(
+                "mirror: {sequences: whole}", "capture: {}"
+            ),
+            directory=Path("/etc"),
+        )
+        (options,) = captures_of(loaded).values()
+        assert Path("/etc/state/captures", expected) == options.directory
+        assert ("fraud", name) == (options.route, options.draw_key)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "message"),
     [
@@ -99,6 +144,8 @@ def test_a_migration_with_wrong_targets_is_refused(
         ("approve: [100]", "approve: [50]", 22, "'approve' has 50, which is none of the steps"),
         ("old: legacy", "old: triton/fraud-v2", 18, "are the same target 'triton/fraud-v2'"),
         ("    old: legacy\n", "", 18, "needs 'old' and 'new', two of its targets"),
+        ("    new: triton/fraud-v2\n", "    capture: {}\n", 18, "'cutover' needs 'new'"),
+        ("    route: fraud\n", "    capture: {}\n", 18, "'capture' needs 'route'"),
         ("    route: fraud\n", "", 18, "'mirror' needs 'route', whose calls are compared"),
         ("approve: [100]", "sticky: address", 22, "found 'address'"),
     ],

@@ -93,3 +93,23 @@ async def test_the_trimmer_trims_often_while_memory_is_scarce() -> None:
     await asyncio.wait_for(trimmed.wait(), 10)
     trimmer.on_scarce(False)
     trimmer.stop()
+
+
+async def test_the_trimmer_forgets_names_of_attributes() -> None:
+    """A name in Python's cache of attributes keeps memory around it from the system."""
+    names = [f"attribute_{number}" for number in range(100)]
+    unused = [sys.getrefcount(name) for name in names]
+    assert [False] * len(names) == [hasattr(MemoryTrimmer, name) for name in names]
+    assert sum(unused) < sum(sys.getrefcount(name) for name in names)
+    trimmed = asyncio.Event()
+
+    def trim(_size: int) -> int:
+        trimmed.set()
+        return 1
+
+    trimmer = MemoryTrimmer(lambda: True, interval_s=0.001)
+    trimmer._trim = trim
+    trimmer.start()
+    await asyncio.wait_for(trimmed.wait(), 10)
+    trimmer.stop()
+    assert unused == [sys.getrefcount(name) for name in names]

@@ -41,6 +41,20 @@ lifecycle: {drain: 5s}
         ("{log: {", "{otlp: {traces: true}, log: {", "telemetry.otlp: this change needs a restart"),
         ("drain: 5s", "online: false", "lifecycle.online: this change needs a restart"),
         ("version: 1", "version: 1\nshared_regions: 3", "shared_regions: this change needs a"),
+        # What was removed has no line of its own: the position is that of what held it.
+        (
+            ", http: 8000",
+            ", http: 8000, streams: [{protocol: grps, address: 8003}]",
+            "4:39: listeners[0].streams: this",
+        ),
+        (", default_model: a", "", "5:5: listeners[1].default_model: this change needs a restart"),
+        (
+            "grpc: 8001",
+            "grpc: 8001, limits: {message_bytes: 1MiB}",
+            "5:39: listeners[1].limits: this",
+        ),
+        ("admin: {address: 9901}", "", "1:1: admin: this change needs a restart"),
+        (", format: json", "", "telemetry.log.format: this change needs a restart"),
     ],
 )
 def test_change_that_needs_a_restart_is_refused(old: str, new: str, expected: str) -> None:

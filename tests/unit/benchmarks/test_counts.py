@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import counts
 from benchmarks.counts import CannotCountError, Count, all_ways, events, grown, load, measure, table
 from benchmarks.counts import record as write
 
@@ -46,10 +47,27 @@ def test_reads_what_it_has_recorded(tmp_path: Path) -> None:
         load(path)
 
 
+def test_keeps_the_record_of_the_other_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each build is compared with its own figures."""
+    path = tmp_path / "counts.json"
+    for build, instructions in (("compiled", 300_000), ("plain Python", 400_000)):
+        monkeypatch.setattr(counts, "BUILD", build)
+        write([Count("json-grpc", instructions, 0, 0, 0)], path)
+    assert load(path)["json-grpc"].instructions == 400_000
+    monkeypatch.setattr(counts, "BUILD", "compiled")
+    assert load(path)["json-grpc"].instructions == 300_000
+
+
 def test_every_way_is_recorded() -> None:
-    """The record in the repository has every way."""
+    """The record in the repository has every way of both builds."""
     document = json.loads((_ROOT / "benchmarks" / "counts.json").read_text())
-    assert [way.name for way in all_ways()] == [count["way"] for count in document["counts"]]
+    names = [way.name for way in all_ways()]
+    recorded = {
+        build: [count["way"] for count in counts] for build, counts in document["builds"].items()
+    }
+    assert {"compiled": names, "plain Python": names} == recorded
 
 
 def test_says_that_valgrind_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.jobs import all_jobs
-from benchmarks.messages import image, json_request, small, transcoder_request, variations
+import json
+
+from benchmarks.jobs import DIFFERING, all_jobs
+from benchmarks.messages import FORMS, image, json_request, small, transcoder_request, variations
 
 
 def test_variations_have_the_form_of_their_case() -> None:
@@ -23,6 +25,20 @@ def test_every_system_of_a_small_json_job_is_asked_as_much() -> None:
     jobs = [job for job in all_jobs() if job.name.startswith("json-") and "small" in job.name]
     assert 3 == len(jobs)
     assert {30} == {len(each.others) for job in jobs for each in job.contenders}
+
+
+def test_differing_requests_share_no_form() -> None:
+    """Each has names, an id and a header of its own, for the gateway and for its peer."""
+    (job,) = (each for each in all_jobs() if each.name.startswith("forms"))
+    many = [each for each in job.contenders if DIFFERING in each.name]
+    assert 2 == len(many)
+    for each in many:
+        found = [each.question, *each.others]
+        documents = [json.loads(message.body) for message in found]
+        assert FORMS == len({message.fields for message in found})
+        assert FORMS == len({document["id"] for document in documents})
+        assert FORMS == len({document["inputs"][0]["name"] for document in documents})
+        assert 31 == len({str(document["inputs"][0]["shape"]) for document in documents})
 
 
 def test_requests_of_the_transcoder_are_as_many_numbers() -> None:

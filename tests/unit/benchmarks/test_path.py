@@ -9,8 +9,9 @@ from benchmarks.stages import path
 from gateway.ir.datatypes import datatype_of
 from gateway.ir.limits import check_name
 
-MAX_FILES = 45
-MAX_CHANGES = 80
+# Without the compiled functions; with them they are two fewer each.
+MAX_FILES = 47
+MAX_CHANGES = 82
 
 
 def test_records_calls_of_the_gateway_alone() -> None:

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks import chart
-from benchmarks.chart import SHOWN, bars, svg
-from benchmarks.jobs import all_jobs
+from benchmarks.chart import SHOWN, bars, curves, points, svg
+from benchmarks.jobs import ENDPOINT, SIZE, all_jobs
 from benchmarks.report import page
 from benchmarks.rounds import Row
 from benchmarks.store import Store, load
@@ -93,6 +93,26 @@ def test_what_was_not_measured_is_left_out() -> None:
     found = bars(sections)
     assert "kserve" not in {bar.system for group in found.values() for bar in group}
     assert SHOWN["json-grpc small"][0] not in found
+
+
+def test_the_curves_are_well_formed() -> None:
+    """Each system has a line with a point for every job of the curve, within the picture."""
+    sections = results()
+    assert curves(sections) is None
+    jobs = [job for job in all_jobs() if job.name.startswith((SIZE, ENDPOINT))]
+    sections["jobs"]["rows"] += [
+        Row(job.name, each.name, 1e3, 50.0 * at, 1.0, 0.1, 100.0, None, 150.0, 0).document()
+        for job in jobs
+        for at, each in enumerate(job.contenders, 1)
+    ]
+    assert ["1", "4", "16", "64"] == [label for label, _ in points(sections, ENDPOINT)["gateway"]]
+    text = curves(sections)
+    assert text is not None
+    root = ET.fromstring(text)  # noqa: S314  # our own
+    lines = [each.attrib["points"].split() for each in root.iter(f"{SVG}polyline")]
+    assert [7, 7, 7, 7, 4, 4, 4] == [len(line) for line in lines]
+    x = [float(point.split(",")[0]) for line in lines for point in line]
+    assert (0 <= min(x), max(x) <= float(root.attrib["width"])) == (True, True)
 
 
 def test_the_chart_shows_what_is_measured() -> None:

@@ -1,4 +1,4 @@
-"""Messages to the shadow process: whole, and without a copy of elements on either side."""
+"""Messages to the shadow process: whole, and without a copy of large elements on either side."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import numpy as np
 
 from gateway.captures.records import record_of
 from gateway.captures.transfer import SampleMessage, decode_message, encode_message
+from gateway.ir.calls import InferResponse
+from gateway.ir.context import ModelRef
+from gateway.ir.tensor import array_tensor
 from tests.unit.captures.kit import FULL, recordable
 
 
 def test_elements_are_views_of_the_message() -> None:
-    """A decoded call has the same rows and checksum, and refers to the received bytes."""
-    record = record_of(recordable(), FULL, None)
+    """A decoded call has the same rows and checksum; large elements are the received bytes."""
+    pixels = np.arange(20_000, dtype=np.uint8)
+    reply = InferResponse(model=ModelRef("m"), outputs=(array_tensor("y", pixels),))
+    record = record_of(recordable(items=[(1, reply)]), FULL, None)
     sent = encode_message(SampleMessage(record, {"arriving": 1}, {"queue": 2}))
     received = bytearray(b"".join(sent))
     message = decode_message(memoryview(received))
@@ -19,7 +24,7 @@ def test_elements_are_views_of_the_message() -> None:
     found = message.record
     assert found is not None
     assert (found.call, found.crc32()) == (record.call, record.crc32())
-    data = [each.data for each in found.tensors if each.data]
-    assert data
-    whole = np.frombuffer(received, np.uint8)
-    assert all(np.shares_memory(whole, np.frombuffer(each, np.uint8)) for each in data)
+    assert [each.data for each in found.tensors] == [each.data for each in record.tensors]
+    (large,) = [each.data for each in found.tensors if each.size == pixels.size]
+    assert large is not None
+    assert np.shares_memory(np.frombuffer(received, np.uint8), np.frombuffer(large, np.uint8))

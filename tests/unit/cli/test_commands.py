@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway import __version__
+from gateway.accelerator import BUILD
 from gateway.cli.commands import COMMANDS, command_line, run
 
 
@@ -44,7 +45,7 @@ def test_a_verb_that_succeeds_is_status_0(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_version_is_printed_without_loading_anything() -> None:
-    """`gateway --version` imports neither typer nor the gateway's own parts."""
+    """`gateway --version` names the build, and imports neither typer nor the gateway's parts."""
     script = (
         "import sys; sys.argv = ['gateway', '--version']\n"
         "from gateway.cli import main; main()\n"
@@ -53,10 +54,32 @@ def test_version_is_printed_without_loading_anything() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert (f"gateway {__version__}\n", "") == (done.stdout, done.stderr)
+    assert (f"gateway {__version__} ({BUILD})\n", "") == (done.stdout, done.stderr)
 
 
 def test_version_is_a_flag_like_others() -> None:
     """Among other arguments the version is still printed, by the same words."""
     result = CliRunner().invoke(command_line(["schema"]), ["--version", "schema"])
-    assert (0, f"gateway {__version__}\n") == (result.exit_code, result.stdout)
+    assert (0, f"gateway {__version__} ({BUILD})\n") == (result.exit_code, result.stdout)
+
+
+def test_serving_loads_only_the_transports_that_are_configured() -> None:
+    """A gateway of native transports starts without aiohttp and grpcio."""
+    text = (
+        "{version: 1, listeners: [{http: '127.0.0.1:0', grpc: '127.0.0.1:0'}], "
+        "admin: {address: '127.0.0.1:0'}, "
+        "upstreams: {a: {url: 'oip+grpc://127.0.0.1:9'}, b: {url: 'oip+http://127.0.0.1:9'}}, "
+        "routes: [{targets: [{upstream: a}, {upstream: b}]}]}"
+    )
+    script = (
+        "import sys\n"
+        "import gateway.cli.serve\n"
+        "from gateway.app import Gateway\n"
+        "from gateway.config.load import load_text\n"
+        f"Gateway(load_text({text!r}))\n"
+        "print(sys.modules.keys() & {'aiohttp', 'grpc', 'gateway.transports.reference'})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "set()\n" == done.stdout

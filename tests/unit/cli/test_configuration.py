@@ -63,6 +63,28 @@ def test_problems_are_printed_with_their_places(bad: Path) -> None:
     ) == (result.exit_code, result.stdout)
 
 
+def test_terminals_show_colours(
+    bad: Path, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caret is red, `warning` yellow and `ok` green; NO_COLOR turns them off."""
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("version: 1\nlisteners: [{http: 8000}]\n")
+    coloured = {
+        bad: "\x1b[31m^\x1b[0m",
+        empty: ": \x1b[33mwarning\x1b[0m: ",
+        good: "\x1b[32mok\x1b[0m",
+    }
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for path, expected in coloured.items():
+        shown = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
+        assert expected in shown.stdout
+        assert "\x1b" not in gateway("validate", path).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    for path in coloured:
+        shown = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
+        assert "\x1b" not in shown.stdout
+
+
 def test_lines_with_secrets_are_not_shown(bad: Path) -> None:
     """The place is enough to find them."""
     bad.write_text(BAD.replace("extra: 1", "extra: 1, headers: {authorization: hidden}"))

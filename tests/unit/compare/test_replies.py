@@ -178,3 +178,15 @@ def test_rules_of_a_named_output_replace_the_default() -> None:
         result(y(1, name="a"), y(1, name="b")), result(y(2, name="a"), y(2, name="b")), rules
     )
     assert found.reason == "b: tolerance: 1 of 1 elements differ"
+
+
+def test_equal_items_of_a_stream_leave_each_other_alone() -> None:
+    """Results of equal outputs are shared; those of a stream are added up beside them."""
+    item = (array_tensor("y", np.ones(3, np.float32)),)
+    for _ in range(2):
+        stream = compare_results(Result((item, item)), Result((item, item)), OutputRules())
+        single = compare_results(Result((item,)), Result((item,)), OutputRules())
+        for found, count in ((stream, 6), (single, 3)):
+            errors = found.outputs["y"].errors
+            assert errors is not None
+            assert errors.count == count

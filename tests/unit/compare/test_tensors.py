@@ -303,3 +303,12 @@ def test_rules_out_of_range_are_refused(keys: dict[str, Any]) -> None:
     """A rule that cannot be meant names its key."""
     with pytest.raises(ValueError, match=next(iter(keys))):
         OutputRule(**keys)
+
+
+def test_the_rule_of_an_output_follows_its_datatype() -> None:
+    """An output whose datatype changes between calls gets the rule of each datatype."""
+    rules = OutputRules(default=OutputRule(atol=0.5))
+    for _ in range(2):
+        for datatype, is_exact in ((Datatype.FP32, False), (Datatype.INT32, True), (None, True)):
+            assert rules.rule("y", datatype).exact == is_exact
+    assert rules == OutputRules(default=OutputRule(atol=0.5))

@@ -123,6 +123,14 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
             "4:56: routes[0].queue_priority_by: String should match pattern '^header:",
         ),
         (
+            "version: 1\nlisteners: [{http: 8000, shared_memory: {keys: a}}]",
+            "2:41: listeners[0].shared_memory: 'keys' belong to 'forward' and 'map'",
+        ),
+        (
+            "version: 1\nlisteners: [{http: 8000, shared_memory: forward}]",
+            "2:41: listeners[0].shared_memory: 'forward' needs 'keys'",
+        ),
+        (
             BASE + "policies: {queue_target: 5}",
             "3:26: policies.queue_target: '5' is not a duration",
         ),
@@ -185,6 +193,14 @@ def test_reports_each_mistake_once(text: str, message: str) -> None:
     """One mistake is one problem, with the names of the file and the position of the key."""
     (found,) = problems(text)
     assert found.startswith(message)
+
+
+def test_names_of_segments_are_for_both_modes_of_shared_memory() -> None:
+    """`map` may have patterns, and needs none."""
+    text = "version: 1\nlisteners: [{http: 8000, shared_memory: {mode: map, keys: 'app-*'}}]"
+    assert ("app-*",) == load_text(text).config.listeners[0].shared_memory.keys
+    plain = load_text("version: 1\nlisteners: [{http: 8000, shared_memory: map}]")
+    assert plain.config.listeners[0].shared_memory.keys == ()
 
 
 def test_does_not_show_secrets() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -242,13 +243,62 @@ def test_the_next_attempt_begins_at_the_mirror(
     assert run.now == run.state.evidence_from_s
 
 
+def models(**versions: str) -> str:
+    """Return what both targets say of models, of which the new one has these versions."""
+    return json.dumps({model: {"old": "1", "new": found} for model, found in versions.items()})
+
+
 def test_another_model_begins_evidence_and_bake_time_anew() -> None:
     """The step and its weight stay."""
-    run = Run().do("start").seconds(12, replace(GOOD, models="1"))
+    run = Run().do("start").seconds(12, replace(GOOD, models=models(m="1")))
     assert ("baking", 1, 1.0) == run.at
-    run.seconds(6, replace(GOOD, models="1")).seconds(1, replace(GOOD, models="2"))
+    run.seconds(6, replace(GOOD, models=models(m="1"))).seconds(
+        1, replace(GOOD, models=models(m="2"))
+    )
     assert (("baking", 1, 1.0), 0.0, 0) == (run.at, run.state.baked_s, run.state.calls)
     assert run.now == run.state.evidence_from_s
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        "",
+        models(m="1"),
+        models(m="1", n="1"),
+        models(n="2"),
+        '{"m": {"old": "1"}}',
+        '{"m": {"new": "1"}}',
+    ],
+)
+def test_a_model_that_is_not_known_yet_or_not_now_is_no_other_one(now: str) -> None:
+    """Nothing begins anew, and guards count at once; what was known is not forgotten."""
+    run = Run().do("start").seconds(12, replace(GOOD, models=models(m="1")))
+    run.seconds(2, replace(GOOD, models=now))
+    assert run.state.baked_s > 0
+    assert 0 == run.state.evidence_from_s
+    assert {"old": "1", "new": "1"} == json.loads(run.state.models)["m"]
+    trips = replace(HOLDS, standing=Standing.TRIPS)
+    run.seconds(1, replace(GOOD, models=models(m="1", o="1"), guards=(trips,)))
+    assert 0.0 == run.state.weight
+
+
+def test_models_as_earlier_versions_wrote_them_are_no_other_ones() -> None:
+    """They kept differences of the metadata as a list."""
+    run = Run().do("start")
+    run.state = replace(run.state, models="[\"input 'x' is missing\"]")
+    run.seconds(2, replace(GOOD, models=models(m="1")))
+    assert 0 == run.state.evidence_from_s
+    assert json.loads(models(m="1")) == json.loads(run.state.models)
+
+
+def test_few_models_are_kept() -> None:
+    """A route for any model gets many names."""
+    run = Run().do("start")
+    for number in range(200):
+        run.seconds(1, replace(GOOD, models=models(**{f"m{number}": "1"})))
+    known = json.loads(run.state.models)
+    assert 64 == len(known)
+    assert "m199" in known
 
 
 def test_a_restart_keeps_step_weight_and_counts() -> None:
@@ -318,7 +368,7 @@ evidences = st.builds(
                     max_size=1).map(tuple),
     is_current=st.booleans(),
     tripped=st.sampled_from([None] * 9 + [LOCAL]),
-    models=st.sampled_from(["", "1", "1", "1", "2"]),
+    models=st.sampled_from(["", *[models(m="1")] * 3, models(m="2")]),
     is_applied=st.booleans(),
 )  # fmt: skip
 moves = st.lists(

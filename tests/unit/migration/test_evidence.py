@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gateway.compare.rules import OutputRules
 from gateway.config.load import load_text
 from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import array_tensor
-from gateway.migration.evidence import MigrationEvidence, ShadowedCall
+from gateway.migration.evidence import MigrationEvidence, ShadowedCall, UnusableEvidence
 from gateway.migration.guards import evidence_of
 
 FILE = """version: 1
@@ -146,3 +147,32 @@ def test_guards_continue_with_the_counts_of_earlier_evidence() -> None:
     assert ("mismatch.below", "trips") == (verdict["guard"], verdict["verdict"])
     assert "4 of 4" in verdict["evidence"]
     assert "trips" == whole.document(START_US)["guards"][0]["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "has format 2; expected 1"),
+        ({"since_us": "now"}, "is damaged: Expected `int`, got `str`"),
+        ({"guards": {"mismatch.below": "4"}}, "is damaged: Expected `array`"),
+        ({"guards": {"mismatch.below": [4]}}, "counts of mismatch.below are damaged"),
+    ],
+)
+def test_earlier_evidence_that_is_damaged_is_not_used(change: dict[str, Any], reason: str) -> None:
+    """The error says why, and the guards begin anew."""
+    made, fresh = evidence(), evidence()
+    add(made, 1.0, 2.0)
+    resume = made.document(START_US)["resume"]
+    with pytest.raises(UnusableEvidence, match=reason):
+        fresh.resume({**resume, **change})
+    assert evidence().document(START_US)["guards"] == fresh.document(START_US)["guards"]
+
+
+def test_evidence_of_earlier_versions_is_used() -> None:
+    """They wrote no format."""
+    made, again = evidence(), evidence()
+    add(made, 1.0, 2.0)
+    resume = made.document(START_US)["resume"]
+    del resume["format"]
+    again.resume(resume)
+    assert made.document(START_US)["guards"] == again.document(START_US)["guards"]

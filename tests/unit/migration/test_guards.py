@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -219,3 +220,142 @@ def test_mismatches_of_a_noisy_server_do_not_trip() -> None:
     for _ in range(1000):
         noisy.add(GOOD)
     assert [each.standing for each in noisy.verdicts()] == [Standing.HOLDS]
+
+
+ALL_GUARDS = (
+    "mismatch: {below: 1%}, errors: {below: 1%, above_old: 0.5%}, "
+    "latency: {p99: 150ms, p99_ratio: 1.3}"
+)
+
+
+def random_calls(count: int, factor: float = 1.0, at_s: float = 0.0) -> list[Evidence]:
+    """Return calls of which some fail at either server, with times of microseconds."""
+    random = np.random.default_rng(5)
+    codes = [None] * 18 + [ErrorCode.INTERNAL, ErrorCode.NOT_FOUND]
+    found = []
+    for number in range(count):
+        old, new = (codes[each] for each in random.integers(0, len(codes), 2).tolist())
+        outcome = Outcome.MATCH if old is new else Outcome.NEW_ERROR if new else Outcome.OLD_ERROR
+        seconds = (random.integers(50_000, 100_000, 2) / 1e6).tolist()
+        times = (seconds[0], seconds[1] * factor)
+        found.append(evidence(outcome, old=old, new=new, times=times, at_s=at_s + number / 100))
+    return found
+
+
+def restarted(guards: Guards, text: str, *, has_noise: bool = False) -> Guards:
+    """Return guards that continue, by way of JSON."""
+    again = Guards(guards_of(text), has_noise=has_noise)
+    assert [] == again.resume(json.loads(json.dumps(guards.counts())))
+    return again
+
+
+@pytest.mark.parametrize("before", [0, 1, 700, 999, 1_000])
+def test_guards_continue_after_a_restart_as_without_it(before: int) -> None:
+    """A thousand calls are all that the windows keep, and 700 more come after the restart."""
+    calls = random_calls(before + 700)
+    whole, first = Guards(guards_of(ALL_GUARDS)), Guards(guards_of(ALL_GUARDS))
+    for call in calls[:before]:
+        whole.add(call)
+        first.add(call)
+    again = restarted(first, ALL_GUARDS)
+    if before:
+        assert [each.standing for each in whole.verdicts()] == [
+            each.standing for each in again.verdicts()
+        ]
+    for call in calls[before:]:
+        whole.add(call)
+        again.add(call)
+    found = {each.guard: each for each in again.verdicts()}
+    for each in whole.verdicts():
+        # Counts of the first trip, and looks at times, depend on when the process began.
+        expected, _, _ = each.evidence.partition("; tripped")
+        assert expected == found[each.guard].evidence.partition("; tripped")[0]
+
+
+def test_a_guard_that_tripped_has_tripped_after_a_restart() -> None:
+    """Neither a restart nor the good calls after it take it back."""
+    text = "errors: {above_old: 0.5%}, latency: {p99: 150ms, p99_ratio: 1.3}"
+    guards = Guards(guards_of(text))
+    failed = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
+    for call in (*slow(21.0), *[GOOD] * 50, *[failed] * 40):
+        guards.add(call)
+    assert [Standing.TRIPS] * 3 == [each.standing for each in guards.verdicts()]
+    again = restarted(guards, text)
+    for _ in range(2_000):
+        again.add(GOOD)
+    assert [Standing.TRIPS] * 3 == [each.standing for each in again.verdicts()]
+    assert (
+        guards.verdicts()[0].evidence.partition("; ")[2]
+        == (again.verdicts()[0].evidence.partition("; ")[2])
+    )
+
+
+def test_latency_trips_soon_after_a_restart() -> None:
+    """It knows the times before, and needs two looks of its own."""
+    text = "latency: {p99_ratio: 1.3}"
+    guards = Guards(guards_of(text))
+    for call in slow(9.0):
+        guards.add(call)
+    again = restarted(guards, text)
+    for number in range(1001):
+        again.add(evidence(times=(0.1, 0.2), at_s=5 + number / 100))
+        expected = Standing.TRIPS if number == 1000 else Standing.UNDECIDED
+        assert expected is again.verdicts()[0].standing
+
+
+def test_the_excess_over_noise_continues_after_a_restart() -> None:
+    """Both sides are kept, also of unequal numbers of calls."""
+    text = "mismatch: {below: 2%}"
+    guards = Guards(guards_of(text), has_noise=True)
+    for number in range(1_300):
+        guards.add(WRONG if number % 10 == 0 else GOOD)
+        if number % 3 == 0:
+            guards.add_noise(number % 30 == 0)
+    again = restarted(guards, text, has_noise=True)
+    assert guards.verdicts() == again.verdicts()
+    for each in (guards, again):
+        for _ in range(100):
+            each.add(WRONG)
+    assert Standing.TRIPS is again.verdicts()[0].standing
+    assert guards.verdicts() == again.verdicts()
+    # Counts of mismatches alone are no counts of an excess.
+    plain = Guards(guards_of(text))
+    assert [] == plain.resume(again.counts())
+    assert plain.verdicts()[0].evidence.startswith("0 of 0")
+
+
+def test_what_guards_keep_is_bounded() -> None:
+    """A ConfigMap and the file of the state take it every five seconds."""
+    for has_noise in (False, True):
+        guards = Guards(guards_of(ALL_GUARDS), has_noise=has_noise)
+        for _ in range(12_000):
+            guards.add(evidence(times=(3600.0, 3600.0)))
+            guards.add_noise(False)
+        assert len(json.dumps(guards.counts())) < 64_000
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"mismatch.below": [1]},
+        {"errors.above_old": [1]},
+        {"errors.above_old": [1, 0, 4]},
+        {"errors.above_old": [1, 0, -1]},
+        {"errors.above_old": [1, 0] + [0] * 1_001},
+        {"latency.p99": [0, 1]},
+        {"latency.p99": [0] + [1] * 2_002},
+        {"latency.p99": [float("inf")]},
+        {"latency.p99_ratio": [float("nan")]},
+    ],
+    ids=lambda found: f"{next(iter(found))} {next(iter(found.values()))}"[:40],
+)
+def test_damaged_counts_are_not_used(damaged: dict[str, list[float]]) -> None:
+    """The guard is named and begins anew; the others continue."""
+    guards, fresh = Guards(guards_of(ALL_GUARDS)), Guards(guards_of(ALL_GUARDS))
+    for call in random_calls(500):
+        guards.add(call)
+    again = Guards(guards_of(ALL_GUARDS))
+    assert list(damaged) == again.resume({**guards.counts(), **damaged})
+    for kept, new, found in zip(guards.verdicts(), fresh.verdicts(), again.verdicts(), strict=True):
+        expected = new if found.guard in damaged else kept
+        assert expected.evidence.partition("; ")[0] == found.evidence.partition("; ")[0]

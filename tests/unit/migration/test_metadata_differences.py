@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.migration.metadata_differences import metadata_differences
+from gateway.migration.metadata_differences import metadata_differences, model_identity
 
 X = TensorMetadata("x", Datatype.FP32, (-1, 4))
 Y = TensorMetadata("y", Datatype.INT64, (-1,))
@@ -38,3 +38,22 @@ def test_each_difference_is_named() -> None:
         "the model is no longer stateful",
         "the model is now decoupled",
     ]
+
+
+def test_a_model_is_identified_by_its_versions_and_signature() -> None:
+    """Nothing else, such as its name at a server, makes it another one."""
+    model = ModelMetadata(name="m", versions=("2", "1"), inputs=(X,), outputs=(Y,))
+    found = model_identity(model)
+    assert ["1", "2"] == found["versions"]
+    assert found == model_identity(model.changed(name="n", versions=("1", "2"), labels={"y": ()}))
+    others = [
+        model.changed(versions=("1",)),
+        model.changed(inputs=(X, Y), outputs=()),
+        model.changed(inputs=(TensorMetadata("x", Datatype.FP32, (-1, 5)),)),
+        model.changed(outputs=(TensorMetadata("y", None, (-1,)),)),
+        model.changed(max_batch_size=8),
+        model.changed(stateful=True),
+        model.changed(decoupled=True),
+    ]
+    found_others = [str(model_identity(each)) for each in others]
+    assert len({str(found), *found_others}) == 1 + len(others)

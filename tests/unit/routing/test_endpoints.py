@@ -242,8 +242,8 @@ async def test_a_good_probe_allows_the_trial_early() -> None:
     assert [10, 10] == counts(services)
 
 
-async def test_after_a_bad_trial_only_time_allows_the_next() -> None:
-    """A server whose probes succeed while its calls fail costs one caller for each ejection."""
+async def test_after_a_bad_trial_the_next_one_needs_time() -> None:
+    """A server whose probes succeed while its calls fail costs few callers an error."""
     endpoints, services, clock = several(2)
     fail(services[0], DOWN)
     await ask(endpoints, 10)
@@ -251,12 +251,35 @@ async def test_after_a_bad_trial_only_time_allows_the_next() -> None:
         endpoints.endpoints[0].probed(ready=True)
         await ask(endpoints, 10)
     assert 6 == len(services[0].calls)
-    clock.advance(9.9)
+    clock.advance(2.4)
+    endpoints.endpoints[0].probed(ready=True)
+    await ask(endpoints, 10)
+    assert 6 == len(services[0].calls)
+    clock.advance(7.5)
     await ask(endpoints, 10)
     assert 6 == len(services[0].calls)
     clock.advance(0.1)
     await ask(endpoints, 10)
     assert 7 == len(services[0].calls)
+
+
+async def test_a_server_gets_calls_within_ten_seconds_after_a_long_outage() -> None:
+    """A good probe allows a trial, however long the ejection has become."""
+    endpoints, services, clock = several(2)
+    health = endpoints.endpoints[0].health
+    fail(services[0], DOWN)
+    for _ in range(120):  # ten minutes, with a probe each 5 s
+        clock.advance(5)
+        endpoints.endpoints[0].probed(ready=True)
+        await ask(endpoints, 10)
+    assert health.ejected_until is not None
+    assert health.ejected_until > clock() + 50
+    assert len(services[0].calls) <= 5 + 120
+    fail(services[0], REPLY)
+    clock.advance(5)
+    endpoints.endpoints[0].probed(ready=True)
+    await ask(endpoints, 10)
+    assert health.ejected_until is None
 
 
 async def test_one_trial_at_a_time() -> None:
@@ -432,6 +455,65 @@ async def test_with_none_healthy_all_are_tried() -> None:
         endpoint.ready = False
     await ask(endpoints, 4)
     assert ([2, 2], False) == (counts(services), endpoints.ready())
+
+
+def ranked(*ranks: int) -> tuple[Endpoints, list[ScriptedService], FakeClock]:
+    endpoints, services, clock = several(len(ranks))
+    for endpoint, rank in zip(endpoints.endpoints, ranks, strict=True):
+        endpoint.rank = rank
+    endpoints.replace(endpoints.endpoints)
+    return endpoints, services, clock
+
+
+async def test_endpoints_of_a_later_rank_take_over() -> None:
+    """They get calls while no endpoint of an earlier rank is available, and no longer."""
+    endpoints, services, _ = ranked(1, 0, 0, 1)
+    await ask(endpoints, 4)
+    assert [0, 2, 2, 0] == counts(services)
+    endpoints.endpoints[1].probed(ready=False)
+    await ask(endpoints, 4)
+    assert [0, 2, 6, 0] == counts(services)
+    endpoints.endpoints[2].probed(ready=False)
+    await ask(endpoints, 4)
+    assert [2, 2, 6, 2] == counts(services)
+    endpoints.endpoints[1].probed(ready=True)
+    await ask(endpoints, 4)
+    assert [2, 6, 6, 2] == counts(services)
+
+
+async def test_call_that_was_not_sent_goes_to_the_next_rank() -> None:
+    """Nobody sees an error while an endpoint of any rank can be reached."""
+    endpoints, services, _ = ranked(2, 1, 0)
+    fail(services[2], NotSent("refused"))
+    fail(services[1], NotSent("refused"))
+    assert REPLY == await endpoints(CALL)
+    assert [1, 1, 1] == counts(services)
+
+
+async def test_new_sequences_go_to_the_first_rank() -> None:
+    """A sequence that began at a later one stays there."""
+    endpoints, services, _ = ranked(1, 0)
+    endpoints.endpoints[1].probed(ready=False)
+    first = InferRequest(model=ModelRef("m"), sequence=Sequence(1, start=True))
+    await endpoints(first)
+    endpoints.endpoints[1].probed(ready=True)
+    await endpoints(first.changed(sequence=Sequence(1)))
+    assert [2, 0] == counts(services)
+    for number in range(2, 20):
+        await endpoints(first.changed(sequence=Sequence(number, start=True)))
+    assert [2, 18] == counts(services)
+
+
+async def test_calls_and_sequences_follow_weights() -> None:
+    """The shares of new sequences are those of calls."""
+    endpoints, services, _ = several(2)
+    endpoints.endpoints[0].weight = 3.0
+    endpoints.replace(endpoints.endpoints)
+    await ask(endpoints, 400)
+    assert [300, 100] == counts(services)
+    for number in range(400):
+        await endpoints(InferRequest(model=ModelRef("m"), sequence=Sequence(number, start=True)))
+    assert 560 < counts(services)[0] < 640
 
 
 async def test_sequence_sticks_to_one_endpoint() -> None:

@@ -47,6 +47,57 @@ def test_equal_endpoints_have_equal_shares(policy: BalancingPolicy) -> None:
     assert 800 < min(counts.values()) <= max(counts.values()) < 1200
 
 
+def weighted(policy: BalancingPolicy, *weights: float) -> tuple[LoadBalancer, list[Endpoint]]:
+    balancer = LoadBalancer(policy, key=key_of("header:x-user"), draw=random.Random(1).random)  # noqa: S311
+    balancer.is_weighted = True
+    many = endpoints(len(weights))
+    for endpoint, weight in zip(many, weights, strict=True):
+        endpoint.weight = weight
+    return balancer, many
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize("policy", BalancingPolicy)
+def test_shares_follow_weights(policy: BalancingPolicy, *, has_key: bool) -> None:
+    """Of 5,000 calls each endpoint gets its share, give or take a tenth."""
+    balancer, many = weighted(policy, 3.0, 1.0, 0.5, 0.5)
+    calls = (of_user(f"user-{n}") if has_key else CALL for n in range(5000))
+    counts = Counter(balancer.choose(many, call, 0.0).name for call in calls)
+    found = [counts[each.name] / 1000 for each in many]
+    assert found == pytest.approx([3.0, 1.0, 0.5, 0.5], rel=0.1)
+
+
+def test_weighted_turns_have_no_bursts() -> None:
+    """Turns of the heavier endpoint are spread, and who was away makes up for nothing."""
+    balancer, (a, b) = weighted(BalancingPolicy.ROUND_ROBIN, 2.0, 1.0)
+    chosen = [balancer.choose([a, b], CALL, 0.0) for _ in range(9)]
+    assert 3 == chosen.count(b)
+    assert all(b in chosen[start : start + 4] for start in range(6))
+    third = endpoints(1)[0]
+    for _ in range(30):
+        balancer.choose([a, third], CALL, 0.0)
+    chosen = [balancer.choose([a, b], CALL, 0.0) for _ in range(9)]
+    assert 3 == chosen.count(b)
+
+
+@pytest.mark.parametrize("policy", [BalancingPolicy.LEAST_REQUEST, BalancingPolicy.PEAK_EWMA])
+def test_calls_in_flight_lower_the_share_of_a_weight(policy: BalancingPolicy) -> None:
+    """An endpoint that does not reply gets few calls, however heavy it is."""
+    balancer, (heavy, light) = weighted(policy, 2.0, 1.0)
+    heavy.pending = 99
+    counts = Counter(balancer.choose([heavy, light], CALL, 0.0).name for _ in range(1000))
+    assert counts[heavy.name] < 50
+
+
+def test_latency_lowers_the_share_of_a_weight() -> None:
+    """With `peak_ewma` an endpoint that is ten times slower gets a tenth of its share."""
+    balancer, (slow, fast) = weighted(BalancingPolicy.PEAK_EWMA, 2.0, 1.0)
+    slow.latency.observe(0.2, 0.0)
+    fast.latency.observe(0.02, 0.0)
+    counts = Counter(balancer.choose([slow, fast], CALL, 0.0).name for _ in range(1000))
+    assert 130 < counts[slow.name] < 200
+
+
 def test_least_request_takes_the_one_with_fewer_calls() -> None:
     """Of two endpoints the idle one gets the call, even if it was slower."""
     busy, idle = endpoints(2)

@@ -7,21 +7,13 @@ code; its response has no message.  Attachments are skipped and never sent.
 Source: docs/protocols/grps.md, "6. Status and errors", "12. brpc frames".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from gateway.ir import errors
 from gateway.ir.calls import Call, StreamInferRequest
 from gateway.ir.context import Context, Origin
-from gateway.ir.errors import (
-    ErrorCode,
-    GatewayError,
-    InvalidRequest,
-    InvalidTensor,
-    MalformedMessage,
-)
 from gateway.ir.limits import MessageLimits
 from gateway.ir.work import inflated
 from gateway.protocols.grps import methods as calls
@@ -122,7 +114,7 @@ class BrpcCodec(Codec[Frame, Frame]):
             calls.encode_method_reply(call, reply, _reply_format(call)), _correlation(call)
         )
 
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> Frame:
+    def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> Frame:
         """Write *error* as a message whose Status is FAILURE, or as an error code.
 
         Never raises.
@@ -133,7 +125,7 @@ class BrpcCodec(Codec[Frame, Frame]):
             return _refusal(error_text, correlation)
         # Before a service was called: a server that shuts down sends ELOGOFF, and clients may retry
         # with another server.
-        stopping = call is None and error.code is ErrorCode.UNAVAILABLE
+        stopping = call is None and error.code is errors.ErrorCode.UNAVAILABLE
         if not (stopping or ends_call(error, unread=call is None)):
             return _response(calls.failure_of(error, self._limits), correlation)
         code = brpc_code_of(error)
@@ -180,10 +172,13 @@ class BrpcCodec(Codec[Frame, Frame]):
         try:
             message = self._message(meta, rest)
             reply = calls.decode_method_reply(call, message, origin, self._settings, self._limits)
-        except InvalidRequest as error:
-            if isinstance(error, MalformedMessage | InvalidTensor) or error.origin is not None:
+        except errors.InvalidRequest as error:
+            if (
+                isinstance(error, errors.MalformedMessage | errors.InvalidTensor)
+                or error.origin is not None
+            ):
                 raise
-            raise MalformedMessage(error.message) from error
+            raise errors.MalformedMessage(error.message) from error
         # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", reply)
 

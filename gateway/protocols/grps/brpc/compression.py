@@ -7,8 +7,6 @@ Snappy and gzip declare it, and must not exceed it; zlib data is counted.
 Source: docs/protocols/grps.md, "12. brpc frames".
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Callable

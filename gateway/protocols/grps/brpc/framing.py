@@ -8,8 +8,6 @@ caller has left, which changes until a frame is sent.
 Source: docs/protocols/grps.md, "12. brpc frames".
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from struct import Struct

@@ -7,8 +7,6 @@ Source: brpc, "rpcz"; W3C Trace Context, "Interoperating with existing systems w
 identifiers".
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

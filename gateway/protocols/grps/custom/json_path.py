@@ -5,8 +5,6 @@ value.  A text in it that is only `${output}` becomes that output, nested as its
 `${output[0]}` an element of it; inside a longer text the element is formatted.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ chat endpoint needs no code.  A route without inputs is another path of predict.
 Source: docs/protocols/grps.md, "14. Customised routes".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Source: docs/protocols/grps.md, "10. Streams over HTTP".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,21 +5,13 @@
 Source: docs/protocols/grps.md, "8. HTTP", "10. Streams over HTTP".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
+from gateway.ir import errors
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Origin
-from gateway.ir.errors import (
-    GatewayError,
-    InvalidRequest,
-    InvalidTensor,
-    MalformedMessage,
-    Unsupported,
-)
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.content import ReplyFormat
@@ -83,7 +75,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         try:
             route = find_route(wire.method, wire.path, self._customized)
             return self._reader.read(route, wire)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             # There is no call with the route that determines the form of the error.
             error.origin = Origin(NAME, wire, route)
             raise
@@ -110,14 +102,14 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             item, reply_format, _route(reply_format), self._settings.streaming.content_type
         )
 
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+    def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> HttpResponse:
         """Write *error* as a message whose Status is FAILURE, with its code as HTTP status too.
 
         Never raises.
         """
         return self._failure(call, error, late=False)
 
-    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+    def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
         """Return True: the first error has an HTTP status of its own."""
         return True
 
@@ -129,11 +121,15 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         content_type = self._settings.streaming.content_type
         return responses.encode_end(_route(reply_format), content_type, empty=last is None)
 
-    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+    def encode_late_error(
+        self, call: StreamInferRequest, error: errors.GatewayError, /
+    ) -> HttpResponse:
         """Write *error* as the last message of a stream, whose HTTP status was sent before."""
         return self._failure(call, error, late=True)
 
-    def _failure(self, call: Call[Any] | None, error: GatewayError, *, late: bool) -> HttpResponse:
+    def _failure(
+        self, call: Call[Any] | None, error: errors.GatewayError, *, late: bool
+    ) -> HttpResponse:
         if call is not None:
             route = _route(_reply_format(call))
         else:
@@ -164,7 +160,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         switch = self._settings.streaming
         if message.form is ContentFormat.BIN_DATA:
             if streaming and switch.mode == BODY:
-                raise Unsupported("bin_data cannot request a stream in the body", model=call.model)
+                raise errors.Unsupported(
+                    "bin_data cannot request a stream in the body", model=call.model
+                )
             headers = (*headers, ("Content-Type", BYTES_TYPE))
             body: tuple[Buffer, ...] = (message.data,)
             if message.model:
@@ -207,10 +205,13 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         try:
             message = self._message(wire, sniff=sniff)
             return calls.decode_method_reply(call, message, origin, self._settings, self._limits)
-        except InvalidRequest as error:
-            if isinstance(error, MalformedMessage | InvalidTensor) or error.origin is not None:
+        except errors.InvalidRequest as error:
+            if (
+                isinstance(error, errors.MalformedMessage | errors.InvalidTensor)
+                or error.origin is not None
+            ):
                 raise
-            raise MalformedMessage(error.message) from error
+            raise errors.MalformedMessage(error.message) from error
 
     def _message(self, wire: HttpResponse, *, sniff: bool) -> GrpsMessage:
         view = wire.view
@@ -221,7 +222,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             return message or GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
         try:
             message = self._read_json(view)
-        except MalformedMessage:
+        except errors.MalformedMessage:
             if wire.status in _OK:
                 raise
             message = GrpsMessage()
@@ -241,7 +242,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """Return the message with a Status in a stream of bytes, such as the error at its end."""
         try:
             message = self._read_json(view)
-        except GatewayError:
+        except errors.GatewayError:
             return None
         return None if message.status is None else message
 

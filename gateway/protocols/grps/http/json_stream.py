@@ -6,8 +6,6 @@ A stream that does not begin with a brace is bytes, passed on part by part.
 Source: docs/protocols/grps.md, "10. Streams over HTTP".
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

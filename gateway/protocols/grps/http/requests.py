@@ -3,8 +3,6 @@
 Source: docs/protocols/grps.md, "8. HTTP", "14. Customised routes".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final

@@ -6,8 +6,6 @@ protobuf; customised routes with their template; the status page with HTML.
 Source: docs/protocols/grps.md, "6. Status and errors", "8. HTTP", "10. Streams over HTTP".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The status page at `/`: recent measurements and the list of models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 from typing import Final

@@ -4,8 +4,6 @@ The limits are on size, depth and number of keys; `message.py` has the meaning o
 Equal keys are refused: orjson keeps one of them silently, and another parser may keep the other.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

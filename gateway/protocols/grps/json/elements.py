@@ -8,8 +8,6 @@ strings, so the document is always valid JSON.
 Source: docs/protocols/grps.md, "9. JSON".
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -27,6 +25,7 @@ from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Shape
 from gateway.ir.work import JSON_NUMBER, charge
 from gateway.protocols.grps.datatypes import WireType, narrowed
+from gateway.wire.json_floats import dump_exact
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
@@ -144,10 +143,7 @@ def written_elements(flat: npt.NDArray[Any], *, numbers: bool) -> Any:
     if flat.size > _PIECE:
         charge(flat.size * JSON_NUMBER)
         pieces = [
-            orjson.dumps(
-                written_elements(flat[at : at + _PIECE], numbers=numbers),
-                option=orjson.OPT_SERIALIZE_NUMPY,
-            )[1:-1]
+            dump_exact(written_elements(flat[at : at + _PIECE], numbers=numbers))[1:-1]
             for at in range(0, flat.size, _PIECE)
         ]
         return orjson.Fragment(b"[%b]" % b",".join(pieces))
@@ -182,7 +178,7 @@ def written_array(array: npt.NDArray[Any]) -> Any:
 def _nested_text(array: npt.NDArray[Any]) -> bytes:
     """Return an array as JSON, written in pieces."""
     if array.size <= _PIECE:
-        return orjson.dumps(written_array(array), option=orjson.OPT_SERIALIZE_NUMPY)
+        return dump_exact(written_array(array))
     step = _PIECE * len(array) // array.size
     if step <= 1:
         pieces = [_nested_text(row) for row in array]

@@ -7,8 +7,6 @@ read more leniently, as servers write them.
 Source: docs/protocols/grps.md, "9. JSON".
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -7,8 +7,6 @@ and either refuses it or returns it in its canonical form.
 Source: docs/protocols/grps.md, "4. Messages".
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -6,8 +6,6 @@ other integers.
 Source: docs/protocols/grps.md, "4. Messages"; Protocol Buffers, "Encoding".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

@@ -13,8 +13,6 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "7.
 "10. Streams".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
+from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -33,14 +32,6 @@ from gateway.ir.calls import (
 from gateway.ir.context import Origin
 from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import (
-    GatewayError,
-    InvalidRequest,
-    InvalidTensor,
-    MalformedMessage,
-    TooLarge,
-    Unsupported,
-)
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
@@ -142,7 +133,9 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             )
         plain = messages.CALL_READERS.get(wire.method)
         if plain is None:
-            raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
+            raise errors.Unsupported(
+                f"method {clip(wire.method, 128)!r} is not supported by this gateway"
+            )
         return apply_policy(
             plain(wire.view, context_of(wire), self._limits), self._extensions, self._limits
         )
@@ -169,7 +162,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             return self._streams.error(call, item.error, final=item.final)
         return self._streams.item(call, item)
 
-    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+    def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
         """Return False: the error of a message is a message, and the stream goes on."""
         return False
 
@@ -179,11 +172,13 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         """Mark the end of a stream, where the client requested that."""
         return self._streams.end(call, last)
 
-    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> GrpcResponse:
+    def encode_late_error(
+        self, call: StreamInferRequest, error: errors.GatewayError, /
+    ) -> GrpcResponse:
         """Write an error that ends the items of one request; the stream continues."""
         return self._streams.error(call, error, final=True)
 
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
+    def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as status and details; those of an upstream are unchanged.
 
         An error of a stream's request is a message without a status, which would end other
@@ -211,7 +206,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             check_version(self._dialect, call.model)
         if isinstance(call, StreamInferRequest):
             if not self._dialect.streams:
-                raise Unsupported(f"the dialect {self._dialect.name!r} has no streams")
+                raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no streams")
             message = self._infer.encode_call(call.request, call.context.request_id)
             if self._request_bytes is not None:
                 self._check_size(call.request, message)
@@ -224,7 +219,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         if found is None:
             raise unsupported(call, NAME)
         if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
-            raise Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
+            raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
         method, write = found
         return _request(call, method, (_written(write, call, call),))
 
@@ -264,10 +259,10 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             if read is None:
                 raise unsupported(call, NAME)
             return cast("R", read(wire.view, self._limits))
-        except InvalidRequest as error:
-            if isinstance(error, MalformedMessage | InvalidTensor):
+        except errors.InvalidRequest as error:
+            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
                 raise
-            raise MalformedMessage(error.message) from error
+            raise errors.MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
         """Read one item of an upstream's stream; raises as `decode_reply`.
@@ -282,10 +277,10 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
                 return self._infer.decode_reply(request, wire, wire.view, stream=True, final=False)
             error_text, answer = open_envelope(wire.view)
             reply = self._infer.decode_reply(request, wire, answer, stream=True)
-        except InvalidRequest as error:
-            if isinstance(error, MalformedMessage | InvalidTensor):
+        except errors.InvalidRequest as error:
+            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
                 raise
-            raise MalformedMessage(error.message) from error
+            raise errors.MalformedMessage(error.message) from error
         if not error_text:
             return reply
         failed = error_said(
@@ -300,7 +295,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         size = size_of(message)
         size += sum(one.nbytes for one in call.inputs if type(one.data) is StreamedData)
         if most is not None and size > most:
-            raise TooLarge(
+            raise errors.TooLarge(
                 f"the request has {size} bytes, {self._dialect.name} accepts at most {most} over "
                 "gRPC (request_bytes of the upstream)",
                 model=call.model,
@@ -310,7 +305,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             texts = [one.shape or () for one in call.inputs if one.datatype is Datatype.BYTES]
             count = sum(map(math.prod, texts))
             if count > self._strings:
-                raise TooLarge(
+                raise errors.TooLarge(
                     f"the inputs have {count} BYTES elements, {self._dialect.name} gets at most "
                     f"{self._strings} over gRPC (json_strings of the upstream)",
                     model=call.model,
@@ -320,7 +315,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
     def _decode_stream(self, wire: GrpcRequest) -> StreamInferRequest:
         try:
             request = self._infer.decode_call(wire)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             # There is no call with the id of the error's message.
             error.origin = error.origin or Origin(NAME, wire)
             raise
@@ -348,6 +343,6 @@ def _written(write: Callable[[Any], Message], value: object, call: Call[Any]) ->
     try:
         return write(value).SerializeToString()
     except ValueError as error:  # lone surrogates, numbers over 64 bits
-        raise Unsupported(
+        raise errors.Unsupported(
             f"{type(call).__name__} cannot be written: {error}", model=call.model
         ) from error

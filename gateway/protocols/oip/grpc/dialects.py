@@ -3,8 +3,6 @@
 Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gateway.ir.calls import InferRequest

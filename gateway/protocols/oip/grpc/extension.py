@@ -1,7 +1,5 @@
 """The functions for one of Triton's extensions over gRPC."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ Source: Triton extensions "model_configuration", "statistics", "model_repository
 "logging", "shared_memory"; docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
 "8. Inference requests and responses".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

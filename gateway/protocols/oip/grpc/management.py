@@ -7,8 +7,6 @@ docs/protocols/open-inference.md, "14. Models, statistics and settings" and
 "15. Health, metadata and versions".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -11,8 +11,6 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5.
 and "9. Parameters and headers".
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from msgspec import Struct

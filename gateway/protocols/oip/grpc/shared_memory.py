@@ -3,8 +3,6 @@
 Source: Triton shared memory extension; docs/protocols/open-inference.md, "13. Shared memory".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

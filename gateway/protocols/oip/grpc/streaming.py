@@ -8,8 +8,6 @@ Source: docs/protocols/open-inference.md, "10. Streams"; the recorded exchanges 
 229.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final

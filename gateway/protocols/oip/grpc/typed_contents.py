@@ -8,8 +8,6 @@ Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md
 "5. Tensors over gRPC".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

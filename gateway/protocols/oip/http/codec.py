@@ -4,12 +4,11 @@
 inferences, `management.py` and `extensions.py` the other calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -24,16 +23,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.errors import (
-    ErrorCode,
-    GatewayError,
-    InvalidRequest,
-    InvalidTensor,
-    MalformedMessage,
-    NotFound,
-    Unsupported,
-    UpstreamError,
-)
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import DIALECTS, check_whole_version
@@ -144,7 +133,9 @@ class HttpCodec(
         self.only_known_models = self._dialect.keeps_names
         if self._dialect.generate_stream:
             self.needs = NEEDS | {Need.FLAT_MEMBERS}
-        self._not_ready: int = checked.get("not_ready_status", HTTP_STATUS[ErrorCode.NOT_READY])
+        self._not_ready: int = checked.get(
+            "not_ready_status", HTTP_STATUS[errors.ErrorCode.NOT_READY]
+        )
         self._not_ready_inference: int = checked.get("not_ready_status", INFERENCE_NOT_READY)
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
@@ -173,7 +164,7 @@ class HttpCodec(
         try:
             find = self._remembered if len(path) <= _REMEMBERED_BYTES else self._find_route
             route = find(wire.method, path)
-        except (NotFound, Unsupported):
+        except (errors.NotFound, errors.Unsupported):
             if not self._extensions.opaque:
                 raise
             return read_opaque(wire, self._limits)
@@ -208,7 +199,7 @@ class HttpCodec(
             return None
         try:
             route = self._remembered(wire.method, wire.path)
-        except GatewayError:
+        except errors.GatewayError:
             return None
         return int(length) if route.call is InferRequest else None
 
@@ -239,7 +230,7 @@ class HttpCodec(
         answer: Any = reply
         key = _HEALTH.get(type(call))
         if key is not None:
-            status = HTTP_STATUS[ErrorCode.NOT_READY] if key == _LIVE else self._not_ready
+            status = HTTP_STATUS[errors.ErrorCode.NOT_READY] if key == _LIVE else self._not_ready
             return answers.encode_health(
                 key, healthy=answer, unhealthy_status=status, model=call.model
             )
@@ -259,12 +250,12 @@ class HttpCodec(
         """
         return encode_event(call, item, self._limits, self._targets)
 
-    def is_terminal(self, call: StreamInferRequest, error: GatewayError, /) -> bool:
+    def is_terminal(self, call: StreamInferRequest, error: errors.GatewayError, /) -> bool:
         """Return whether a first error ends the stream: it has a status, so its body is no stream.
 
         Triton replies to `generate_stream` with 400 and a stream that begins with the error.
         """
-        return not (is_generated(call) and type(error) is UpstreamError)
+        return not (is_generated(call) and type(error) is errors.UpstreamError)
 
     def encode_end(
         self, _call: StreamInferRequest, last: InferResponse | None, /
@@ -272,11 +263,13 @@ class HttpCodec(
         """Write a stream without items: a response without events. Other streams need no end."""
         return EVENT_STREAM if last is None else None
 
-    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+    def encode_late_error(
+        self, _call: StreamInferRequest, error: errors.GatewayError, /
+    ) -> HttpResponse:
         """Write an error after an item: as an event, since the status was sent."""
         return error_event(error, self._limits)
 
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+    def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> HttpResponse:
         """Write *error* as `{"error": text}`; one of an upstream of this protocol keeps its status.
 
         Never raises.
@@ -286,7 +279,11 @@ class HttpCodec(
         status = self._not_ready
         if error.origin is None and isinstance(call, InferRequest | StreamInferRequest):
             status = self._not_ready_inference
-        if type(error) is UpstreamError and isinstance(call, InferRequest) and is_generated(call):
+        if (
+            type(error) is errors.UpstreamError
+            and isinstance(call, InferRequest)
+            and is_generated(call)
+        ):
             return error_response(error, self._limits, status, GENERATE_FAILED)
         return error_response(error, self._limits, status)
 
@@ -359,11 +356,11 @@ class HttpCodec(
                 answer = inferred
             else:
                 answer = self._answer(call, wire)
-        except InvalidRequest as error:
-            if isinstance(error, MalformedMessage | InvalidTensor):
+        except errors.InvalidRequest as error:
+            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
                 raise
             # A name or number that is not allowed is the upstream's fault here.
-            raise MalformedMessage(error.message) from error
+            raise errors.MalformedMessage(error.message) from error
         return answer
 
     def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
@@ -377,10 +374,10 @@ class HttpCodec(
             if self._dialect.generate_stream:
                 return decode_generated(call, wire, self._limits)
             return decode_event(call, self._stream_id(call), wire, self._replies)
-        except InvalidRequest as error:
-            if isinstance(error, MalformedMessage | InvalidTensor):
+        except errors.InvalidRequest as error:
+            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
                 raise
-            raise MalformedMessage(error.message) from error
+            raise errors.MalformedMessage(error.message) from error
 
     def _stream_call(
         self, call: StreamInferRequest, passed: tuple[tuple[str, str], ...]
@@ -391,7 +388,7 @@ class HttpCodec(
             path = self._model_path(call, "generate_stream")
             return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
         if not self._dialect.infer_stream:
-            raise Unsupported(
+            raise errors.Unsupported(
                 f"the dialect {self._dialect.name!r} has no streams of tensors over HTTP"
             )
         sent_id = self._stream_id(call)
@@ -428,7 +425,7 @@ class HttpCodec(
         if isinstance(call, OpaqueCall):
             return Origin(NAME, wire)
         status = wire.status
-        refused = status in _CLIENT_ERRORS or status == HTTP_STATUS[ErrorCode.NOT_READY]
+        refused = status in _CLIENT_ERRORS or status == HTTP_STATUS[errors.ErrorCode.NOT_READY]
         if refused and type(call) in _HEALTH:
             return False
         raise error_of_status(call, wire, self._limits)
@@ -456,7 +453,9 @@ class HttpCodec(
     def _model_path(self, call: Call[Any], action: str | None = None) -> str:
         model = call.model
         if model is None or not model.name:
-            raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
+            raise errors.Unsupported(
+                f"{type(call).__name__} names no model: Open Inference needs one"
+            )
         if model.version:
             self._check_version(model)
         return model_path(model, _MODEL_ACTIONS[type(call)] if action is None else action)
@@ -465,7 +464,7 @@ class HttpCodec(
         if self._dialect.whole_versions:
             check_whole_version(model)
         if model.version and not self._dialect.versions:
-            raise Unsupported(
+            raise errors.Unsupported(
                 f"model {str(model)!r} has a version: {self._dialect.name} has no versions",
                 model=model,
             )

@@ -5,8 +5,6 @@
 Source: Open Inference Protocol, "Error Response"; docs/protocols/open-inference.md, "16. Errors".
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from gateway.ir.calls import Call, InferRequest

@@ -7,8 +7,6 @@ Source: Triton extensions "statistics", "model_repository", "trace", "logging", 
 docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

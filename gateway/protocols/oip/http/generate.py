@@ -7,8 +7,6 @@ Source: Triton generate extension; docs/protocols/open-inference.md, "11. Genera
 exchanges 096 to 099.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final

@@ -4,8 +4,6 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols
 "4. Binary tensors over HTTP" and "8. Inference requests and responses".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

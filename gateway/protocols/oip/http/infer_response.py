@@ -4,8 +4,6 @@ Source: Open Inference Protocol, "Inference Response JSON Object"; docs/protocol
 "8. Inference requests and responses" and "16. Errors".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -13,16 +11,10 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
+from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.data import SharedMemoryData
-from gateway.ir.errors import (
-    InvalidRequest,
-    MalformedMessage,
-    TooLarge,
-    Unsupported,
-    UpstreamProtocolError,
-)
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.errors import HTTP_OK
@@ -102,7 +94,7 @@ def encode_response(
     for tensor in outputs:
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
         if datatype is None or shape is None:
-            raise Unsupported(
+            raise errors.Unsupported(
                 f"output {name!r} has no datatype or shape in the reply or in the model's "
                 "metadata: Open Inference needs both"
             )
@@ -221,7 +213,7 @@ def _model_text(members: Mapping[str, Any], key: str, limits: MessageLimits) -> 
     try:
         if not is_plain(found, limits):
             check_name(key, found, limits.name_bytes, "name_bytes")
-    except (InvalidRequest, TooLarge):
+    except (errors.InvalidRequest, errors.TooLarge):
         return ""
     return found
 
@@ -230,7 +222,7 @@ def _check_id(call: InferRequest, sent_id: str, found: str, echoes_id: bool | No
     if not sent_id or found == sent_id or echoes_id is False or not (found or echoes_id):
         return
     what = f"the id {clip(found, 64)!r}" if found else "no id"
-    raise UpstreamProtocolError(
+    raise errors.UpstreamProtocolError(
         f"response has {what}: the request has {sent_id!r}", model=call.model
     )
 
@@ -240,7 +232,7 @@ def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, 
     wanted = {output.name for output in call.outputs}
     missing = wanted.difference([tensor.name for tensor in outputs])
     if missing:
-        raise MalformedMessage(
+        raise errors.MalformedMessage(
             f"response lacks the requested output {min(missing)!r}: it has {len(outputs)} outputs"
         )
     return tuple([tensor for tensor in outputs if tensor.name in wanted])

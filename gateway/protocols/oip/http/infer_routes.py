@@ -8,8 +8,6 @@ module decides between the forms; `infer_request.py`, `infer_response.py`, `gene
 Source: docs/protocols/open-inference.md, "6. HTTP endpoints" and "10. Streams".
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest

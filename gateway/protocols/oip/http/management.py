@@ -4,8 +4,6 @@ Source: Open Inference Protocol, "Health" and "Metadata"; docs/protocols/open-in
 "15. Health, metadata and versions".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

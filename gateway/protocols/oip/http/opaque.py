@@ -5,8 +5,6 @@ path is routed and renamed; other questions are the servers'. Only what belongs 
 itself crosses beside it.
 """
 
-from __future__ import annotations
-
 import re
 from urllib.parse import unquote_to_bytes
 

@@ -6,8 +6,6 @@ strictly and never become file paths.
 Source: docs/protocols/open-inference.md, "6. HTTP endpoints".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Source: WHATWG HTML, "Server-sent events"; Triton generate extension; MLServer's
 docs/protocols/open-inference.md, "10. Streams".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, Final

@@ -4,8 +4,6 @@ Source: Triton extension "binary_tensor_data"; docs/protocols/open-inference.md,
 "4. Binary tensors over HTTP".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

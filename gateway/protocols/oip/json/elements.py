@@ -9,8 +9,6 @@ Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md
 "3. Tensors as JSON".
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable
@@ -19,8 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import simdjson
 
+from gateway.accelerator import accelerated
 from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
@@ -240,6 +240,27 @@ class ElementReader:
 def packer(datatype: Datatype, count: int) -> Callable[..., bytes]:
     """Return a function that packs *count* numbers or booleans into their wire form."""
     return struct.Struct(f"<{count}{CODES[datatype]}").pack
+
+
+@accelerated
+def number_packer(code: str, count: int) -> Callable[[bytes], bytes]:
+    """Return a function that packs *count* numbers in a JSON list into their wire form.
+
+    It raises ValueError, struct.error or OverflowError for another list.
+
+    Args:
+        code: Of the numbers, one of `CODES`.
+        count: Of the numbers.
+    """
+    # struct counts the numbers and checks their range; it accepts no text and no list.
+    pack = struct.Struct(f"<{count}{code}").pack
+    return lambda text: pack(*orjson.loads(text))
+
+
+def nested_packer(code: str, shape: Shape) -> Callable[[bytes], bytes]:
+    """Return a function as `number_packer`, for lists nested exactly as *shape*."""
+    pack = struct.Struct(f"<{math.prod(shape)}{code}").pack
+    return lambda text: pack(*(unnested(orjson.loads(text), shape) or ()))
 
 
 def unnested(data: list[Any], shape: Shape) -> list[Any] | None:

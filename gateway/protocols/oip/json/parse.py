@@ -9,8 +9,6 @@ so duplicates are refused.  Triton repeats keys in the parameters of its replies
 counts.
 """
 
-from __future__ import annotations
-
 import json
 from codecs import BOM_UTF8
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ MLServer and KServe answer nobody else while they read a request. The limits are
 upstream's `messages`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final

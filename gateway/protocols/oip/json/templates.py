@@ -13,8 +13,6 @@ else.  Limits apply to the text around the holes, or to the shapes in it.  Lists
 as their shape, as they were in the message of the template.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -23,12 +21,13 @@ from typing import Any, Final, Generic, TypeVar
 import orjson
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import Parameters
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Shape, Tensor
-from gateway.protocols.oip.json.elements import packer, unnested
+from gateway.protocols.oip.json.elements import CODES, nested_packer, number_packer
 from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
 from gateway.wire.message_cache import ParseCache
 
@@ -62,8 +61,7 @@ class _Slot(Struct, frozen=True):
     """A tensor, and the position of its elements.
 
     Attributes:
-        pack: Converts the numbers of a hole to raw data; None for a tensor after the JSON.
-        nested: The lists of numbers are nested as the shape.
+        pack: Converts the list in a hole to raw data; None for a tensor after the JSON.
         start: Index of its hole; position of its first byte after the JSON.
         stop: Position after its last byte; equal to *start* for a hole.
     """
@@ -72,8 +70,7 @@ class _Slot(Struct, frozen=True):
     datatype: Datatype
     shape: Shape
     parameters: Parameters
-    pack: Callable[..., bytes] | None
-    nested: bool
+    pack: Callable[[bytes], bytes] | None
     start: int
     stop: int
 
@@ -137,8 +134,7 @@ class JsonTemplateCache(Generic[T]):
             key, tail = bytes(body[:end]), body[end:]
             template = self._kept_for(key)  # exists if all elements are after the JSON
         if template is None:
-            pieces = _HOLE.split(key)
-            key, holes = _GAP.join(pieces[_TEXT]), pieces[_HOLES]
+            key, holes = split_holes(key)
             template = self._kept_for(key)
         cut = key, holes, tail
         if template is None or len(holes) != template.holes or len(tail) != template.tail_bytes:
@@ -161,12 +157,7 @@ class JsonTemplateCache(Generic[T]):
                 if slot.pack is None:
                     data = tail[slot.start : slot.stop]
                 else:
-                    values = orjson.loads(holes[slot.start])
-                    if slot.nested:
-                        values = unnested(values, slot.shape) or ()
-                    # struct counts the numbers and checks their range; it accepts no text and no
-                    # list.
-                    data = memoryview(slot.pack(*values))
+                    data = memoryview(slot.pack(holes[slot.start]))
                 tensors.append(
                     Tensor(slot.name, slot.datatype, slot.shape, RawData(data), slot.parameters)
                 )
@@ -201,6 +192,13 @@ class JsonTemplateCache(Generic[T]):
         self._kept.put(key, template)
 
 
+@accelerated
+def split_holes(text: bytes) -> tuple[bytes, list[bytes]]:
+    """Return the text of a message around its holes, and the holes."""
+    pieces = _HOLE.split(text)
+    return _GAP.join(pieces[_TEXT]), pieces[_HOLES]
+
+
 def _marked(key: bytes, holes: Sequence[bytes]) -> bytes:
     """Return the text of a template with a mark in each hole that occurs in no message."""
     text = key.split(_GAP)
@@ -232,13 +230,13 @@ def _slots(
         size = len(data.view)
         listed = member.get("data")
         if listed is None:
-            pack, nested, start, stop = None, False, at, at + size
+            pack, start, stop = None, at, at + size
             at = stop
         else:
-            pack = packer(datatype, size // datatype.size_bytes)
             start = stop = marks.pop(str(listed[0]))
-            nested = holes[start].count(b"[") > 1
-        slots.append(
-            _Slot(tensor.name, datatype, shape, tensor.parameters, pack, nested, start, stop)
-        )
+            if holes[start].count(b"[") > 1:
+                pack = nested_packer(CODES[datatype], shape)
+            else:
+                pack = number_packer(CODES[datatype], size // datatype.size_bytes)
+        slots.append(_Slot(tensor.name, datatype, shape, tensor.parameters, pack, start, stop))
     return tuple(slots)

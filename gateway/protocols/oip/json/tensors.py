@@ -5,8 +5,6 @@ servers write `null` members and parameters of other types (docs/protocols/open-
 "3. Tensors as JSON").
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

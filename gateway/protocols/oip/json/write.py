@@ -11,8 +11,6 @@ Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md
 "3. Tensors as JSON".
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from collections.abc import Callable, Sequence
@@ -24,6 +22,7 @@ import numpy.typing as npt
 import orjson
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import Parameters
 from gateway.ir.data import ArrayData, RawData
 from gateway.ir.datatypes import Datatype
@@ -154,8 +153,8 @@ def append_elements(
         if type(data) is RawData:
             few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
             if few is not None:
-                opened, unpack = few
-                text += (opened, orjson.dumps(unpack(data.view)), b"}")
+                opened, write = few
+                text += (opened, write(data.view), b"}")
                 return False
         elif type(data) is ArrayData:
             few = _few_integers(kind, tensor.name, datatype, shape, data.array.nbytes)
@@ -248,16 +247,29 @@ def _flat_text(flat: npt.NDArray[Any]) -> bytes:
 @lru_cache(_REMEMBERED)
 def _few_integers(
     kind: str, name: str, datatype: Datatype, shape: Shape, size: int
-) -> tuple[bytes, Callable[[memoryview], tuple[int, ...]]] | None:
-    """Return the text before elements of *size* bytes, and a reader of them where they are raw.
+) -> tuple[bytes, Callable[[memoryview], bytes]] | None:
+    """Return the text before elements of *size* bytes, and a writer of them where they are raw.
 
     None for elements that are not integers, or are many.
     """
     if datatype not in _INTEGERS or size > _FEW_BYTES:
         return None
     opened = _described(kind, name, datatype, shape) + b',"data":'
-    count = size // datatype.size_bytes
-    return opened, struct.Struct(f"<{count}{_INTEGERS[datatype]}").unpack
+    return opened, integer_writer(_INTEGERS[datatype], size // datatype.size_bytes)
+
+
+@accelerated
+def integer_writer(code: str, count: int) -> Callable[[memoryview], bytes]:
+    """Return a function that writes *count* raw integers as a JSON list.
+
+    It raises struct.error for data of another size.
+
+    Args:
+        code: Of the integers, one of `CODES`.
+        count: Of the integers.
+    """
+    unpack = struct.Struct(f"<{count}{code}").unpack
+    return lambda view: orjson.dumps(unpack(view))
 
 
 def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:

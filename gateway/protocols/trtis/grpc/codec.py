@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
+from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -35,13 +36,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.errors import (
-    GatewayError,
-    InvalidRequest,
-    InvalidTensor,
-    MalformedMessage,
-    Unsupported,
-)
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis import management as messages
 from gateway.protocols.trtis.errors import error_class_of_grpc, status_of
@@ -139,11 +133,13 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             return self._decode_infer(wire)
         read = messages.CALL_READERS.get(wire.method)
         if read is None:
-            raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
+            raise errors.Unsupported(
+                f"method {clip(wire.method, 128)!r} is not supported by this gateway"
+            )
         call = read(wire.view, grpc_context(wire, NAME, _CALLER_NEEDS), self._limits)
         try:
             check_allowed(call, self._options)
-        except GatewayError as error:
+        except errors.GatewayError as error:
             error.origin = Origin(NAME, wire, type(call))
             raise
         return call
@@ -169,7 +165,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         body = write(reply, call, self._options).SerializeToString()
         return GrpcResponse((self._head(pb.SUCCESS, ""), body))
 
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
+    def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises."""
         status = status_of(call, error, self._limits.error_text_bytes)
         head = self._head(status.code, status.text)
@@ -191,7 +187,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         try:
             method, message = self._written(call)
         except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
-            raise Unsupported(
+            raise errors.Unsupported(
                 f"{type(call).__name__} cannot be written: {error}", model=call.model
             ) from error
         return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
@@ -213,10 +209,12 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         # The type of a call determines that of its reply, which mypy cannot follow.
         try:
             return cast("R", self._reply(call, wire))
-        except InvalidRequest as error:
-            if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
+        except errors.InvalidRequest as error:
+            if error.origin is not None or isinstance(
+                error, errors.MalformedMessage | errors.InvalidTensor
+            ):
                 raise
-            raise MalformedMessage(error.message) from error
+            raise errors.MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
         """Read the response of an upstream's stream, which has one for each request.
@@ -230,7 +228,9 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         header = pb.InferResponseHeader.FromString(scan_response(wire.view).meta_data)
         sent_id = number_of(request.id) or _ALONE
         if header.id != sent_id:
-            raise MalformedMessage(f"response has the id {header.id}: the request has {sent_id}")
+            raise errors.MalformedMessage(
+                f"response has the id {header.id}: the request has {sent_id}"
+            )
         return reply
 
     def splitter(self) -> SingleReplySplitter:
@@ -257,7 +257,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             model = self._model(message)
             header = self._headers.message(meta_data)
             return request_of(model, context, header, tensors_of_entries(header, message.raws))
-        except GatewayError as error:
+        except errors.GatewayError as error:
             error.origin = error.origin or Origin(NAME, wire, id_of_message(meta_data))
             raise
 
@@ -267,7 +267,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         if version == _NEWEST or (not version and self._options.version_zero == "latest"):
             return model
         if version < 0:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"model version is {version}: expected a version or {_NEWEST} for the newest",
                 model=model,
             )
@@ -330,10 +330,10 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             status = pb.RequestStatus.FromString(message.status)
             header = pb.InferResponseHeader.FromString(message.meta_data)
         except DecodeError as error:
-            raise MalformedMessage("message is not an InferResponse") from error
+            raise errors.MalformedMessage("message is not an InferResponse") from error
         self._check(call, status, wire)
         if len(message.raws) != len(header.output):
-            raise MalformedMessage(
+            raise errors.MalformedMessage(
                 f"response has {len(message.raws)} raw_output: expected {len(header.output)}"
             )
         return read_reply(call, header, message.raws, Origin(NAME, wire), self._limits)
@@ -357,7 +357,7 @@ class SingleReplySplitter:
         """
         self._answers += 1
         if self._answers > 1:
-            raise MalformedMessage("stream of one request has a second response")
+            raise errors.MalformedMessage("stream of one request has a second response")
         return (part,)
 
     def end(self) -> Sequence[GrpcResponse]:
@@ -367,18 +367,18 @@ class SingleReplySplitter:
             MalformedMessage: The stream ended without a response.
         """
         if not self._answers:
-            raise MalformedMessage("stream ended without a response")
+            raise errors.MalformedMessage("stream ended without a response")
         return ()
 
 
-def _refused_type(call: Call[Any] | None, error: GatewayError) -> Any:
+def _refused_type(call: Call[Any] | None, error: errors.GatewayError) -> Any:
     """Return the type of the refused call; None where it could not be read."""
     if call is not None:
         return type(call)
     return None if error.origin is None else error.origin.form
 
 
-def _id_of_error(call: Call[Any] | None, error: GatewayError) -> int | None:
+def _id_of_error(call: Call[Any] | None, error: errors.GatewayError) -> int | None:
     """Return the id to echo; None for a call that is not an inference."""
     if isinstance(call, InferRequest):
         return number_of(call.id)

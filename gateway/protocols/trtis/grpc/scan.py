@@ -7,8 +7,6 @@ twice are merged, as protobuf defines.
 Source: Protocol Buffers, "Encoding"; docs/protocols/tensorrt-v1.md, "8. Inference over gRPC".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gateway.ir.errors import MalformedMessage

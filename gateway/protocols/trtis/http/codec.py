@@ -10,8 +10,6 @@ Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints", "4. Inference reques
 "5. Inference response over HTTP".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast

@@ -1,7 +1,5 @@
 """The context of a TensorRT v1 message over HTTP, and the codec's name and needs."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from gateway.ir.context import Context, Need

@@ -7,8 +7,6 @@ two.
 Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Every failure there is 400 with the reason in `NV-Status`; a response without it
 Source: docs/protocols/tensorrt-v1.md, "18. Towards an old server".
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Any

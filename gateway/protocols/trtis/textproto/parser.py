@@ -13,8 +13,6 @@ parser refuses it, as the C++ library of the real server does.
 Source: Protocol Buffers, "Text Format Language Specification".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Numbers follow Python's protobuf library, which accepts all spellings of C++ and some more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 

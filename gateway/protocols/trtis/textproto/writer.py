@@ -5,8 +5,6 @@ Strings are escaped to ASCII.  Zero values are left out, as the library does.
 Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP" and "6. Text format".
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gateway.schema import tensorrt_v1_pb2 as pb

@@ -242,10 +242,17 @@ async def test_a_trip_in_one_process_counts_for_all(leader: Leader) -> None:
     assert Standing.TRIPS is leader.controller.verdict("m")[0]  # type: ignore[index]
 
 
-async def test_failures_that_each_process_sees_once_trip_together(leader: Leader) -> None:
-    """Two calls in each process are too few there; the leader sees four of four."""
+@pytest.mark.parametrize("good", [0, 100_000])
+async def test_failures_that_each_process_sees_once_trip_together(
+    leader: Leader, good: int
+) -> None:
+    """Two calls in each process are too few there; the leader sees four, after any good ones."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
+    await leader.do("pause")
+    for process in (0, 1):
+        leader.processes.calls(good // 2, process=process)
+    await leader.seconds()
     for process in (0, 1):
         leader.processes.calls(2, ErrorCode.UNAVAILABLE, process)
     assert [0.05, 0.05] == leader.processes.shares
@@ -281,6 +288,24 @@ async def test_evidence_of_an_earlier_attempt_does_not_count(leader: Leader) -> 
     assert (("mirroring", 0, 0.0), ["m"]) == (leader.at, leader.keeper.resets)
     await leader.seconds(1, verdict="trips")
     assert "rolling_back" == leader.at[0]
+
+
+async def test_another_model_begins_the_evidence_anew(leader: Leader) -> None:
+    """The share stays; the process that compares forgets what it knows of the model before."""
+    await leader.do("start")
+    for versions in (["1"], ["1"], ["2"]):
+        await leader.seconds(2, calls=500)
+        leader.wall.advance(1)
+        leader.clock.advance(1)
+        leader.tell("holds", models={"m": {"new": {"versions": versions, "signature": "1f"}}})
+        assert [] == leader.keeper.resets
+        await leader.controller._look(leader.processes)
+    assert ("baking", 2, 100.0) == leader.at
+    await leader.seconds()
+    assert ["m"] == leader.keeper.resets
+    document = leader.controller.document("m")
+    assert document is not None
+    assert "a model changed its version or signature" in document["events"][-1]["text"]
 
 
 async def test_old_evidence_moves_nothing(leader: Leader) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,134 @@ async def test_a_leader_that_is_cut_off_stops_deciding_at_once(
     # The trip of the one that was cut off counts for all.
     assert [[0.0, 0.0]] * 3 == shares(replicas)
     assert 1 == leads(replicas).count(True)
+
+
+async def test_a_rollback_works_at_once_while_nothing_can_be_reached(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """The gateway of the operator has weight 0, and all others when the API server is back."""
+    await begun(replicas)
+    server.cut_off.update({"token-a", "token-b", "token-c"})
+    await second(replicas)
+    before = saved(server)
+    with capture_logs() as logs:
+        document = await replicas[0].do("rollback")
+    assert ("rolling_back", 0.0) == (document["state"], document["weight"])
+    assert "the API server of Kubernetes cannot be reached" in document["reason"]
+    assert ["cutover rolled back here only"] == [each["event"] for each in logs]
+    assert [[0.0, 0.0], [0.05, 0.05], [0.05, 0.05]] == shares(replicas)
+    for _ in range(5):
+        await second(replicas)
+    assert [[0.0, 0.0], [0.05, 0.05], [0.05, 0.05]] == shares(replicas)
+    assert before == saved(server)
+    with pytest.raises(CommandRefused, match="out of reach"):
+        await replicas[0].do("resume")
+    server.cut_off.clear()
+    for _ in range(6):
+        await second(replicas)
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+    assert ("rolled_back", 0.0, before["epoch"] + 1) == tuple(
+        saved(server)[key] for key in ("phase", "weight", "epoch")
+    )
+    trips = [sum(each.controller._cutovers["m"].trips.values()) for each in replicas]
+    assert [1, 0, 0] == trips
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_a_rollback_of_a_gateway_that_was_cut_off_wins_against_later_steps(
+    replicas: list[Leader], server: FakeApiServer, at: int
+) -> None:
+    """Another one leads meanwhile, and its epochs grow; it rolls back when it knows."""
+    await begun(replicas)
+    cut_off = replicas[at]
+    rest = [each for each in replicas if each is not cut_off]
+    server.cut_off.add(f"token-{'ab'[at]}")
+    await second(replicas)
+    await cut_off.do("rollback")
+    assert [0.0, 0.0] == cut_off.processes.shares
+    for _ in range(22):
+        await second(rest, verdicts="hh")
+    leader = rest[leads(rest).index(True)]
+    before = saved(server)["attempt"]
+    # The state of another gateway, of the same attempt and a later epoch.
+    leader.controller._cutovers["m"].state = replace(
+        leader.controller._cutovers["m"].state, weight=100.0, epoch=saved(server)["epoch"] + 3
+    )
+    for _ in range(6):
+        await second(rest, verdicts="hh")
+    assert (100.0, before) == (saved(server)["weight"], saved(server)["attempt"])
+    assert [0.0, 0.0] == cut_off.processes.shares
+    server.cut_off.clear()
+    for _ in range(8):
+        await second(replicas)
+        assert [0.0, 0.0] == cut_off.processes.shares
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+
+
+async def test_a_later_attempt_is_not_rolled_back_by_an_earlier_command(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """Who resumed elsewhere, meanwhile, knew better."""
+    await begun(replicas)
+    server.cut_off.add("token-b")
+    await second(replicas)
+    await replicas[1].do("rollback")
+    await replicas[0].do("resume")
+    server.cut_off.clear()
+    for _ in range(4):
+        await second(replicas, verdicts="huu")
+    assert ["baking"] * 3 == [each.at[0] for each in replicas]
+    assert [[0.05, 0.05]] * 3 == shares(replicas)
+
+
+async def test_a_rollback_that_cannot_be_written_is_done_here(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """The API server fails, or somebody else writes, between the last look and the command."""
+    await begun(replicas)
+    server.cut_off.add("token-a")
+    assert [True] == leads(replicas[:1])
+    await replicas[0].do("rollback")
+    assert [0.0, 0.0] == replicas[0].processes.shares
+    assert "paused" == saved(server)["phase"]
+    server.cut_off.clear()
+    for _ in range(4):
+        await second(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+    await replicas[0].do("resume", at_step=1)
+    await second(replicas, verdicts="uuu")
+    server.put(*STATE, {**server.objects[STATE], "labels": "changed"})
+    await replicas[0].do("rollback")
+    assert [0.0, 0.0] == replicas[0].processes.shares
+    for _ in range(4):
+        await second(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+
+
+async def test_a_rollback_that_nobody_learned_of_is_an_error_at_the_end(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    """The gateway ends before the API server is back."""
+    await begun(replicas)
+    server.cut_off.add("token-a")
+    await second(replicas)
+    await replicas[0].do("rollback")
+    with capture_logs() as logs:
+        await replicas[0].controller.stop()
+    (line,) = [each for each in logs if each["log_level"] == "error"]
+    assert "cutover rollback not written" == line["event"]
+
+
+async def test_nothing_is_rolled_back_that_is_not_under_way(
+    replicas: list[Leader], server: FakeApiServer
+) -> None:
+    server.cut_off.add("token-a")
+    for _ in range(2):
+        await second(replicas)
+    with pytest.raises(CommandRefused, match="out of reach"):
+        await replicas[0].do("rollback")
 
 
 async def test_a_follower_that_is_cut_off_keeps_its_weight(

@@ -17,6 +17,7 @@ from gateway.config.load import load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Sequence
 from gateway.ir.errors import Unavailable
+from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import array_tensor, items_tensor
 from tests.fakes import settle
 
@@ -46,11 +47,14 @@ class Target:
         self.calls: list[Call[Any]] = []
         self.value = value
         self.gate: asyncio.Event | None = None
+        self.versions: tuple[str, ...] | None = None
         self.error: Exception | None = None
 
     async def __call__(self, call: Call[Any], /) -> Any:
         if not isinstance(call, InferRequest | StreamInferRequest):
-            raise Unavailable("no metadata")
+            if self.versions is None:
+                raise Unavailable("no metadata")
+            return ModelMetadata(name="m", versions=self.versions)
         self.calls.append(call)
         if self.gate is not None:
             await self.gate.wait()
@@ -287,3 +291,24 @@ async def test_a_message_without_a_call_is_confirmed_after_all_calls_before_it()
     setting.new.gate.set()
     await setting.done()
     assert sum(each.recorded for each in setting.confirmed) == 1
+
+
+async def test_the_evidence_names_the_models_of_both_targets() -> None:
+    """As the targets that reply name them; new evidence asks them again."""
+    setting = Setting()
+    watching = asyncio.create_task(setting.mirror.watch_metadata())
+
+    def versions() -> dict[str, list[str]]:
+        models: dict[str, Any] = setting.mirror.document()["models"]
+        return {side: found["versions"] for side, found in models.get("m", {}).items()}
+
+    assert {} == versions()
+    setting.new.versions = ("2",)
+    setting.put(record())
+    await until(lambda: versions() == {"new": ["2"]})
+    setting.old.versions, setting.new.versions = ("1",), ("3", "2")
+    setting.mirror.reset()
+    assert {} == versions()
+    await until(lambda: versions() == {"old": ["1"], "new": ["2", "3"]})
+    watching.cancel()
+    await setting.mirror.close(1)

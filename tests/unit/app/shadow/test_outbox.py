@@ -35,7 +35,7 @@ class Shadow:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = PacketReader()
-        self.epoch = 0
+        self.epoch = self.packets = 0
         self.numbers: list[int] = []
 
     def read(self) -> list[SampleMessage]:
@@ -46,6 +46,7 @@ class Shadow:
                 packet = self._sock.recv(PACKET_BYTES)
             except BlockingIOError:
                 return found
+            self.packets += 1
             for epoch, number, view in self._reader.receive(packet):
                 self.epoch = epoch
                 self.numbers.append(number)
@@ -98,6 +99,42 @@ async def test_calls_arrive_with_their_elements(ends: tuple[socket.socket, Shado
     counts = made.counts
     assert (counts.recorded, counts.nbytes, counts.in_flight) == (2, 10, 0)
     assert counts.left_out == {"internal": 1}
+
+
+async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow]) -> None:
+    """Calls are sent after the time to gather, together."""
+    ours, shadow = ends
+    made = sampler()
+    outbox = Outbox(ours, made, gather_s=0.01)
+    outbox.start()
+    await settle()
+    for number in range(3):
+        outbox.put(sample(made, number))
+    while outbox.used_bytes:  # noqa: ASYNC110  # an outbox announces nothing
+        await asyncio.sleep(0.001)
+    assert (len(shadow.read()), shadow.packets) == (3, 1)
+
+
+async def test_a_full_packet_is_not_delayed(ends: tuple[socket.socket, Shadow]) -> None:
+    """Calls that fill a packet are sent at once, and so is what `close` sends."""
+    ours, shadow = ends
+    made = sampler()
+    outbox = Outbox(ours, made, gather_s=3600.0)
+    outbox.start()
+    await settle()
+    outbox.put(sample(made))
+    await settle()
+    assert not shadow.read()
+    outbox.put(large(made, PACKET_BYTES))
+    await settle()
+    assert len(shadow.read()) == 2
+    outbox.put(sample(made))
+    closing = asyncio.create_task(outbox.close(60.0))
+    await settle()
+    assert len(shadow.read()) == 2
+    shadow.confirm(done=4, recorded=3)
+    await closing
+    assert made.counts.in_flight == 0
 
 
 async def test_a_stopped_shadow_process_costs_counted_calls(

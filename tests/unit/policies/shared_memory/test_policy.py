@@ -23,6 +23,7 @@ from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
+    Forbidden,
     GatewayError,
     InvalidRequest,
     Overloaded,
@@ -95,6 +96,18 @@ def mapped(segment: Path, inner: ScriptedService, **settings: Any) -> tuple[Shar
     room = settings.pop("room", Room())
     memory = CopyRegions(regions, room, settings.pop("message_bytes", 1000))
     return SharedMemory(inner, memory), room
+
+
+async def test_only_allowed_keys_are_registered(segment: Path) -> None:
+    """A segment of the server whose name is not known here cannot be reached by a client."""
+    regions = Regions(folder=str(segment.parent))
+    refusing = CopyRegions(regions, Room(), 1000, ("app-*", "/se"))
+    with pytest.raises(Forbidden, match=r"region 'r' has the key '/seg'.*shared_memory: keys"):
+        await refusing.control(REGISTER)
+    assert regions.list_regions() == ()
+    await CopyRegions(regions, Room(), 1000, ("app-*", "/se?")).control(REGISTER)
+    assert (REGION,) == regions.list_regions()
+    regions.close()
 
 
 async def test_other_calls_go_through() -> None:

@@ -16,6 +16,8 @@ from gateway.transports.grpc.messages import (
     whole_message,
 )
 
+pytestmark = pytest.mark.usefixtures("build")
+
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=200)
 
 

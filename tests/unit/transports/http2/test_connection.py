@@ -21,6 +21,8 @@ from gateway.transports.http2.hpack import Field, literal
 from gateway.transports.http2.streams import Http2Stream
 from tests.fakes import FrameByFrame
 
+pytestmark = pytest.mark.usefixtures("build")
+
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
 BLOCK = b"".join(literal(name.encode(), value.encode()) for name, value in FIELDS)
 ANSWER = literal(b":status", b"200")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from gateway.transports.http2.frames import Http2ConnectionError, frame
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.receiver import STREAM_WINDOW
 from tests.unit.transports.http2.test_connection import ANSWER, BLOCK, PREFACE, TRAILERS, Seen
+
+pytestmark = pytest.mark.usefixtures("build")
 
 BAD = literal(b"bad", b"1")
 END = h2.END_HEADERS | h2.END_STREAM
@@ -74,6 +77,11 @@ ANSWERS = {
 
 def told(sent: bytes, size: int, *, client: bool) -> Any:
     """Return all that came of *sent*, given in pieces of *size*: what was told, kept and said."""
+    return told_in_pieces([sent[at : at + size] for at in range(0, len(sent), size)], client=client)
+
+
+def told_in_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
+    """Return all that came of *pieces*: what was told, kept and said."""
     seen = Seen(client=client, streams=4)
     seen.core.feed(h2.settings([]) if client else PREFACE)
     if client:
@@ -82,8 +90,8 @@ def told(sent: bytes, size: int, *, client: bool) -> Any:
     seen.take()
     fault = None
     try:
-        for at in range(0, len(sent), size):
-            seen.core.feed(sent[at : at + size])
+        for piece in pieces:
+            seen.core.feed(piece)
     except Http2ConnectionError as found:
         fault = found.code, found.message
     return seen.log, seen.data_of, sorted(seen.core.streams), seen.take(), fault

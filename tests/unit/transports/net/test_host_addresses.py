@@ -24,22 +24,45 @@ async def test_host_has_all_its_addresses_and_their_time_to_live() -> None:
     assert {(each.host, each.port) for each in found.found} == {("triton", 8001)}
 
 
-async def test_service_has_the_hosts_and_ports_of_its_first_priority() -> None:
-    """Records of a later priority do not count, and neither does the port of the URL."""
+async def test_service_has_hosts_ports_priorities_and_weights() -> None:
+    """A host shares the weight of its record among its addresses; the port of the URL is unused."""
     async with name_server() as server:
         server.records["_grpc._tcp.triton.", "SRV"] = [
-            "10 1 9001 a.triton.",
-            "10 1 9002 b.triton.",
-            "20 1 9003 c.triton.",
+            "10 60 9001 a.triton.",
+            "10 30 9002 b.triton.",
+            "20 0 9003 a.triton.",
         ]
         server.records["a.triton.", "A"] = ["127.0.0.2"]
-        server.records["b.triton.", "A"] = ["127.0.0.3"]
+        server.records["b.triton.", "A"] = ["127.0.0.3", "127.0.0.4"]
         found = await look_up_all("_grpc._tcp.triton", 8001, server.resolver())
     assert found.found == (
-        HostAddress("a.triton", 9001, "127.0.0.2"),
-        HostAddress("b.triton", 9002, "127.0.0.3"),
+        HostAddress("a.triton", 9001, "127.0.0.2", 0, 2.0),
+        HostAddress("a.triton", 9003, "127.0.0.2", 1, 1.0),
+        HostAddress("b.triton", 9002, "127.0.0.3", 0, 0.5),
+        HostAddress("b.triton", 9002, "127.0.0.4", 0, 0.5),
     )
     assert found.ttl_s == 30
+
+
+async def test_service_with_a_host_that_is_unknown_has_the_others() -> None:
+    """Without any known host, the service is unknown."""
+    async with name_server() as server:
+        server.records["_grpc._tcp.triton.", "SRV"] = ["1 1 9001 a.triton.", "1 1 9002 b.triton."]
+        with pytest.raises(OSError, match="does not exist"):
+            await look_up_all("_grpc._tcp.triton", 1, server.resolver())
+        server.records["b.triton.", "A"] = ["127.0.0.3"]
+        found = await look_up_all("_grpc._tcp.triton", 1, server.resolver())
+    assert found.found == (HostAddress("b.triton", 9002, "127.0.0.3"),)
+
+
+async def test_record_of_weight_zero_has_a_small_share() -> None:
+    """It gets some calls: a weight of 0 does not switch a server off."""
+    async with name_server() as server:
+        server.records["_grpc._tcp.triton.", "SRV"] = ["1 0 9001 a.triton.", "1 9 9002 a.triton."]
+        server.records["a.triton.", "A"] = ["127.0.0.2"]
+        found = await look_up_all("_grpc._tcp.triton", 1, server.resolver())
+    small, large = (each.weight for each in found.found)
+    assert 0 < small < 0.02 * large
 
 
 async def test_service_may_say_that_nobody_offers_it() -> None:

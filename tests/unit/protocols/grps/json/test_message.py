@@ -298,6 +298,20 @@ def test_a_large_array_is_written_nested(shape: tuple[int, ...]) -> None:
     assert array.tolist() == orjson.loads(write_json(message))["ndarray"]
 
 
+@pytest.mark.parametrize("form", ["gtensors", "ndarray"])
+@pytest.mark.parametrize("last", [0.5, np.nan])
+def test_the_largest_fp32_has_all_its_digits_in_a_large_list(form: str, last: float) -> None:
+    """A Python server refuses its shortest text, in pieces of a long list as well."""
+    values = np.full(300_000, 0.1, np.float32)
+    values[[0, 200_000]] = np.finfo(np.float32).max, np.finfo(np.float32).min
+    values[-1] = last
+    message = GrpsMessage(form=ContentFormat(form), tensors=(array_tensor("", values),))
+    text = write_json(message)
+    assert 1 == text.count(b"[3.4028234663852886e38,0.1,")
+    assert 1 == text.count(b",-3.4028234663852886e38,")
+    assert b"3.4028235e" not in text
+
+
 def test_texts_of_all_tensors_count_together() -> None:
     """The limit on BYTES elements is that of the message."""
     tensor = {"dtype": "DT_STRING", "shape": [3], "flat_string": ["a", "b", "c"]}

@@ -19,6 +19,8 @@ from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
+pytestmark = pytest.mark.usefixtures("build")
+
 LENGTH = "Inference-Header-Content-Length"
 ASKED = InferRequest(model=ModelRef("m"))
 TWO = {

@@ -30,6 +30,8 @@ from gateway.protocols.oip.json.write import (
     tensor_prefix,
 )
 
+pytestmark = pytest.mark.usefixtures("build")
+
 TARGETS = response_targets(None)
 REFUSE = Nonfinite.REFUSE
 INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]

@@ -1,0 +1,388 @@
+# cython: language_level=3, binding=False, boundscheck=False, wraparound=False, cdivision=True
+"""The compiled versions of hot functions, in typed code over raw bytes.
+
+`gateway/accelerator.py` decides whether they are used. Each has the name, the results and the errors
+of a Python function that is decorated with `accelerated`. What is unusual is left to that function.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memchr, memcmp, memcpy
+
+ctypedef const unsigned char* Text
+
+# ---- JSON: the holes of templates (protocols/oip/json/templates.py)
+
+cdef uint8_t _IN_LIST[256]
+cdef uint8_t _IN_ID[256]
+cdef int _each
+for _each in b"-+0123456789.eE, []":
+    _IN_LIST[_each] = 1
+for _each in b"-_.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
+    _IN_ID[_each] = 1
+
+
+def split_holes(bytes text not None):
+    """See `gateway.protocols.oip.json.templates.split_holes`."""
+    cdef Text at = <Text>PyBytes_AS_STRING(text)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(text)
+    cdef Text end = at + size
+    cdef Text quote, start, stop
+    cdef char* out = <char*>malloc(size + 1)
+    cdef Py_ssize_t used = 0
+    cdef list holes = []
+    if out is NULL:
+        raise MemoryError
+    try:
+        while True:
+            quote = <Text>memchr(at, c'"', end - at)
+            # Up to the first hole, and between holes, the text is copied with its quotes.
+            while quote is not NULL:
+                stop = _hole(quote, end, &start)
+                if stop is not NULL:
+                    break
+                quote = <Text>memchr(quote + 1, c'"', end - quote - 1)
+            if quote is NULL:
+                break
+            memcpy(out + used, at, quote - at)
+            used += quote - at
+            out[used] = 0
+            used += 1
+            holes.append(PyBytes_FromStringAndSize(<const char*>start, stop - start))
+            at = stop
+        if not holes:
+            return text, holes
+        memcpy(out + used, at, end - at)
+        return PyBytes_FromStringAndSize(out, used + (end - at)), holes
+    finally:
+        free(out)
+
+
+cdef Text _hole(Text quote, Text end, Text* start) noexcept:
+    """Return the end of the hole whose key is at *quote*, and set *start*; NULL if there is none.
+
+    A byte of 0 follows the last one of a bytes object.
+    """
+    cdef Text at
+    cdef Text last = NULL
+    if end - quote > 8 and not memcmp(quote, b'"data":', 7):
+        at = quote + 7 + (quote[7] == c' ')
+        if at[0] != c'[':
+            return NULL
+        start[0] = at
+        at += 1
+        while at < end and _IN_LIST[at[0]]:
+            if at[0] == c']':
+                last = at + 1
+            at += 1
+        return last
+    if end - quote > 6 and not memcmp(quote, b'"id":', 5):
+        at = quote + 5 + (quote[5] == c' ')
+        if at[0] != c'"':
+            return NULL
+        start[0] = at
+        at += 1
+        while at < end and _IN_ID[at[0]]:
+            at += 1
+        return at + 1 if at < end and at[0] == c'"' else NULL
+    return NULL
+
+
+# ---- JSON: lists of numbers (protocols/oip/json/elements.py and write.py)
+
+cdef double _POWERS[23]
+cdef double _power = 1
+for _each in range(23):
+    _POWERS[_each] = _power  # exact up to 10 ** 22
+    _power *= 10
+
+cdef uint64_t _EXACT = 1 << 53
+
+cdef enum:
+    _FEW = 512  # numbers that are written here
+    _WIDEST = 21  # characters of a number, with its comma
+
+
+_SIZES = {"b": 1, "h": 2, "i": 4, "q": 8, "f": 4, "d": 8}
+
+
+cdef class _Numbers:
+    """Numbers of one type and count, as JSON and as raw little-endian data.
+
+    What the methods do not read or write themselves, *python* does.
+    """
+
+    cdef object _python
+    cdef char _code
+    cdef Py_ssize_t _count, _size
+    cdef int64_t _least, _most
+
+    def __cinit__(self, str code, Py_ssize_t count, python):
+        self._python = python(code, count)
+        self._code = ord(code)
+        self._count = count
+        self._size = _SIZES.get(code.lower(), 0)
+        bits = 8 * self._size
+        self._least, self._most = 0, 0
+        if not self._size:
+            self._count = 0  # left to Python
+        elif code in "bhiq":
+            self._least, self._most = -(1 << bits - 1), (1 << bits - 1) - 1
+        elif code in "BHIQ":
+            self._most = min((1 << bits) - 1, (1 << 63) - 1)
+
+    def pack(self, bytes text not None):
+        cdef bytes raw
+        if self._count > 0:
+            raw = PyBytes_FromStringAndSize(NULL, self._count * self._size)
+            if self._read(<Text>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), PyBytes_AS_STRING(raw)):
+                return raw
+        return self._python(text)
+
+    cdef bint _read(self, Text at, Py_ssize_t length, char* out) noexcept:
+        """Read a list of short numbers; return whether it is one."""
+        cdef Text end = at + length
+        cdef Text first
+        cdef bint negative, is_float
+        cdef uint64_t value
+        cdef int64_t signed
+        cdef int fraction, exponent, sign
+        cdef double number
+        cdef float single
+        cdef Py_ssize_t index = 0
+        cdef bint floats = self._code == c'f' or self._code == c'd'
+        if at[0] != c'[':
+            return False
+        while index < self._count:
+            at += 1
+            while at[0] == c' ':
+                at += 1
+            negative = at[0] == c'-'
+            at += negative
+            first = at
+            value = 0
+            while c'0' <= at[0] <= c'9':
+                value = value * 10 + (at[0] - c'0')
+                at += 1
+            # More digits are rare, and the value has overflowed.
+            if at == first or at - first > 18 or (first[0] == c'0' and at - first > 1):
+                return False
+            is_float = False
+            if floats:
+                fraction = exponent = 0
+                if at[0] == c'.':
+                    is_float = True
+                    at += 1
+                    while c'0' <= at[0] <= c'9':
+                        value = value * 10 + (at[0] - c'0')
+                        fraction += 1
+                        at += 1
+                    if not fraction or at - first > 19:
+                        return False
+                if at[0] == c'e' or at[0] == c'E':
+                    is_float = True
+                    at += 1
+                    sign = -1 if at[0] == c'-' else 1
+                    if at[0] == c'-' or at[0] == c'+':
+                        at += 1
+                    if not c'0' <= at[0] <= c'9':
+                        return False
+                    while c'0' <= at[0] <= c'9':
+                        exponent = exponent * 10 + (at[0] - c'0')
+                        if exponent > 99:
+                            return False
+                        at += 1
+                    exponent *= sign
+                exponent -= fraction
+                # Value and power of ten are exact, so the result is rounded once.
+                if value > _EXACT or not -22 <= exponent <= 22:
+                    return False
+                number = <double>value
+                number = number / _POWERS[-exponent] if exponent < 0 else number * _POWERS[exponent]
+                if negative and (is_float or value):  # the integer -0 is 0
+                    number = -number
+                if self._code == c'd':
+                    memcpy(out, &number, 8)
+                else:
+                    single = <float>number
+                    memcpy(out, &single, 4)
+            else:
+                signed = -<int64_t>value if negative else <int64_t>value
+                if not self._least <= signed <= self._most:
+                    return False
+                memcpy(out, &signed, self._size)
+            out += self._size
+            index += 1
+            while at[0] == c' ':
+                at += 1
+            if at[0] != (c',' if index < self._count else c']'):
+                return False
+        return at + 1 == end
+
+    def text(self, view):
+        """Return integers as JSON."""
+        cdef Py_buffer raw
+        if not 0 < self._count <= _FEW or self._most == 0 or self._code == c'Q':
+            return self._python(view)
+        PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
+        try:
+            if raw.len == self._count * self._size:
+                return self._write(<const char*>raw.buf)
+        finally:
+            PyBuffer_Release(&raw)
+        return self._python(view)
+
+    cdef bytes _write(self, const char* at):
+        cdef char out[_FEW * _WIDEST + 2]
+        cdef char* end = out
+        cdef char digits[_WIDEST]
+        cdef int used
+        cdef uint64_t left
+        cdef int64_t value
+        cdef Py_ssize_t index
+        for index in range(self._count):
+            end[0] = c',' if index else c'['
+            end += 1
+            value = 0
+            memcpy(&value, at, self._size)
+            at += self._size
+            if self._least and self._size < 8:
+                value = (value ^ (self._most + 1)) - (self._most + 1)  # extend the sign
+            left = <uint64_t>value
+            if value < 0:
+                left = 0 - left
+                end[0] = c'-'
+                end += 1
+            used = 0
+            while left >= 10:
+                digits[used] = <char>(c'0' + left % 10)
+                used += 1
+                left //= 10
+            end[0] = <char>(c'0' + left)
+            end += 1
+            while used:
+                used -= 1
+                end[0] = digits[used]
+                end += 1
+        end[0] = c']'
+        return PyBytes_FromStringAndSize(out, end + 1 - out)
+
+
+def number_packer(str code not None, Py_ssize_t count):
+    """See `gateway.protocols.oip.json.elements.number_packer`."""
+    from gateway.accelerator import PYTHON_VERSIONS  # which imports this module
+
+    return _Numbers(code, count, PYTHON_VERSIONS["number_packer"]).pack
+
+
+def integer_writer(str code not None, Py_ssize_t count):
+    """See `gateway.protocols.oip.json.write.integer_writer`."""
+    from gateway.accelerator import PYTHON_VERSIONS
+
+    return _Numbers(code, count, PYTHON_VERSIONS["integer_writer"]).text
+
+
+# ---- HTTP/2 and gRPC: the frames of small streams (transports/http2/frames.py, grpc/messages.py)
+
+cdef enum:
+    _HEAD_BYTES = 9
+    _PREFIX_BYTES = 5
+    _DATA = 0
+    _HEADERS = 1
+    _END_STREAM = 1
+    _END_HEADERS = 4
+
+
+cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t number, int* flags) noexcept:
+    """Return the size of the payload of a frame, and set *flags*; -1 for another frame."""
+    if (
+        size < _HEAD_BYTES
+        or at[3] != kind
+        or (<uint64_t>at[5] << 24 | at[6] << 16 | at[7] << 8 | at[8]) != number
+    ):
+        return -1
+    flags[0] = at[4]
+    cdef Py_ssize_t length = at[0] << 16 | at[1] << 8 | at[2]
+    return length if length <= size - _HEAD_BYTES else -1
+
+
+def complete_stream(bytes data not None, Py_ssize_t at, uint64_t number, Py_ssize_t max_block):
+    """See `gateway.transports.http2.frames.complete_stream`."""
+    cdef Text start = <Text>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+    cdef Py_ssize_t begin, stop, first, length
+    cdef int flags = 0
+    length = _frame(start + at, size - at, _DATA, number, &flags)
+    if length <= 0:
+        return None
+    begin = at + _HEAD_BYTES
+    stop = begin + length
+    if flags == _END_STREAM:
+        return begin, stop, None, stop
+    if flags:
+        return None
+    length = _frame(start + stop, size - stop, _HEADERS, number, &flags)
+    if not 0 <= length <= max_block or flags != (_END_HEADERS | _END_STREAM):
+        return None
+    first = stop + _HEAD_BYTES
+    return begin, stop, PyBytes_FromStringAndSize(<const char*>start + first, length), first + length
+
+
+cdef inline char* _put_head(char* out, Py_ssize_t size, int kind, int flags, uint64_t number) noexcept:
+    out[0], out[1], out[2] = <char>(size >> 16), <char>(size >> 8), <char>size
+    out[3], out[4] = <char>kind, <char>flags
+    out[5], out[6] = <char>(number >> 24), <char>(number >> 16)
+    out[7], out[8] = <char>(number >> 8), <char>number
+    return out + _HEAD_BYTES
+
+
+cdef inline char* _put(char* out, bytes part) noexcept:
+    memcpy(out, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
+    return out + PyBytes_GET_SIZE(part)
+
+
+def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size, bytes tail):
+    """See `gateway.transports.http2.frames.join_stream`."""
+    cdef Py_ssize_t total = 2 * _HEAD_BYTES + PyBytes_GET_SIZE(block) + size
+    cdef Py_ssize_t left = size
+    cdef Py_buffer part
+    if tail is not None:
+        total += _HEAD_BYTES + PyBytes_GET_SIZE(tail)
+    cdef bytes joined = PyBytes_FromStringAndSize(NULL, total)
+    cdef char* out = PyBytes_AS_STRING(joined)
+    out = _put_head(out, PyBytes_GET_SIZE(block), _HEADERS, _END_HEADERS, number)
+    out = _put(out, block)
+    out = _put_head(out, size, _DATA, _END_STREAM if tail is None else 0, number)
+    for buffer in buffers:
+        PyObject_GetBuffer(buffer, &part, PyBUF_SIMPLE)
+        if part.len <= left:
+            memcpy(out, part.buf, part.len)
+            out += part.len
+        left -= part.len
+        PyBuffer_Release(&part)
+    if left:
+        raise ValueError(f"the content has {size - left} bytes, {size} are announced")
+    if tail is not None:
+        out = _put_head(out, PyBytes_GET_SIZE(tail), _HEADERS, _END_HEADERS | _END_STREAM, number)
+        _put(out, tail)
+    return joined
+
+
+def whole_message(view not None, Py_ssize_t limit_bytes):
+    """See `gateway.transports.grpc.messages.whole_message`."""
+    cdef Py_buffer raw
+    cdef Text at
+    cdef Py_ssize_t size
+    cdef bint is_whole
+    PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
+    at = <Text>raw.buf
+    size = raw.len - _PREFIX_BYTES
+    is_whole = (
+        0 <= size <= limit_bytes
+        and not at[0]
+        and (<uint64_t>at[1] << 24 | at[2] << 16 | at[3] << 8 | at[4]) == <uint64_t>size
+    )
+    PyBuffer_Release(&raw)
+    return view[_PREFIX_BYTES:] if is_whole else None

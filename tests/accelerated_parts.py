@@ -1,0 +1,187 @@
+"""Random inputs of the functions that have a compiled version: valid, mutated and truncated."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from gateway.protocols.oip.json import elements, templates, write
+from gateway.transports.grpc import client_call, messages, server_call
+from gateway.transports.http2 import frames, receiver, streams
+
+Part = Callable[[Random], tuple[Any, ...]]
+"""Returns the arguments of a function, and then those of the function that it returns, if any."""
+
+MODULES: Final = (
+    elements,
+    templates,
+    write,
+    messages,
+    client_call,
+    server_call,
+    frames,
+    receiver,
+    streams,
+)
+"""All modules that have such functions."""
+
+_INTEGERS: Final = "bBhHiIqQ"
+_WORDS: Final = (
+    b'"data":',
+    b'"data": ',
+    b'"id":',
+    b'"id": ',
+    b'"name":"X",',
+    b'{"inputs":[',
+    b"]}",
+)
+
+
+def split_holes(random: Random) -> tuple[bytes]:
+    """Return a message with some holes, or the like of it."""
+    pieces = []
+    for _ in range(random.randrange(8)):
+        pieces.append(random.choice(_WORDS))
+        pieces.append(
+            random.choice((_list(random, "f", 3), b'"a-1"', b"[[1,2],[3,4]]", b"[]", b""))
+        )
+    return (damaged(random, b"".join(pieces), b'"[]{}:, data id01eE.\0\xff'),)
+
+
+def number_packer(random: Random) -> tuple[str, int, bytes]:
+    """Return a list of as many numbers as are expected, nearly always."""
+    code = random.choice(_INTEGERS + "fde?")
+    count = random.choice((0, 1, 2, 5, 40))
+    text = _list(random, code, count + (random.random() < 0.1))
+    return code, count, damaged(random, text, b"[]-+., 0123456789eE")
+
+
+def integer_writer(random: Random) -> tuple[str, int, bytes]:
+    """Return raw integers of the right size, nearly always."""
+    code = random.choice(_INTEGERS)
+    count = random.choice((0, 1, 2, 5, 64, 600))
+    edges = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01", b"\x0a", b"\x63")
+    raw = b"".join(random.choices(edges, k=count * struct.calcsize(code)))
+    return code, count, raw[: len(raw) - (random.random() < 0.1)]
+
+
+def complete_stream(random: Random) -> tuple[bytes, int, int, int]:
+    """Return the frames of one or two streams, from a position after a header block."""
+    number, most = random.choice((1, 2, 5, 0x7FFFFFFF)), random.choice((0, 10, 4096))
+    block = random.randbytes(random.randrange(12))
+    data = block + _frame(random, 0, random.randrange(2), number)
+    data += _frame(random, 1, 5, number) + _frame(random, 0, 1, 7)
+    at = len(block) if random.random() < 0.95 else random.randrange(len(data))
+    return damaged(random, data, b"\0\1\4\5\x80\xff"), at, number, most
+
+
+def join_stream(random: Random) -> tuple[int, bytes, list[Any], int, bytes | None]:
+    """Return a header block, content in several buffers, and trailers or none."""
+    buffers: list[bytes | bytearray | memoryview] = []
+    for _ in range(random.randrange(4)):
+        buffer = random.randbytes(random.randrange(300))
+        buffers.append(random.choice((buffer, bytearray(buffer), memoryview(buffer)[1:])))
+    number = random.choice((1, 2, 255, 256, 0x7FFFFFFF))
+    tail = random.choice((None, b"", random.randbytes(random.randrange(300))))
+    return number, random.randbytes(random.randrange(300)), buffers, sum(map(len, buffers)), tail
+
+
+def whole_message(random: Random) -> tuple[memoryview, int]:
+    """Return a message with its prefix, nearly always whole."""
+    content = random.randbytes(random.choice((0, 1, 255, 256, 300)))
+    data = struct.pack(">BI", 0, len(content)) + content
+    return memoryview(damaged(random, data, b"\0\1\xff")), random.choice((0, 255, 1 << 20))
+
+
+PARTS: Final[dict[str, Part]] = {
+    each.__name__: each
+    for each in (
+        split_holes,
+        number_packer,
+        integer_writer,
+        complete_stream,
+        join_stream,
+        whole_message,
+    )
+}
+"""The inputs of each function, by its name."""
+
+
+def flipped(random: Random, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return *arguments* with one bit of the first bytes among them changed."""
+    index = next(at for at, each in enumerate(arguments) if isinstance(each, bytes | memoryview))
+    changed = bytearray(arguments[index])
+    if changed:
+        changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+    return (*arguments[:index], type(arguments[index])(bytes(changed)), *arguments[index + 1 :])
+
+
+def use_functions(source: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
+    """Let the gateway use the functions of *source* until *patch* is undone."""
+    for module in MODULES:
+        for name in PARTS.keys() & vars(module).keys():
+            patch.setattr(module, name, source[name])
+    write._few_integers.cache_clear()  # it has a function of the other build
+
+
+def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
+    """Return the result of *function*, or its error.
+
+    A function that it returns is called with the last of *arguments*.
+    """
+    try:
+        if name in ("number_packer", "integer_writer"):
+            return function(*arguments[:-1])(arguments[-1])
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001  # any error is to be the same
+        return type(error), str(error)
+
+
+def _frame(random: Random, kind: int, flags: int, number: int) -> bytes:
+    """Return a frame as described, nearly always."""
+    payload = random.randbytes(random.choice((0, 1, 11, 300)))
+    if random.random() < 0.1:
+        kind, flags, number = random.choice(((9, 4, number), (kind, 8, number), (kind, flags, 3)))
+    return struct.pack(">BHBBI", 0, len(payload), kind, flags, number) + payload
+
+
+def _list(random: Random, code: str, count: int) -> bytes:
+    """Return a list of numbers that fit *code*, nearly always."""
+    blank = random.choice((b"", b" "))
+    return b"[" + (b"," + blank).join(_number(random, code) for _ in range(count)) + blank + b"]"
+
+
+def _number(random: Random, code: str) -> bytes:
+    if code in "fde" and random.random() < 0.8:
+        value = random.choice(
+            (random.uniform(-10, 10), random.gauss(0, 1e30), random.random() * 1e-9)
+        )
+        digits = random.randrange(1, 19)
+        return (
+            b"%b"
+            % random.choice((f"{value:.{digits}g}", f"{value:.{digits}f}", repr(value))).encode()
+        )
+    bits = 8 * struct.calcsize(code)
+    least, most = (0, 1 << bits) if code.isupper() else (-(1 << bits - 1), 1 << bits - 1)
+    edge = random.choice((0, 1, 9, 10, least, most - 1, random.randrange(least, most)))
+    return b"%d" % (edge + (random.random() < 0.02))
+
+
+def damaged(random: Random, text: bytes, alphabet: bytes) -> bytes:
+    """Return *text*, or one time in three a changed or truncated *text*."""
+    at = random.randrange(len(text) + 1)
+    match random.randrange(12):
+        case 0:
+            return text[:at]
+        case 1:
+            return text[:at] + bytes([random.choice(alphabet)]) + text[at:]
+        case 2:
+            return text[:at] + text[at + 1 :]
+        case 3:
+            return text[:at] + bytes([random.choice(alphabet)]) + text[at + 1 :]
+        case _:
+            return text

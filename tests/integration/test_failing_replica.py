@@ -1,0 +1,113 @@
+"""One of three servers fails in each of several ways, and recovers, before a whole gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import numpy as np
+import pytest
+
+from gateway.app import Gateway
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.tensor import array_tensor, as_numpy
+from tests.chaos.faulty_server import FaultyServer
+from tests.integration.asking_kit import running
+from tests.integration.reload_kit import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+CONFIG = """
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+admin: {{address: null, metrics: null}}
+lifecycle: {{pre_stop: 0s}}
+telemetry: {{log: {{calls_per_second: 0}}}}
+upstreams: {{servers: {{urls: [{urls}], options: {{dialect: mlserver}}}}}}
+routes:
+  - name: all
+    timeout: 30s
+    targets: [{{upstream: servers}}]
+    retry:
+      on: [unsent, reset_before_answer, unavailable, timeout]
+      attempts: 3
+      per_try_timeout: 1s
+      idempotent: true
+      min_retries: 20
+"""
+
+
+@asynccontextmanager
+async def gateway_before_three() -> AsyncIterator[tuple[Gateway, list[FaultyServer]]]:
+    """Run three servers, and a gateway that repeats calls."""
+    found = [FaultyServer(random.Random(1)) for _ in range(3)]  # noqa: S311  # repeatable
+    async with AsyncExitStack() as stack:
+        for server in found:
+            await server.start()
+            stack.push_async_callback(server.stop)
+        urls = ", ".join(f'"oip+http://127.0.0.1:{server.port}"' for server in found)
+        yield await stack.enter_async_context(running(CONFIG.format(urls=urls))), found
+
+
+class Clients:
+    """Six clients that send one call after another; a failed call or a wrong reply ends them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._numbers = itertools.count()
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(6)]
+        self.answered = 0
+
+    async def _ask(self) -> None:
+        while True:
+            number = next(self._numbers)
+            values = np.array([number, number + 7], np.int32)
+            call = InferRequest(model=ModelRef("add"), inputs=(array_tensor("IN", values),))
+            reply = await self._gateway.service(call)
+            assert [number + 1, number + 8] == as_numpy(reply.outputs[0]).tolist()
+            self.answered += 1
+
+    async def until_answered(self, count: int) -> None:
+        """Wait for so many further replies."""
+        wanted = self.answered + count
+        await until(lambda: self.answered >= wanted or any(each.done() for each in self._tasks))
+        assert not any(each.done() for each in self._tasks), await self.stop()
+
+    async def stop(self) -> list[str]:
+        """Stop; return the errors."""
+        for task in self._tasks:
+            task.cancel()
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        return [repr(each) for each in ended if not isinstance(each, asyncio.CancelledError)]
+
+
+@pytest.mark.parametrize("fault", ["hung", "resetting", "failing", "slow", "dead"])
+async def test_no_client_sees_a_replica_that_fails(fault: str) -> None:
+    """The other two answer, and the replica gets calls again when it is well."""
+    async with gateway_before_three() as (gateway, servers):
+        bad = servers[0]
+        clients = Clients(gateway)
+        await clients.until_answered(100)
+        assert bad.answered
+        await bad.set(fault)
+        await clients.until_answered(600)
+        await bad.set(None)
+        answered = bad.answered
+        await until(lambda: bad.answered > answered + 20)
+        await clients.until_answered(20)
+        assert [] == await clients.stop()
+
+
+async def test_with_two_of_three_dead_no_call_fails() -> None:
+    """The third one answers what the others cannot."""
+    async with gateway_before_three() as (gateway, servers):
+        clients = Clients(gateway)
+        await clients.until_answered(100)
+        for server in servers[:2]:
+            await server.set("dead")
+            await clients.until_answered(300)
+        assert [] == await clients.stop()

@@ -1,0 +1,63 @@
+"""Calls that have ended are sent after their replies, and as they were then."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gateway.app.shadow.sender import FinishedCalls
+from gateway.captures.privacy import Privacy
+from gateway.captures.records import record_of
+from gateway.ir.calls import InferResponse
+from gateway.ir.context import ModelRef
+from gateway.ir.teed_body import TeeBudget, TeedBody
+from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.telemetry.tapped_call import TappedCall
+from tests.fakes import FakeArriving, settle
+from tests.unit.captures.kit import request
+
+
+async def test_a_call_is_sent_in_the_next_turn_of_the_loop() -> None:
+    """The response of the client does not wait for the record of its call."""
+    sent: list[TappedCall] = []
+    calls = FinishedCalls(sent.append)
+    exchange = TappedCall(request(), 0.0)
+    calls.put(exchange)
+    assert not sent
+    await settle()
+    assert sent == [exchange]
+
+
+async def test_a_model_may_write_to_the_array_of_its_reply() -> None:
+    """The record has the elements that the array had when the call ended; they are copied once."""
+    array = np.zeros(4, np.float32)
+    reply = InferResponse(model=ModelRef("m"), outputs=(array_tensor("y", array),))
+    exchange = TappedCall(request(), 0.0)
+    exchange.add(reply)
+    calls: FinishedCalls[TappedCall] = FinishedCalls(lambda _exchange: None)
+    calls.put(exchange)
+    array[:] = 1
+    found = calls.recordable(exchange)
+    assert found is not None
+    row = record_of(found[0], Privacy(payload="full"), None).tensors[-1]
+    assert row.data == bytes(16)
+    kept = as_numpy(exchange.items[0][1].outputs[0])
+    assert np.shares_memory(kept, np.frombuffer(row.data, np.float32))
+
+
+async def test_a_defect_costs_one_sample() -> None:
+    """An error while a call is sent is logged, and its body released; the next call is sent."""
+    sent: list[TappedCall] = []
+    budget = TeeBudget(100)
+
+    def send(exchange: TappedCall) -> None:
+        if exchange.started == 0.0:
+            raise RuntimeError("defect")
+        sent.append(exchange)
+
+    calls = FinishedCalls(send)
+    calls.put(TappedCall(request(), 0.0, teed=TeedBody(FakeArriving(b"{}abcd", 2), budget)))
+    calls.put(TappedCall(request(), 1.0))
+    assert budget.used_bytes == 4
+    calls.send_all()
+    assert [each.started for each in sent] == [1.0]
+    assert not budget.used_bytes
