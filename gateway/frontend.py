@@ -41,7 +41,7 @@ from gateway.wire.codec import Codec, CutThroughCodec, StreamCodec
 from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import HttpRequest, HttpResponse
-from gateway.wire.metadata import metadata_request_id, valid_request_id
+from gateway.wire.metadata import metadata_request_id, text_metadata, valid_request_id
 
 _PROBES = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
 
@@ -96,7 +96,7 @@ def _metadata_of(wire: object) -> tuple[tuple[str, str], ...]:
     if isinstance(wire, HttpRequest):
         return wire.headers.lowered
     if isinstance(wire, GrpcRequest):
-        return tuple([(key, value) for key, value in wire.metadata if isinstance(value, str)])
+        return text_metadata(wire.metadata)
     return ()
 
 

@@ -86,8 +86,10 @@ class ObservedPassthrough(Passthrough):
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Return *error* as a response, for a request that was not read completely."""
+        response = super().reject(error)
+        error.wire_status = response.status
         self._reject(NAME, error)
-        return attach_http_request_id(super().reject(error), error.request_id)
+        return attach_http_request_id(response, error.request_id)
 
     def _record(
         self, wire: HttpRequest, request_id: str, started: float, error: GatewayError | None

@@ -47,6 +47,8 @@ class GatewayError(Exception):
         client: The sender of a request that reached no service; None if it is unknown.
         request_id: The id of such a request; "" for none.
         metadata: Headers or metadata of such a request.
+        wire_status: The status that its transport answers such a request with, of HTTP or of gRPC;
+            None where a codec writes the response, and for no response.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
@@ -69,6 +71,7 @@ class GatewayError(Exception):
         self.client: Client | None = None
         self.request_id = ""
         self.metadata: Metadata = ()
+        self.wire_status: int | None = None
 
     def copy(self) -> Self:
         """Return a copy for another caller, with this error as its cause.

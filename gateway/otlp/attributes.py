@@ -98,6 +98,19 @@ def endpoint_attributes(upstream: str, url: Url) -> Attributes:
     )
 
 
+def rejection_status(error: GatewayError, codec: Codec[Any, Any] | None) -> Attributes:
+    """Return the status of the response to a request that reached no service; {} for none.
+
+    Args:
+        error: Why it was rejected.
+        codec: It writes the response; None if the transport does.
+    """
+    status = error.wire_status
+    if status is None:
+        return {} if codec is None else status_attributes(None, error, codec)
+    return _grpc_status(status) if isinstance(status, GrpcStatus) else _http_status(status)
+
+
 def status_attributes(
     call: Call[Any] | None, error: BaseException | None, codec: Codec[Any, Any]
 ) -> Attributes:
@@ -111,7 +124,7 @@ def status_attributes(
     origin = None if call is None else call.context.origin
     if error is None:
         if origin is not None and isinstance(origin.wire, HttpRequest):
-            return {"http.response.status_code": HTTPStatus.OK.value}
+            return _http_status(HTTPStatus.OK.value)
         if origin is not None and isinstance(origin.wire, GrpcRequest):
             return _grpc_status(GrpcStatus.OK)
         return {}
@@ -122,7 +135,7 @@ def status_attributes(
         return _grpc_status(response.status)
     if not isinstance(response, HttpResponse) or isinstance(call, StreamInferRequest):
         return {}  # a stream may have begun with another status
-    return {"http.response.status_code": response.status}
+    return _http_status(response.status)
 
 
 def rejection_attributes(listener: str, protocol: str, error: GatewayError) -> Attributes:
@@ -139,6 +152,10 @@ def rejection_attributes(listener: str, protocol: str, error: GatewayError) -> A
             **error_attributes(error),
         }
     )
+
+
+def _http_status(status: int) -> Attributes:
+    return {"http.response.status_code": status}
 
 
 def _grpc_status(status: GrpcStatus) -> Attributes:

@@ -50,6 +50,7 @@ from gateway.otlp.attributes import (
     operation_of,
     path_attributes,
     rejection_attributes,
+    rejection_status,
     status_attributes,
 )
 from gateway.policies.batch.policy import Batch
@@ -165,8 +166,8 @@ class CallSpans:
             SpanKind.SERVER,
             rejection_attributes(listener, protocol, error),
         )
-        if codec is not None and span.is_recording():
-            span.set_attributes(status_attributes(None, error, codec))
+        if span.is_recording():
+            span.set_attributes(rejection_status(error, codec))
         _end_server(span, error)
 
 

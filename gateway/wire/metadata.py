@@ -71,6 +71,11 @@ def metadata_request_id(metadata: Metadata) -> str:
     return found
 
 
+def text_metadata(metadata: Metadata) -> tuple[tuple[str, str], ...]:
+    """Return the entries of gRPC metadata whose values are text."""
+    return tuple([(key, value) for key, value in metadata if isinstance(value, str)])
+
+
 def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:
     """Return the headers of a request to an upstream, with the id of the call.
 

@@ -39,7 +39,7 @@ from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import size_of
-from gateway.wire.metadata import metadata_request_id
+from gateway.wire.metadata import metadata_request_id, text_metadata
 
 log = structlog.get_logger(__name__)
 
@@ -416,9 +416,10 @@ class ServerCall:
         self._end(self._reject(error))
 
     def _reject(self, error: errors.GatewayError) -> GrpcResponse:
-        """Return *error* as a response, and report it with the client and the request id."""
+        """Return *error* as a response, and report it with all that is known of the request."""
         metadata = self._head.metadata
         error.client = self._connection.client.caller.client(metadata)
+        error.metadata = text_metadata(metadata)
         error.request_id = error.request_id or metadata_request_id(metadata)
         return self._method.frontend.reject(error)
 

@@ -45,7 +45,7 @@ from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.write_drain import write_time
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
-from gateway.wire.metadata import metadata_request_id
+from gateway.wire.metadata import metadata_request_id, text_metadata
 
 _AGE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
@@ -457,7 +457,9 @@ class GrpcServerConnection(Http2Protocol):
             details = f"the metadata is too large, at most {head.oversized} bytes are allowed"
         error = InvalidRequest(details, limit="grpc_metadata_bytes" if head.oversized else None)
         error.client = self.client.caller.client(head.metadata)
+        error.metadata = text_metadata(head.metadata)
         error.request_id = metadata_request_id(head.metadata)
+        error.wire_status = status
         request_id = self._refused(error)
         metadata = ((REQUEST_ID, request_id),) if request_id else ()
         self.core.flood_budget.charge(UNSERVED_COST)

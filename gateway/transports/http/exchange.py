@@ -37,6 +37,7 @@ from gateway.transports.http.response_writer import (
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.reserved_buffer import uncounted_bytes
+from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, HttpResponse, size_of
 from gateway.wire.metadata import valid_request_id
 
@@ -214,19 +215,26 @@ class Exchange:
             await self._refuse(errors.Unavailable("the gateway is shutting down"))
 
     async def _send_error(self, fault: HttpError) -> None:
-        request_id = self._report(fault.error)
+        request_id = self._report(fault.error, fault.status)
         self._close |= fault.close
         await self._send(text_response(fault.status, fault.message, request_id))
 
-    def _report(self, error: errors.GatewayError) -> str:
-        """Report a request that reached no frontend; return its request id."""
+    def _report(self, error: errors.GatewayError, status: int | None = None) -> str:
+        """Report a request that reached no frontend; return its request id.
+
+        Args:
+            error: Why.
+            status: That of the response; None for no response.
+        """
         self._identify(error)
+        error.wire_status = status
         return self._listener.refused(error) or ""
 
     def _identify(self, error: errors.GatewayError) -> None:
-        """Add the client and the request id to *error*, as far as they are known."""
+        """Add the client, the headers and the request id to *error*, as far as they are known."""
         headers = NO_HEADERS if self._head is None else self._head.headers
         error.client = self._connection.client.caller.client(headers)
+        error.metadata = headers.lowered
         error.request_id = valid_request_id(headers.get(REQUEST_ID) or "")
 
     def _broken(self, fault: HttpError) -> None:
@@ -448,7 +456,8 @@ class Exchange:
     async def _refuse(self, error: errors.GatewayError) -> None:
         """Send *error* in the protocol's form."""
         if self._frontend is None:
-            await self._send(text_response(503, error.message, self._report(error)))
+            status = HTTP_STATUS[errors.ErrorCode.UNAVAILABLE]
+            await self._send(text_response(status, error.message, self._report(error, status)))
             return
         self._identify(error)
         response = self._frontend.reject(error)

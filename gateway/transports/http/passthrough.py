@@ -20,21 +20,22 @@ from gateway.ir.redaction import without_addresses
 from gateway.transports.contract import HttpClient, HttpFrontend
 from gateway.transports.http.faults import text_response
 from gateway.transports.http.headers import end_to_end
+from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, HTTP_STATUS
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, size_of
 
 log = structlog.get_logger(__name__)
 
 _OURS = frozenset({"host", "accept-encoding", "content-encoding", "grpc-timeout"})
-_BAD_GATEWAY = 502
-_METHOD_NOT_ALLOWED = 405
-_TOO_LARGE = 413
-_BAD_REQUEST = 400
-_NOT_FOUND = 404
 _SAFE = frozenset({"GET", "HEAD"})
 _MAX_BODY_BYTES = 1 << 20
 _SLASHES = re.compile(r"/(?:\.?/)+")
 # Pages of servers that are for operators: MLServer, KServe and FastAPI have them.
 _OPERATORS = ("/metrics*", "/openapi.json", "/docs*", "/redoc*")
+# Failures of a forwarded request that keep their status: any other one, such as "too large",
+# describes the response, and becomes 502.
+_OWN_FAILURES = frozenset(
+    {ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +58,19 @@ class PassthroughRules:
         if wire.method in _SAFE:
             if _matches(path, _OPERATORS) and not _matches(path, self.allow):
                 message = f"path {path!r} is for operators (passthrough: allow)"
-                return text_response(_NOT_FOUND, message)
+                return text_response(HTTP_STATUS[ErrorCode.NOT_FOUND], message)
             return None
         if wire.method != "POST" or not _matches(path, self.post):
             message = f"{wire.method} is not passed on for this path (passthrough: post)"
-            return text_response(_METHOD_NOT_ALLOWED, message)
+            return text_response(HTTP_METHOD_NOT_ALLOWED, message)
         size = size_of(wire.body)
         if size > _MAX_BODY_BYTES:
             message = f"the body has {size} bytes, at most {_MAX_BODY_BYTES} pass here"
-            return text_response(_TOO_LARGE, message)
+            return text_response(HTTP_STATUS[ErrorCode.TOO_LARGE], message)
         try:
             self.check_body(wire.view)
         except GatewayError as error:
-            return text_response(_STATUS.get(error.code, _BAD_REQUEST), error.message)
+            return text_response(HTTP_STATUS[error.code], error.message)
         return None
 
 
@@ -81,17 +82,6 @@ def normal_path(path: str) -> str:
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern.lower()) for pattern in patterns)
-
-
-# The statuses of a proxy: it does not read requests, so a failure is its own or the upstream's.
-_STATUS = {
-    ErrorCode.INVALID_ARGUMENT: 400,
-    ErrorCode.TOO_LARGE: 413,
-    ErrorCode.UNSUPPORTED: 501,
-    ErrorCode.OVERLOADED: 503,
-    ErrorCode.UNAVAILABLE: 503,
-    ErrorCode.DEADLINE_EXCEEDED: 504,
-}
 
 
 class PassthroughClient:
@@ -154,15 +144,13 @@ class Passthrough(HttpFrontend):
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Return *error* as a response, for a request that was not read completely."""
-        return text_response(_STATUS.get(error.code, 400), error.message)
+        return text_response(HTTP_STATUS[error.code], error.message)
 
     def _failed(self, error: GatewayError) -> HttpResponse:
         log.debug("passthrough failed", code=error.code.value, error=error.message)
-        if error.code in (ErrorCode.TOO_LARGE, ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED):
-            # On this path, "too large" and "malformed" describe the response.
+        if error.code not in _OWN_FAILURES:
             error = UpstreamProtocolError(error.message)
-        status = _STATUS.get(error.code, _BAD_GATEWAY)
-        return text_response(status, without_addresses(error).message)
+        return text_response(HTTP_STATUS[error.code], without_addresses(error).message)
 
     def _request(self, wire: HttpRequest) -> HttpRequest:
         pairs = [pair for pair in end_to_end(wire.headers) if pair[0].lower() not in _OURS]

@@ -443,6 +443,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Report a request that cannot be parsed, and send the error."""
         error = fault.error
         error.client = self.client.caller.client()
+        error.wire_status = fault.status
         request_id = self._door.listener.refused(error) or ""
         self._send_error(text_response(fault.status, fault.message, request_id))
 

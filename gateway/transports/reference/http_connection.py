@@ -235,9 +235,15 @@ class ReferenceHttpConnection(RequestHandler):
 
     # -- responses of the gateway
 
-    def _report(self, fault: HttpError) -> str:
-        """Report a request that reached no frontend; return its request id."""
+    def _report(self, fault: HttpError, status: int | None = None) -> str:
+        """Report a request that reached no frontend; return its request id.
+
+        Args:
+            fault: Why.
+            status: That of the response; None for no response.
+        """
         error = fault.error
+        error.wire_status = status
         error.client = self.client.caller.client()
         return self._refused(error) or ""
 
@@ -253,7 +259,8 @@ class ReferenceHttpConnection(RequestHandler):
             self.responses_sent += 1
             self.head_sent = False
             fault = self._head_fault(exc)
-            response = text_response(fault.status, fault.message, self._report(fault))
+            request_id = self._report(fault, fault.status)
+            response = text_response(fault.status, fault.message, request_id)
         else:
             response = failure(exc)
         if self.head_sent or self.transport is None:
