@@ -1,7 +1,7 @@
 """Header blocks of HTTP/2: HPACK read with both tables, written with the static one only.
 
 A block of ours inserts nothing into the peer's table, so the same fields are the same bytes each
-time, and encoding them is joining bytes that are at hand.  Huffman codes are read by `hpack`.
+time, and encoding them is joining bytes that are at hand.  `huffman` reads the Huffman codes.
 
 Source: RFC 7541.
 """
@@ -9,8 +9,6 @@ Source: RFC 7541.
 from functools import lru_cache
 from typing import Final
 
-from hpack.exceptions import HPACKError
-from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from gateway.transports.http2.frames import (
@@ -18,6 +16,7 @@ from gateway.transports.http2.frames import (
     ENHANCE_YOUR_CALM,
     Http2ConnectionError,
 )
+from gateway.transports.http2.huffman import decode_huffman
 
 Field = tuple[bytes, bytes]
 
@@ -188,7 +187,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
 def _decoded(raw: bytes) -> bytes:
     try:
         return decode_huffman(raw)
-    except HPACKError as error:
+    except ValueError as error:
         raise Http2ConnectionError(
             COMPRESSION_ERROR, f"a Huffman code is wrong: {error}"
         ) from error

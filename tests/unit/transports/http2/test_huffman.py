@@ -1,0 +1,67 @@
+"""Huffman codes: the same text, and the same faults, as by the library's own decoder."""
+
+from collections.abc import Callable
+
+import pytest
+from hpack.exceptions import HPACKDecodingError
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman as library_decode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.transports.http2.huffman import decode_huffman
+
+ENCODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+TEXTS = st.binary(max_size=60) | st.text("aeio/019.-_%zXZ&", max_size=60).map(str.encode)
+
+
+@given(text=TEXTS)
+def test_decodes_what_the_library_encodes(text: bytes) -> None:
+    """Bytes of all code lengths, from 5 to 30 bits, come back."""
+    assert text == decode_huffman(ENCODER.encode(text))
+
+
+@pytest.mark.parametrize("symbol", range(256))
+def test_decodes_each_symbol_at_each_bit(symbol: int) -> None:
+    """A code may begin at any of the eight bits of a byte."""
+    for before in range(8):  # "a" has 5 bits, which begins the next code 5 bits later
+        text = b"a" * before + bytes((symbol,)) + b"a"
+        assert text == decode_huffman(ENCODER.encode(text))
+
+
+@given(
+    text=TEXTS,
+    flips=st.lists(st.integers(0, 1000), max_size=3),
+    end=st.sampled_from([b"", b"\xff", b"\xff\xff", b"\xff\xff\xff\xff", b"\x00"]),
+)
+def test_damaged_codes_are_judged_as_by_the_library(
+    text: bytes, flips: list[int], end: bytes
+) -> None:
+    """Flipped bits, the code of the end and wrong padding give the same text, or both an error."""
+    raw = bytearray(ENCODER.encode(text))
+    for flip in flips if raw else ():
+        raw[flip // 8 % len(raw)] ^= 1 << flip % 8
+    raw += end
+    try:
+        expected = library_decode(bytes(raw))
+    except HPACKDecodingError:
+        with pytest.raises(ValueError, match="code"):
+            decode_huffman(bytes(raw))
+    else:
+        assert expected == decode_huffman(bytes(raw))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_short_codes_are_judged_as_by_the_library(size: int) -> None:
+    """Every string of one and of two bytes has the same text, or is refused by both."""
+    for number in range(256**size):
+        raw = number.to_bytes(size, "big")
+        assert _text_or_none(library_decode, raw) == _text_or_none(decode_huffman, raw)
+
+
+def _text_or_none(decode: Callable[[bytes], bytes], raw: bytes) -> bytes | None:
+    try:
+        return decode(raw)
+    except (HPACKDecodingError, ValueError):
+        return None
