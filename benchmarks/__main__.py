@@ -35,6 +35,7 @@ from benchmarks import (
 )
 from benchmarks.goals import judged
 from benchmarks.jobs import all_jobs
+from benchmarks.progress import say
 from benchmarks.rounds import Row, Settings
 from benchmarks.store import Store, load
 from benchmarks.systems import Absent
@@ -57,7 +58,7 @@ def main() -> int:
         _WRITERS[arguments.what](arguments, load(arguments.file))
         return 0
     if arguments.what in _PRINTERS:
-        print(_PRINTERS[arguments.what](arguments.only or "", _say))
+        print(_PRINTERS[arguments.what](arguments.only or "", say))
         return 0
     if arguments.what == "counts":
         return _counts(arguments)
@@ -70,7 +71,7 @@ def main() -> int:
     _write_page(arguments, sections)
     _write_chart(arguments, sections)
     if failed:
-        _say(f"failed sections: {', '.join(failed)}")
+        say(f"failed sections: {', '.join(failed)}")
     return int(bool(failed))
 
 
@@ -81,10 +82,10 @@ def _measured(name: str, arguments: Namespace, store: Store) -> bool:
     try:
         return _MEASURES[name](arguments, store)
     except Absent as error:
-        _say(f"  skipped: {name}: {error}")
+        say(f"  skipped: {name}: {error}")
         return True
     except (RuntimeError, OSError, SubprocessError) as error:
-        _say(f"  failed: {name}: {error}")
+        say(f"  failed: {name}: {error}")
         return False
 
 
@@ -92,15 +93,15 @@ def _counts(arguments: Namespace) -> int:
     """Count, print and compare; return 1 if a way has grown or nothing could be counted."""
     try:
         recorded = {} if arguments.record else counts.load()
-        found = counts.measure(arguments.only or "", _say)
+        found = counts.measure(arguments.only or "", say)
     except counts.CannotCountError as error:
-        _say(str(error))
+        say(str(error))
         return 1
     print(counts.table(found, recorded))
     if arguments.record:
         counts.record(found)
     problems = [*counts.grown(found, recorded)]
-    _say("\n".join(problems))
+    say("\n".join(problems))
     return int(bool(problems))
 
 
@@ -115,15 +116,15 @@ def _jobs(arguments: Namespace, store: Store) -> bool:
             continue
         begun = time.monotonic()
         try:
-            rows += rounds.run(job, settings, wanted, _say)
+            rows += rounds.run(job, settings, wanted, say)
         except (RuntimeError, OSError, SubprocessError) as error:
-            _say(f"  failed: {job.name}: {error}")
+            say(f"  failed: {job.name}: {error}")
             failed = True
             continue
         done = [*done, job.name]
         documents = [row.document() for row in rows]
         store.put("jobs", documents, report.job_table(rows), done)
-        _say(f"  done: {job.name}, {time.monotonic() - begun:.0f} s")
+        say(f"  done: {job.name}, {time.monotonic() - begun:.0f} s")
     print(report.job_table(rows), end="\n\n", flush=True)
     goals = [goal for goal in judged(store.sections) if goal.measured is not None]
     if goals:
@@ -137,38 +138,38 @@ def _codecs(arguments: Namespace, store: Store) -> bool:
 
 
 def _stages(arguments: Namespace, store: Store) -> bool:
-    rows = stages.measure(arguments.only or "", _say)
+    rows = stages.measure(arguments.only or "", say)
     return _keep(store, "stages", rows, report.stage_table(rows))
 
 
 def _workers(arguments: Namespace, store: Store) -> bool:
-    rows = workers.run(Settings(arguments.rounds, arguments.seconds), _say)
+    rows = workers.run(Settings(arguments.rounds, arguments.seconds), say)
     return _keep(store, "workers", rows, report.job_table(rows))
 
 
 def _batches(arguments: Namespace, store: Store) -> bool:
-    rows = batching.run(arguments.rounds, arguments.seconds, _say)
+    rows = batching.run(arguments.rounds, arguments.seconds, say)
     return _keep(store, "batches", rows, report.batch_table(rows))
 
 
 def _kept(arguments: Namespace, store: Store) -> bool:
-    rows = kept.run(_KEPT_PER_ROUND * arguments.rounds, _say)
+    rows = kept.run(_KEPT_PER_ROUND * arguments.rounds, say)
     return _keep(store, "kept", rows, report.kept_table(rows))
 
 
 def _held(_arguments: Namespace, store: Store) -> bool:
-    rows = resident.run(_say)
+    rows = resident.run(say)
     return _keep(store, "held", rows, report.held_table(rows))
 
 
 def _start(arguments: Namespace, store: Store) -> bool:
     wanted = frozenset(filter(None, arguments.systems.split(",")))
-    rows = start.run(arguments.rounds, wanted, _say)
+    rows = start.run(arguments.rounds, wanted, say)
     return _keep(store, "start", rows, report.start_table(rows))
 
 
 def _migration(arguments: Namespace, store: Store) -> bool:
-    rows = migration.run(arguments.rounds, _say)
+    rows = migration.run(arguments.rounds, say)
     return _keep(store, "migration", rows, migration.table(rows))
 
 
@@ -216,10 +217,6 @@ _SECTIONS = {
 }
 _PRINTERS = {"profile": stages.profile, "path": stages.path}
 _WRITERS = {"report": _write_page, "chart": _write_chart}
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _parsed() -> Namespace:

@@ -18,6 +18,7 @@ from benchmarks import costly, graphpipe, grps, load, messages, systems, tensorr
 from benchmarks.load import Measured, Target
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.processes import cores, cpu_seconds
+from benchmarks.progress import Say
 from benchmarks.systems import Running
 
 CLIENTS = 64
@@ -28,8 +29,6 @@ BATCHING = {"max_batch_size": CLIENTS, "max_delay": "1ms"}
 
 _ROW = np.arange(costly.WIDTH, dtype=np.float32).reshape(1, -1)
 CASE = Case("row", MODEL, {"X": _ROW}, {"Y": 2 * _ROW})
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import messages
+from benchmarks.progress import Say
 from benchmarks.stages import Way, ways
 from gateway.accelerator import BUILD
 
@@ -64,7 +65,7 @@ def all_ways() -> list[Way]:
     return [*ways(), binary]
 
 
-def measure(only: str, say: Callable[[str], None]) -> list[Count]:
+def measure(only: str, say: Say) -> list[Count]:
     """Count the ways whose names contain *only*; this takes some minutes.
 
     Raises:

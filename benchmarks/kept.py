@@ -23,6 +23,7 @@ import uvloop
 
 from benchmarks import messages, systems
 from benchmarks.messages import Arrays, Case, Message
+from benchmarks.progress import Say
 from benchmarks.systems import SERVERS, Absent
 from gateway.app.gateway import Gateway
 from gateway.config.load import load_text
@@ -40,7 +41,6 @@ _TELLS_APART = "x-number"
 _FLOATS = 150_528
 _TURN = 20
 
-Say = Callable[[str], None]
 Ask = Callable[[], Awaitable[Arrays]]
 Prepare = Callable[[Case, int], Ask]
 """Makes a request ready that no other number has, so that only asking is timed."""

@@ -20,6 +20,7 @@ import uvloop
 
 from benchmarks import messages, mirroring, recording_cost, systems
 from benchmarks.processes import cores
+from benchmarks.progress import Say
 from benchmarks.rates import Row
 from gateway.app import complete_service, connect
 from gateway.app.capture_options import CAPTURE
@@ -47,8 +48,6 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.replay import Replay, ReplayOptions, ReplayReport
-
-Say = Callable[[str], None]
 
 _LARGE_CALLS = 1000
 _FLOATS = 150_528

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import uvloop
 
 from benchmarks import messages, systems
 from benchmarks.processes import cores, cpu_seconds
+from benchmarks.progress import Say
 
 _CONNECTIONS = 8
 _TURN_S = 2.0
@@ -42,7 +42,7 @@ class Side:
     cpu_s: list[float] = field(default_factory=list)
 
 
-def measure(say: Callable[[str], None]) -> tuple[float, float]:
+def measure(say: Say) -> tuple[float, float]:
     """Return the 99th percentile and the CPU time relative to no capture, medians over pairs."""
     case = messages.small()
     request = _request(case)

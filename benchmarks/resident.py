@@ -6,7 +6,7 @@ where it holds the most memory. Resident sizes of the gateway come from `/proc`.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Self
 import uvloop
 
 from benchmarks import systems
+from benchmarks.progress import Say
 from benchmarks.systems import Running
 
 MIB = 1 << 20
@@ -22,7 +23,6 @@ PASSED_ON, RECEIVED = "passed on", "received whole"
 PASSED, PASSED_BYTES = 8, 16 * MIB
 KEPT, KEPT_BYTES = 32, 32 * MIB
 
-Say = Callable[[str], None]
 
 _OUTPUT = {"name": "y", "datatype": "INT32", "shape": [1], "data": [7]}
 _ANSWER = json.dumps({"model_name": "m", "outputs": [_OUTPUT]}).encode()

@@ -13,6 +13,7 @@ from benchmarks.load import Measured, Target
 from benchmarks.machine import cpu_ticks
 from benchmarks.messages import SMALL, same
 from benchmarks.processes import cores, cpu_seconds
+from benchmarks.progress import Say
 from benchmarks.systems import Absent, Running, canned
 
 BASE = "gateway"
@@ -21,8 +22,6 @@ _LINE = 250
 MAX_STOLEN = 0.1
 """A measurement of which the host took away a larger share is repeated."""
 _ATTEMPTS = 3
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import numpy as np
 import uvloop
 
 from benchmarks import resident, systems
+from benchmarks.progress import Say
 from benchmarks.resident import MIB, message, status
 from benchmarks.systems import Running
 from gateway.app.upstreams import Connected, connect
@@ -36,7 +37,6 @@ from gateway.ir.tensor import Tensor, array_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.service import Service
 
-Say = Callable[[str], None]
 Ask = Callable[[], Awaitable[None]]
 
 _NOTE_EVERY_S = 5.0

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from benchmarks import canned, messages, noop
 from benchmarks.messages import GRPC_METHOD, Case, Message
 from benchmarks.path import Calls
+from benchmarks.progress import Say
 from benchmarks.steps import LANES, Echo, Quick, Step, asking, awaited, called, chain, least, tasks
 from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
 from benchmarks.wires import MemoryLoop
@@ -112,7 +113,7 @@ def ways() -> list[Way]:
     ]
 
 
-def measure(only: str, say: Callable[[str], None], batches: int = 30) -> list[Row]:
+def measure(only: str, say: Say, batches: int = 30) -> list[Row]:
     """Measure the ways whose names contain *only*, each stage in a number of *batches*."""
     rows: list[Row] = []
     for found in each(only, say, lambda bench: bench.rows(batches)):
@@ -120,7 +121,7 @@ def measure(only: str, say: Callable[[str], None], batches: int = 30) -> list[Ro
     return rows
 
 
-def profile(only: str, say: Callable[[str], None], requests: int = 10_000) -> str:
+def profile(only: str, say: Say, requests: int = 10_000) -> str:
     """Return the profile of the interpreter for the ways whose names contain *only*.
 
     The profiler makes calls more expensive: it shows how often functions run, not for how long.
@@ -128,14 +129,12 @@ def profile(only: str, say: Callable[[str], None], requests: int = 10_000) -> st
     return "\n".join(each(only, say, lambda bench: bench.profile(requests)))
 
 
-def path(only: str, say: Callable[[str], None]) -> str:
+def path(only: str, say: Say) -> str:
     """Return the files that one request passes, for the ways whose names contain *only*."""
     return "\n".join(each(only, say, lambda bench: bench.path()))
 
 
-def each(
-    only: str, say: Callable[[str], None], ask: Callable[["Bench"], Coroutine[Any, Any, T]]
-) -> Iterator[T]:
+def each(only: str, say: Say, ask: Callable[["Bench"], Coroutine[Any, Any, T]]) -> Iterator[T]:
     """Yield what *ask* returns for each way whose name contains *only*."""
     for way in ways():
         if only in way.name:

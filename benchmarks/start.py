@@ -7,7 +7,7 @@ start has a resolution of 10 ms, that of the kernel.
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,14 +15,13 @@ from benchmarks import load
 from benchmarks.jobs import Contender, Job, all_jobs
 from benchmarks.load import Target
 from benchmarks.processes import cores, cpu_seconds
+from benchmarks.progress import Say
 from benchmarks.systems import Absent, canned
 
 _JOBS = ("json-grpc small", "json-noop small")
 _LEFT_OUT = ("card", "direct (nt)", "nginx proxy (nt)", "envoy proxy (nt)")
 _ANSWERED_S = 60.0
 _POLL_S = 0.002
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ which adds up metrics every two seconds.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPConnection
@@ -14,6 +14,7 @@ from http.client import HTTPConnection
 from benchmarks import messages, rounds, systems
 from benchmarks.jobs import Contender, Job
 from benchmarks.processes import free_port
+from benchmarks.progress import Say
 from benchmarks.rounds import BASE, Row, Settings
 from benchmarks.systems import Running
 
@@ -22,7 +23,7 @@ _CONNECTIONS = 32
 _READY_S = 60.0
 
 
-def run(settings: Settings, say: Callable[[str], None]) -> list[Row]:
+def run(settings: Settings, say: Say) -> list[Row]:
     """Measure both. The ratio of the second row is the result."""
     small = messages.small()
     contenders = [
