@@ -233,7 +233,8 @@ def map_entries() -> Grpc:
     return Grpc(oip_grpc() + entry * 1_000)
 
 
-def _classified(count: int, classes: int) -> Http:
+def classified(count: int, classes: int) -> Http:
+    """Return a request for the best *classes* of *count* values."""
     about = binary_input("INPUT0", "FP32", [count], 4 * count)
     outputs = [{"name": "OUTPUT0", "parameters": {"classification": classes}}]
     text = json.dumps({"inputs": [about], "outputs": outputs}).encode()
@@ -243,14 +244,23 @@ def _classified(count: int, classes: int) -> Http:
     return Http(post(text + data, length, path="/v2/models/identity_fp32/infer"))
 
 
+def classified_over_grpc(count: int, classes: int) -> Grpc:
+    """Return the same request as a message of gRPC."""
+    outputs = pb.ModelInferRequest(
+        outputs=[{"name": "OUTPUT0", "parameters": {"classification": {"int64_param": classes}}}]
+    ).SerializeToString()
+    raws = (struct.pack(f"<{count}f", *range(count)),)
+    return Grpc(oip_grpc(tensor("INPUT0", "FP32", (count,)), raws=raws) + outputs)
+
+
 def top_million() -> Http:
     """Return a classification of 4e6 values, of which the best 10^6 are asked for."""
-    return _classified(4_000_000, 1_000_000)
+    return classified(4_000_000, 1_000_000)
 
 
 def top_five() -> Http:
     """Return a classification of 15e6 values, of which the best five are asked for."""
-    return _classified(15_000_000, 5)
+    return classified(15_000_000, 5)
 
 
 def rank_31() -> Http:

@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.hostile.costly import OTHER_INPUTS, ROWS, Cost, Grpc, Message, cost_of, oip_grpc, tensor
+from tests.hostile.costly import (
+    OTHER_INPUTS,
+    ROWS,
+    Cost,
+    Grpc,
+    Message,
+    classified,
+    classified_over_grpc,
+    cost_of,
+    oip_grpc,
+    tensor,
+)
 from tests.hostile.process import Gateway, running
 
 pytestmark = pytest.mark.hostile
@@ -61,6 +72,19 @@ def test_others_hardly_wait_for_one_message(gateway: Gateway, name: str) -> None
 def test_long_work_is_done(gateway: Gateway, name: str) -> None:
     """A message within every limit is answered, however long that takes."""
     assert cost_of(gateway, ROWS[name]()).said.split()[0] in _ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"), [(classified, "413"), (classified_over_grpc, "RESOURCE_EXHAUSTED")]
+)
+def test_more_classes_than_the_limit_are_refused(
+    gateway: Gateway, make: Callable[[int, int], Message], refused: str
+) -> None:
+    """The best 1,000 of 4,096 values are an answer; one more is refused by the limit's name."""
+    assert make(4096, 1000).send(gateway).split()[0] in _ANSWERED
+    said = make(4096, 1001).send(gateway)
+    assert said.startswith(f"{refused} ")
+    assert "1001 classes; at most 1000 are allowed (classes)" in said
 
 
 def test_a_compressed_message_has_no_more_elements_than_bytes(gateway: Gateway) -> None:
