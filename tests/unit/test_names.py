@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# The first test parses the whole package: 2 s, and ten times that on a machine with other work.
+pytestmark = pytest.mark.timeout(120)
+
 PACKAGE = Path(__file__).parents[2] / "gateway"
 
 # Generated, or a role that every protocol or transport implementation has under the same name.

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from benchmarks.path import Calls
 from benchmarks.stages import path
 from gateway.ir.datatypes import datatype_of
 from gateway.ir.limits import check_name
+
+# A trace of each call makes a request ten times slower.
+pytestmark = pytest.mark.timeout(120)
 
 # Without the compiled functions; with them they are two fewer each.
 MAX_FILES = 47
