@@ -187,6 +187,7 @@ class EndpointParts:
 
     Attributes:
         classifies: Whether the server computes classes; None if it depends on the server.
+        ends_at_empty_classes: Whether the server may end at classes of an empty output.
     """
 
     needs: frozenset[Need]
@@ -194,6 +195,7 @@ class EndpointParts:
     classifies: bool | None
     forward_headers: tuple[str, ...]
     headers: Mapping[str, str]
+    ends_at_empty_classes: Callable[[], bool] = bool
     trace: Wrap | None = None
 
 
@@ -287,7 +289,9 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("ForwardHeaders", "drops the headers that are not forwarded, adds configured ones",
               lambda inner, at: ForwardHeaders(inner.calls, at.forward_headers, at.headers)),
         Layer("Classify", "refuses classes of text, computes classes if the server does not",
-              lambda inner, at: Classify(inner.calls, by_target=at.classifies)),
+              lambda inner, at: Classify(
+                  inner.calls, by_target=at.classifies,
+                  ends_at_empty=at.ends_at_empty_classes)),
         Layer("Complete", "adds what the codecs need: names, datatypes, shapes, order",
               lambda inner, at: Complete(inner.calls, at.needs, inference=inner.inference)),
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",

@@ -2,7 +2,13 @@
 
 import structlog
 
-from gateway.app.weaknesses import CANCELLED_CALLS, GRPC, weakness_lines, withholds_before
+from gateway.app.weaknesses import (
+    CANCELLED_CALLS,
+    GRPC,
+    ends_at_empty_classes,
+    weakness_lines,
+    withholds_before,
+)
 from gateway.config.units import Url
 from gateway.ir.metadata import ServerMetadata
 from gateway.transports.grpc.withheld import WithheldCalls
@@ -40,6 +46,10 @@ class ServerIdentity:
         """The calls without a client that still run at the endpoint."""
         return self._withheld.pending
 
+    def ends_at_empty_classes(self) -> bool:
+        """Return whether the server may end at a request for classes of an empty output."""
+        return may_end_at_empty_classes(self._url, self.server)
+
     def weaknesses(self) -> list[str]:
         """Return a line for each known weakness of the server."""
         if self.server is None:
@@ -70,3 +80,13 @@ class ServerIdentity:
                 effect=row.effect,
                 **names,
             )
+
+
+def may_end_at_empty_classes(url: Url, server: ServerMetadata | None) -> bool:
+    """Return whether *server* may end at a request for classes of an empty output.
+
+    Args:
+        url: The URL of the server.
+        server: Its metadata; None if they are unknown.
+    """
+    return url.protocol == "oip" and ends_at_empty_classes(server, url.carrier)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
-from gateway.app.server_identity import ServerIdentity
+from gateway.app.server_identity import ServerIdentity, may_end_at_empty_classes
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import (
@@ -153,6 +153,7 @@ def complete_service(connected: Connected, url: Url) -> Service:
         classifies=protocol(url.protocol).classifies,
         forward_headers=(),
         headers={},
+        ends_at_empty_classes=partial(may_end_at_empty_classes, url, None),
     )
     return build_chain("endpoint", connected.service, parts)
 
@@ -342,16 +343,17 @@ class _EndpointBuilder:
             client_limits=dataclasses.replace(limits, connections=_PROBE_CONNECTIONS),
             withheld=withheld,
         )
+        identity = ServerIdentity(self.name, name, url, config.cancellation, withheld)
         parts = EndpointParts(
             needs=connected.needs,
             signatures=self.signatures,
             classifies=protocol(url.protocol).classifies,
             forward_headers=tuple(config.forward_headers),
             headers=config.headers,
+            ends_at_empty_classes=identity.ends_at_empty_classes,
             trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
         )
         endpoint = Endpoint(name, build_chain("endpoint", connected.service, parts))
-        identity = ServerIdentity(self.name, name, url, config.cancellation, withheld)
         prober = Prober(
             self.name,
             endpoint,

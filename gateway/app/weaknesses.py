@@ -80,6 +80,17 @@ CANCELLED_CALLS: Final = Weakness(
     carrier=GRPC,
 )
 
+EMPTY_CLASSES: Final = Weakness(
+    name="classes_of_nothing",
+    server=TRITON,
+    source="measured",
+    repaired=None,
+    request="classes of an output without elements, over HTTP",
+    effect="the process ends",
+    defence="the gateway computes the classes of outputs whose shape is variable",
+    carrier=HTTP,
+)
+
 WEAKNESSES: Final[tuple[Weakness, ...]] = (
     Weakness(
         name="nested_json",
@@ -130,6 +141,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="the datatype is looked up, and classes of BYTES and BOOL are refused",
         option="`classes` limits their number",
     ),
+    EMPTY_CLASSES,
     Weakness(
         name="text_sequence_id",
         server=TRITON,
@@ -271,3 +283,8 @@ def weakness_lines(server: ServerMetadata, carrier: str, *, withheld: bool) -> l
 def withholds_before(server: ServerMetadata | None) -> bool:
     """Return whether `cancellation: auto` withholds, as it also does for an unknown server."""
     return server is None or CANCELLED_CALLS.affects(server)
+
+
+def ends_at_empty_classes(server: ServerMetadata | None, carrier: str) -> bool:
+    """Return whether a server may end at classes of an empty output, as an unknown one may."""
+    return carrier == EMPTY_CLASSES.carrier and (server is None or EMPTY_CLASSES.affects(server))

@@ -3,7 +3,7 @@
 The caller requests classes, and the target returns the complete output.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TypeVar, cast
 
@@ -64,11 +64,20 @@ class Classify:
         inner: The service to call; wrapped in a `MetadataCache` for metadata, unless it is one.
         by_target: Whether targets of this kind compute classes. None: some do, and the others raise
             Unsupported before the model runs.
+        ends_at_empty: Whether the target ends at a request for classes of an output without
+            elements. It then computes no classes of outputs that may be empty.
     """
 
-    def __init__(self, inner: Service, *, by_target: bool | None = False) -> None:
+    def __init__(
+        self,
+        inner: Service,
+        *,
+        by_target: bool | None = False,
+        ends_at_empty: Callable[[], bool] = bool,
+    ) -> None:
         self._inner = inner
         self._by_target = by_target
+        self._ends_at_empty = ends_at_empty
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -122,9 +131,10 @@ class Classify:
         if self._by_target is False:
             return False
         has_batch_size = Need.BATCHING in call.context.needs
+        ends_at_empty = self._ends_at_empty()
         model = call.model or ModelRef("")
         metadata = await self._metadata.get_or_none(
-            model, batching=has_batch_size and not self._by_target
+            model, batching=(has_batch_size or ends_at_empty) and not self._by_target
         )
         if metadata is None:
             return False
@@ -138,7 +148,8 @@ class Classify:
             return False
         if self._by_target:
             return True
-        if not metadata.labels.keys().isdisjoint(names):
+        may_be_empty = ends_at_empty and _may_be_empty(call, metadata, names)
+        if may_be_empty or not metadata.labels.keys().isdisjoint(names):
             return False
         return not has_batch_size or not metadata.labelled.isdisjoint(names)
 
@@ -153,7 +164,9 @@ class Classify:
     async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         model = call.model or ModelRef("")
         # Without metadata, the output is a single list of values without labels.
-        metadata = await self._metadata.get_or_none(model) or ModelMetadata(name=model.name)
+        batching = self._by_target is None and self._ends_at_empty()
+        found = await self._metadata.get_or_none(model, batching=batching)
+        metadata = found or ModelMetadata(name=model.name)
         return await wherever(_classify, call, reply, metadata)
 
 
@@ -168,6 +181,22 @@ def _classify(call: InferRequest, reply: InferResponse, metadata: ModelMetadata)
         ]
     )
     return reply.changed(outputs=outputs)
+
+
+def _may_be_empty(call: InferRequest, metadata: ModelMetadata, names: Collection[str]) -> bool:
+    """Return whether an output of *names* may have no elements.
+
+    An output of variable shape may be empty. If the target has labels for it, it counts as empty
+    only if an input is empty, because only the target has the labels.
+    """
+    has_empty_input = any(0 in (tensor.shape or ()) for tensor in call.inputs)
+    start = 1 if metadata.supports_batching else 0
+    return any(
+        (output.shape is None or any(size < 1 for size in output.shape[start:]))
+        and (has_empty_input or output.name not in metadata.labelled)
+        for output in metadata.outputs
+        if output.name in names
+    )
 
 
 def _requests_classes(call: InferRequest) -> bool:

@@ -80,7 +80,14 @@ def _text_classes(count: int = 1) -> pb.ModelInferRequest:
     return request
 
 
-_TEXT_CLASSES = {"name": "OUTPUT0", "parameters": {"classification": 1}}
+def _empty_classes() -> pb.ModelInferRequest:
+    """Return a request for classes of an output without elements."""
+    request = infer_request("identity_fp32", "FP32", (0, 4), b"")
+    request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
+    return request
+
+
+_CLASSES = {"name": "OUTPUT0", "parameters": {"classification": 1}}
 
 
 def _with_sequence(model: str, sequence_id: int | str) -> pb.ModelInferRequest:
@@ -106,12 +113,21 @@ KNOWN: tuple[Attack, ...] = (
         (
             by_http(
                 "/v2/models/identity_bytes/infer",
-                json_body("BYTES", [1, 1], ["a"], outputs=[_TEXT_CLASSES]),
+                json_body("BYTES", [1, 1], ["a"], outputs=[_CLASSES]),
             ),
             by_grpc(_text_classes()),
             by_stream(_text_classes()),
         ),
         frozenset({"400", "INVALID_ARGUMENT", "error in the stream"}),
+    ),
+    Attack(
+        "classes_of_nothing",
+        (
+            by_http(FP32, json_body("FP32", [0, 4], [], outputs=[_CLASSES])),
+            by_grpc(_empty_classes()),
+            by_stream(_empty_classes()),
+        ),
+        frozenset({"200", "OK"}),
     ),
     Attack(
         "text_sequence_id",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 10.0
 START_ATTEMPTS = 2
 LOG_LINES = 40

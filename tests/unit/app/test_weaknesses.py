@@ -10,6 +10,7 @@ import pytest
 from gateway.app.weaknesses import (
     CANCELLED_CALLS,
     WEAKNESSES,
+    ends_at_empty_classes,
     weakness_lines,
     weaknesses_of,
     withholds_before,
@@ -47,6 +48,23 @@ def test_a_server_that_is_not_known_may_be_an_old_one() -> None:
     assert withholds_before(None)
 
 
+@pytest.mark.parametrize(
+    ("server", "carrier", "ends"),
+    [
+        (ServerMetadata("triton", "2.51.0"), "http", True),
+        (ServerMetadata("triton", "2.51.0"), "grpc", False),
+        (ServerMetadata("mlserver", "1.7.1"), "http", False),
+        (None, "http", True),
+        (None, "grpc", False),
+    ],
+)
+def test_classes_of_empty_outputs_end_triton_over_http(
+    server: ServerMetadata | None, carrier: str, ends: bool
+) -> None:
+    """A server that is not known yet may be a Triton."""
+    assert ends == ends_at_empty_classes(server, carrier)
+
+
 def test_each_row_has_a_test_with_a_real_server() -> None:
     """A row without a test may describe what never was."""
     pages = [page.read_text("utf-8") for page in INTEROP.glob("test_shield*.py")]
@@ -79,5 +97,6 @@ def test_each_weakness_of_a_server_is_a_line(carrier: str, withheld: bool, end: 
     cancelled = [line for line in lines if "server 7368, 8034, repaired in 2.59.0" in line]
     assert [] == [line for line in lines if not line.startswith("triton 2.51.0: ")]
     assert ([] if end is None else [end]) == [line[line.index(";") :] for line in cancelled]
-    assert len(lines) == len(list(weaknesses_of(server))) - (end is None)
+    expected = [row for row in weaknesses_of(server) if row.carrier in ("", carrier)]
+    assert len(expected) == len(lines)
     assert [] == weakness_lines(ServerMetadata("ovms", "1"), carrier, withheld=withheld)

@@ -278,6 +278,53 @@ async def test_a_target_with_labels_is_asked_by_callers_with_numbers_too(
     ]
 
 
+@pytest.mark.parametrize(
+    ("shape", "max_batch_size", "labelled", "rows", "classes_asked"),
+    [
+        ((-1, 4), 8, False, 2, 2),
+        ((-1, 4), 0, False, 2, 0),
+        ((4, -1), 0, False, 2, 0),
+        (None, 0, False, 2, 0),
+        ((2, 4), 0, False, 2, 2),
+        ((-1, 4), 0, True, 2, 2),
+        ((-1, 4), 0, True, 0, 0),
+    ],
+    ids=["batch", "variable", "inner", "unknown", "fixed", "labels", "labels of nothing"],
+)
+@BOTH
+async def test_a_target_that_ends_at_empty_outputs_is_not_asked_for_their_classes(
+    call: Any,
+    shape: tuple[int, ...] | None,
+    max_batch_size: int,
+    labelled: bool,
+    rows: int,
+    classes_asked: int,
+) -> None:
+    """An output of variable shape may be empty; one with labels is if an input is."""
+
+    class Fragile(Target):
+        async def __call__(self, call: Any, /) -> Any:
+            if not isinstance(call, ModelMetadataRequest):
+                return await super().__call__(call)
+            output = {"name": "o", "label_filename": "labels.txt"} if labelled else {"name": "o"}
+            return ModelMetadata(
+                name="m",
+                outputs=(TensorMetadata("o", Datatype.FP32, shape),),
+                max_batch_size=max_batch_size,
+                configuration=ModelConfiguration({"name": "m", "output": [output]}),
+            )
+
+    given = array_tensor("i", np.zeros((rows, 4), "<f4"))
+    if isinstance(call, StreamInferRequest):
+        call = call.changed(request=call.request.changed(inputs=(given,)))
+    else:
+        call = call.changed(inputs=(given,))
+    target = Fragile()
+    await first(await Classify(target, by_target=None, ends_at_empty=lambda: True)(call))
+    requests = [getattr(one, "request", one) for one in target.asked]
+    assert [classes_asked] == [request.outputs[0].classes for request in requests]
+
+
 async def test_values_have_all_their_digits() -> None:
     """An FP32 value is written exactly: whoever prints fewer digits rounds it himself."""
     values = np.array([[0.1, 123456792]], "<f4")
