@@ -26,24 +26,38 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 PROPERTY_TIMEOUT_S = 180.0
 
-# Real sockets and processes on a machine that others use too: what fails there is tried three times
-# more, after a moment, and the summary counts it ("rerun"). What is wrong fails each time.
+# Real sockets, processes and clocks on a machine that others use too: what fails there is tried three
+# times more, after a moment, and the summary counts it ("rerun"). What is wrong fails each time.
 _ON_THE_CLOCK = (
-    "tests/integration/",
+    "tests/chaos/",
+    "tests/conformance/",
     "tests/hostile/",
+    "tests/integration/",
     "tests/interop/",
+    "tests/matrix/test_sockets",
     "tests/matrix/test_streams",
+    "tests/properties/test_costly_messages",
+    "tests/unit/app/",
+    "tests/unit/backends/",
+    "tests/unit/cli/",
+    "tests/unit/concurrency/",
+    "tests/unit/policies/limits/",
+    "tests/unit/transports/",
 )
 _TRIES_MORE = 3
 _BETWEEN_TRIES_S = 1
+# Any other test is exact: it is tried again only if it took longer than pytest's time limit.
+_OUT_OF_TIME = r"^Failed: Timeout \("
+_TRIED_AGAIN = pytest.mark.flaky(reruns=_TRIES_MORE, reruns_delay=_BETWEEN_TRIES_S)
+_GIVEN_TIME_AGAIN = pytest.mark.flaky(reruns=1, only_rerun=_OUT_OF_TIME)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
     for item in items:
-        on_the_clock = any(place in item.nodeid for place in _ON_THE_CLOCK)
-        if on_the_clock and item.get_closest_marker("flaky") is None:
-            item.add_marker(pytest.mark.flaky(reruns=_TRIES_MORE, reruns_delay=_BETWEEN_TRIES_S))
+        if item.get_closest_marker("flaky") is None:
+            on_the_clock = any(place in item.nodeid for place in _ON_THE_CLOCK)
+            item.add_marker(_TRIED_AGAIN if on_the_clock else _GIVEN_TIME_AGAIN)
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROPERTY_TIMEOUT_S))

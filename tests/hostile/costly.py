@@ -22,11 +22,11 @@ from gateway.schema import open_inference_pb2 as pb
 from tests.hostile.grpc_cases import varint
 from tests.hostile.process import Gateway
 from tests.hostile.wire import Answer, Raw, head, post
+from tests.scheduling import delayed_s
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.005
-_SCHEDULED = "schedstat"
 
 
 @dataclass(frozen=True)
@@ -104,24 +104,19 @@ class Cost:
 def cost_of(gateway: Gateway, message: Message) -> Cost:
     """Send *message* and return what it costs the gateway and others."""
     with _Bystander(gateway) as bystander:
-        loop, process, delayed = _loop_s(gateway), gateway.cpu_s(), _delayed_s(gateway)
+        pid = gateway.process.pid
+        loop, process, delayed = _loop_s(gateway), gateway.cpu_s(), delayed_s(pid)
         said = message.send(gateway)
         loop, process = _loop_s(gateway) - loop, gateway.cpu_s() - process
-        delayed = _delayed_s(gateway) - delayed
+        delayed = max(0.0, delayed_s(pid) - delayed)
     return Cost(loop, process, bystander.longest_s, delayed, said)
 
 
 def _loop_s(gateway: Gateway) -> float:
     """Return the processor time of the main thread, which is that of the event loop."""
     pid = gateway.process.pid
-    text = Path(f"/proc/{pid}/task/{pid}/{_SCHEDULED}").read_text()
+    text = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text()
     return int(text.split()[0]) / 1e9
-
-
-def _delayed_s(gateway: Gateway) -> float:
-    """Return for how long threads were ready to run, and others ran."""
-    tasks = Path(f"/proc/{gateway.process.pid}/task").iterdir()
-    return sum(int((task / _SCHEDULED).read_text().split()[1]) for task in tasks) / 1e9
 
 
 class _Bystander:

@@ -15,8 +15,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("config.yaml")
-_START_S = 30.0
-_STOP_S = 15.0
+_START_S = 60.0
+_STOP_S = 30.0
 _CARRIERS = (".http", ".grpc", ".tcp", ".brpc")
 _KIB = 1024
 
@@ -125,7 +125,7 @@ def running(*arguments: str) -> Iterator[Gateway]:
         gateway.close()
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
     """Wait for what nothing announces; return whether it came."""
     end = time.monotonic() + within_s
     while not condition():

@@ -17,7 +17,7 @@ from tests.hostile.wire import Address
 from tests.interop.programs import program
 
 FRONTS = ("nginx", "nginx-streaming", "haproxy", "haproxy-lenient")
-_START_S = 10.0
+_START_S = 60.0
 
 _NGINX = """
 daemon off;

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.hostile
 
 _FREE = ("--http", "127.0.0.1:0", "--grpc", "off", "--admin", "127.0.0.1:0")
 _MIB = 1 << 20
-_IN_TIME_S = 3.0
+_IN_TIME_S = 10.0
 BODY = json.dumps(
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
 ).encode()

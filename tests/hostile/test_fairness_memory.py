@@ -35,7 +35,7 @@ def gateway() -> Iterator[Gateway]:
 
 def _watched(gateway: Gateway, seconds: float = 1.5) -> Innocents:
     """Let others ask for a while, beside what was begun before."""
-    with Innocents(gateway.http) as others:
+    with Innocents(gateway) as others:
         time.sleep(seconds)
     return others
 
@@ -104,7 +104,7 @@ def test_responses_that_nobody_reads(gateway: Gateway) -> None:
         senders = [
             threading.Thread(target=_send_all, args=(raws[part::8], data)) for part in range(8)
         ]
-        with Innocents(gateway.http) as others:
+        with Innocents(gateway) as others:
             for sender in senders:
                 sender.start()
             for sender in senders:

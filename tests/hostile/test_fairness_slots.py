@@ -48,7 +48,7 @@ def test_streams_without_a_window(gateway: Gateway) -> None:
             )
             sock.sendall(_calls(50))
             socks.append(sock)
-        with Innocents(gateway.http) as others:
+        with Innocents(gateway) as others:
             for _ in range(5):
                 time.sleep(0.3)
                 drip = b"".join(
@@ -69,7 +69,7 @@ def test_readers_that_do_not_read(gateway: Gateway) -> None:
             raw = stack.enter_context(Raw(gateway.http, source=f"127.0.12.{1 + number % 8}"))
             raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             raw.send([data])
-        with Innocents(gateway.http) as others:
+        with Innocents(gateway) as others:
             time.sleep(1.5)
             for address, path in (
                 (gateway.http, "/v2/health/live"),
@@ -86,7 +86,7 @@ def test_one_address_has_a_share_of_the_slots(gateway: Gateway) -> None:
     """However many requests one client sends at a time, others find a slot, and probes need none."""
     with ExitStack() as stack:
         raws = [stack.enter_context(Raw(gateway.http, source="127.0.13.1")) for _ in range(200)]
-        with Innocents(gateway.http) as others:
+        with Innocents(gateway) as others:
             for _ in range(4):
                 for raw in raws:
                     raw.send([GOOD])

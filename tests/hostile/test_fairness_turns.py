@@ -109,7 +109,7 @@ def _drain(sock: socket.socket) -> None:
 def test_http2_that_never_pauses(gateway: Gateway, name: str) -> None:
     """Others are served between the frames of a connection that is full of them."""
     data = GRPC[name]()
-    with Innocents(gateway.http) as others:
+    with Innocents(gateway) as others:
         _flood(gateway.addresses["main.grpc"], data, time.monotonic() + _SECONDS)
     others.check()
 
@@ -125,7 +125,7 @@ def test_http1_that_never_pauses(gateway: Gateway, name: str) -> None:
     """Nor do heads behind one another, or chunks of a byte, keep them waiting."""
     if name == "chunks" and os.environ.get("HOSTILE_TRANSPORT") == "reference":
         pytest.skip("aiohttp parses all that one read returns, at one go")
-    with Innocents(gateway.http) as others:
+    with Innocents(gateway) as others:
         _flood(gateway.http, HTTP[name], time.monotonic() + _SECONDS)
     others.check()
 

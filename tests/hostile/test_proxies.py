@@ -23,14 +23,14 @@ from tests.hostile.test_http_framing import CASES
 from tests.hostile.wire import GOOD_BODY, Address, post
 
 # Not tried again: once is enough to have given somebody another's answer.
-pytestmark = [pytest.mark.hostile, pytest.mark.timeout(120), pytest.mark.flaky(reruns=0)]
+pytestmark = [pytest.mark.hostile, pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
 
 ATTACKERS = 12
 HONEST = 4
 AFTERWARDS = 15
 """How many answers every honest client still gets when the last attack is over."""
 _LISTEN_S = 0.7
-_PATIENCE_S = 8.0
+_PATIENCE_S = 30.0
 _MARK = re.compile(rb'"id": ?"([^"]*)"')
 _FRAMING = {name: data for name, data in CASES.items() if len(data) < 10_000}
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from tests.integration import fork_server
 from tests.integration.fork_server import ForkedProcess
 
-START_S = 15.0
+START_S = 60.0
 
 
 @dataclass

@@ -195,7 +195,8 @@ def test_triton(attack: Attack, sacrifice: Sacrifice, gateways: Mapping[str, Run
     for gateway in gateways.values():
         await_ready(gateway)
         http_address, grpc_address = addresses(gateway)
-        with bystander(INNOCENT.by_http, http_address) as seen:
+        processes = gateway.process.pid, sacrifice.server.process.pid
+        with bystander(INNOCENT.by_http, http_address, *processes) as seen:
             for send in attack.sends:
                 assert send(http_address, grpc_address) in attack.answers
         unharmed(sacrifice, gateway, seen)

@@ -71,7 +71,11 @@ def test_wide_text(mlserver_sacrifice: Sacrifice) -> None:
         address = gateway.addresses["main.http"]
         statuses: list[int] = []
         worst_s = worst_wait(
-            mlserver_sacrifice, address, lambda: statuses.append(post(address, path, body)[0])
+            mlserver_sacrifice,
+            address,
+            lambda: statuses.append(post(address, path, body)[0]),
+            gateway.process.pid,
+            server.process.pid,
         )
         assert [413] == statuses
         assert worst_s < MOST_WAIT_S
@@ -137,6 +141,8 @@ def test_numbers_as_json(mlserver_sacrifice: Sacrifice) -> None:
             lambda: statuses.append(
                 post(address, path, head + bytes(4 * count), headers=length)[0]
             ),
+            gateway.process.pid,
+            mlserver_sacrifice.server.process.pid,
         )
         assert [413] == statuses
         assert worst_s < MOST_WAIT_S
@@ -176,7 +182,8 @@ def test_left_stream(mlserver_sacrifice: Sacrifice) -> None:
         await_ready(gateway)
         address = gateway.addresses["main.http"]
         send = partial(leave_and_wait, address)
-        assert worst_wait(mlserver_sacrifice, address, send) < MOST_WAIT_S
+        processes = gateway.process.pid, server.process.pid
+        assert worst_wait(mlserver_sacrifice, address, send, *processes) < MOST_WAIT_S
     assert not mlserver_sacrifice.is_hurt()
 
 
@@ -216,7 +223,8 @@ def _is_held_up(
     for gateway in gateways.values():
         await_ready(gateway, sacrifice.innocent)
         http_address, grpc_address = addresses(gateway)
-        with bystander(sacrifice.innocent.by_http, http_address) as seen:
+        processes = gateway.process.pid, sacrifice.server.process.pid
+        with bystander(sacrifice.innocent.by_http, http_address, *processes) as seen:
             time.sleep(3 * INTERVAL_S)
             assert send(http_address, grpc_address) in answers
         assert not seen.failures
@@ -308,7 +316,8 @@ lifecycle: {{pre_stop: 0s}}
             urllib.request.urlopen(f"http://{address}/openapi.json")
         address = opened_gateway.addresses["main.http"]
         await_ready(opened_gateway, KSERVE_INNOCENT)
-        with bystander(KSERVE_INNOCENT.by_http, address) as seen:
+        processes = opened_gateway.process.pid, server.process.pid
+        with bystander(KSERVE_INNOCENT.by_http, address, *processes) as seen:
             time.sleep(3 * INTERVAL_S)
             assert predict(address, 20_000) == "413"
             assert predict(address, 1000) == "200"

@@ -24,12 +24,12 @@ from tests.interop.sacrifice import (
     Innocent,
     Sacrifice,
     bystander,
-    seconds_without_cpu,
 )
 from tests.interop.servers.kserve import start as kserve
 from tests.interop.servers.mlserver import start as mlserver
 from tests.interop.servers.triton import start as triton
 from tests.interop.shield_cases import Case, Model
+from tests.scheduling import delayed_s
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600), pytest.mark.flaky(reruns=1)]
 
@@ -105,6 +105,7 @@ def test_nothing_gets_through(
     problems: list[str] = []
     with serving(str(file)) as gateway:
         await_ready(gateway, sacrifice.innocent)
+        # `_problem` subtracts the time for which the processes had no processor.
         with bystander(sacrifice.innocent.by_http, gateway.addresses["main.http"]) as seen:
             time.sleep(QUIET_S)
             # A busy machine lets everybody wait, and aiohttp reads small chunks in one turn.
@@ -149,7 +150,7 @@ def _problem(
     for _ in range(2):
         seen.worst_s = 0.0
         seen.failures.clear()
-        others_s = -seconds_without_cpu(*processes)
+        others_s = -delayed_s(*processes)
         reply = case.send(*addresses)
         found = case.problem(reply)
         if not case.names:
@@ -158,7 +159,7 @@ def _problem(
             found = f"others failed: {seen.failures[0]}"
         if not found:
             found = _innocent(sacrifice, addresses)
-        others_s += seconds_without_cpu(*processes)
+        others_s += delayed_s(*processes)
         if found or seen.worst_s - others_s <= most_s:
             return found
         found = f"others waited {seen.worst_s:.1f} s, {others_s:.1f} s of it without a CPU"

@@ -11,8 +11,8 @@ from hypothesis import settings
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
-# A test of 50 examples has pytest's usual 20 s.
-_EXAMPLES, _TIMEOUT_S = 50, 20
+# A test of 50 examples has pytest's usual 60 s.
+_EXAMPLES, _TIMEOUT_S = 50, 60
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
