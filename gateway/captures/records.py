@@ -5,7 +5,6 @@
 
 import json
 import math
-import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -16,6 +15,7 @@ from msgspec.structs import (
     replace,  # noqa: TID251  # rows have no wire origin
 )
 
+from gateway.captures.checksum import checksum
 from gateway.captures.privacy import Hasher, Privacy
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Need, Parameters
@@ -148,20 +148,8 @@ class RecordedCall(Struct, frozen=True):
 
     def crc32(self) -> int:
         """Return the checksum of all rows."""
-        found = 0
-        texts = [_call_text(self.call)]  # one checksum of all texts between elements
-        for row in self.tensors:
-            texts.append(_tensor_text(row))
-            for value in (row.digest, row.data):
-                if value is None:
-                    texts.append(_NONE)
-                else:
-                    found = _crc32_of(value, texts, found)
-        texts += [_joined_text(astuple(row)) for row in self.items]
-        for message in self.wire:
-            texts += map(_value_text, (message.side, message.place, message.head))
-            found = _crc32_of(message.body, texts, found)
-        return zlib.crc32(_encoded("".join(texts)), found)
+        rows = (map(astuple, each) for each in (self.tensors, self.items, self.wire))
+        return checksum(astuple(self.call), *rows)
 
     @property
     def missing(self) -> str:
@@ -233,17 +221,18 @@ class RecordedCall(Struct, frozen=True):
     @property
     def problem(self) -> str:
         """What is wrong with the values of the rows; "" for nothing."""
+        call = self.call
         try:
-            _details_of(self.call.details)
-            _ = self.missing, self.class_outputs, self.error_code
+            _ = self.class_outputs, self.error_code
+            _details_of(call.details)
+            _needs_of(call.needs)
             for row in self.tensors:
                 if row.shape is not None:
                     _shape_of(row.shape)
                 if row.datatype is not None:
-                    Datatype[row.datatype]
-            _needs_of(self.call.needs)
-            for text in (self.call.sequence, self.call.parameters):
-                if text:
+                    _DATATYPES[row.datatype]
+            for text in (call.sequence, call.parameters):
+                if text and text != "{}":
                     json.loads(text)
         except INVALID_VALUES as error:
             return f"malformed: {type(error).__name__} {str(error)[:80]}"
@@ -557,46 +546,7 @@ def error_of(code: str, text: str) -> GatewayError | None:
     return None if code == OK else ERROR_CLASSES[ErrorCode(code)](text or "recorded error")
 
 
-def _crc32_of(value: bytes, texts: list[str], found: int) -> int:
-    """Return *found* continued over *texts*, which become empty, and over elements."""
-    texts.append(f"b{len(value)};")
-    joined = "".join(texts)
-    texts.clear()
-    return zlib.crc32(value, zlib.crc32(_encoded(joined), found))
-
-
-def _call_text(row: CallRow) -> str:
-    """Return what a checksum covers of a call; the part that calls repeat is kept."""
-    values = astuple(row)
-    same = values[3:12]
-    known = _known_text if sum(map(len, same)) <= _MAX_KNOWN_TEXT else _joined_text
-    return "".join(
-        (*map(_value_text, values[:3]), known(same), *map(_value_text, values[12:])),
-    )
-
-
-def _tensor_text(row: TensorRow) -> str:
-    """Return what a checksum covers of a tensor without its elements; calls repeat it."""
-    values = astuple(row)[:-2]
-    size = len(row.name) + len(row.shape or "") + len(row.datatype or "") + len(row.form)
-    return _known_text(values) if size <= _MAX_KNOWN_TEXT else _joined_text(values)
-
-
-def _joined_text(values: tuple[Any, ...]) -> str:
-    return "".join(map(_value_text, values))
-
-
-def _value_text(value: Any) -> str:
-    if value is None:
-        return _NONE
-    text = repr(value)
-    size = len(text) if text.isascii() else len(_encoded(text))
-    return f"v{size};{text}"
-
-
-_NONE: Final = "v4;None"
 _MAX_KNOWN_TEXT: Final = 1024
-_known_text: Final = lru_cache(4096)(_joined_text)
 
 
 def _details_of(text: str) -> dict[str, Any]:
@@ -607,7 +557,3 @@ def _details_of(text: str) -> dict[str, Any]:
 @lru_cache(256)
 def _known_details(text: str) -> dict[str, Any]:
     return dict(json.loads(text))
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")

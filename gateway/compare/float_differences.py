@@ -7,16 +7,19 @@ is used again for the next result, so that a chunk stays in the cache of a core.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.compare.numbers import ROUNDING, UNDERFLOW, Array, steps, values_of, within_tolerance
-from gateway.ir.datatypes import Datatype
+from gateway.ir.datatypes import Datatype, fp32_of_bf16
 
 _SMALLEST_RTOL: Final = 1e-290
 _NONE: Final = np.zeros(0, np.int64)
+_FEW: Final = 64
 
 
 class FloatDifferences:
@@ -38,24 +41,24 @@ class FloatDifferences:
 
     def __init__(self, datatype: Datatype, old: Array, new: Array) -> None:
         self._datatype, self._old, self._new = datatype, old, new
-        magnitude, other = values_of(datatype, old), values_of(datatype, new)
+        magnitude, other = _wide(datatype, old), _wide(datatype, new)
         distance = np.subtract(magnitude, other)
         self._distance = np.abs(distance, out=distance)
         self.worst = int(distance.argmax())
         self.max_abs = float(distance[self.worst])
-        self.sum_abs = float(distance.sum())
+        self.sum_abs = float(np.add.reduce(distance))
         self._magnitude = np.abs(magnitude, out=magnitude)
         ratio = np.divide(distance, magnitude, out=other)
         self.relative = len(ratio)
         self._has_only_relative = True
-        self.max_rel = float(ratio.max())
+        self.max_rel = float(np.maximum.reduce(ratio))
         if not math.isfinite(self.max_rel):  # of 0, or of a subnormal number
             is_zero = magnitude == 0
             ratio[is_zero] = 0.0
             self.relative -= int(np.count_nonzero(is_zero))
             self._has_only_relative = not distance[is_zero].any()
-            self.max_rel = float(ratio.max())
-        self.sum_rel = float(ratio.sum())
+            self.max_rel = float(np.maximum.reduce(ratio))
+        self.sum_rel = float(np.add.reduce(ratio))
 
     @classmethod
     def of(cls, datatype: Datatype, old: Array, new: Array) -> FloatDifferences | None:
@@ -70,9 +73,9 @@ class FloatDifferences:
         a = np.ascontiguousarray(self._old).view(bits)
         b = np.ascontiguousarray(self._new).view(bits)
         across = np.bitwise_xor(a, b)
-        if across.min() >= 0:  # equal signs: the patterns are in the order of the magnitudes
+        if np.minimum.reduce(across) >= 0:  # equal signs: patterns in the order of the magnitudes
             apart = np.subtract(a, b, out=across)
-            return max(int(apart.max()), -int(apart.min()))
+            return max(int(np.maximum.reduce(apart)), -int(np.minimum.reduce(apart)))
         is_across = across < 0
         apart = np.subtract(a, b, out=across)
         apart[is_across] = 0
@@ -86,6 +89,8 @@ class FloatDifferences:
             first: Smaller exponents count as this one.
             last: Larger exponents count as this one.
         """
+        if len(self._distance) <= _FEW:
+            return self._decades_of_few(first, last)
         found: dict[int, int] = {}
         before, total = 0, int(np.count_nonzero(self._distance > 0))
         for exponent in range(last, first, -1):
@@ -96,6 +101,16 @@ class FloatDifferences:
                 found[exponent] = at_least - before
                 before = at_least
         found[first] = total - before
+        return found
+
+    def _decades_of_few(self, first: int, last: int) -> dict[int, int]:
+        """Return the same, one element after the other."""
+        limits = _limits(first, last)
+        found: dict[int, int] = {}
+        for distance in self._distance.tolist():
+            if distance > 0:
+                exponent = first + bisect_right(limits, distance)
+                found[exponent] = found.get(exponent, 0) + 1
         return found
 
     def beyond(self, atol: float, rtol: float) -> npt.NDArray[np.int64]:
@@ -125,3 +140,14 @@ class FloatDifferences:
             is_beyond[close] = ~within_tolerance(x, y, atol, rtol, nan_equal=True)
         beyond: npt.NDArray[np.int64] = unsure[is_beyond]
         return beyond
+
+
+def _wide(datatype: Datatype, array: Array) -> Array:
+    """Return floats as float64, without a context of its own for signalling NaN."""
+    wide = fp32_of_bf16(array) if datatype is Datatype.BF16 else array
+    return wide.astype(np.float64)
+
+
+@lru_cache(16)
+def _limits(first: int, last: int) -> list[float]:
+    return [10.0**exponent for exponent in range(first + 1, last + 1)]

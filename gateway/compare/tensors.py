@@ -266,6 +266,8 @@ class _Comparison:
             for name, holds in self._element_conditions((a, b), (x, y), apart, nan_equal):
                 if not holds.all():
                     bad.setdefault(name, []).append(np.flatnonzero(~holds) + chunk.start)
+        if not bad:
+            return errors
         allowed = Fraction(self._rule.fraction) * self._count
         for name, indexes in bad.items():
             where = np.concatenate(indexes)
