@@ -86,18 +86,7 @@ class CutoverFiles:
         Raises:
             OSError: It cannot be written. The previous state stays.
         """
-        body = encode_state(digest, state)
-        aside = self._state.with_suffix(".json.new")
-        with open(aside, "wb", opener=_opener) as file:
-            file.write(body + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._state)
-        folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _replace(self._state, encode_state(digest, state) + b"\n")
 
     def set_aside(self) -> None:
         """Keep a state that cannot be used under another name.
@@ -152,6 +141,66 @@ class CutoverFiles:
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
+
+
+class PendingRollback:
+    """The file of a rollback that other gateways do not know of yet: `NAME.rollback.json`.
+
+    Args:
+        directory: It is created when there is something to write.
+        migration: The name of the migration.
+    """
+
+    def __init__(self, directory: Path, migration: str) -> None:
+        self._path = directory / f"{quote(migration, safe=' ')}.rollback.json"
+
+    def load(self) -> int | None:
+        """Return the attempt that was rolled back; None for none.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is damaged.
+        """
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_RolledBack).attempt
+        except FileNotFoundError:
+            return None
+
+    def save(self, attempt: int) -> None:
+        """Note the attempt that is rolled back; it is on the disk when this returns.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._path.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        _replace(self._path, msgspec.json.encode(_RolledBack(attempt)) + b"\n")
+
+    def clear(self) -> None:
+        """Forget it; idempotent.
+
+        Raises:
+            OSError: The file cannot be removed.
+        """
+        self._path.unlink(missing_ok=True)
+
+
+class _RolledBack(msgspec.Struct):
+    attempt: int
+
+
+def _replace(path: Path, body: bytes) -> None:
+    """Replace a file as a whole; it is on the disk when this returns."""
+    aside = path.with_suffix(".json.new")
+    with open(aside, "wb", opener=_opener) as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _opener(path: str, flags: int) -> int:

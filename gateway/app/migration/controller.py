@@ -23,7 +23,7 @@ from gateway.app.migration.shifts import ServingShifts, ShiftWeights
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.migration.cutover import IDLE_PHASES, CutoverPlan, Phase
-from gateway.migration.cutover_files import CutoverFiles
+from gateway.migration.cutover_files import CutoverFiles, PendingRollback
 from gateway.migration.guards import Standing
 
 if TYPE_CHECKING:
@@ -104,15 +104,20 @@ class CutoverController(Collector):
         coordinate = "none" if config is None else config.coordinate
         store: StateStore
         replicas: ReplicaReports | None = None
+        pending: PendingRollback | None = None
         if coordinate == "kubernetes":
             cluster = self._cluster(plan.migration)
             store, replicas = cluster, cluster
+            if loaded.config.state is not None:
+                pending = PendingRollback(cutover_directory(loaded, plan.migration), plan.migration)
         else:
             directory = cutover_directory(loaded, plan.migration)
             if coordinate == "file":
                 replicas = Replicas(directory, plan.migration, own_name(), self._clock)
             store = CutoverFiles(directory, plan.migration)
-        return LedCutover(plan, store, lambda: self._keeper, self._clock, self._monotonic, replicas)
+        return LedCutover(
+            plan, store, lambda: self._keeper, self._clock, self._monotonic, replicas, pending
+        )
 
     def _cluster(self, migration: str) -> ClusterReplicas:
         """Return the gateways of a cut-over in the cluster of this pod.

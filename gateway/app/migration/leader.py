@@ -30,7 +30,7 @@ from gateway.migration.cutover import (
     verdict_of,
     verdicts,
 )
-from gateway.migration.cutover_files import StateConflict, UnusableState
+from gateway.migration.cutover_files import PendingRollback, StateConflict, UnusableState
 from gateway.migration.guards import GuardVerdict, Standing
 
 log = structlog.get_logger(__name__)
@@ -56,6 +56,7 @@ class LedCutover:
         clock: Seconds since the epoch.
         monotonic: Monotonic seconds.
         replicas: The gateways of the same cut-over; None for this one only.
+        pending: Keeps a rollback for a restart while the others do not know of it; None for not.
 
     Attributes:
         plan: The same.
@@ -75,6 +76,7 @@ class LedCutover:
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         replicas: ReplicaReports | None = None,
+        pending: PendingRollback | None = None,
     ) -> None:
         self.plan = plan
         self.trips: dict[str, int] = {}
@@ -83,6 +85,7 @@ class LedCutover:
         self._clock = clock
         self._monotonic = monotonic
         self._replicas = replicas
+        self._pending = pending
         self._lock = asyncio.Lock()
         self._evidence = CutoverEvidence(is_current=False)
         self._counts: dict[str, tuple[int, int]] = {}
@@ -93,17 +96,30 @@ class LedCutover:
         self._refused_epoch = -1
         self._is_over = False
         # The attempt that an operator has rolled back here, until the gateway that leads knows it.
-        self._rolled_back: int | None = None
+        self._rolled_back = self._pending_rollback()
+        # Whether `state` is that of the cut-over, not the one before it has been read.
+        self._is_known = False
         self.state = CutoverState()
         self.leads = files.lead()
         self._load()
 
+    def _pending_rollback(self) -> int | None:
+        """Return the attempt that was rolled back here before a restart; None for none."""
+        try:
+            return None if self._pending is None else self._pending.load()
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        log.error("cutover rollback lost", migration=self.plan.migration, reason=problem)
+        return None
+
     def _load(self) -> None:
         """Continue with the state on the disk; with weight 0 if it cannot be used."""
         digest = self.plan.digest
+        self._is_known |= self.leads
         try:
             found = self._files.load(digest)
         except UnusableState as error:
+            self._is_known = True
             if not self.leads:
                 # Whoever leads says so; calls stay where they are safe.
                 known = self.state
@@ -115,6 +131,7 @@ class LedCutover:
             return
         if found is None:
             return
+        self._is_known = True
         if found.epoch < self.state.epoch:
             if self._refused_epoch != found.epoch:
                 self._refused_epoch = found.epoch
@@ -160,13 +177,19 @@ class LedCutover:
     @property
     def state_here(self) -> CutoverState:
         """The state in force here: rolled back, if the others do not know yet of the command."""
-        if self._rolled_back is None:
+        if self._rolled_back is None or self._is_rollback_over:
             return self.state
         reason = (
             "rolled back by an operator at this gateway; the others follow when the state can be "
             f"written: {self._files.trouble or 'another gateway leads'}"
         )
         return replace(self.state, phase=Phase.ROLLING_BACK, weight=0.0, reason=reason)
+
+    @property
+    def _is_rollback_over(self) -> bool:
+        """Whether a rollback made here changes nothing: it is known, or somebody has resumed."""
+        is_open = self.state.phase in COMMANDS["rollback"][0]
+        return self._is_known and (self._rolled_back != self.state.attempt or not is_open)
 
     def weight(self) -> tuple[float, int, int]:
         """Return percentage, epoch and attempt, for the serving processes."""
@@ -220,7 +243,7 @@ class LedCutover:
         """
         async with self._lock:
             if verb == "rollback" and not self.leads and self._can_roll_back_here():
-                self._roll_back_here()
+                await self._roll_back_here()
                 return
             if not self.leads and self._files.trouble:
                 raise CommandRefused(
@@ -242,7 +265,7 @@ class LedCutover:
             )
             if verb == "rollback":
                 if not await self._roll_back(decision):
-                    self._roll_back_here()
+                    await self._roll_back_here()
                 return
             before = self.state
             if not await self._adopt(decision):
@@ -253,12 +276,22 @@ class LedCutover:
             if decision.state.evidence_from_s > before.evidence_from_s:
                 self._evidence = replace(self._evidence, guards=(), is_current=False)
 
+    def _log_unkept(self, error: OSError) -> None:
+        name = self.plan.migration
+        log.warning("cutover rollback not kept", migration=name, reason=reason_of(error))
+
     def _can_roll_back_here(self) -> bool:
         """Return whether nobody can be reached who would roll back what is under way."""
         return bool(self._files.trouble) and self.state.phase in COMMANDS["rollback"][0]
 
-    def _roll_back_here(self) -> None:
+    async def _roll_back_here(self) -> None:
+        """Send all calls to the old target here, also after a restart, until others know."""
         self._rolled_back = self.state.attempt
+        try:
+            if self._pending is not None:
+                await asyncio.to_thread(self._pending.save, self.state.attempt)
+        except OSError as error:
+            self._log_unkept(error)
         log.warning(
             "cutover rolled back here only",
             migration=self.plan.migration,
@@ -280,14 +313,23 @@ class LedCutover:
     async def _pass_on_rollback(self, shared: Mapping[str, Mapping[str, Any]]) -> None:
         """Roll back what an operator has rolled back at a gateway that could not write it."""
         state = self.state
-        is_open = state.phase in COMMANDS["rollback"][0]
-        if self._rolled_back is not None and (self._rolled_back != state.attempt or not is_open):
-            self._rolled_back = None
+        if self._rolled_back is not None and self._is_rollback_over:
+            await self._forget_rollback()
         wanted = {self._rolled_back, *(each.get("rolled_back") for each in shared.values())}
+        is_open = state.phase in COMMANDS["rollback"][0]
         if self.leads and is_open and state.attempt in wanted:
             decision = command(self.plan, state, "rollback", self._clock())
             if await self._roll_back(decision):
-                self._rolled_back = None
+                await self._forget_rollback()
+
+    async def _forget_rollback(self) -> None:
+        """All gateways know of the rollback, or somebody has resumed."""
+        self._rolled_back = None
+        try:
+            if self._pending is not None:
+                await asyncio.to_thread(self._pending.clear)
+        except OSError as error:
+            self._log_unkept(error)
 
     async def _adopt(self, decision: Decision) -> bool:
         """Write the next state, and then use it; return False if it was made of an older one.

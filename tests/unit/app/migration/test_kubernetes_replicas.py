@@ -322,6 +322,74 @@ async def test_a_rollback_that_nobody_learned_of_is_an_error_at_the_end(
     assert "cutover rollback not written" == line["event"]
 
 
+async def test_a_rollback_outlives_a_kill_while_nothing_can_be_reached(
+    replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
+) -> None:
+    """A gateway that is started again has weight 0 from the first call, and rolls back for all."""
+    await begun(replicas)
+    server.cut_off.update({"token-a", "token-b", "token-c"})
+    await second(replicas)
+    await replicas[0].do("rollback")
+    # No `stop`: a process that is killed writes nothing more.
+    pending = tmp_path / "a" / "cutover" / "m.rollback.json"
+    assert {"attempt": saved(server)["attempt"]} == json.loads(pending.read_bytes())
+    enter_pod("a")
+    killed, replicas[0] = replicas[0], Leader(tmp_path / "a", KUBERNETES)
+    assert 0.0 == replicas[0].controller.weights()["m"][0]
+    assert [0.0, 0.0] == replicas[0].processes.shares
+    for _ in range(3):
+        await second(replicas)
+    assert [[0.0, 0.0], [0.05, 0.05], [0.05, 0.05]] == shares(replicas)
+    assert pending.exists()
+    server.cut_off.clear()
+    # The Lease of the killed gateway runs out first.
+    for _ in range(24):
+        await second(replicas)
+        assert [0.0, 0.0] == replicas[0].processes.shares
+    assert [[0.0, 0.0]] * 3 == shares(replicas)
+    assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
+    assert not pending.exists()
+    await killed.controller.stop()
+
+
+async def test_a_rollback_before_a_kill_does_not_count_when_somebody_has_resumed(
+    replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
+) -> None:
+    """The gateway that is started again begins with the share of the later attempt."""
+    await begun(replicas)
+    server.cut_off.add("token-b")
+    await second(replicas)
+    await replicas[1].do("rollback")
+    await replicas[0].do("resume")
+    for _ in range(4):
+        await second(replicas, verdicts="huu")
+    assert 5.0 == saved(server)["weight"]
+    server.cut_off.clear()
+    enter_pod("b")
+    killed, replicas[1] = replicas[1], Leader(tmp_path / "b", KUBERNETES)
+    assert [0.05, 0.05] == replicas[1].processes.shares
+    await second(replicas)
+    assert not (tmp_path / "b" / "cutover" / "m.rollback.json").exists()
+    await killed.controller.stop()
+
+
+async def test_a_damaged_note_of_a_rollback_is_an_error_and_no_more(
+    enter_pod: EnterPod, tmp_path: Path
+) -> None:
+    """The gateway starts with the state of the cluster."""
+    folder = tmp_path / "a" / "cutover"
+    folder.mkdir(parents=True)
+    (folder / "m.rollback.json").write_bytes(b'{"attempt": "x"}')
+    enter_pod("a")
+    with capture_logs() as logs:
+        leader = Leader(tmp_path / "a", KUBERNETES)
+    assert ["cutover rollback lost"] == [
+        each["event"] for each in logs if each["log_level"] == "error"
+    ]
+    assert "ready" == leader.at[0]
+    await leader.controller.stop()
+
+
 async def test_nothing_is_rolled_back_that_is_not_under_way(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
