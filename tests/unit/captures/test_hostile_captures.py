@@ -81,6 +81,7 @@ def test_a_changed_row_is_skipped_and_named(segment: Path, tmp_path: Path) -> No
     assert found.verify() == (19, ["ab12-7: its checksum is wrong"])
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", ["zeroblob(300000000)", "x'00'", "1.5"])
 def test_values_of_another_type_or_size_are_skipped(
     segment: Path, tmp_path: Path, size: str

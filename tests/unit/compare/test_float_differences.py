@@ -50,6 +50,7 @@ def differences_of(datatype: Datatype, bits: tuple[np.ndarray, np.ndarray]) -> F
     return found
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("datatype", FLOATS, ids=lambda each: each.name)
 def test_tolerance_is_that_of_fractions(datatype: Datatype) -> None:
     """Also tolerances that are the difference of a pair, or the number next to it, are exact."""
