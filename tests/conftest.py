@@ -41,7 +41,8 @@ _ON_THE_CLOCK = (
     "tests/unit/backends/",
     "tests/unit/cli/",
     "tests/unit/concurrency/",
-    "tests/unit/policies/limits/",
+    "tests/unit/policies/",
+    "tests/unit/routing/",
     "tests/unit/transports/",
 )
 _TRIES_MORE = 3

@@ -15,11 +15,11 @@ _DELAYED: Final = 1  # the column of /proc/PID/schedstat, in nanoseconds
 def delayed_s(*processes: int) -> float:
     """Return for how long threads were ready to run while others ran; compare two of these.
 
-    It is the sum over the threads of *processes*, the calling thread, and what other virtual machines
-    took of this one's processors.
+    It is the sum over the threads of *processes* and of this one, whose threads wait for each other,
+    and what other virtual machines took of this one's processors.
     """
-    total = _delayed_ns(Path("/proc/thread-self"))
-    for process in processes:
+    total = 0
+    for process in {os.getpid(), *processes}:
         with suppress(FileNotFoundError):  # it has ended
             total += sum(map(_delayed_ns, Path(f"/proc/{process}/task").iterdir()))
     return total / 1e9 + stolen_s()

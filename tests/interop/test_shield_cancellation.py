@@ -9,7 +9,6 @@ import asyncio
 import bisect
 import contextlib
 import json
-import os
 import random
 import re
 import time
@@ -124,7 +123,7 @@ class Delays:
     """
 
     def __init__(self, *processes: int) -> None:
-        self._processes = (*processes, os.getpid())
+        self._processes = processes
         self._times: list[float] = []
         self._delays: list[float] = []
 

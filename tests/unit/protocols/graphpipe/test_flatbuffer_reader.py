@@ -100,10 +100,10 @@ def test_a_string_may_be_shared_and_not_without_end() -> None:
     [tensor] = read(aliased(100, 50))
     assert 101 * 50 == sum(map(len, as_items(tensor)))
     for copies, size in ((30, 200_000), (5000, 20_000)):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(TooLarge, match="overlap"):
             read(aliased(copies, size))
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
 
 
 def test_a_tensor_may_not_be_shared_without_end() -> None:
