@@ -3,8 +3,9 @@
     python -m benchmarks.counted FOLDER WAY...
 
 A simulated processor is a hundred times slower, and other load makes it slower still. So the clock
-of the gateway advances with each look at it, by 2 us: a request takes some 30 us. Else the number
-of timers would depend on the load of the machine.
+of the gateway advances with each look at it, by 2 us: a request takes some 30 us. The timers of the
+loop have the clock of the machine, and wait ten thousand times as long. Else the number of timers
+would depend on the load of the machine.
 """
 
 import asyncio
@@ -19,11 +20,13 @@ time.monotonic = itertools.count(1e3, 2e-6).__next__  # before the gateway is im
 
 from benchmarks.counts import LONG, SHORT, CannotCountError, all_ways  # noqa: E402
 from benchmarks.stages import Bench, run  # noqa: E402
+from benchmarks.wires import MemoryLoop  # noqa: E402
 from gateway.telemetry import log  # noqa: E402
 
 _WARM_UP = 160
 _QUIET = {"telemetry": {"log": {"calls_per_second": 0}}}
 """Lines per second mean nothing on this clock."""
+_TIMER_FACTOR = 10_000
 
 
 def main() -> None:
@@ -32,6 +35,7 @@ def main() -> None:
     log.configure("error", "json")
     for way in all_ways():
         if way.name in names:
+            MemoryLoop.timer_factor = _TIMER_FACTOR
             pids = run(way, _two_runs, _QUIET)
             (Path(folder) / f"{way.name}.json").write_text(json.dumps(pids))
 
@@ -53,6 +57,7 @@ async def _two_runs(bench: Bench) -> list[str]:
         _pid, status = os.waitpid(pid, 0)  # noqa: ASYNC222  # nothing else runs
         if status:
             raise CannotCountError(f"a run ended with wait status {status}")
+    MemoryLoop.timer_factor = 1  # to stop, the gateway waits for timers
     return [str(pid) for pid in pids]
 
 

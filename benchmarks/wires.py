@@ -109,9 +109,11 @@ class MemoryLoop(uvloop.Loop):
     Attributes:
         upstream: Creates the protocol of the server, for any address.
         listening: Protocol factories of the servers of this loop, by port.
+        timer_factor: How much longer than asked a timer waits.
     """
 
     upstream: Make
+    timer_factor = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,6 +125,13 @@ class MemoryLoop(uvloop.Loop):
         for each in self._pair:
             each.close()
         super().close()
+
+    def call_later(  # type: ignore[override]  # the stubs have type variables for the arguments
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Start a timer; `call_at` calls this, too."""
+        delay *= self.timer_factor
+        return super().call_later(delay, callback, *args, context=context)
 
     async def create_server(  # type: ignore[override]  # no address and no options matter here
         self, make: Make, *_where: Any, **_options: Any
