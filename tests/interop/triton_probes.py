@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -195,6 +196,60 @@ def _inferences() -> Iterator[tuple[str, Probe]]:
     typed = message("identity_int32", ("INPUT0", "INT32", [3], None))
     typed.inputs[0].contents.int_contents.extend([1, 2, 3])
     yield "grpc_typed", Grpc("ModelInfer", typed, pb.ModelInferResponse)
+
+
+def _odd_spellings() -> Iterator[tuple[str, Probe]]:
+    """Yield requests that Triton reads although their form is unusual, and such that it does not."""
+    path = "/v2/models/identity_int32/infer"
+    text = json.dumps({"inputs": [tensor()]})
+    yield (
+        "http_fp32_text",
+        infer("identity_fp32", tensor(data=[0.1], shape=[1, 1], datatype="FP32")),
+    )
+    nan = text.replace("[1, 2, 3]", "[NaN, 2, 3]").replace("INT32", "FP64")
+    yield "http_nan", Http("POST", "/v2/models/identity_fp64/infer", nan.encode())
+    yield "http_key_twice", Http("POST", path, ('{"id": "a", "id": "b", ' + text[1:]).encode())
+    yield "http_nested_otherwise", infer("identity_int32", {**tensor(), "data": [[1], [2, 3]]})
+    deep = text.replace("[1, 2, 3]", "[" * 90 + "1, 2, 3" + "]" * 90)
+    yield "http_nested_deeply", Http("POST", path, deep.encode())
+    latin = json.dumps({"inputs": [tensor(datatype="BYTES", data=["a"], shape=[1, 1])]})
+    yield (
+        "http_not_utf8",
+        Http("POST", "/v2/models/identity_bytes/infer", latin.encode().replace(b'"a"', b'"\xff"')),
+    )
+    yield "http_nul_behind", Http("POST", path, text.encode() + b"\0")
+    yield (
+        "http_gzip_goes_on",
+        Http("POST", path, gzip.compress(text.encode()) + b"xx", {"Content-Encoding": "gzip"}),
+    )
+    yield (
+        "http_coding_in_capitals",
+        Http("POST", path, gzip.compress(text.encode()), {"Content-Encoding": "GZIP"}),
+    )
+    yield "http_id_control", infer("identity_int32", tensor(), id="a\nb")
+    yield "http_id_long", infer("identity_int32", tensor(), id="x" * 2000)
+    yield "http_id_null", infer("identity_int32", tensor(), id=None)
+    yield "http_parameter_null", infer("params_echo", tensor(), parameters={"k": None})
+    yield "http_parameter_large", infer("params_echo", tensor(), parameters={"k": 2**63})
+    scores = tensor("SCORES_IN", "FP32", [0.5, 3, 2, 1], shape=[1, 4])
+    counted = [{"name": "SCORES", "parameters": {"classification_count": 2}}]
+    yield "http_classification_count", infer("classify", scores, outputs=counted)
+    yield "http_name_encoded", Http("GET", "/v2/models/add%5Fsub")
+    yield "http_models", Http("GET", "/v2/models")
+    yield "http_index_list", Http("POST", "/v2/repository/index", [])
+    yield "grpc_out_of_range", _typed("identity_int8", "INT8", 300)
+    surplus = message("identity_int32", THREE)
+    surplus.raw_input_contents.append(b"x")
+    yield "grpc_raw_surplus", Grpc("ModelInfer", surplus, pb.ModelInferResponse)
+    yield "grpc_empty_without_data", unary("identity_int32", ("INPUT0", "INT32", [0], None))
+    yield "grpc_id_control", unary("identity_int32", THREE, id="a\nb")
+    yield "grpc_version_with_sign", unary("versions", ints("X", 1), model_version="+1")
+
+
+def _typed(model: str, datatype: str, value: int) -> Grpc:
+    request = message(model, ("INPUT0", datatype, [1], None))
+    request.inputs[0].contents.int_contents.append(value)
+    return Grpc("ModelInfer", request, pb.ModelInferResponse)
 
 
 def _mistakes() -> Iterator[tuple[str, Probe]]:
@@ -475,6 +530,7 @@ def probes() -> dict[str, Probe]:
     groups: tuple[Callable[[], Iterator[tuple[str, Probe]]], ...] = (
         _management,
         _inferences,
+        _odd_spellings,
         _mistakes,
         _streams,
         _changes,
