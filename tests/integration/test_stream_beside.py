@@ -1,4 +1,4 @@
-"""A byte stream's port that answers HTTP and gRPC too: who speaks what is told by the first bytes."""
+"""The port of a byte stream also serves HTTP and gRPC: the first bytes show the protocol."""
 
 from __future__ import annotations
 
@@ -60,6 +60,10 @@ class SlowFrames(Slow):
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         async for _ in super().__call__(wire):
             yield Frame(wire.payload)
+
+    def reject(self, _error: GatewayError, /) -> Frame:
+        """Return a message that the framer can write."""
+        return Frame((FRAME,))
 
 
 class SlowHttp(HttpFrontend):
@@ -338,7 +342,7 @@ async def test_draining_ends_both(address: str) -> None:
 
 
 async def test_what_does_not_end_is_cancelled() -> None:
-    """Draining gives up in time, on both sides."""
+    """Draining cancels the requests of both protocols once its time is over."""
     frames, http = SlowFrames(), SlowHttp()
     async with both(frames, http) as port:
         framed, asked = await port.connect(), await port.connect()
