@@ -459,6 +459,21 @@ async def test_what_has_come_of_a_frame_counts_with_a_step_ahead() -> None:
         await raw.close()
 
 
+async def test_a_client_that_leaves_at_once_holds_no_memory() -> None:
+    """A frame whose client leaves in the same turn of the loop is not handled, and not counted."""
+    frontend = Echo()
+    async with serving(frontend) as running:
+        raw = await running.connect()
+        await raw.send(struct.pack("<I", 500_000) + bytes(300_000))
+        await eventually(lambda: running.budget.used_bytes == 500_004)
+        (connection,) = running.server._listener.connections
+        connection.data_received(bytes(200_000))
+        connection.connection_lost(None)
+        await eventually(lambda: running.budget.used_bytes == 0)
+        await raw.close()
+    assert not frontend.seen
+
+
 async def test_a_frame_over_the_budget_is_refused() -> None:
     """With no room in the process a frame is not read; its sender is told."""
     async with serving(Echo(), budget_bytes=1000, queue_wait_s=0.02) as running:

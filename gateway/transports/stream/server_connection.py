@@ -268,7 +268,8 @@ class StreamConnection(asyncio.Protocol):
             self._say_farewell()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        # Not in the task: a task that is cancelled before its first step runs no `finally`.
+        self._running.pop(task).lease.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("internal error", exc_info=error)
             self.abort()
@@ -302,8 +303,6 @@ class StreamConnection(asyncio.Protocol):
             self._listener.refused(self._with_client(Cancelled(str(error), limit=error.limit)))
         except OSError:  # the client has left
             self.abort()
-        finally:
-            pending.lease.close()
 
     async def _ask_or_give_up(self, pending: _PendingFrame) -> None:
         try:
