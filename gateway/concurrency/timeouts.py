@@ -70,13 +70,23 @@ class Timeout:
     def finish(self, error: BaseException | None) -> bool:
         """Stop the timer, and return whether the timeout caused *error*, which ended the block."""
         self._timer.cancel()
-        return self.expired and self._is_cause_of(error)
+        return self._has_caused(error)
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, *_details: object
     ) -> None:
         if self.finish(error):
             raise TimeoutError
+
+    def _has_caused(self, error: BaseException | None) -> bool:
+        """Return whether the timeout caused *error*, and forget the task after an error.
+
+        A cancelled task holds its error, whose traceback holds the frame that has this timeout.
+        """
+        caused = self.expired and self._is_cause_of(error)
+        if error is not None:
+            del self._task
+        return caused
 
     def _is_cause_of(self, error: BaseException | None) -> bool:
         # If somebody else has cancelled the task too, the cancellation must not become a timeout.
@@ -208,7 +218,7 @@ class WheelTimeout(Timeout):
     def finish(self, error: BaseException | None) -> bool:
         """Cancel the entry, and return whether the timeout caused *error*."""
         self._wheel.cancel(self, self._step)
-        return self.expired and self._is_cause_of(error)
+        return self._has_caused(error)
 
 
 class RestartableTimer:

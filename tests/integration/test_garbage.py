@@ -11,14 +11,19 @@ import gc
 import json
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pytest
 
+from gateway.app import connect
 from gateway.app.gateway import Gateway
 from gateway.config.load import load_text
+from gateway.config.units import parse_url
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -27,12 +32,16 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamProtocolError,
 )
+from gateway.ir.tensor import array_tensor
+from gateway.policies.complete.policy import Complete
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import Headers, HttpRequest
+from tests.chaos.faulty_server import METADATA
 from tests.fakes import settle
+from tests.integration.http_kit import eventually
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 READY = "/inference.GRPCInferenceService/ModelReady"
@@ -172,6 +181,69 @@ async def test_failed_questions_leave_no_garbage(
         del caught
         await settle()
         assert [] == uncollected()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "listener"),
+    [("oip+http", "main.http"), ("oip+grpc", "main.grpc"), ("grps+brpc", "main.grps.brpc")],
+)
+async def test_calls_whose_client_leaves_leave_no_garbage(scheme: str, listener: str) -> None:
+    """The part of a response that has arrived is freed as soon as its client has left."""
+    arrived = asyncio.Event()
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(asyncio.IncompleteReadError):
+            while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
+                body = json.dumps(METADATA).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n" + bytes(1000))
+            arrived.set()
+            await left.wait()
+
+    async with AsyncExitStack() as stack:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        stack.callback(server.close)
+        stack.callback(left.set)
+        url = f"oip+http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        streams = [{"protocol": "grps", "address": "127.0.0.1:0"}]
+        gateway = await started(
+            stack,
+            {
+                "listeners": [
+                    {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "streams": streams},
+                ],
+                "upstreams": {"up": {"url": url, "probe": {"interval": "1h"}}},
+            },
+        )
+        client = connect(parse_url(f"{scheme}://{gateway.addresses[listener]}"))
+        stack.push_async_callback(client.close)
+        service = Complete(client.service, client.needs)
+        for last in (False, True):
+            if last:
+                gc.collect()
+                gc.disable()
+                stack.callback(gc.enable)
+            arrived.clear()
+            tensor = array_tensor("IN", np.arange(5, dtype=np.int32))
+            task = asyncio.ensure_future(
+                service(InferRequest(model=ModelRef("add"), inputs=(tensor,)))
+            )
+            await arrived.wait()
+            await eventually(lambda: in_flight(gateway) > 100_000)
+            task.cancel()
+            await asyncio.wait([task])
+            del task
+            await eventually(lambda: in_flight(gateway) == 0)
+        await settle()
+        assert [] == uncollected()
+
+
+def in_flight(gateway: Gateway) -> float:
+    """Return how many bytes of the memory budget are in use."""
+    found = gateway.metrics.registry.get_sample_value("gateway_in_flight_bytes")
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.transports.stream.server import StreamServer
+from gateway.transports.stream.server_connection import StreamConnection
 from tests.integration.http_kit import eventually
 from tests.integration.stream_kit import (
     LOOPBACK,
@@ -318,7 +319,8 @@ async def test_numbered_answers_that_nobody_reads_count() -> None:
         await raw.send(b"".join(numbered(n, b"x") for n in range(size)))
         await eventually(lambda: running.budget.used_bytes >= MOST)
         (connection,) = running.server._listener.connections
-        await eventually(lambda: not connection._taken.is_set())  # type: ignore[attr-defined]  # the connection's own
+        assert isinstance(connection, StreamConnection)
+        await eventually(lambda: not connection._taken.is_set())
         used = running.budget.used_bytes
         found = [await raw.numbered() for _ in range(size)]
         await raw.close()
@@ -338,9 +340,10 @@ async def test_who_reads_nothing_is_asked_nothing_more() -> None:
         await raw.send(numbered(0, b"x"))
         await eventually(lambda: bool(running.server._listener.connections))
         (connection,) = running.server._listener.connections
-        await eventually(lambda: not connection._taken.is_set())  # type: ignore[attr-defined]  # the connection's own
+        assert isinstance(connection, StreamConnection)
+        await eventually(lambda: not connection._taken.is_set())
         await raw.send(b"".join(numbered(n, b"x") for n in range(1, 6)))
-        await eventually(lambda: connection.in_flight == 6)  # type: ignore[attr-defined]  # the same
+        await eventually(lambda: connection.in_flight == 6)
         asked = frontend.asked
         found = [(await raw.numbered())[0] for _ in range(6)]
         await raw.close()
@@ -467,6 +470,7 @@ async def test_a_client_that_leaves_at_once_holds_no_memory() -> None:
         await raw.send(struct.pack("<I", 500_000) + bytes(300_000))
         await eventually(lambda: running.budget.used_bytes == 500_004)
         (connection,) = running.server._listener.connections
+        assert isinstance(connection, StreamConnection)
         connection.data_received(bytes(200_000))
         connection.connection_lost(None)
         await eventually(lambda: running.budget.used_bytes == 0)
@@ -579,7 +583,8 @@ async def test_draining_refuses_new_numbered_frames() -> None:
         await eventually(lambda: bool(frontend.waiting))
         drained = asyncio.ensure_future(running.server.drain(5.0))
         # The accept queue is emptied first: until then, the connection serves as before.
-        (connection,) = running.server._listener.connections  # to see its state
+        (connection,) = running.server._listener.connections
+        assert isinstance(connection, StreamConnection)  # to see its state
         await eventually(lambda: getattr(connection, "_state").name == "DRAINING")  # noqa: B009  # of one class
         await raw.send(numbered(2, b"b"))
         refusal = await raw.numbered()

@@ -425,13 +425,13 @@ class ServerCall:
 
     def _end(self, response: GrpcResponse) -> None:
         """End the call with *response*, and cancel its task."""
+        if self.task is not None:
+            self.task.cancel()
         if self._running:
             self._final_response = self._final_response or response
         else:
             self._finish(response)
             self._release()
-        if self.task is not None:
-            self.task.cancel()
 
     def _finish(
         self, response: GrpcResponse, size: int | None = None, message: bool = True
@@ -464,6 +464,7 @@ class ServerCall:
 
     def _release(self) -> None:
         """Release everything that the call holds of its connection."""
+        self.task = None  # it holds the error that ended it, and so the frames of the call
         if self._incoming is not None:
             self._incoming.close()
         if self._step:

@@ -200,6 +200,7 @@ class RequestMessages:
         self._held.close()
         if self._growing is not None:
             self._growing.cancel()
+            self._growing = None
 
     def _make_room(self) -> None:
         """Reserve memory for an incomplete message, then open the window for it."""

@@ -364,6 +364,8 @@ class HttpClient:
             raise self._peer.unreached(f"no connection within {timeout_s} s") from error
         except OSError as error:  # includes the errors of ssl
             raise self._peer.unreached(connect_failure_text(error)) from error
+        finally:
+            del scope  # it holds the task, whose error holds this frame if the task is cancelled
         self._open.add(connection)
         return connection
 

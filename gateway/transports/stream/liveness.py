@@ -49,6 +49,11 @@ class LivenessMonitor:
         if not self._watching:
             self._look(transport)
 
+    def close(self) -> None:
+        """Watch no more, and drop the references to *unseen* and *probe*."""
+        self._unseen = _is_over
+        self._probe = _do_nothing
+
     def _look(self, transport: Any) -> None:
         self._watching = self._unseen()
         if not self._watching:
@@ -64,3 +69,10 @@ class LivenessMonitor:
         if self._probe_at is not None and self._probe_at <= now:
             self._probe()
         self._loop.call_later(_CHECK_EACH_S, self._look, transport)
+
+
+def _is_over() -> bool:
+    return False
+
+
+def _do_nothing() -> None: ...

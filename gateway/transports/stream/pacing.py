@@ -63,8 +63,9 @@ class FrameTimeouts:
         self._watch()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more, and drop the reference to *expired*."""
         self._reading = False
+        self._expired = _ignore
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -104,3 +105,6 @@ class FrameTimeouts:
             self._expired(due[1])
         else:
             self._watch()
+
+
+def _ignore(_limit: str) -> None: ...

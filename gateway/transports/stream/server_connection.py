@@ -113,9 +113,11 @@ class StreamConnection(asyncio.Protocol):
         self._state = _StreamState.CLOSING
         self._ended.set()
         self._pace.close()
+        self._presence.close()
         for task in (*self._running, self._room, self._farewell):
             if task is not None:
                 task.cancel()
+        self._room = self._farewell = None
         for pending in self._queue:
             pending.lease.close()
         self._queue.clear()
@@ -205,14 +207,13 @@ class StreamConnection(asyncio.Protocol):
         self._advance()
 
     async def _wait_for_room(self, size: int) -> None:
-        error: GatewayError | None = None
         try:
             await self._partial.grow(size)
-        except GatewayError as overloaded:
-            error = overloaded
-        self._room = None
-        if error is not None:
-            self._end_reading(error)
+        except GatewayError as error:
+            self._room = None
+            self._end_reading(error.with_traceback(None))
+        else:
+            self._room = None
         self._advance()
 
     def _end_reading(self, error: GatewayError | None) -> None:
