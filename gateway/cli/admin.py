@@ -5,8 +5,8 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import closing
-from http.client import HTTPConnection, HTTPException
-from typing import Annotated, Any
+from http.client import BadStatusLine, HTTPConnection, HTTPException
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +17,8 @@ TOKEN_VARIABLE = "GATEWAY_ADMIN_TOKEN"  # noqa: S105  # its name
 """The environment variable with the token for the admin port of another machine."""
 # A reload loads models.
 _TIMEOUT_S = 600.0
+# A page is made from what the gateway has at hand.
+_PAGE_TIMEOUT_S = 5.0
 _OK = 200
 
 AdminOption = Annotated[
@@ -102,9 +104,21 @@ def post_document(admin: str, path: str, document: Mapping[str, Any]) -> dict[st
     return _read_json(admin, _request(admin, "POST", path, json.dumps(document)))
 
 
+def get_status(admin: str) -> dict[str, Any]:
+    """Return the status page of the admin port; fail with its error."""
+    return _read_json(admin, (_OK, _get_page(admin, "/status")))
+
+
 def get_metrics(admin: str) -> str:
     """Return the metrics page of the admin port; fail with its error."""
-    return _request(admin, "GET", "/metrics")[1].decode()
+    return _get_page(admin, "/metrics").decode(errors="replace")
+
+
+def _get_page(admin: str, path: str) -> bytes:
+    status, body = _request(admin, "GET", path, timeout_s=_PAGE_TIMEOUT_S)
+    if status != _OK:
+        _fail(admin, f"status {status} for {path}")
+    return body
 
 
 def _read_json(admin: str, response: tuple[int, bytes]) -> dict[str, Any]:
@@ -112,7 +126,7 @@ def _read_json(admin: str, response: tuple[int, bytes]) -> dict[str, Any]:
     try:
         reply: dict[str, Any] = json.loads(body)
     except ValueError as error:
-        fail(f"no admin port of a gateway at {admin}: {error} (choose it with --admin ADDR)")
+        _fail(admin, f"status {status} and no JSON: {error}")
     if status != _OK:
         fail(str(reply.get("error", f"status {status}")))
     return reply
@@ -125,11 +139,20 @@ def _headers() -> dict[str, str]:
     return {"x-gateway-admin": "gateway", **bearer}
 
 
-def _request(admin: str, method: str, path: str, body: str = "") -> tuple[int, bytes]:
+def _request(
+    admin: str, method: str, path: str, body: str = "", timeout_s: float = _TIMEOUT_S
+) -> tuple[int, bytes]:
+    address = admin.removeprefix("http://").rstrip("/")  # as it stands in a browser
     try:
-        with closing(HTTPConnection(admin, timeout=_TIMEOUT_S)) as connection:
+        with closing(HTTPConnection(address, timeout=timeout_s)) as connection:
             connection.request(method, path, body, _headers())
             response = connection.getresponse()
             return response.status, response.read()
+    except BadStatusLine:
+        _fail(admin, "the server does not speak HTTP/1")
     except (OSError, HTTPException, ValueError) as error:
-        fail(f"no admin port of a gateway at {admin}: {error} (choose it with --admin ADDR)")
+        _fail(admin, str(error))
+
+
+def _fail(admin: str, reason: str) -> NoReturn:
+    fail(f"no admin port of a gateway at {admin}: {reason}; expected HOST:PORT of its `admin`")

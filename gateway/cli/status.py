@@ -1,27 +1,22 @@
 """The command `status`: what a running gateway says about itself on its admin port."""
 
-import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import typer
 
+from gateway.cli.admin import DEFAULT_ADMIN, get_status
 from gateway.cli.output import (
     FAILED,
     OutputFormat,
     OutputOption,
-    fail,
     format_table,
     print_json,
     print_text,
 )
 
-_DEFAULT: Final = "127.0.0.1:9901"
-_TIMEOUT_S: Final = 5.0
 _INTERVAL_S: Final = 2.0
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -31,7 +26,7 @@ AdminArgument = Annotated[
 
 
 def status(
-    address: AdminArgument = _DEFAULT,
+    address: AdminArgument = DEFAULT_ADMIN,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Print it again every 2 seconds.")
     ] = False,
@@ -59,22 +54,12 @@ def _watch(address: str, output: OutputFormat) -> None:
 
 
 def _show(address: str, output: OutputFormat) -> Any:
-    document = _fetch(address)
+    document = get_status(address)
     if output is OutputFormat.JSON:
         print_json(document)
     else:
         print_text("\n".join(status_lines(document)))
     return document
-
-
-def _fetch(address: str) -> Any:
-    url = f"http://{address}/status"
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # http, above
-            return json.load(response)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        fail(f"no status at {url}: {reason}; expected the address of a gateway's `admin`")
 
 
 def status_lines(document: Any) -> Iterator[str]:

@@ -68,7 +68,7 @@ def _read(address: str) -> Reading:
     try:
         return Reading.of(get_metrics(address), time.monotonic())
     except ValueError as error:
-        fail(f"no metrics at http://{address}/metrics: {error}; expected a gateway's `admin`")
+        fail(f"no metrics of a gateway at {address}: {error}; expected HOST:PORT of its `admin`")
 
 
 def traffic_lines(traffic: Traffic, height: int | None = None) -> Iterator[str]:

@@ -128,6 +128,8 @@ def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> Yam
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
     position = (1, 1) if mark is None else _position(mark)
+    if r"'\t'" in (error.problem or ""):
+        return Problem(position, "", "not YAML: a tab indents this line; expected spaces")
     parts = [part for part in (error.context, error.problem) if part]
     return Problem(position, "", f"not YAML: {', '.join(parts)}")
 

@@ -65,6 +65,7 @@ def test_writes_paths() -> None:
         ("a: !own [1]", "1:4: a: tag '!own' is not allowed"),
         ("? [a]\n: 1", "1:3: a key must be text, not a list or a mapping"),
         ("<<: {a: 1}", "1:1: merge keys (<<) are not supported: repeat the keys"),
+        ("a:\n  b: 1\n\tc: 1", "3:1: not YAML: a tab indents this line; expected spaces"),
         ("a: *b", "1:4: not YAML: found undefined alias 'b'"),
         ("a: {b", "1:6: not YAML: while parsing a flow mapping, expected ',' or '}'"),
         ("a: 1\n---\nb: 1", "2:1: not YAML: expected a single document"),
