@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -14,6 +15,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
+from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import array_tensor, as_numpy
 from tests.chaos.faulty_server import FaultyServer
 from tests.integration.asking_kit import running
@@ -30,8 +32,10 @@ telemetry: {{log: {{calls_per_second: 0}}}}
 upstreams: {{servers: {{urls: [{urls}], options: {{dialect: mlserver}}}}}}
 routes:
   - name: all
-    timeout: 30s
+    timeout: {timeout}
     targets: [{{upstream: servers}}]
+"""
+RETRY = """
     retry:
       on: [unsent, reset_before_answer, unavailable, timeout]
       attempts: 3
@@ -39,35 +43,59 @@ routes:
       idempotent: true
       min_retries: 20
 """
+CLIENTS = 6
+CONSECUTIVE_FAILURES = 5
+"""That eject an endpoint by default."""
+BETWEEN_TRIALS_S = 2.5
+"""The shortest time between two trials of an endpoint."""
 
 
 @asynccontextmanager
-async def gateway_before_three() -> AsyncIterator[tuple[Gateway, list[FaultyServer]]]:
-    """Run three servers, and a gateway that repeats calls."""
+async def gateway_before_three(
+    retry: str = RETRY, route_timeout: str = "30s"
+) -> AsyncIterator[tuple[Gateway, list[FaultyServer]]]:
+    """Run three servers, and a gateway that repeats calls as *retry* says."""
     found = [FaultyServer(random.Random(1)) for _ in range(3)]  # noqa: S311  # repeatable
     async with AsyncExitStack() as stack:
         for server in found:
             await server.start()
             stack.push_async_callback(server.stop)
         urls = ", ".join(f'"oip+http://127.0.0.1:{server.port}"' for server in found)
-        yield await stack.enter_async_context(running(CONFIG.format(urls=urls))), found
+        text = CONFIG.format(urls=urls, timeout=route_timeout) + retry
+        yield await stack.enter_async_context(running(text)), found
 
 
 class Clients:
-    """Six clients that send one call after another; a failed call or a wrong reply ends them."""
+    """Six clients that send one call after another; a wrong reply ends them.
 
-    def __init__(self, gateway: Gateway) -> None:
+    Args:
+        gateway: The gateway.
+        may_fail: Whether they go on after a call that failed.
+
+    Attributes:
+        answered: Replies.
+        failed: Calls that failed.
+    """
+
+    def __init__(self, gateway: Gateway, *, may_fail: bool = False) -> None:
         self._gateway = gateway
+        self._may_fail = may_fail
         self._numbers = itertools.count()
-        self._tasks = [asyncio.create_task(self._ask()) for _ in range(6)]
-        self.answered = 0
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(CLIENTS)]
+        self.answered = self.failed = 0
 
     async def _ask(self) -> None:
         while True:
             number = next(self._numbers)
             values = np.array([number, number + 7], np.int32)
             call = InferRequest(model=ModelRef("add"), inputs=(array_tensor("IN", values),))
-            reply = await self._gateway.service(call)
+            try:
+                reply = await self._gateway.service(call)
+            except GatewayError:
+                if not self._may_fail:
+                    raise
+                self.failed += 1
+                continue
             assert [number + 1, number + 8] == as_numpy(reply.outputs[0]).tolist()
             self.answered += 1
 
@@ -110,4 +138,30 @@ async def test_with_two_of_three_dead_no_call_fails() -> None:
         for server in servers[:2]:
             await server.set("dead")
             await clients.until_answered(300)
+        assert [] == await clients.stop()
+
+
+@pytest.mark.parametrize(
+    ("fault", "most"),
+    [
+        ("slow", 0),
+        ("dead", CLIENTS),
+        ("resetting", CONSECUTIVE_FAILURES + CLIENTS),
+        ("failing", CONSECUTIVE_FAILURES + CLIENTS),
+        ("hung", CONSECUTIVE_FAILURES + CLIENTS),
+    ],
+)
+async def test_without_retries_few_calls_fail(fault: str, most: int) -> None:
+    """Calls that were there fail, then those that eject the replica by default, and its trials."""
+    # Without a shorter timeout the test would take half a minute; others are for slow machines.
+    route_timeout = "3s" if fault == "hung" else "30s"
+    async with gateway_before_three("", route_timeout) as (gateway, servers):
+        clients = Clients(gateway, may_fail=True)
+        await clients.until_answered(100)
+        assert 0 == clients.failed
+        started = time.monotonic()
+        await servers[0].set(fault)
+        await clients.until_answered(600)
+        trials = 1 + int((time.monotonic() - started) / BETWEEN_TRIALS_S)
+        assert clients.failed <= most + (trials if most else 0)
         assert [] == await clients.stop()

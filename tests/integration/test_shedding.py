@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
+import time
 
 import aiohttp
 import grpc
@@ -10,6 +12,7 @@ import pytest
 
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.asking_kit import running
+from tests.integration.reload_kit import until
 from tests.integration.test_repeated_calls import REQUEST, Replica, counted, served
 
 CONFIG = """
@@ -19,6 +22,28 @@ admin: {{address: null, metrics: null}}
 upstreams: {{slow: {{url: "{url}", adaptive_concurrency: {{max: 3}}, probe: {{interval: 60s}}}}}}
 lifecycle: {{pre_stop: 0s}}
 """
+
+ON_OVERLOAD = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    protocols: [oip]
+    transport: TRANSPORT
+    limits: {requests_in_flight: 400, requests_per_address: 400, connections_per_address: 400}
+admin: {address: null, metrics: null}
+upstreams:
+  slow:
+    url: "URL"
+    adaptive_concurrency: on_overload
+    limits: {connections: 48, pending: 1}
+    probe: {interval: 60s}
+policies: {in_flight: 400}
+lifecycle: {pre_stop: 0s}
+"""
+HELD, WAITING = 48, 100
+"""Calls that `on_overload` never limits, and those that may wait then."""
+SOON_S = 0.1
+"""A refusal takes 3 ms; this is for machines that do something else meanwhile."""
 
 
 @pytest.mark.parametrize("transport", ["native", "reference"])
@@ -51,6 +76,42 @@ async def test_calls_above_the_limit_are_refused_with_retry_after(transport: str
             assert [(200, None)] * 3 == await asyncio.gather(*held)
             assert (200, None) == await infer()
             assert replica.read == 1 + 3 + 1
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_refusals_of_an_overloaded_upstream_are_quick(transport: str) -> None:
+    """Calls wait first. Those beyond are refused with Retry-After, whatever the upstream does."""
+    replica = Replica()
+    text = ON_OVERLOAD.replace("TRANSPORT", transport)
+    async with served(replica) as url, running(text.replace("URL", url)) as main:
+        address = main.addresses["main.http"]
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(f"http://{address}", connector=connector) as session:
+
+            async def infer() -> tuple[int, str | None, float]:
+                began = time.perf_counter()
+                async with session.post("/v2/models/m/infer", json=REQUEST) as response:
+                    await response.read()
+                    took_s = time.perf_counter() - began
+                    return response.status, response.headers.get("Retry-After"), took_s
+
+            assert 200 == (await infer())[0]
+            replica.hold()
+            held = [asyncio.create_task(infer()) for _ in range(HELD)]
+            await replica.until_read(1 + HELD)
+            # One waits for a connection; another one finds that full, so that the others wait; one
+            # more is too many, and all are refused.
+            more = [asyncio.create_task(infer()) for _ in range(WAITING + 3)]
+            await until(lambda: sum(each.done() for each in more) >= WAITING + 2)
+            refused = [await infer() for _ in range(40)]
+            assert {(503, "1")} == {(status, retry) for status, retry, _ in refused}
+            assert statistics.median(took_s for _, _, took_s in refused) < SOON_S
+            assert not any(each.done() for each in held)
+            assert 1 + HELD == replica.read
+            replica.release()
+            assert {200} == {status for status, _, _ in await asyncio.gather(*held)}
+            await asyncio.gather(*more)
+            assert 200 == (await infer())[0]
 
 
 def request() -> bytes:
