@@ -61,11 +61,20 @@ def test_three_times_the_capacity(algorithm: str, seed: int) -> None:
 
 
 class BatchServer:
-    """A server that merges up to 8 requests that wait: a full batch has a high latency."""
+    """A server that merges requests that wait: a full batch has a high latency.
 
-    capacity = 8 / 0.05
+    Args:
+        most: Requests of a batch.
+        batch_s: Time of a batch without any.
+        each_s: Further time of each request.
 
-    def __init__(self) -> None:
+    Attributes:
+        capacity: Requests in a second.
+    """
+
+    def __init__(self, most: int = 8, batch_s: float = 0.01, each_s: float = 0.005) -> None:
+        self.capacity = most / (batch_s + most * each_s)
+        self._most, self._batch_s, self._each_s = most, batch_s, each_s
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -80,8 +89,8 @@ class BatchServer:
 
     async def _run(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[:8], self._waiting[8:]
-            await asyncio.sleep(0.01 + 0.005 * len(batch))
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            await asyncio.sleep(self._batch_s + self._each_s * len(batch))
             for done in batch:
                 if not done.done():
                     done.set_result(None)
@@ -130,16 +139,27 @@ def test_three_times_the_capacity_without_a_measurement(service_s: float) -> Non
     assert percentile(good(after), 99) < 2 * percentile(good(before), 99)
 
 
-def test_a_server_that_merges_requests_keeps_its_goodput() -> None:
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("server", "least"),
+    [
+        (BatchServer(), 0.85),
+        # These have been seen with 48 calls only, which is not their best rate.
+        pytest.param(BatchServer(64, 0.18, 0), 0.6, marks=pytest.mark.slow),
+        pytest.param(BatchServer(64, 0.02, 0.0025), 0.6, marks=pytest.mark.slow),
+    ],
+    ids=["batches of 8", "batches of 64", "batches of 64 that take longer when full"],
+)
+def test_a_server_that_merges_requests_keeps_its_goodput(server: BatchServer, least: float) -> None:
     """Its latency is high because its batches are full: the limit is raised while that helps."""
     draw = random.Random(1)  # noqa: S311
 
     async def run() -> Phases:
-        return await overload(BatchServer(), BatchServer.capacity, draw)
+        return await overload(server, server.capacity, draw)
 
     traffic, (_start, loaded_at, _calm_at, _end) = simulate(run)
     loaded = traffic.between(loaded_at + 2, loaded_at + 10)
-    assert len(good(loaded)) / 8 > 0.85 * BatchServer.capacity
+    assert len(good(loaded)) / 8 > least * server.capacity
 
 
 async def closed_loop(server: Service, clients: int, start_s: float) -> list[Outcome]:
@@ -163,7 +183,7 @@ async def closed_loop(server: Service, clients: int, start_s: float) -> list[Out
     ("server", "capacity"),
     [
         (lambda: ModelServer(WORKERS, SERVICE_S, random.Random(2)), CAPACITY),  # noqa: S311
-        (BatchServer, BatchServer.capacity),
+        (BatchServer, BatchServer().capacity),
     ],
     ids=["workers", "batches"],
 )
