@@ -1,15 +1,34 @@
-"""For how long processes had no processor: time that a test must not count against the gateway."""
+"""Time that a test must not count against the gateway: of other work, and of the garbage collector."""
 
 from __future__ import annotations
 
+import gc
 import os
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _STEAL: Final = 8  # the column of /proc/stat
 _DELAYED: Final = 1  # the column of /proc/PID/schedstat, in nanoseconds
+
+
+@contextmanager
+def within_processor_s(limit_s: float) -> Iterator[None]:
+    """Fail if this thread takes more than *limit_s* seconds of a processor for what the block does.
+
+    The collector is off meanwhile: a collection takes the time of what earlier tests left.
+    """
+    gc.disable()
+    started = time.thread_time()
+    try:
+        yield
+    finally:
+        gc.enable()
+        took_s = time.thread_time() - started
+        assert took_s < limit_s, f"took {took_s:.3f} s of a processor, more than {limit_s} s"
 
 
 def delayed_s(*processes: int) -> float:

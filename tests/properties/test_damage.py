@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.properties.carries import WAYS, Carries
 from tests.properties.chains import Link
 from tests.properties.registered import arrived, body_of, pairs_of, with_body, with_pairs
 from tests.properties.strategies import exchanges
+from tests.scheduling import within_processor_s
 
 ALL_WAYS = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -149,13 +149,12 @@ def _read_answer(way: Carries, call: Call[Any], wire: Any) -> None:
 
 def _within_time(read: Callable[[], Any]) -> Any:
     """Return what *read* gives, or the GatewayError it raises; anything else fails."""
-    started = time.process_time()
     found: Any = None
-    try:
-        found = read()
-    except GatewayError as error:
-        found = error
-    assert time.process_time() - started < _LONGEST_S
+    with within_processor_s(_LONGEST_S):
+        try:
+            found = read()
+        except GatewayError as error:
+            found = error
     assert not isinstance(found, GatewayError) or len(found.message) < _LONGEST_TEXT
     return found
 
