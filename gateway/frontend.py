@@ -111,7 +111,7 @@ def _without_request_id(response: A, _request_id: str) -> A:
 def attach_http_request_id(response: HttpResponse, request_id: str) -> HttpResponse:
     """Return *response* with the request id, which becomes a header."""
     return HttpResponse(
-        response.status, response.headers, response.body, response.compressible, request_id
+        response.status, response.headers, response.body, response.is_compressible, request_id
     )
 
 
@@ -392,7 +392,7 @@ class Frontend(ServerFrontend[Q, A]):
                     response = await written if type(written) is CoroutineType else written
                     if last is None:
                         response = self._with_request_id(call, response)
-                    is_only, last = last is None and item.final, item
+                    is_only, last = last is None and item.is_final, item
                     yield SessionReply(response, is_only)
             finally:
                 await close_stream(items)

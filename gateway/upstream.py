@@ -195,7 +195,7 @@ class Upstream(Generic[Q, A]):
         """
         stream = StreamInferRequest(model=call.model, context=call.context, request=call)
         reply = await only_reply(call.model or _NAMELESS, await self(stream))
-        return reply if reply.final else reply.changed(final=True)
+        return reply if reply.is_final else reply.changed(is_final=True)
 
     async def _with_queue_timeout(self, call: InferRequest, *, as_stream: bool) -> InferResponse:
         """Send *call*, with its queue timeout as the limit of the wait for a place in flight."""
@@ -407,6 +407,6 @@ class DialectDetectingUpstream:
         try:
             return (await self._plain(question)).name
         except errors.GatewayError as error:
-            if error.retryable or error.origin is None:
+            if error.is_retryable or error.origin is None:
                 raise
             return ""  # the server has replied, but without its name

@@ -138,7 +138,7 @@ class EndpointDiscovery:
     async def _run(self) -> None:
         while True:
             await self._sleep(self._floor_s)
-            is_missing = not all(member.endpoint.ready for member in self.members)
+            is_missing = not all(member.endpoint.is_ready for member in self.members)
             if self._clock() >= self._due or is_missing:
                 try:
                     await self.update()

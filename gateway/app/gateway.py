@@ -99,7 +99,7 @@ class Gateway:
             series=config.telemetry.metrics.series,
             triton="triton" in config.telemetry.metrics.compat,
         )
-        self._stopping = False
+        self._is_stopping = False
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
         self._shadow_sockets = shadow
@@ -169,11 +169,11 @@ class Gateway:
             call_log=self._call_log,
             budget=self._budget,
             directory=loaded.directory,
-            strict=config.security.strict,
+            is_strict=config.security.strict,
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
             upstream_connections=max_connections(config.upstreams.values()),
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
-            replaces=config.lifecycle.hand_over,
+            should_replace=config.lifecycle.hand_over,
             sockets=self._sockets,
             request_ids=self._slot.request_ids(),
             tap=tap,
@@ -316,9 +316,9 @@ class Gateway:
             pre_stop_s: Time to report not ready before draining; `lifecycle.pre_stop` by default.
             drain_s: Longest time to wait for calls in flight; `lifecycle.drain` by default.
         """
-        if self._stopping:
+        if self._is_stopping:
             return
-        self._stopping = True
+        self._is_stopping = True
         lifecycle = self._graph.config.lifecycle
         self._graph.server.drain()
         if self._slot.is_single:
@@ -356,7 +356,7 @@ class Gateway:
             graph = ServiceGraph(loaded, self._process, self._graph)
             try:
                 await graph.start()
-                if self._stopping:
+                if self._is_stopping:
                     raise ValueError("the gateway is stopping")  # noqa: TRY301  # as any reason
             except BaseException:
                 await graph.close(self._graph.parts)

@@ -95,7 +95,9 @@ class ListenerEntry:
 
     def of_protocol(self, spec: ProtocolSpec) -> Service:
         """Return what handles the calls of one protocol."""
-        return ResolveModelKeys(self.service, self.model_keys) if spec.model_keys else self.service
+        return (
+            ResolveModelKeys(self.service, self.model_keys) if spec.has_model_keys else self.service
+        )
 
 
 class BuiltListener:
@@ -191,9 +193,9 @@ class SharedResources:
 
     Attributes:
         directory: TLS files are relative to it.
-        strict: Whether `security.strict` is on.
+        is_strict: Whether `security.strict` is on.
         reuse_port: Whether other processes listen on the same addresses.
-        replaces: Whether a unix socket replaces that of another gateway.
+        should_replace: Whether a unix socket replaces that of another gateway.
         sockets: Unix sockets that the processes share, by address.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         upstream_connections: Largest number of connections to upstreams.
@@ -206,9 +208,9 @@ class SharedResources:
     call_log: CallLog
     budget: MemoryBudget
     directory: Path
-    strict: bool
+    is_strict: bool
     reuse_port: bool = False
-    replaces: bool = False
+    should_replace: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     can_cut_through: bool = False
     upstream_connections: int = 0
@@ -262,7 +264,7 @@ def build_listener(
         )
     servers = built.servers
     if http_address is not None:
-        _check_exposure(config, http_address, shared.strict)
+        _check_exposure(config, http_address, shared.is_strict)
         # One port of both has a server of both.
         is_both = config.address is not None
         name = f"{config.name}.http{'+grpc' * is_both}"
@@ -284,7 +286,7 @@ def build_listener(
             grpc_refused=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
-        _check_exposure(config, config.grpc, shared.strict)
+        _check_exposure(config, config.grpc, shared.is_strict)
         servers[f"{config.name}.grpc"] = grpc_server(
             config.transport,
             _grpc_address(config.grpc),
@@ -373,7 +375,7 @@ def _stream_server(  # one caller
     binding = spec.stream
     if binding is None:
         raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
-    _check_exposure(config, stream.address, shared.strict)
+    _check_exposure(config, stream.address, shared.is_strict)
     codec = binding.codec(limits[1], _options(spec, config, shared))
     return StreamServer(
         str(stream.address),
@@ -381,7 +383,7 @@ def _stream_server(  # one caller
         built.frontend(spec, codec),
         limits=limits[0],
         budget=shared.budget,
-        ordered=binding.ordered,
+        ordered=binding.is_ordered,
         ssl_context=None
         if stream.address.tcp is None
         else _ssl_context(config.tls, shared.directory),
@@ -391,7 +393,7 @@ def _stream_server(  # one caller
         count=count,
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
-        replaces=shared.replaces,
+        replaces=shared.should_replace,
     )
 
 

@@ -125,8 +125,8 @@ def explain_call(
     verdicts: list[tuple[str, bool, str]] = []
     matcher = Matcher([rule for _, rule in owners])
     for (route, _), verdict in zip(owners, matcher.explain(call), strict=True):
-        verdicts.append((route.name, verdict.matched, "; ".join(verdict.reasons)))
-        if verdict.matched:
+        verdicts.append((route.name, verdict.is_match, "; ".join(verdict.reasons)))
+        if verdict.is_match:
             targets = tuple(_targets(config, route, model))
             return Explanation(
                 route.name, tuple(verdicts), targets, tuple(_retries(config, route, model))

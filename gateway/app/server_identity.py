@@ -54,23 +54,23 @@ class ServerIdentity:
         """Return a line for each known weakness of the server."""
         if self.server is None:
             return []
-        return weakness_lines(self.server, self._url.carrier, withheld=self._withheld.enabled)
+        return weakness_lines(self.server, self._url.carrier, withheld=self._withheld.is_enabled)
 
     def __call__(self, server: ServerMetadata | None) -> None:
         """Set the server's metadata; None if it is unknown."""
         if self._cancellation == "auto" and self._url.protocol == "oip":
-            self._withheld.enabled = withholds_before(server)
+            self._withheld.is_enabled = withholds_before(server)
         self.has_statistics = server is not None and "statistics" in server.extensions
         if server is None or server == self.server:
             return
         self.server = server
         names = self._names
         log.info("server identified", server=server.name, version=server.version, **names)
-        lines = weakness_lines(server, self._url.carrier, withheld=self._withheld.enabled)
+        lines = weakness_lines(server, self._url.carrier, withheld=self._withheld.is_enabled)
         if lines:
             log.info("known weaknesses", weaknesses=lines, **names)
         cancelled = self._url.carrier == GRPC and CANCELLED_CALLS.affects(server)
-        if cancelled and not self._withheld.enabled:
+        if cancelled and not self._withheld.is_enabled:
             row = CANCELLED_CALLS
             log.warning(
                 "cancelled calls can end the server",

@@ -57,7 +57,7 @@ def _reason(names: Sequence[str], upstreams: Mapping[str, BuiltUpstream]) -> str
         f"upstream {name}: endpoint {endpoint.name}: {endpoint.reason or 'ejected'}"
         for name in dict.fromkeys(names)
         for endpoint in upstreams[name].endpoints.endpoints
-        if not endpoint.available(endpoint.clock())
+        if not endpoint.is_available(endpoint.clock())
     ]
     return "; ".join(reasons) or "its model is not loaded"
 
@@ -85,8 +85,8 @@ def _endpoint_entry(endpoint: Endpoint, identity: ServerIdentity, mean_s: float)
     server = identity.server
     entry: Document = {
         "address": endpoint.name,
-        "ready": endpoint.ready,
-        "available": endpoint.available(now),
+        "ready": endpoint.is_ready,
+        "available": endpoint.is_available(now),
         "since_s": round(max(0.0, now - endpoint.changed_at), 1),
         "reason": endpoint.reason,
         "in_flight": endpoint.pending,

@@ -192,7 +192,7 @@ def _client(
         url.authority,
         partial(binding.client_framer, limits),
         client_limits,
-        ordered=binding.ordered,
+        ordered=binding.is_ordered,
         ssl_context=None if url.carrier == UNIX else context,
         budget=budget,
         address=ip,

@@ -327,7 +327,7 @@ class Backend(Dispatch, abc.ABC):
             id=call.id,
             outputs=signature.outputs(arrays, job.outputs),
             parameters=dict(job.reply_parameters),
-            final=not self.decoupled,
+            is_final=not self.decoupled,
         )
 
     def _not_ready(self) -> errors.NotReady:

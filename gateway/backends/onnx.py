@@ -95,7 +95,7 @@ class OnnxBackend(FileBackend):
         self._options = options
         self._ort: Any = None
         self._sessions: list[Any] = []
-        self._on_gpu = False
+        self._is_on_gpu = False
         self._file_metadata: ModelMetadata | None = None
         self._symbols: tuple[tuple[str, int, str], ...] = ()
 
@@ -123,10 +123,10 @@ class OnnxBackend(FileBackend):
             raise self.unloadable(f"device {self._options.device!r} is not available")
         self._file_metadata = self._describe(session)
         self._symbols = _symbols(session.get_inputs())
-        self._on_gpu = providers[0] != _CPU
+        self._is_on_gpu = providers[0] != _CPU
         # On the CPU one session runs concurrent calls with one copy of the weights; on a GPU the
         # calls of one session run one after another.
-        more = self._instances - 1 if self._on_gpu else 0
+        more = self._instances - 1 if self._is_on_gpu else 0
         self._sessions = [session, *(self._open() for _ in range(more))]
         if self._options.warm_up:
             self._warm_up()
@@ -151,7 +151,7 @@ class OnnxBackend(FileBackend):
         try:
             if self._has(Datatype.BF16):
                 return self._run_values(session, feed, job.outputs)
-            if self._on_gpu and not self._has(Datatype.BYTES):  # strings are on the CPU only
+            if self._is_on_gpu and not self._has(Datatype.BYTES):  # strings are on the CPU only
                 return _run_bound(session, feed, job.outputs)
             return dict(zip(job.outputs, session.run(job.outputs, feed), strict=True))
         except Exception as error:

@@ -66,7 +66,7 @@ class MigrationStory:
 
     def __init__(self, folder: Path, *, keep: bool) -> None:
         self._folder = folder
-        self._keep = keep
+        self._should_keep = keep
         self.servers = Servers()
         self._open: AsyncExitStack | None = None
         self.is_complete = False
@@ -82,7 +82,7 @@ class MigrationStory:
                 self.is_complete = True
             except (DemoFailed, GatewayError) as error:
                 print_note(f"gateway: the demo failed: {error}")
-            if self.is_complete and self._keep:
+            if self.is_complete and self._should_keep:
                 page = f"http://{gateway.addresses['admin']}/ui/migrations/{NAME}"
                 report = self._folder / "report.html"
                 print_note(f"\nThe migration: {page}\nThe report: {report}\nCtrl-C stops.")

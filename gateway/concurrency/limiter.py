@@ -109,7 +109,7 @@ class Waiter:
         self.timer: asyncio.TimerHandle | None = None
 
     @property
-    def blocked_by_share(self) -> bool:
+    def is_blocked_by_share(self) -> bool:
         """Whether it waits for its client's share, and not for the limit."""
         return self.state == _IN_SHARE
 

@@ -32,15 +32,15 @@ class Timeout:
             still run, or 0.  None ends the block at once.
 
     Attributes:
-        expired: The timeout has cancelled the task.
+        has_expired: The timeout has cancelled the task.
     """
 
-    __slots__ = ("_before", "_delay_s", "_remaining_s", "_task", "_timer", "expired")
+    __slots__ = ("_before", "_delay_s", "_remaining_s", "_task", "_timer", "has_expired")
 
     def __init__(self, delay_s: float, remaining_s: Callable[[], float] | None = None) -> None:
         self._delay_s = delay_s
         self._remaining_s = remaining_s
-        self.expired = False
+        self.has_expired = False
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
@@ -64,7 +64,7 @@ class Timeout:
 
     def expire(self) -> None:
         """Cancel the task."""
-        self.expired = True
+        self.has_expired = True
         self._task.cancel()
 
     def finish(self, error: BaseException | None) -> bool:
@@ -83,7 +83,7 @@ class Timeout:
 
         A cancelled task holds its error, whose traceback holds the frame that has this timeout.
         """
-        caused = self.expired and self._is_cause_of(error)
+        caused = self.has_expired and self._is_cause_of(error)
         if error is not None:
             del self._task
         return caused
@@ -211,7 +211,7 @@ class WheelTimeout(Timeout):
             raise RuntimeError(_NO_TASK)
         self._task = task
         self._before = task.cancelling()
-        self.expired = False
+        self.has_expired = False
         self._wheel = wheel
         self._step = wheel.schedule(self, deadline)
 
@@ -230,7 +230,7 @@ class RestartableTimer:
         on_timeout: May start the timer again.
 
     Attributes:
-        armed: The timer is running.
+        is_armed: The timer is running.
     """
 
     def __init__(
@@ -240,20 +240,20 @@ class RestartableTimer:
         self._delay_s = delay_s
         self._on_timeout = on_timeout
         self._handle: asyncio.TimerHandle | None = None
-        self.armed = False
+        self.is_armed = False
 
     def start(self) -> None:
         """Start the timer; a timer that runs is not restarted."""
         if self._handle is None:
             self._handle = self._loop.call_later(self._delay_s, self._expire)
-            self.armed = True
+            self.is_armed = True
 
     def stop(self) -> None:
         """Stop the timer; harmless when it does not run."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-            self.armed = False
+            self.is_armed = False
 
     def close(self) -> None:
         """Stop the timer for good, and drop the reference to *on_timeout*."""
@@ -262,7 +262,7 @@ class RestartableTimer:
 
     def _expire(self) -> None:
         self._handle = None
-        self.armed = False
+        self.is_armed = False
         self._on_timeout()
 
 

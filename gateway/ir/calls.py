@@ -199,12 +199,12 @@ class ServerSwitchRequest(Call[None], frozen=True, kw_only=True):
     """Set the readiness that the server reports; inference continues either way.
 
     Attributes:
-        online: Report the readiness of the models; otherwise report not ready.
-        allowed: Whether the caller may change the readiness; otherwise it may only confirm it.
+        is_online: Report the readiness of the models; otherwise report not ready.
+        is_allowed: Whether the caller may change the readiness; otherwise it may only confirm it.
     """
 
-    online: bool
-    allowed: bool = True
+    is_online: bool
+    is_allowed: bool = True
 
 
 class OpaqueCall(Call[Origin], frozen=True, kw_only=True):
@@ -228,11 +228,12 @@ class SharedUnregisterRequest(Call[None], frozen=True, kw_only=True):
 
     Attributes:
         region: Its name; "" for all regions.
-        cuda: True for CUDA regions, False for system memory; None where the protocol has one list.
+        is_cuda: True for CUDA regions, False for system memory; None where the protocol has one
+            list.
     """
 
     region: str = ""
-    cuda: bool | None = None
+    is_cuda: bool | None = None
 
 
 class SharedStatusRequest(Call[tuple[SharedRegion, ...]], frozen=True, kw_only=True):
@@ -240,11 +241,12 @@ class SharedStatusRequest(Call[tuple[SharedRegion, ...]], frozen=True, kw_only=T
 
     Attributes:
         region: The region to report; "" for all regions. The reply may contain others too.
-        cuda: True for CUDA regions, False for system memory; None where the protocol has one list.
+        is_cuda: True for CUDA regions, False for system memory; None where the protocol has one
+            list.
     """
 
     region: str = ""
-    cuda: bool | None = None
+    is_cuda: bool | None = None
 
 
 class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
@@ -255,24 +257,24 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
         id: Echo of the request's id; "" for none.
         outputs: In the responding server's order.
         parameters: Model-specific parameters.
-        final: False if more replies follow in a stream.
+        is_final: False if more replies follow in a stream.
         batch_size: As in `InferRequest`.
         error: The error of this reply of a stream, which then has no outputs; more may follow.
         flat_members: Members of Triton's generate extension: outputs where the model has an output
             of the name, else parameters. `Complete` splits them.
-        nonfinite_words: The server that replied writes NaN and infinities into JSON as words, and
-            so may a frontend. Like `origin` it is no part of the value.
+        has_nonfinite_words: The server that replied writes NaN and infinities into JSON as words,
+            and so may a frontend. Like `origin` it is no part of the value.
     """
 
     model: ModelRef
     outputs: tuple[Tensor, ...]
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
-    final: bool = True
+    is_final: bool = True
     batch_size: int | None = None
     error: GatewayError | None = None
     flat_members: Members = field(default_factory=dict)
-    nonfinite_words: bool = False
+    has_nonfinite_words: bool = False
     origin: Origin | None = None
 
     def changed(self, **fields: Any) -> InferResponse:

@@ -53,7 +53,7 @@ HOP_BY_HOP_HEADERS = frozenset(
 )
 
 
-_OF_ORIGIN = frozenset({"origin", "nonfinite_words"})
+_OF_ORIGIN = frozenset({"origin", "has_nonfinite_words"})
 
 
 class IgnoresOrigin(Struct, frozen=True):

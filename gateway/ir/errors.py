@@ -52,7 +52,7 @@ class GatewayError(Exception):
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
-    retryable: ClassVar[bool] = False
+    is_retryable: ClassVar[bool] = False
     attempted: str = ""
 
     def __init__(
@@ -131,7 +131,7 @@ class NotReady(GatewayError):
     """The model or server exists but is not ready."""
 
     code = ErrorCode.NOT_READY
-    retryable = True
+    is_retryable = True
 
 
 class Unsupported(GatewayError):
@@ -174,7 +174,7 @@ class Overloaded(GatewayError):
     """The gateway has reached one of its load limits."""
 
     code = ErrorCode.OVERLOADED
-    retryable = True
+    is_retryable = True
 
 
 class QueueTimeout(Overloaded):
@@ -194,7 +194,7 @@ class Unavailable(GatewayError):
     """The upstream cannot be reached, or disconnected before it responded."""
 
     code = ErrorCode.UNAVAILABLE
-    retryable = True
+    is_retryable = True
 
 
 class NotSent(Unavailable):

@@ -164,7 +164,7 @@ class Trend:
     """
 
     points: tuple[tuple[int, float], ...]
-    distribution: bool = False
+    is_distribution: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class ServerStatus:
         trends: By name; empty unless the call requests them.
     """
 
-    ready: bool
+    is_ready: bool
     uptime_s: float = 0.0
     models: tuple[ModelStatus, ...] = ()
     trends: Mapping[str, Trend] = field(default_factory=dict)

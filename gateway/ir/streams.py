@@ -111,7 +111,7 @@ async def only_reply(model: ModelRef, items: AsyncIterator[InferResponse]) -> In
         async for item in items:
             if item.error is not None:
                 raise item.error
-            if item.outputs or not item.final:  # a final reply without outputs marks the end
+            if item.outputs or not item.is_final:  # a final reply without outputs marks the end
                 found.append(item)
             if len(found) > 1:
                 break

@@ -43,7 +43,7 @@ class TeedBody(ForwardingBody):
         self._missing = self._size
         if budget.used_bytes + self._size > budget.limit_bytes:
             self._size = 0
-        self._keeps = bool(self._size)
+        self._should_keep = bool(self._size)
         budget.used_bytes += self._size
         self.start = source.start
         self.end = source.end
@@ -56,7 +56,7 @@ class TeedBody(ForwardingBody):
     def write(self, piece: memoryview, /) -> None:
         """Keep the next bytes, and write them to the sink."""
         self._missing -= piece.nbytes
-        if self._keeps:
+        if self._should_keep:
             self._pieces.append(piece)
         if self._sink is not None:
             self._sink.write(piece)
@@ -67,7 +67,7 @@ class TeedBody(ForwardingBody):
         Raises what `StreamingBody.read_all` raises.
         """
         whole = await super().read_all()
-        if self._keeps:
+        if self._should_keep:
             self._whole = whole[self.start :]
         return whole
 
@@ -75,7 +75,7 @@ class TeedBody(ForwardingBody):
         """Return the bytes from `start` to `end`; None if some are missing. Copies piped bytes."""
         if self._whole is not None:
             return self._whole
-        if not self._keeps or self._missing:
+        if not self._should_keep or self._missing:
             return None
         return memoryview(b"".join(self._pieces))
 
@@ -83,7 +83,7 @@ class TeedBody(ForwardingBody):
         """Keep nothing any more; idempotent."""
         self._budget.used_bytes -= self._size
         self._size = 0
-        self._keeps = False
+        self._should_keep = False
         self._pieces.clear()
         self._whole = None
 

@@ -457,7 +457,7 @@ class _LatencyGuard:
         self._times: deque[tuple[float, float]] = deque(maxlen=_LATENCY_CALLS)
         self._next_look_s = -math.inf
         self._was_above = False
-        self._tripped = False
+        self._has_tripped = False
 
     def add(self, evidence: Evidence) -> None:
         if evidence.times_s is None:
@@ -466,7 +466,7 @@ class _LatencyGuard:
         if evidence.at_s >= self._next_look_s:
             self._next_look_s = evidence.at_s + _LATENCY_INTERVAL_S
             is_above = self._quantity.bounds(*self._sorted())[0] > self._limit
-            self._tripped |= is_above and self._was_above
+            self._has_tripped |= is_above and self._was_above
             self._was_above = is_above
 
     def counts(self) -> list[float]:
@@ -476,7 +476,7 @@ class _LatencyGuard:
         guard looks at the first call, and trips 10 s later at the earliest.
         """
         last = list(self._times)[-_KEPT_TIMES:]
-        return [int(self._tripped), *(round(each * 1e6) for pair in last for each in pair)]
+        return [int(self._has_tripped), *(round(each * 1e6) for pair in last for each in pair)]
 
     def resume(self, counts: Sequence[float]) -> None:
         if not counts:
@@ -484,7 +484,7 @@ class _LatencyGuard:
         tripped, *times = _integers(counts, 2 * _KEPT_TIMES + 1)
         pairs = [(old / 1e6, new / 1e6) for old, new in zip(times[::2], times[1::2], strict=True)]
         self._times.extendleft(pairs[::-1][: _LATENCY_CALLS - len(self._times)])
-        self._tripped |= bool(tripped)
+        self._has_tripped |= bool(tripped)
 
     def _sorted(self) -> tuple[list[float], list[float]]:
         return sorted(old for old, _ in self._times), sorted(new for _, new in self._times)
@@ -499,7 +499,7 @@ class _LatencyGuard:
             f"{text(self._quantity.value(old, new))} in {len(new)} calls, "
             f"{text(low)} to {text(high)}, limit {text(self._limit)}"
         )
-        if self._tripped:
+        if self._has_tripped:
             return GuardVerdict(self.key, Standing.TRIPS, found)
         standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
         return GuardVerdict(self.key, standing, found)

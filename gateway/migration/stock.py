@@ -137,7 +137,7 @@ class Stock:
         self._addresses: BoundedDict[str, str] = BoundedDict(_MAX_CLIENTS)
         self._by_name: dict[tuple[str, ...], StockRow] = {}
         self._epoch_s = datetime.now(UTC).timestamp() - monotonic()
-        self._failed = False
+        self._has_failed = False
 
     def count(self, request: InferRequest, seconds: float, failed: bool) -> None:
         """Count one inference; on the path of every call."""
@@ -225,11 +225,11 @@ class Stock:
             aside.write_text(json.dumps({"version": _VERSION, "rows": entries}))
             aside.chmod(0o600)
             aside.replace(self._path)
-            self._failed = False
+            self._has_failed = False
         except OSError as error:
-            if not self._failed:
+            if not self._has_failed:
                 log.warning("stock not written", file=str(self._path), reason=str(error))
-            self._failed = True
+            self._has_failed = True
 
 
 def stock_path(directory: Path, worker: int) -> Path:

@@ -160,5 +160,5 @@ def write_file(binding: Binding, message: Message) -> bytes:
     if not isinstance(message, Frame):
         return body_of(message)
     assert isinstance(binding, StreamBinding)  # noqa: S101  # no other carrier has frames
-    frame = Frame(message.payload, message.correlation or (None if binding.ordered else 1))
+    frame = Frame(message.payload, message.correlation or (None if binding.is_ordered else 1))
     return b"".join(binding.client_framer(MessageLimits()).send(frame))

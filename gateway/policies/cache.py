@@ -247,7 +247,7 @@ def _is_cacheable(call: InferRequest) -> bool:
 
 def _is_storable(reply: InferResponse) -> bool:
     """Return whether *reply* is valid for every equal request."""
-    if not reply.final or reply.error is not None or reply.batch_size is not None:
+    if not reply.is_final or reply.error is not None or reply.batch_size is not None:
         return False
     return all(
         tensor.datatype is not None

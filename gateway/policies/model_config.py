@@ -62,7 +62,7 @@ class ModelConfigurationLayer:
                 ModelConfigRequest(model=call.model, context=call.context)
             )
         except GatewayError as error:
-            if error.retryable and size is None:
+            if error.is_retryable and size is None:
                 raise
             return metadata  # without a configuration, the shapes decide whether the model batches
         return metadata.changed(

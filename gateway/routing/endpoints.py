@@ -78,7 +78,7 @@ class Endpoint:
     Attributes:
         name: Its address, for logs, metrics and errors.
         service: Sends calls to it.
-        ready: Result of its last probe; True while nothing probes it.
+        is_ready: Result of its last probe; True while nothing probes it.
         pending: Calls in flight; counted where there is more than one endpoint.
         health: What its calls tell.
         latency: Of its calls, where the load balancing policy measures it.
@@ -99,7 +99,7 @@ class Endpoint:
     def __init__(self, name: str, service: Service) -> None:
         self.name = name
         self.service = entry_of(service)
-        self.ready = True
+        self.is_ready = True
         self.pending = self.last_turn = 0
         self.health = EndpointHealth()
         self.latency = PeakEwma()
@@ -114,18 +114,18 @@ class Endpoint:
         self.weight = 1.0
         self.next_turn = 0.0
 
-    def available(self, now: float) -> bool:
+    def is_available(self, now: float) -> bool:
         """Return whether the endpoint is ready and may get a call."""
-        return self.ready and not self.is_drained and self.health.is_available(now)
+        return self.is_ready and not self.is_drained and self.health.is_available(now)
 
     def probed(self, ready: bool, reason: str = "") -> None:
         """Note the result of a probe, and why it failed."""
-        if ready != self.ready:
+        if ready != self.is_ready:
             self.changed_at = self.clock()
         self.reason = reason
-        if ready and not self.ready:
+        if ready and not self.is_ready:
             self.available_since = self.clock()
-        self.ready = ready
+        self.is_ready = ready
         if ready:
             self.health.allow_trial(self.clock())
 
@@ -277,7 +277,7 @@ class Endpoints:
         by_name = {endpoint.name: endpoint for endpoint in self._candidates()}
         if not sequence.start:
             current = self.affinity.name_of(call.model, sequence)
-            drained = (each for each in self.endpoints if each.is_drained and each.ready)
+            drained = (each for each in self.endpoints if each.is_drained and each.is_ready)
             by_name |= {endpoint.name: endpoint for endpoint in drained if endpoint.name == current}
         if not by_name:
             raise self._all_drained()
@@ -328,11 +328,11 @@ class Endpoints:
     def ready(self) -> bool:
         """Return whether some endpoint is available."""
         now = self._clock()
-        return any(endpoint.available(now) for endpoint in self.endpoints)
+        return any(endpoint.is_available(now) for endpoint in self.endpoints)
 
     def _candidates(self) -> list[Endpoint]:
         now = self._clock()
-        available = [endpoint for endpoint in self.endpoints if endpoint.available(now)]
+        available = [endpoint for endpoint in self.endpoints if endpoint.is_available(now)]
         return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
 
     def _all_drained(self) -> Unavailable:
@@ -428,7 +428,9 @@ class Endpoints:
             return
         if health.ejected_until is None:
             ejected = sum(other.health.ejected_until is not None for other in self.endpoints)
-            others = any(other.available(now) for other in self.endpoints if other is not endpoint)
+            others = any(
+                other.is_available(now) for other in self.endpoints if other is not endpoint
+            )
             if ejected >= rules.max_ejected(len(self.endpoints)) or not others:
                 return
         elif not health.has_trial_call:

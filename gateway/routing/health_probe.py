@@ -32,7 +32,7 @@ def _ignore_identity(_server: ServerMetadata | None) -> None: ...
 
 
 class Prober:
-    """Updates `endpoint.ready` by periodic probes.
+    """Updates `endpoint.is_ready` by periodic probes.
 
     An endpoint is not ready before its first successful probe. A ready endpoint stays ready until
     three probes in a row have no response, or one fails otherwise: a busy server of one process
@@ -73,7 +73,7 @@ class Prober:
         self._timeout_s = timeout_s
         self._report = report
         self._identify = identify
-        self._identified = False
+        self._is_identified = False
         self._sleep = sleep
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class Prober:
         self._no_response = f"no response within {timeout_s} s"
         self._server = endpoint.service
         self._service = self._server if service is None else service
-        endpoint.ready = False
+        endpoint.is_ready = False
         endpoint.probe = self.probe
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class Prober:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
 
     async def close(self) -> None:
-        """Stop probing; may be called twice. `endpoint.ready` keeps its last value."""
+        """Stop probing; may be called twice. `endpoint.is_ready` keeps its last value."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -108,23 +108,23 @@ class Prober:
         number = next(self._numbers)
         ready, reason = await self._check()
         if number < self._newest:
-            return self._endpoint.ready
+            return self._endpoint.is_ready
         self._newest = number
         self._silent = self._silent + 1 if reason == self._no_response else 0
-        if self._endpoint.ready and 0 < self._silent < _MAX_SILENT:
+        if self._endpoint.is_ready and 0 < self._silent < _MAX_SILENT:
             # A server of one process answers no probe while it works.
             log.debug("probe without response", endpoint=self._endpoint.name, count=self._silent)
             return True
-        if not self._has_result or ready != self._endpoint.ready:
+        if not self._has_result or ready != self._endpoint.is_ready:
             self._has_result = True
             self._log(ready, reason)
         self._endpoint.probed(ready, reason)
         self._replace_hung_server()
         self._report(ready)
-        if ready and not self._identified:
+        if ready and not self._is_identified:
             await self._ask_identity()
-        elif not ready and self._identified:
-            self._identified = False
+        elif not ready and self._is_identified:
+            self._is_identified = False
             self._endpoint.server = None
             self._identify(None)
         return ready
@@ -178,11 +178,11 @@ class Prober:
             async with asyncio.timeout(self._timeout_s):
                 found = await self._service(call)
         except Unsupported:
-            self._identified = True  # it has no such question
+            self._is_identified = True  # it has no such question
         except (TimeoutError, GatewayError) as error:
             log.debug("server not identified", upstream=self._upstream, reason=repr(error))
         else:
-            self._identified = True
+            self._is_identified = True
             self._endpoint.server = found
             self._identify(found)
 

@@ -42,12 +42,12 @@ class Verdict:
 
     Attributes:
         index: Position of the rule.
-        matched: Every condition matches.
+        is_match: Every condition matches.
         reasons: Each condition that does not match; if all match, one text that lists them.
     """
 
     index: int
-    matched: bool
+    is_match: bool
     reasons: tuple[str, ...]
 
 

@@ -126,7 +126,7 @@ class Discover:
             async with asyncio.timeout(self._ask_timeout_s):
                 return bool(await upstream(ready))
         except GatewayError as error:
-            if error.retryable:
+            if error.is_retryable:
                 raise
             return False
 

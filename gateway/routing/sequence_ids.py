@@ -98,7 +98,7 @@ class SequenceIdTypes:
         try:
             found = await self._type_of(model, upstream)
         except GatewayError as error:
-            if error.retryable or isinstance(error, DeadlineExceeded):
+            if error.is_retryable or isinstance(error, DeadlineExceeded):
                 raise
             found = IdType.UNKNOWN
         self._types[model] = (self._clock() + self._ttl_s, found)

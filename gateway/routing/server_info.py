@@ -78,8 +78,8 @@ class ServerInfo:
     def __init__(self, options: ServerOptions, indexes: Sequence[Index] = ()) -> None:
         self._options = options
         self._indexes = tuple(indexes)
-        self._draining = False
-        self._online = options.online
+        self._is_draining = False
+        self._is_online = options.online
         self._dispatch = Dispatch(
             "the gateway",
             {
@@ -104,12 +104,12 @@ class ServerInfo:
 
     def drain(self) -> None:
         """Report not ready from now on; calls still succeed."""
-        self._draining = True
+        self._is_draining = True
 
     @property
     def is_online(self) -> bool:
         """Whether no client has set the gateway offline."""
-        return self._online
+        return self._is_online
 
     def served(self, name: str) -> bool:
         """Return whether clients can reach a model of an upstream under its name."""
@@ -123,15 +123,15 @@ class ServerInfo:
     def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
         options = self._options
-        if self._draining or not self._online:
+        if self._is_draining or not self._is_online:
             return False
         return not options.routes or options.readiness.of([ready() for ready in options.routes])
 
     def not_ready_reason(self) -> str:
         """Return why the gateway accepts no inference requests."""
-        if self._draining:
+        if self._is_draining:
             return "the gateway is stopping"
-        if not self._online:
+        if not self._is_online:
             return "a client has set the gateway offline, or not yet online"
         rule = "none" if self._options.readiness is Readiness.ANY else "not every one"
         return f"{rule} of the required routes is ready (lifecycle.ready)"
@@ -149,12 +149,12 @@ class ServerInfo:
         return self._options.trends()
 
     async def _switch(self, call: ServerSwitchRequest) -> None:
-        if call.online == self._online:
+        if call.is_online == self._is_online:
             return
-        state = "online" if call.online else "offline"
-        if not call.allowed:
+        state = "online" if call.is_online else "offline"
+        if not call.is_allowed:
             raise Forbidden(f"this listener does not allow clients to set the gateway {state}")
-        self._online = call.online
+        self._is_online = call.is_online
         log.info("readiness changed by client", to=state, protocol=call.context.protocol)
 
     async def _log(self, call: LogSettingsRequest) -> LogSettings:

@@ -123,7 +123,7 @@ class ServerStatusLayer:
         if call.trends:
             trends = await self._inner(ServerTrendsRequest(context=context))
         uptime_s = self._clock() - self._started
-        return ServerStatus(ready=ready, uptime_s=uptime_s, models=models, trends=trends)
+        return ServerStatus(is_ready=ready, uptime_s=uptime_s, models=models, trends=trends)
 
     async def _models(self, context: Context) -> tuple[ModelStatus, ...]:
         entries = await self._entries(context)

@@ -114,7 +114,7 @@ class CallLog:
         if self._access is not None:
             self._access.close()
         self._access = access
-        self._enabled = lines_per_s > 0
+        self._is_enabled = lines_per_s > 0
         self._succeeded = WarningBudget(lines_per_s)
         self._failed = WarningBudget(lines_per_s)
 
@@ -127,9 +127,9 @@ class CallLog:
             reply: The only reply; None for a stream.
         """
         budget = self._succeeded if error is None else self._failed
-        skipped = budget.admit(record.ended) if self._enabled else None
+        skipped = budget.admit(record.ended) if self._is_enabled else None
         if skipped is None and self._access is None:
-            if self._summary is None and self._enabled:
+            if self._summary is None and self._is_enabled:
                 self._summarise_later()
             return
         keys = _call_keys(record, error, reply)
@@ -141,9 +141,9 @@ class CallLog:
 
     def rejected(self, listener: str, protocol: str, error: GatewayError) -> None:
         """Write the line of a request that reached no service."""
-        skipped = self._failed.admit(self._clock()) if self._enabled else None
+        skipped = self._failed.admit(self._clock()) if self._is_enabled else None
         if skipped is None and self._access is None:
-            if self._summary is None and self._enabled:
+            if self._summary is None and self._is_enabled:
                 self._summarise_later()
             return
         keys = _rejection_keys(listener, protocol, error)

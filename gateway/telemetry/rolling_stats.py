@@ -121,7 +121,7 @@ class RollingStats:
             LATENCY_MAX: [1e3 * sums.longest_s for _, sums in periods],
         }
         trends = {name: Trend(tuple(enumerate(values))) for name, values in found.items()}
-        return {**trends, LATENCY_CDF: Trend(self._percentiles(), distribution=True)}
+        return {**trends, LATENCY_CDF: Trend(self._percentiles(), is_distribution=True)}
 
     def _percentiles(self) -> tuple[tuple[int, float], ...]:
         ordered = sorted(self._past_latencies)

@@ -74,7 +74,7 @@ class MemoryBudget(Limiter):
         self._margin = limit_bytes // _SHARES
         self._small_bytes = limit_bytes // _SMALL
         self._moving: dict[Reservation, None] = {}
-        self._settling = False
+        self._is_settling = False
         self._progress_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -171,20 +171,20 @@ class MemoryBudget(Limiter):
         loop = waiter.future.get_loop()
         if waiter.held:
             # The released bytes serve the next waiter: if all expired at once, none would be.
-            if self._settling:
+            if self._is_settling:
                 waiter.timer = loop.call_later(_SETTLE_S, self._expire, waiter)
                 return
-            self._settling = True
+            self._is_settling = True
             loop.call_later(_SETTLE_S, self._settled)
         super()._expire(waiter)
 
     def _settled(self) -> None:
-        self._settling = False
+        self._is_settling = False
 
     def _relieve(self, waiter: Waiter) -> None:
         """End reservations without progress, the longest first, until *waiter* is served."""
         now = waiter.future.get_loop().time()
-        own = waiter.share if waiter.blocked_by_share else None
+        own = waiter.share if waiter.is_blocked_by_share else None
         stalled = [
             each
             for each in self._moving
@@ -225,11 +225,11 @@ class Reservation:
     __slots__ = (
         "_budget",
         "_give_way",
+        "_is_waiting",
         "_moved",
         "_position",
         "_since",
         "_wait_s",
-        "_waits",
         "patience_s",
         "share",
         "size_bytes",
@@ -244,7 +244,7 @@ class Reservation:
         self._position: Callable[[], int] | None = None
         self._moved = 0
         self._since = 0.0
-        self._waits = False
+        self._is_waiting = False
         self.patience_s = BODY_PATIENCE_S
 
     def try_grow(self, size: int) -> bool:
@@ -266,7 +266,7 @@ class Reservation:
             Overloaded: The bytes are not available, and did not become so in time.
         """
         budget = self._budget
-        self._waits = True
+        self._is_waiting = True
         try:
             await budget.acquire(size, self.share, held=self.size_bytes, timeout_s=self._wait_s)
         except TimeoutError:
@@ -277,7 +277,7 @@ class Reservation:
                 limit="in_flight_bytes",
             ) from None
         finally:
-            self._waits = False
+            self._is_waiting = False
         self.size_bytes += size
 
     def step(self, arrived: int, total: int | None) -> int:
@@ -322,7 +322,7 @@ class Reservation:
 
     def still_s(self, now: float) -> float:
         """Return for how many seconds there was no progress, as of the last check."""
-        if self._position is None or self._waits:
+        if self._position is None or self._is_waiting:
             return 0.0
         moved = self._position()
         if moved != self._moved:

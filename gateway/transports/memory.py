@@ -40,7 +40,7 @@ class MemoryClient(Generic[Q, A]):
         self._frontend = frontend
         self._request = request
         self._response = response
-        self._closed = False
+        self._is_closed = False
 
     async def send(
         self, wire: Q, /, *, deadline: float | None, decode: Decode[A] | None = None
@@ -53,7 +53,7 @@ class MemoryClient(Generic[Q, A]):
 
     async def stream(self, wire: Q, /, *, deadline: float | None) -> AsyncGenerator[A, None]:
         """Send one message and yield its responses."""
-        if self._closed:
+        if self._is_closed:
             raise NotSent("the client is closed")
         async with aclosing(self._frontend(self._request(wire, deadline))) as responses:
             while True:
@@ -64,7 +64,7 @@ class MemoryClient(Generic[Q, A]):
 
     async def close(self) -> None:
         """Reject further messages. A second call does nothing."""
-        self._closed = True
+        self._is_closed = True
 
 
 async def _next(responses: AsyncGenerator[A, None], deadline: float | None) -> A | None:

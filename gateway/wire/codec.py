@@ -189,8 +189,8 @@ class StreamBinding:
     """A protocol over a byte stream.
 
     Attributes:
-        ordered: Responses have the order of their requests; otherwise `Frame.correlation` matches
-            them.
+        is_ordered: Responses have the order of their requests; otherwise `Frame.correlation`
+            matches them.
         carriers: Its names in URLs, `protocol+carrier://`; "unix" has a path, the others host and
             port.
         names_models: A request may name its model; otherwise a listener needs a default.
@@ -203,7 +203,7 @@ class StreamBinding:
     codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
     server_framer: Callable[[MessageLimits], Framer]
     client_framer: Callable[[MessageLimits], Framer]
-    ordered: bool = True
+    is_ordered: bool = True
     carriers: tuple[str, ...] = ("tcp", "unix")
     names_models: bool = False
     is_frame: Callable[[bytes], bool] | None = None
@@ -221,7 +221,8 @@ class ProtocolSpec:
             when it has none.  None where all servers of the protocol behave alike.  Options that
             it does not change need no request to the server.
         classifies: Its servers compute classes of outputs; None: some of them do.
-        model_keys: Requests name a model by one text, which may contain a version: "name-version".
+        has_model_keys: Requests name a model by one text, which may contain a version:
+            "name-version".
         default_model: The option that a listener's default model sets, where requests cannot name
             a model; "" for none.
         numbers_requests: Its servers number requests: codecs get the process's `RequestIds`.
@@ -236,7 +237,7 @@ class ProtocolSpec:
     options: Callable[[Options], Options] = field(default=dict)
     resolve_dialect: Callable[[Options, str], Options] | None = None
     classifies: bool | None = False
-    model_keys: bool = False
+    has_model_keys: bool = False
     default_model: str = ""
     numbers_requests: bool = False
     extension_status: Callable[[Options], tuple[Sequence[str], Sequence[str]]] | None = None

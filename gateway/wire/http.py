@@ -138,7 +138,7 @@ class HttpResponse(Struct, frozen=True):
         status: Status code.
         headers: Without framing fields; the transport writes those.
         body: Codecs do not join its buffers.
-        compressible: The transport may apply a content coding that the client accepts.
+        is_compressible: The transport may apply a content coding that the client accepts.
         request_id: Of the call, for the client; the transport writes it as the field
             `x-request-id`. "" for none.
     """
@@ -146,7 +146,7 @@ class HttpResponse(Struct, frozen=True):
     status: int
     headers: Headers = NO_HEADERS
     body: Sequence[Buffer] = ()
-    compressible: bool = False
+    is_compressible: bool = False
     request_id: str = ""
 
     @property

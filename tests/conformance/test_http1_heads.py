@@ -57,8 +57,8 @@ def ours(data: bytes) -> Read | None:
     except HttpError:
         return None
     assert head.length == raw.length
-    assert head.chunked == raw.chunked
-    framing = "chunked" if head.chunked else head.length
+    assert head.is_chunked == raw.is_chunked
+    framing = "chunked" if head.is_chunked else head.length
     return Read(raw.method, raw.target, raw.version, tuple(raw.fields), framing)
 
 

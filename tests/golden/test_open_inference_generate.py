@@ -70,7 +70,7 @@ def texts(reply: str) -> Tensor:
 
 
 def said(*outputs: Tensor, model: str = "generate_text", final: bool = True) -> InferResponse:
-    return InferResponse(model=ModelRef(model, "1"), outputs=outputs, final=final)
+    return InferResponse(model=ModelRef(model, "1"), outputs=outputs, is_final=final)
 
 
 def events(body: bytes) -> list[Any]:
@@ -115,7 +115,10 @@ async def test_an_error_in_the_middle_is_an_event() -> None:
         )
 
     failed = InferResponse(
-        model=ModelRef("m"), outputs=(), final=False, error=UpstreamError("negative element at 1")
+        model=ModelRef("m"),
+        outputs=(),
+        is_final=False,
+        error=UpstreamError("negative element at 1"),
     )
     stream = FakeStream([element(1, 0), failed, element(3, 2)])
     asked, answers = await answered(exchange, stream)

@@ -64,7 +64,7 @@ def test_answers_of_a_decoupled_model_are_read(name: str) -> None:
     """Every answer is there, and none is marked as the last: the end of the stream is the end."""
     items = read(ALL[name])
     assert [4, 5, 6] == out(items)
-    assert [False] * 3 == [item.final for item in items]
+    assert [False] * 3 == [item.is_final for item in items]
     assert [{}] * 3 == [dict(item.parameters) for item in items]
 
 
@@ -82,7 +82,7 @@ def test_an_error_without_a_mark_ends_the_answers() -> None:
     first, second = exchange.answers
     with pytest.raises(ModelNotFound, match="unknown model: 'nope' is not found"):
         codec.decode_item(unknown, first)
-    assert codec.decode_item(known, second).final
+    assert codec.decode_item(known, second).is_final
 
 
 def test_a_server_without_streams_is_not_asked() -> None:

@@ -466,7 +466,7 @@ async def test_an_answer_to_nobody_is_a_broken_upstream() -> None:
     async with upstream(serve) as where, client_of(where, in_order=False) as client:
         with pytest.raises(UpstreamProtocolError, match="matches no request"):
             await ask(client)
-        assert set() == client._open or all(each.unusable for each in client._open)
+        assert set() == client._open or all(each.is_unusable for each in client._open)
 
 
 BAD: list[tuple[bytes, type[GatewayError], str]] = [

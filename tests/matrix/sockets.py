@@ -67,7 +67,7 @@ def _server(make: TransportImplementation, there: Registered, frontend: Any) -> 
             refused=_unexpected,
         )
     framer = partial(there.binding.server_framer, DEFAULT_LIMITS)
-    ordered = there.binding.ordered
+    ordered = there.binding.is_ordered
     return StreamServer(_FREE, framer, frontend, limits=_LIMITS, budget=budget, ordered=ordered)
 
 
@@ -77,7 +77,7 @@ def _client(make: TransportImplementation, there: Registered, address: str) -> A
     if there.carrier == "grpc":
         return grpc_client(make, address, ClientLimits(), tls=None)
     framer = partial(there.binding.client_framer, DEFAULT_LIMITS)
-    return StreamClient(address, framer, ClientLimits(), ordered=there.binding.ordered)
+    return StreamClient(address, framer, ClientLimits(), ordered=there.binding.is_ordered)
 
 
 def _unexpected(error: GatewayError) -> None:

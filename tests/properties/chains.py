@@ -54,7 +54,7 @@ class Told:
         if not isinstance(call, ServerStatusRequest):
             return cast("R", await self._inner(call))
         metadata = await self._inner(ModelMetadataRequest(model=call.about))
-        return cast("R", ServerStatus(ready=True, models=(ModelStatus(metadata),)))
+        return cast("R", ServerStatus(is_ready=True, models=(ModelStatus(metadata),)))
 
 
 class Link:

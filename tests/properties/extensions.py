@@ -75,9 +75,9 @@ def extension_calls(
         ),
         SharedRegisterRequest: st.builds(SharedRegisterRequest, region=_system() | _cuda()),
         SharedUnregisterRequest: st.builds(
-            SharedUnregisterRequest, region=_WORDS | st.just(""), cuda=st.booleans()
+            SharedUnregisterRequest, region=_WORDS | st.just(""), is_cuda=st.booleans()
         ),
-        SharedStatusRequest: st.builds(SharedStatusRequest, cuda=st.booleans()),
+        SharedStatusRequest: st.builds(SharedStatusRequest, is_cuda=st.booleans()),
     }
     return drawn[kind]
 
@@ -98,7 +98,7 @@ def extension_replies(call: Call[Any]) -> SearchStrategy[Any]:
     if isinstance(call, LogSettingsRequest):
         return st.dictionaries(_WORDS, _LOGGED, max_size=5)
     if isinstance(call, SharedStatusRequest):
-        regions = _listed() if call.cuda else _system()
+        regions = _listed() if call.is_cuda else _system()
         return st.lists(regions, max_size=3, unique_by=lambda region: region.name).map(
             lambda found: tuple(sorted(found, key=lambda region: region.name))
         )

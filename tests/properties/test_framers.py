@@ -34,7 +34,7 @@ def test_frames_are_the_same_however_they_are_cut(data: st.DataObject) -> None:
                 found += receiver.receive(whole[start:stop])
         found += receiver.receive(b"")
         assert [_payload(frame) for frame in apart] == [_payload(frame) for frame in found]
-        if way.registered.binding.ordered:  # else a payload has its number as well
+        if way.registered.binding.is_ordered:  # else a payload has its number as well
             assert [_payload(frame) for frame in frames] == [_payload(frame) for frame in found]
 
 
@@ -68,7 +68,7 @@ def _sides(data: st.DataObject, way: Carries) -> list[tuple[Framer, Framer, list
     binding = way.registered.binding
     drawn = data.draw(st.lists(exchanges(way), min_size=1, max_size=3))
     listener, upstream = way.registered.make(way.listener), way.registered.make(way.upstream)
-    numbered = not binding.ordered
+    numbered = not binding.is_ordered
     requests = [
         Frame(upstream.encode_call(call).payload, number if numbered else None)
         for number, (call, _) in enumerate(drawn)

@@ -42,7 +42,7 @@ def test_streams_survive(way: Carries, data: st.DataObject) -> None:
     answers = data.draw(st.lists(responses(way, call), max_size=3))
     if data.draw(st.booleans(), label="an error at the end"):
         failed = UpstreamError(data.draw(st.from_regex(r"[!-~]( ?[!-~]){0,20}", fullmatch=True)))
-        answers.append(InferResponse(model=M, outputs=(), final=False, error=failed))
+        answers.append(InferResponse(model=M, outputs=(), is_final=False, error=failed))
     upstream, listener = (
         way.registered.make(way.upstream),
         way.registered.make(way.listener),
@@ -59,8 +59,8 @@ def test_streams_survive(way: Carries, data: st.DataObject) -> None:
             assert got.error is not None
             assert sent.error.message == got.error.message
             continue
-        final = sent.final if way.codec == "oip.grpc" else False
-        assert way.kept(sent).changed(final=final, id=call.id) == way.kept(got)
+        final = sent.is_final if way.codec == "oip.grpc" else False
+        assert way.kept(sent).changed(is_final=final, id=call.id) == way.kept(got)
 
 
 def _cut(codec: Any, parts: list[Any], data: st.DataObject) -> list[Any]:

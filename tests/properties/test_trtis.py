@@ -147,7 +147,7 @@ def test_answer_comes_back(drawn: Any, codec: Any) -> None:
 def test_signature_comes_back(drawn: Any, codec: Any) -> None:
     """A model's signature survives the status that v1 clients read."""
     metadata, _request, _reply = drawn
-    status = ServerStatus(ready=True, models=(ModelStatus(metadata),))
+    status = ServerStatus(is_ready=True, models=(ModelStatus(metadata),))
     call = codec.decode_call(_status_question(codec))
     assert call.about == ModelRef("m")
     wire = codec.encode_reply(call, status)

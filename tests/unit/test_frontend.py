@@ -211,7 +211,7 @@ async def test_responses_have_the_request_id() -> None:
 def test_http_and_grpc_responses_have_the_request_id_in_their_own_form() -> None:
     """What becomes a header over HTTP, trailing metadata over gRPC; everything else stays."""
     http = attach_http_request_id(
-        HttpResponse(200, Headers([("A", "b")]), (b"x",), compressible=True), "id"
+        HttpResponse(200, Headers([("A", "b")]), (b"x",), is_compressible=True), "id"
     )
     expected = HttpResponse(200, Headers([("A", "b")]), (b"x",), True, "id")
     assert expected == http
@@ -361,7 +361,7 @@ class WordyCodec(TextCodec, StreamCodec[str, str]):
         return True
 
     def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> str | None:
-        return None if last is not None and last.final else f"end after {last and last.id}"
+        return None if last is not None and last.is_final else f"end after {last and last.id}"
 
     def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> str:
         return f"late {error.message}"
@@ -375,7 +375,7 @@ async def wordy(*items: InferResponse | BaseException) -> list[str]:
 
 async def test_a_codec_may_have_words_for_the_end_of_a_stream() -> None:
     """They come after the last answer, and alone when there was none; nothing may be said."""
-    more = InferResponse(model=ModelRef("m"), outputs=(), id="1", final=False)
+    more = InferResponse(model=ModelRef("m"), outputs=(), id="1", is_final=False)
     assert ["item 1", "end after 1"] == await wordy(more)
     assert ["end after None"] == await wordy()
     assert ["item 2"] == await wordy(response("2"))
@@ -388,7 +388,7 @@ async def test_a_codec_may_have_words_for_an_error_after_an_answer() -> None:
 
 
 def failed(*, final: bool = False) -> InferResponse:
-    return InferResponse(model=ModelRef("m"), outputs=(), final=final, error=NotFound("lost"))
+    return InferResponse(model=ModelRef("m"), outputs=(), is_final=final, error=NotFound("lost"))
 
 
 async def test_an_answer_that_is_an_error_ends_a_stream_that_cannot_go_on() -> None:

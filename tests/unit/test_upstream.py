@@ -229,7 +229,7 @@ async def test_a_stream_of_a_protocol_without_streams_has_one_answer() -> None:
     context = Context(deadline=10.0)
     call = StreamInferRequest(context=context, request=InferRequest())
     found = [item async for item in await upstream(call)]
-    assert [("only", True)] == [(item.id, item.final) for item in found]
+    assert [("only", True)] == [(item.id, item.is_final) for item in found]
     assert [("InferRequest", 9.995)] == client.sent
 
 

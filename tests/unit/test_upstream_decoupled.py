@@ -23,7 +23,7 @@ from tests.fakes import FakeCodec
 M = ModelRef("m")
 CALL = InferRequest(model=M, context=Context(request_id="r"))
 OUTPUT = items_tensor("Y", (1,), [b"y"])
-ITEM = InferResponse(model=M, outputs=(OUTPUT,), final=False)
+ITEM = InferResponse(model=M, outputs=(OUTPUT,), is_final=False)
 END = InferResponse(model=M, outputs=())
 REFUSED = Decoupled("ModelInfer RPC doesn't support models with decoupled transaction policy")
 
@@ -85,7 +85,7 @@ async def test_a_model_that_wants_a_stream_gets_one() -> None:
     server = Server([ITEM, END])
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     for _ in range(2):
-        assert ITEM.changed(final=True) == await upstream(CALL)
+        assert ITEM.changed(is_final=True) == await upstream(CALL)
     assert ["InferRequest", "StreamInferRequest", "StreamInferRequest"] == server.asked
     assert 2 == server.closed_streams
 
@@ -96,7 +96,7 @@ async def test_a_queue_timeout_changes_nothing() -> None:
     call = CALL.changed(timeout_us=60_000_000)
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     server.stream = _any_stream  # type: ignore[method-assign]
-    assert ITEM.changed(final=True) == await upstream(call)
+    assert ITEM.changed(is_final=True) == await upstream(call)
     assert ["InferRequest"] == server.asked
 
 
@@ -121,7 +121,7 @@ async def test_another_number_of_replies_is_an_error(
 
 async def test_a_reply_that_is_an_error_is_raised() -> None:
     """An error in the stream is the reply."""
-    failed = InferResponse(model=M, outputs=(), final=False, error=UpstreamError("no"))
+    failed = InferResponse(model=M, outputs=(), is_final=False, error=UpstreamError("no"))
     upstream: Upstream[Any, Any] = Upstream("u", Values(), Server([failed]))
     with pytest.raises(UpstreamError, match="no"):
         await upstream(CALL)

@@ -175,7 +175,7 @@ class ClusterReplicas:
         self._monotonic = monotonic
         self._lock = threading.RLock()
         self._is_over = False
-        self._leads = False
+        self._is_leader = False
         self._renewed_s = 0.0
         self._elect_s = monotonic()
         # Version of the Lease of another gateway, and when it was first seen.
@@ -198,13 +198,13 @@ class ClusterReplicas:
         """Return whether this gateway holds the Lease, which is renewed in time."""
         with self._lock:
             try:
-                self._leads = not self._is_over and self._elect(self._monotonic())
+                self._is_leader = not self._is_over and self._elect(self._monotonic())
             except (ApiConflict, ApiUnreachable):  # the latter has been logged
-                self._leads = False
-            return self._leads
+                self._is_leader = False
+            return self._is_leader
 
     def _elect(self, now: float) -> bool:
-        if self._leads and now - self._renewed_s < _RENEW_S:
+        if self._is_leader and now - self._renewed_s < _RENEW_S:
             return True
         if now < self._elect_s:
             return False
@@ -228,7 +228,7 @@ class ClusterReplicas:
         self._renewed_s = now
         if not is_own:
             self._known = None
-        if not self._leads:
+        if not self._is_leader:
             self._read()
         return True
 
@@ -270,9 +270,9 @@ class ClusterReplicas:
         """Give the Lease up; idempotent. If that fails, it runs out."""
         with self._lock:
             self._is_over = True
-            if not self._leads:
+            if not self._is_leader:
                 return
-            self._leads = False
+            self._is_leader = False
             leases = self._api.leases
             try:
                 lease = self._api.call(
@@ -292,7 +292,7 @@ class ClusterReplicas:
             UnusableState: It is damaged, or the state of another plan.
         """
         with self._lock:
-            if not self._leads:
+            if not self._is_leader:
                 try:
                     self._read()
                 except ApiUnreachable:  # the weights stay
@@ -339,8 +339,8 @@ class ClusterReplicas:
 
     def _change(self, changes: Mapping[str, str]) -> None:
         with self._lock:
-            if not self._leads or self._monotonic() - self._renewed_s > _RENEWED_WITHIN_S:
-                self._leads = False
+            if not self._is_leader or self._monotonic() - self._renewed_s > _RENEWED_WITHIN_S:
+                self._is_leader = False
                 raise StateConflict(f"the Lease {self._object} is lost")
             if self._known != self._version():
                 raise StateConflict(f"{self._where} has changed")
@@ -350,7 +350,7 @@ class ClusterReplicas:
             try:
                 self._map = self._put(self._api.objects, "config_map", changed)
             except ApiConflict as error:
-                self._leads = False
+                self._is_leader = False
                 raise StateConflict(f"{self._where} has changed") from error
             self._known = self._version()
 
@@ -364,7 +364,7 @@ class ClusterReplicas:
         with self._lock:
             now = self._monotonic()
             is_told = document == self._told and now - self._told_s < _REPORT_S
-            if self._leads or self._is_over or is_told:
+            if self._is_leader or self._is_over or is_told:
                 return
             body = client.V1ConfigMap(
                 metadata=client.V1ObjectMeta(name=self._report, labels={_LABEL: self._object}),
@@ -393,7 +393,7 @@ class ClusterReplicas:
                     label_selector=f"{_LABEL}={self._object}",
                 )
             except ApiUnreachable:
-                self._leads = False
+                self._is_leader = False
                 raise
             now, before = self._monotonic(), self._reports
             self._reports = {}

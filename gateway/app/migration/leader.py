@@ -61,7 +61,7 @@ class LedCutover:
     Attributes:
         plan: The same.
         state: Where it stands.
-        leads: Whether this process decides.
+        is_leader: Whether this process decides.
         trips: How often a guard took all calls from the new target, by guard.
 
     Raises:
@@ -100,7 +100,7 @@ class LedCutover:
         # Whether `state` is that of the cut-over, not the one before it has been read.
         self._is_known = False
         self.state = CutoverState()
-        self.leads = files.lead()
+        self.is_leader = files.lead()
         self._load()
 
     def _pending_rollback(self) -> int | None:
@@ -115,12 +115,12 @@ class LedCutover:
     def _load(self) -> None:
         """Continue with the state on the disk; with weight 0 if it cannot be used."""
         digest = self.plan.digest
-        self._is_known |= self.leads
+        self._is_known |= self.is_leader
         try:
             found = self._files.load(digest)
         except UnusableState as error:
             self._is_known = True
-            if not self.leads:
+            if not self.is_leader:
                 # Whoever leads says so; calls stay where they are safe.
                 known = self.state
                 self.state = replace(
@@ -141,7 +141,7 @@ class LedCutover:
                     reason=f"its epoch is {found.epoch}; expected {self.state.epoch} or later",
                 )
             return
-        self.state = restarted(found) if self.leads else found
+        self.state = restarted(found) if self.is_leader else found
 
     def _distrust(self, error: UnusableState) -> None:
         """Begin with weight 0: paused, or ready if nothing was under way."""
@@ -209,11 +209,11 @@ class LedCutover:
             if self._replicas is not None:
                 await asyncio.to_thread(self._tell, reports)
             await self._pass_on_rollback(shared)
-            if self.leads and not await self._adopt(
+            if self.is_leader and not await self._adopt(
                 decide(self.plan, self.state, evidence, self._clock())
             ):
                 await asyncio.to_thread(self._follow)
-                if self.leads:
+                if self.is_leader:
                     await self._adopt(decide(self.plan, self.state, evidence, self._clock()))
 
     def _follow(self) -> dict[str, dict[str, Any]]:
@@ -221,17 +221,17 @@ class LedCutover:
 
         They are read by the gateway that leads. If they are out of reach it decides nothing.
         """
-        led, self.leads = self.leads, self._files.lead()
-        if not (led and self.leads):
+        led, self.is_leader = self.is_leader, self._files.lead()
+        if not (led and self.is_leader):
             self._load()
         shared: dict[str, dict[str, Any]] = {}
-        if self._replicas is not None and self.leads:
+        if self._replicas is not None and self.is_leader:
             try:
                 shared = dict(self._replicas.others())
             except OSError:  # a warning has said so
-                self.leads = False
-        if led != self.leads:
-            event = "cutover leads" if self.leads else "cutover leads no more"
+                self.is_leader = False
+        if led != self.is_leader:
+            event = "cutover leads" if self.is_leader else "cutover leads no more"
             log.info(event, migration=self.plan.migration)
         return shared
 
@@ -242,15 +242,15 @@ class LedCutover:
             CommandRefused: It does not fit the state, or another gateway leads.
         """
         async with self._lock:
-            if verb == "rollback" and not self.leads and self._can_roll_back_here():
+            if verb == "rollback" and not self.is_leader and self._can_roll_back_here():
                 await self._roll_back_here()
                 return
-            if not self.leads and self._files.trouble:
+            if not self.is_leader and self._files.trouble:
                 raise CommandRefused(
                     f"the cut-over of {self.plan.migration!r} is out of reach: "
                     f"{self._files.trouble}; expected the command again later"
                 )
-            if not self.leads:
+            if not self.is_leader:
                 raise CommandRefused(
                     f"another gateway leads the cut-over of {self.plan.migration!r}; expected the "
                     "command there"
@@ -317,7 +317,7 @@ class LedCutover:
             await self._forget_rollback()
         wanted = {self._rolled_back, *(each.get("rolled_back") for each in shared.values())}
         is_open = state.phase in COMMANDS["rollback"][0]
-        if self.leads and is_open and state.attempt in wanted:
+        if self.is_leader and is_open and state.attempt in wanted:
             decision = command(self.plan, state, "rollback", self._clock())
             if await self._roll_back(decision):
                 await self._forget_rollback()
@@ -341,7 +341,7 @@ class LedCutover:
             try:
                 await asyncio.to_thread(self._write, new)
             except StateConflict:
-                self.leads = False
+                self.is_leader = False
                 return False
             except OSError as error:
                 self._log_unwritten(error)
@@ -501,7 +501,7 @@ class LedCutover:
             "weight": state.weight,
             "epoch": state.epoch,
             "attempt": state.attempt,
-            "leads": self.leads,
+            "leads": self.is_leader,
             "bake": {"passed_s": round(state.baked_s, 3), "of_s": plan.bake_s},
             "calls": {"found": found, "of": plan.min_calls, "failed": state.failures},
             "guards": [each.document() for each in self.guards()],
@@ -527,8 +527,8 @@ class LedCutover:
             )
         if self._replicas is not None:
             self._replicas.leave()
-        if self.leads:
-            self.leads = False
+        if self.is_leader:
+            self.is_leader = False
             try:
                 self._files.save(self.plan.digest, self.state)
             except OSError as error:

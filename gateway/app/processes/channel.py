@@ -31,7 +31,7 @@ class WorkerSetup:
     Attributes:
         loaded: The configuration; each port 0 is replaced by the reserved port.
         slot: The number of the worker.
-        logs_warnings: Whether this worker logs warnings about the configuration.
+        should_log_warnings: Whether this worker logs warnings about the configuration.
         sockets: Descriptors of the unix sockets that the workers share, by address.
         drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
         shadow: Descriptors of the sockets to the shadow process: "" for the capture, and the name
@@ -43,7 +43,7 @@ class WorkerSetup:
 
     loaded: LoadedConfig
     slot: WorkerSlot
-    logs_warnings: bool
+    should_log_warnings: bool
     sockets: Mapping[str, int] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
     shadow: Mapping[str, int] = field(default_factory=dict)

@@ -209,7 +209,7 @@ class ShadowKeeper(Collector):
             name: {number: pair[1].fileno() for number, pair in pairs.items()}
             for name, pairs in self._pairs.items()
         }
-        setup = WorkerSetup(self._loaded, self._slot, logs_warnings=False, serving=ends)
+        setup = WorkerSetup(self._loaded, self._slot, should_log_warnings=False, serving=ends)
         try:
             self._process = await self._launch(setup)
         except OSError as error:

@@ -44,7 +44,7 @@ def main() -> int:
         return _FAILED
     settings = setup.loaded.config.telemetry.log
     logs.configure(settings.level, settings.format, worker=setup.slot.number)
-    logs.set_level(level_at_start(settings.level, logs_warnings=setup.logs_warnings))
+    logs.set_level(level_at_start(settings.level, logs_warnings=setup.should_log_warnings))
     prepare(memory_budget(setup.loaded.config, setup.slot))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(setup, sock))

@@ -37,14 +37,15 @@ class CpuRunner:
 
     def __init__(self, torch: Any, *, copies: bool) -> None:
         self._torch = torch
-        self._copies = copies
+        self._should_copy = copies
 
     def __call__(self, call: ProgramCall, inputs: InputArrays, /) -> list[npt.NDArray[Any]]:
         """Return the outputs of *call*."""
         torch = self._torch
         with torch.inference_mode():
             tensors = [
-                tensor_of(torch, array, datatype, copy=self._copies) for datatype, array in inputs
+                tensor_of(torch, array, datatype, copy=self._should_copy)
+                for datatype, array in inputs
             ]
             return [array_of(torch, tensor) for tensor in call(tensors)]
 
@@ -77,7 +78,7 @@ class StreamRunner:
         self._device = device
         self._on_stream = on_stream
         self._wait = wait
-        self._pinned = pinned
+        self._is_pinned = pinned
         self._staging: list[Any] = []
 
     def __call__(self, call: ProgramCall, inputs: InputArrays, /) -> list[npt.NDArray[Any]]:
@@ -110,16 +111,16 @@ class StreamRunner:
         if self._staging[index].numel() < size_bytes:
             capacity = 1 << (size_bytes - 1).bit_length()
             self._staging[index] = self._torch.empty(
-                capacity, dtype=self._torch.uint8, pin_memory=self._pinned
+                capacity, dtype=self._torch.uint8, pin_memory=self._is_pinned
             )
         return self._staging[index][:size_bytes]
 
     def _copy_to_cpu(self, tensor: Any) -> Any:
         """Return an output in CPU memory; the copy may not have finished."""
-        if tensor.device.type == "cpu" and self._pinned:
+        if tensor.device.type == "cpu" and self._is_pinned:
             return tensor
         copy = self._torch.empty(
-            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pinned
+            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._is_pinned
         )
         return copy.copy_(tensor, non_blocking=True)
 

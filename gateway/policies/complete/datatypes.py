@@ -61,14 +61,14 @@ class DatatypeRestorer:
         model: For errors.
         declared: The model's declarations; tensors without a name are matched by position.
         failure: Raised for a value that the declared datatype cannot represent.
-        widened: Whether the substitutes are of the kind `Need.WIDENED`.
+        is_widened: Whether the substitutes are of the kind `Need.WIDENED`.
     """
 
     kind: str
     model: ModelRef
     declared: Sequence[TensorMetadata]
     failure: type[GatewayError]
-    widened: bool = False
+    is_widened: bool = False
 
     def replace(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return *tensors* with the datatypes that the model declares.
@@ -80,7 +80,7 @@ class DatatypeRestorer:
         Raises:
             GatewayError: Of class `failure`: the declared datatype cannot represent a value.
         """
-        table = _WIDENED if self.widened else _SUBSTITUTES
+        table = _WIDENED if self.is_widened else _SUBSTITUTES
         by_name = {declared.name: declared for declared in self.declared}
         replaced: list[Tensor] = []
         is_changed = False
@@ -102,7 +102,7 @@ class DatatypeRestorer:
         if target is Datatype.BF16:
             return RawData(self._to_bf16(tensor, name))
         if target is Datatype.BOOL:
-            if self.widened:
+            if self.is_widened:
                 self._check_range(tensor, target, name, 1)
             return RawData(_to_bool(tensor))
         self._check_range(tensor, target, name, int(np.iinfo(target.numpy_dtype).max))

@@ -45,27 +45,27 @@ class StreamWithTimeouts:
         self._call = call
         self._items = items
         self._times = times
-        self._first = True
+        self._is_first = True
 
     def __aiter__(self) -> AsyncIterator[InferResponse]:
         return self
 
     async def __anext__(self) -> InferResponse:
-        remaining_s = self._times.remaining_s(first=self._first)
+        remaining_s = self._times.remaining_s(first=self._is_first)
         if remaining_s is None:
             item = await anext(self._items)
-            self._first = False
+            self._is_first = False
             return item
         timeout = Timeout(remaining_s)
         try:
             with timeout:
                 item = await anext(self._items)
         except TimeoutError:
-            if not timeout.expired:
+            if not timeout.has_expired:
                 raise
             await close_stream(self._items)
-            raise deadline_error(self._call, further=not self._first) from None
-        self._first = False
+            raise deadline_error(self._call, further=not self._is_first) from None
+        self._is_first = False
         return item
 
     async def aclose(self) -> None:

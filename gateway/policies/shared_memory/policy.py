@@ -200,9 +200,9 @@ class CopyRegions:
         if isinstance(call, SharedRegisterRequest):
             self._regions.register(call.region, self._keys)
         elif isinstance(call, SharedUnregisterRequest):
-            if not call.cuda:  # there are no CUDA regions; "all" of them excludes these regions
+            if not call.is_cuda:  # there are no CUDA regions; "all" of them excludes these regions
                 self._regions.unregister(call.region)
-        elif isinstance(call, SharedStatusRequest) and not call.cuda:
+        elif isinstance(call, SharedStatusRequest) and not call.is_cuda:
             return self._regions.list_regions()
         else:
             return ()

@@ -137,10 +137,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
             return HttpResponse(OK, _BYTES, calls.encode_infer_reply(content, form.outputs))
         if isinstance(call, ModelMetadataRequest):
             if form.kind is RequestKind.SHOWN:
-                return HttpResponse(OK, _JSON, (shown.show_metadata(content),), compressible=True)
+                return HttpResponse(
+                    OK, _JSON, (shown.show_metadata(content),), is_compressible=True
+                )
             return HttpResponse(OK, _BYTES, (calls.encode_metadata(content),))
         if isinstance(call, RepositoryIndexRequest):
-            return HttpResponse(OK, _JSON, (shown.show_index(content),), compressible=True)
+            return HttpResponse(OK, _JSON, (shown.show_index(content),), is_compressible=True)
         if isinstance(call, ServerLiveRequest | ServerReadyRequest):
             if content:
                 return HttpResponse(OK, _TEXT, (b"ok\n",))

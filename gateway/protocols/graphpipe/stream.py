@@ -71,7 +71,7 @@ class SizePrefixFramer:
         self._held = bytearray()
         self._wanted = 0
         self._fault: GatewayError | None = None
-        self._begun = False
+        self._has_begun = False
 
     @property
     def wanted(self) -> int:
@@ -125,9 +125,9 @@ class SizePrefixFramer:
                 f"GraphPipe message has {size} bytes, at most {MAX_MESSAGE_BYTES} are possible",
                 limit="message_bytes",
             )
-        if not self._begun:
+        if not self._has_begun:
             return [_SIZE.pack(size), *frame.payload]
-        self._begun = False
+        self._has_begun = False
         padding = bytes(-size % _BEGUN)
         return [_SIZE.pack(size + len(padding))[1:], *frame.payload, padding]
 
@@ -137,9 +137,9 @@ class SizePrefixFramer:
         The message is padded with zeros to a size that begins with it; readers of flatbuffers
         ignore them.
         """
-        if self._begun:
+        if self._has_begun:
             return b""
-        self._begun = True
+        self._has_begun = True
         return b"\0"
 
     def _cut(self, data: bytes | bytearray) -> list[Frame]:

@@ -28,7 +28,7 @@ SPEC = ProtocolSpec(
         codec=BrpcCodec,
         server_framer=server_framer,
         client_framer=BaiduFramer,
-        ordered=False,
+        is_ordered=False,
         carriers=("brpc",),
         names_models=True,
         is_frame=looks_like,
@@ -36,6 +36,6 @@ SPEC = ProtocolSpec(
         grpc_methods=BRPC_METHODS,
     ),
     options=check_options,
-    model_keys=True,
+    has_model_keys=True,
     default_model="default_model",
 )

@@ -49,12 +49,12 @@ class ReplyFormat:
 
     Attributes:
         form: The form of the request.
-        ndarray: The reply is an ndarray.
+        is_ndarray: The reply is an ndarray.
         route: The route of the request, for the codec.
     """
 
     form: ContentFormat | None = None
-    ndarray: bool = False
+    is_ndarray: bool = False
     route: object = None
 
 
@@ -94,7 +94,7 @@ def reply_message(reply_format: ReplyFormat, reply: InferResponse) -> GrpsMessag
         Unconvertible: No allowed form can carry the outputs.
     """
     outputs = reply.outputs
-    if reply_format.ndarray:
+    if reply_format.is_ndarray:
         return _ndarray(outputs)
     if reply_format.form in _ONE and len(outputs) == 1:
         item = _only_item(outputs[0])

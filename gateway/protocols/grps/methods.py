@@ -136,7 +136,7 @@ def decode_method(
         return ModelMetadataRequest(model=_asked_model(message, settings, limits), context=context)
     if method in (ONLINE, OFFLINE):
         return ServerSwitchRequest(
-            online=method == ONLINE, allowed=settings.switch, context=context
+            is_online=method == ONLINE, is_allowed=settings.switch, context=context
         )
     return _PLAIN[method](context=context)
 
@@ -199,7 +199,7 @@ def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMe
     """
     kind = type(call)
     if isinstance(call, ServerSwitchRequest):
-        return (ONLINE if call.online else OFFLINE), GrpsMessage()
+        return (ONLINE if call.is_online else OFFLINE), GrpsMessage()
     if kind is ServerReadyRequest:
         return (LIVENESS if settings.readiness == LIVE else READINESS), GrpsMessage()
     method = _QUESTIONS.get(kind)
@@ -379,7 +379,7 @@ def _infer_reply(
         outputs=_selected(request, outputs),
         id=request.id,
         parameters=parameters,
-        final=not isinstance(call, StreamInferRequest),
+        is_final=not isinstance(call, StreamInferRequest),
         origin=origin,
     )
 

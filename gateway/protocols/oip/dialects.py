@@ -16,59 +16,59 @@ class Dialect:
     """A kind of server.
 
     Attributes:
-        binary: It has the binary tensor extension.
-        half_in_json: It accepts FP16 as JSON numbers.
-        text_only: Its BYTES are text, in the binary form too.
-        versions: A path may have a version.
+        has_binary: It has the binary tensor extension.
+        has_half_in_json: It accepts FP16 as JSON numbers.
+        is_text_only: Its BYTES are text, in the binary form too.
+        has_versions: A path may have a version.
         needs_id: It fails on requests without an id.
-        generate_stream: Its only streams over HTTP are those of the generate extension, and it
+        has_generate_stream: Its only streams over HTTP are those of the generate extension, and it
             refuses to be asked for the only reply of a decoupled model.
-        infer_stream: It has `infer_stream`: responses as server-sent events.
-        index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
-        extended: It has Triton's extensions: configuration, statistics and the like.
-        control: Its models can be loaded and unloaded.
+        has_infer_stream: It has `has_infer_stream`: responses as server-sent events.
+        has_index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
+        has_extensions: It has Triton's extensions: configuration, statistics and the like.
+        has_control: Its models can be loaded and unloaded.
         numbers: Number of elements, BYTES excepted, that a server of one process reads within a
             second: 0.4 us each in MLServer, 2.6 us in KServe. One request keeps all others waiting
             there. None for other servers.
         keeps_names: It keeps metrics for each name of a model, also for unknown ones.
-        nonfinite_words: It writes NaN and infinities into JSON as words.
+        has_nonfinite_words: It writes NaN and infinities into JSON as words.
         echoes_id: A response has the id of its request, so another id, or none, means that it
             belongs to another request. None: where there is an id, it is that of the request.
             False: models choose the ids of responses.
-        signed_parameters: Integer parameters above 2**63 - 1 lose precision.
-        whole_versions: It reads a version as the whole number that it begins with.
+        has_signed_parameters: Integer parameters above 2**63 - 1 lose precision.
+        has_whole_versions: It reads a version as the whole number that it begins with.
     """
 
     name: str
-    binary: bool
-    half_in_json: bool = False
-    text_only: bool = False
-    versions: bool = True
+    has_binary: bool
+    has_half_in_json: bool = False
+    is_text_only: bool = False
+    has_versions: bool = True
     needs_id: bool = False
-    generate_stream: bool = False
-    infer_stream: bool = False
-    index: bool = False
-    extended: bool = False
-    control: bool = False
+    has_generate_stream: bool = False
+    has_infer_stream: bool = False
+    has_index: bool = False
+    has_extensions: bool = False
+    has_control: bool = False
     numbers: int | None = None
     keeps_names: bool = False
     echoes_id: bool | None = None
-    signed_parameters: bool = False
-    whole_versions: bool = False
-    nonfinite_words: bool = False
+    has_signed_parameters: bool = False
+    has_whole_versions: bool = False
+    has_nonfinite_words: bool = False
 
 
 _TRITON = Dialect(
     name="triton",
     echoes_id=True,
-    binary=True,
-    index=True,
-    extended=True,
-    control=True,
-    signed_parameters=True,
-    whole_versions=True,
-    generate_stream=True,
-    nonfinite_words=True,
+    has_binary=True,
+    has_index=True,
+    has_extensions=True,
+    has_control=True,
+    has_signed_parameters=True,
+    has_whole_versions=True,
+    has_generate_stream=True,
+    has_nonfinite_words=True,
 )
 
 # Triton has the most features: an unknown server is assumed to be one.
@@ -80,12 +80,12 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
         Dialect(
             name="mlserver",
             echoes_id=True,
-            binary=False,
-            half_in_json=True,
-            text_only=True,
-            infer_stream=True,
-            index=True,
-            control=True,
+            has_binary=False,
+            has_half_in_json=True,
+            is_text_only=True,
+            has_infer_stream=True,
+            has_index=True,
+            has_control=True,
             numbers=2_500_000,
             keeps_names=True,
         ),
@@ -93,22 +93,22 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
             name="kserve",
             echoes_id=False,
             numbers=400_000,
-            binary=True,
-            text_only=True,
-            versions=False,
+            has_binary=True,
+            is_text_only=True,
+            has_versions=False,
             needs_id=True,
-            control=True,
+            has_control=True,
         ),
-        Dialect(name="ovms", binary=True, echoes_id=True),
+        Dialect(name="ovms", has_binary=True, echoes_id=True),
         # The gateway itself: all of Triton's features, as far as the listener enables them.
         Dialect(
             name="gateway",
             echoes_id=True,
-            binary=True,
-            infer_stream=True,
-            index=True,
-            extended=True,
-            control=True,
+            has_binary=True,
+            has_infer_stream=True,
+            has_index=True,
+            has_extensions=True,
+            has_control=True,
         ),
     )
 }

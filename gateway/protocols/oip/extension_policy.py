@@ -78,11 +78,11 @@ class DialectCapabilities(Protocol):
     @property
     def name(self) -> str: ...  # noqa: D102
     @property
-    def index(self) -> bool: ...  # noqa: D102
+    def has_index(self) -> bool: ...  # noqa: D102
     @property
-    def extended(self) -> bool: ...  # noqa: D102
+    def has_extensions(self) -> bool: ...  # noqa: D102
     @property
-    def control(self) -> bool: ...  # noqa: D102
+    def has_control(self) -> bool: ...  # noqa: D102
 
 
 def require_enabled(kind: type[Call[Any]], extensions: Extensions) -> object:
@@ -181,14 +181,16 @@ def check_asked(call: Call[Any], dialect: DialectCapabilities) -> None:
         Unsupported: The dialect cannot carry it.
     """
     missing = None
-    if type(call) in _TRITONS and not dialect.extended:
+    if type(call) in _TRITONS and not dialect.has_extensions:
         missing = f"no {type(call).__name__}"
     elif isinstance(call, ModelLoadRequest | ModelUnloadRequest):
-        if not dialect.control:
+        if not dialect.has_control:
             missing = "no loading and unloading of models"
-        elif isinstance(call, ModelLoadRequest) and call.parameters and not dialect.extended:
+        elif isinstance(call, ModelLoadRequest) and call.parameters and not dialect.has_extensions:
             missing = "no parameters of loading"
-        elif isinstance(call, ModelUnloadRequest) and call.dependents and not dialect.extended:
+        elif (
+            isinstance(call, ModelUnloadRequest) and call.dependents and not dialect.has_extensions
+        ):
             missing = "no unloading of dependents"
     if missing is not None:
         raise Unsupported(f"the dialect {dialect.name!r} has {missing}", model=call.model)
@@ -205,7 +207,7 @@ def check_extended(what: str, output: RequestedOutput | None, dialect: DialectCa
     Raises:
         Unsupported: It does not have the extension.
     """
-    if dialect.extended:
+    if dialect.has_extensions:
         return
     if output is None:
         request = "is in shared memory"

@@ -85,7 +85,7 @@ def wanted_regions(call: SharedStatusRequest, reply: Iterable[SharedRegion]) -> 
     Raises:
         RegionNotFound: No region has this name.
     """
-    found = [region for region in reply if (region.device is not None) is bool(call.cuda)]
+    found = [region for region in reply if (region.device is not None) is bool(call.is_cuda)]
     if not call.region:
         return found
     named = [region for region in found if region.name == call.region]

@@ -45,7 +45,7 @@ class TrtisOptions:
         return self._release >= _SCHEDULED
 
     @property
-    def snake_case(self) -> bool:
+    def is_snake_case(self) -> bool:
         """Whether JSON keeps the fields' original names."""
         return self._release >= _SNAKE_CASE
 

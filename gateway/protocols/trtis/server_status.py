@@ -64,7 +64,7 @@ def write_status(
         id=options.server_id,
         version=options.server_version,
         uptime_ns=min(int(max(status.uptime_s, 0.0) * 1e9), _MOST_NS),
-        ready_state=pb.SERVER_READY if status.ready else pb.SERVER_INITIALIZING,
+        ready_state=pb.SERVER_READY if status.is_ready else pb.SERVER_INITIALIZING,
     )
     for model in status.models:
         try:

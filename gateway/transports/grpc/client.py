@@ -60,7 +60,7 @@ class GrpcClient:
         self._slots = upstream_slots("in_flight", limits.in_flight, limits)
         self._wheel = TimerWheel()
         self._withheld = WithheldCalls() if withheld is None else withheld
-        self._closed = False
+        self._is_closed = False
 
     async def send(  # noqa: C901, PLR0912, PLR0915  # one frame
         self,
@@ -75,7 +75,7 @@ class GrpcClient:
         Metadata that gRPC cannot carry is omitted.
         """
         now = monotonic()
-        if self._closed or (deadline is not None and deadline <= now):
+        if self._is_closed or (deadline is not None and deadline <= now):
             raise self._not_started()
         slots = self._slots
         if slots.used < slots.limit and not slots.queued:  # as `try_acquire`, without its frame
@@ -88,7 +88,7 @@ class GrpcClient:
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            withholds = self._withheld.enabled
+            withholds = self._withheld.is_enabled
             waiter = connection.loop.create_future()
             call = connection.call(wire, None if withholds else deadline, now, waiter)
             call.withholds = withholds
@@ -125,7 +125,7 @@ class GrpcClient:
     ) -> AsyncGenerator[GrpcResponse, None]:
         """Send one message and yield its responses; a status other than OK is the last."""
         now = monotonic()
-        if self._closed or (deadline is not None and deadline <= now):
+        if self._is_closed or (deadline is not None and deadline <= now):
             raise self._not_started()
         if not self._slots.try_acquire():
             now = await self._wait_for_slot(now, deadline)
@@ -153,7 +153,7 @@ class GrpcClient:
 
     async def close(self) -> None:
         """Close every connection and fail the calls on them. A second call does nothing."""
-        self._closed = True
+        self._is_closed = True
         await self._pool.close(f"the client of {self._target} was closed during the call")
         self._wheel.close()
 
@@ -183,14 +183,14 @@ class GrpcClient:
         except QueueTimeout:
             raise
         except Overloaded as error:
-            if self._closed or _is_over(deadline):
+            if self._is_closed or _is_over(deadline):
                 raise self._not_started() from None
             raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
         return monotonic()
 
     def _not_started(self) -> GatewayError:
         """Return why a call is not started: the client is closed, or the deadline has passed."""
-        if self._closed:
+        if self._is_closed:
             return NotSent(f"the client of {self._target} is closed")
         return DeadlineExceeded(f"the call's time was over before {self._target} was asked")
 

@@ -69,6 +69,7 @@ class ClientCall:
         "_end",
         "_error",
         "_growing",
+        "_has_waiter",
         "_head",
         "_held",
         "_limit",
@@ -76,7 +77,6 @@ class ClientCall:
         "_on_end",
         "_reader",
         "_rest",
-        "_single",
         "_waiter",
         "stream",
         "turn",
@@ -98,7 +98,7 @@ class ClientCall:
         self._head: GrpcResponseHead | None = None
         self._reader: MessageReader | None = None
         self._messages: deque[GrpcMessage] = deque()
-        self._single = waiter is not None
+        self._has_waiter = waiter is not None
         self._end: GrpcResponseHead | None = None
         self._error: errors.GatewayError | None = None
         self._waiter = waiter
@@ -136,7 +136,7 @@ class ClientCall:
         message = whole_message(view, self._limit)
         if (
             message is not None
-            and self._single
+            and self._has_waiter
             and self._head is None
             and self._error is None
             and self._waiter is not None
@@ -149,7 +149,7 @@ class ClientCall:
             self._end = tail
             if not self._waiter.done():
                 self._waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
-            if not self.stream.local_closed:
+            if not self.stream.is_local_closed:
                 self.cancel()
             elif self._rest is None and not self.stream.unread:
                 self.stream.owner = None  # as `release`, which has nothing else to do
@@ -252,7 +252,7 @@ class ClientCall:
 
     def _on_messages(self) -> None:
         """Wake the caller of a stream; check that a unary call has one response."""
-        if not self._single:
+        if not self._has_waiter:
             self._wake()
         elif len(self._messages) > 1:
             self.fail(self._broken("two responses to a unary call"))
@@ -267,7 +267,7 @@ class ClientCall:
             )
         elif code == h2.CANCEL:  # the gateway did not cancel the call
             self.fail(self._broken("a reset of the stream with CANCEL"))
-        elif not self._done:
+        elif not self._is_done:
             details = f"{self._connection.name} reset the stream: {h2.code_name(code)}"
             status = _STATUS_OF_RESET.get(code, GrpcStatus.INTERNAL)
             self._end = GrpcResponseHead(None, True, status, details, (), "")
@@ -291,7 +291,7 @@ class ClientCall:
 
     def fail(self, error: errors.GatewayError) -> None:
         """Fail the call with *error*, unless it has ended."""
-        if not self._done:
+        if not self._is_done:
             self._error = error
             self.cancel()
             self._wake()
@@ -333,7 +333,7 @@ class ClientCall:
         """Return whether the call can end by itself: its request is sent completely."""
         return (
             self.withholds
-            and not self._done
+            and not self._is_done
             and (self._rest is None or not self._rest.remaining_bytes)
             and self.stream.number in self._connection.core.streams
         )
@@ -393,7 +393,7 @@ class ClientCall:
         stream = self.stream
         if self._held is not None and self._messages:
             self._held = None
-        if (self._messages and not self._single) or self._done:
+        if (self._messages and not self._has_waiter) or self._is_done:
             return
         self._consume(stream.unread)
         if self._reader is not None and self._reader.missing:
@@ -407,16 +407,16 @@ class ClientCall:
         if self._end is None and self._error is None:
             if head.status is None:
                 self._error = self._broken("a response that ends without a status")
-            elif self._reader is not None and not self._reader.empty:
+            elif self._reader is not None and not self._reader.is_empty:
                 self._error = self._broken("a response that ends in the middle of a message")
             else:
                 self._end = head
-        if not (self.stream.local_closed and self.stream.remote_closed):
+        if not (self.stream.is_local_closed and self.stream.is_remote_closed):
             self.cancel()  # the rest of the request is not needed any more
         self._wake()
 
     @property
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         return self._end is not None or self._error is not None
 
     def _wake(self) -> None:

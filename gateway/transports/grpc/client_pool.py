@@ -49,7 +49,7 @@ class GrpcClientConnection(Http2Protocol):
         ready: Done when the server's SETTINGS have arrived.
         created_at: When the connection was made, on the clock of `time.monotonic`.
         idle_since: When its last call ended.
-        used: A call was sent on it.
+        is_used: A call was sent on it.
     """
 
     def __init__(self, pool: GrpcConnectionPool, name: str) -> None:
@@ -61,7 +61,7 @@ class GrpcClientConnection(Http2Protocol):
         self.created_at = self.idle_since = monotonic()
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.is_new = True
-        self.used = False
+        self.is_used = False
         self._pool = pool
         self._closing_reason: str | None = None
 
@@ -77,7 +77,7 @@ class GrpcClientConnection(Http2Protocol):
             and self.fault is None
             and transport is not None
             and not transport.is_closing()
-            and not self.core.exhausted
+            and not self.core.is_exhausted
         )
 
     def call(
@@ -100,7 +100,7 @@ class GrpcClientConnection(Http2Protocol):
         block = request_block(wire.method, pool.authority, pool.scheme, wire.metadata, left_s)
         size = len(message[0]) if len(message) == 1 else size_of(message)
         message = frame_message(message, size if rest is None else size + rest.remaining_bytes)
-        self.used = True
+        self.is_used = True
         core = self.core
         stream = core.open(None)
         call = ClientCall(self, stream, pool.message_bytes, self.turn, waiter)
@@ -111,7 +111,7 @@ class GrpcClientConnection(Http2Protocol):
             core.writer.head(stream, block)
             core.writer.data(stream, message)
             call.send_rest(rest)
-        if not self.flushing:
+        if not self.is_flushing:
             self.flush_soon()
         return call
 
@@ -276,7 +276,7 @@ class GrpcConnectionPool:
         self._connecting: asyncio.Task[None] | None = None
         self.waiting: set[asyncio.Future[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._is_closed = False
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
@@ -286,7 +286,7 @@ class GrpcConnectionPool:
         """Return a connection that can carry one more call, if there is one."""
         oldest = now - self._age_s
         for connection in self._connections:
-            if connection.created_at < oldest and connection.used:
+            if connection.created_at < oldest and connection.is_used:
                 self._connections.remove(connection)
                 connection.retire()
                 return self.find(now)
@@ -305,7 +305,7 @@ class GrpcConnectionPool:
         """
         try:
             async with asyncio.timeout(None if deadline is None else deadline - monotonic()):
-                while not self._closed:
+                while not self._is_closed:
                     found = self.find(monotonic())
                     if found is not None:
                         return found
@@ -343,7 +343,7 @@ class GrpcConnectionPool:
 
     async def close(self, why: str) -> None:
         """Close every connection, and fail the calls on them. Waiting calls raise NotSent."""
-        self._closed = True
+        self._is_closed = True
         self._wake()
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -56,7 +56,7 @@ class MessageReader:
         self.missing = 0
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no message has started."""
         return not self._head and self._buffer is None
 

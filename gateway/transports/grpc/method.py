@@ -10,8 +10,8 @@ class Method:
     """A method and how its calls are handled.
 
     Attributes:
-        unary: One message in each direction.
-        bidirectional: Any number of messages in both directions.
+        is_unary: One message in each direction.
+        is_bidirectional: Any number of messages in both directions.
         ask: Returns the only response, or a generator of responses.
     """
 
@@ -25,8 +25,8 @@ class Method:
         wheel: TimerWheel,
     ) -> None:
         self.path = path
-        self.unary = kind is MethodKind.UNARY
-        self.bidirectional = kind is MethodKind.BIDIRECTIONAL
+        self.is_unary = kind is MethodKind.UNARY
+        self.is_bidirectional = kind is MethodKind.BIDIRECTIONAL
         self.frontend = frontend
         self.ask = frontend.handle
         self.admission = admission

@@ -75,7 +75,7 @@ class GrpcServer:
         self._address = address
         self._http = http
         self._reuse_port = reuse_port
-        self._listens = listens
+        self._should_listen = listens
         self._limits = limits
         self._ssl = ssl_context
         self._refused = refused
@@ -91,7 +91,7 @@ class GrpcServer:
             count or ConnectionCount(limits.connections, limits.connections_per_address)
         )
         self._server: asyncio.Server | None = None
-        self._running = False
+        self._is_running = False
         self._is_leaving = False
         self._socket: UnixSocket | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -104,9 +104,9 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError with the address if it is in use or invalid."""
-        if self._listens:
+        if self._should_listen:
             await self._listen()
-        self._running = True
+        self._is_running = True
         self._open.is_closed = False
         self._sweep()
 
@@ -159,7 +159,7 @@ class GrpcServer:
 
     async def drain(self, timeout_s: float) -> None:
         """Send GOAWAY, wait for the calls in progress, then cancel the rest and close."""
-        if not self._running:
+        if not self._is_running:
             return
         end = monotonic() + timeout_s
         self.announce_close()
@@ -182,9 +182,9 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
-        if not self._running:
+        if not self._is_running:
             return
-        self._running = False
+        self._is_running = False
         if self._server is not None:
             self._server.close()
             self._server = None

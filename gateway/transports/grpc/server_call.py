@@ -67,10 +67,10 @@ class ServerCall:
         "_deadline",
         "_final_response",
         "_head",
-        "_head_sent",
         "_incoming",
+        "_is_head_sent",
+        "_is_running",
         "_method",
-        "_running",
         "_sent",
         "_started_at",
         "_step",
@@ -94,8 +94,8 @@ class ServerCall:
         self._started_at = monotonic()
         self._sent: asyncio.Future[None] | None = None
         self._final_response: GrpcResponse | None = None
-        self._head_sent = False
-        self._running = False
+        self._is_head_sent = False
+        self._is_running = False
         self._step = 0
         self._deadline: float | None = None
         self.task: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class ServerCall:
 
     def begin(self) -> None:
         """Start a call whose header fields have arrived."""
-        if self._is_in_time() and self._method.bidirectional:
+        if self._is_in_time() and self._method.is_bidirectional:
             self._start(None)
 
     def on_complete_stream(self, view: memoryview) -> None:
@@ -113,10 +113,10 @@ class ServerCall:
             return
         method = self._method
         message = whole_message(view, method.limits.message_bytes)
-        if message is not None and method.unary:
+        if message is not None and method.is_unary:
             self._start(GrpcMessage(message))
             return
-        if method.bidirectional:
+        if method.is_bidirectional:
             self._start(None)
         self.on_data(view, end=True)
 
@@ -134,7 +134,7 @@ class ServerCall:
     def on_data(self, view: memoryview, *, end: bool) -> None:
         """Handle a part of the request."""
         method = self._method
-        one = not method.bidirectional
+        one = not method.is_bidirectional
         if one and self.task is not None:
             return  # data after the only message is ignored
         if one and self._incoming is None:
@@ -170,7 +170,7 @@ class ServerCall:
         """Cancel the call: the client has reset it, or the connection is lost."""
         if self.task is not None:
             self.task.cancel()
-        if not self._running:
+        if not self._is_running:
             self._release()
 
     def cancel(self) -> None:
@@ -213,7 +213,7 @@ class ServerCall:
 
     def _start(self, message: GrpcMessage | None) -> None:
         method = self._method
-        if message is not None and method.unary:
+        if message is not None and method.is_unary:
             running = self._unary(message)
         else:
             running = self._streaming(message)
@@ -245,7 +245,7 @@ class ServerCall:
 
     async def _unary(self, message: GrpcMessage) -> None:  # noqa: PLR0915  # one frame
         """Run a unary call, in one frame: each further frame would cost 0.7 us."""
-        self._running = True
+        self._is_running = True
         method = self._method
         admission = method.admission
         client = admission.shares(self._connection.client)
@@ -316,7 +316,7 @@ class ServerCall:
 
     async def _streaming(self, message: GrpcMessage | None) -> None:
         """Run a call with several responses; without *message*, with several requests too."""
-        self._running = True
+        self._is_running = True
         CLIENT_MEMORY.set(self._connection.client.memory)
         try:
             if message is None:
@@ -381,9 +381,9 @@ class ServerCall:
             if response.status is not _OK:
                 self._finish(response)
                 return
-            if not self._head_sent:
+            if not self._is_head_sent:
                 writer.head(self._stream, RESPONSE_HEAD)
-                self._head_sent = True
+                self._is_head_sent = True
             size = size_of(response.message)
             held = None
             if size > RESPONSE_UNCOUNTED_BYTES:
@@ -427,7 +427,7 @@ class ServerCall:
         """End the call with *response*, and cancel its task."""
         if self.task is not None:
             self.task.cancel()
-        if self._running:
+        if self._is_running:
             self._final_response = self._final_response or response
         else:
             self._finish(response)
@@ -438,7 +438,7 @@ class ServerCall:
     ) -> None:
         """Send the last response and the trailers; *size* is that of its message, if known."""
         stream, core = self._stream, self._connection.core
-        if stream.number not in core.streams or stream.local_closed or stream.end_waits:
+        if stream.number not in core.streams or stream.is_local_closed or stream.has_pending_end:
             return
         metadata = response.metadata
         if response.status is _OK and message:
@@ -446,18 +446,18 @@ class ServerCall:
                 size = size_of(response.message)
             tail = with_metadata(TRAILERS_OK, metadata)
             buffers = frame_message(response.message, size)
-            if self._head_sent:  # an error that the protocol sends as a message
+            if self._is_head_sent:  # an error that the protocol sends as a message
                 core.writer.data(stream, buffers)
                 core.writer.end(stream, tail)
             else:
                 core.writer.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
-        elif self._head_sent:
+        elif self._is_head_sent:
             core.writer.end(stream, trailers_block(response.status, response.details, metadata))
         else:
             block = only_block(response.status, response.details, metadata)
             core.writer.head(stream, block, end=True)
         if core.streams:
-            if not self._connection.flushing:
+            if not self._connection.is_flushing:
                 self._connection.flush_soon()
         else:  # no other call will write in this turn
             self._connection.flush()
@@ -473,7 +473,7 @@ class ServerCall:
         if stream.unread:
             core.consume(stream, stream.unread)
             self._connection.flush_soon()
-        if stream.local_closed and not stream.remote_closed:
+        if stream.is_local_closed and not stream.is_remote_closed:
             core.reset(stream, h2.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None

@@ -331,7 +331,7 @@ class GrpcServerConnection(Http2Protocol):
     def is_idle(self) -> bool:
         """Return whether there is no call, and the connection is not being closed."""
         core = self.core
-        return not core.streams and not core.reading_block and self.state is OPEN
+        return not core.streams and not core.is_reading_block and self.state is OPEN
 
     def sweep(self, now: float) -> None:
         """End everything that takes too long. Call it often enough for the shortest limit."""
@@ -339,7 +339,7 @@ class GrpcServerConnection(Http2Protocol):
             return
         limits = self._limits
         self._refill(now)
-        if self._too_slow(now):
+        if self._is_too_slow(now):
             self.abort()
             return
         for stream in list(self.core.streams.values()):
@@ -388,9 +388,9 @@ class GrpcServerConnection(Http2Protocol):
             self._refilled = now
             self.core.flood_budget.refill(seconds)
 
-    def _too_slow(self, now: float) -> bool:
+    def _is_too_slow(self, now: float) -> bool:
         limits = self._limits
-        if not self.core.reading_block:
+        if not self.core.is_reading_block:
             self._reading_since = None
         elif self._reading_since is None:
             self._reading_since = now
@@ -465,7 +465,7 @@ class GrpcServerConnection(Http2Protocol):
         self.core.flood_budget.charge(UNSERVED_COST)
         block = only_block(status, details, metadata, http_status=http)
         self.core.writer.head(stream, block, end=True)
-        if not stream.remote_closed:
+        if not stream.is_remote_closed:
             self.core.reset(stream, h2.NO_ERROR)
         self.flush_soon()
 

@@ -45,7 +45,7 @@ class Http2ServerConnection(Protocol):
     core: Http2Connection
     client: ClientShares
     state: ConnectionState
-    flushing: bool
+    is_flushing: bool
     loop: asyncio.AbstractEventLoop
 
     def flush(self) -> None:
@@ -72,7 +72,7 @@ class RequestMessages:
 
     Attributes:
         messages: The complete messages that nobody has read.
-        ended: The client has sent its last message.
+        has_ended: The client has sent its last message.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class RequestMessages:
         "_received",
         "_started_at",
         "_stream",
-        "ended",
+        "has_ended",
         "messages",
     )
 
@@ -112,7 +112,7 @@ class RequestMessages:
         self._received = 0
         self._started_at = self._last_data_at = started_at
         self.messages: deque[GrpcMessage] = deque()
-        self.ended = False
+        self.has_ended = False
 
     def feed(self, view: memoryview, *, end: bool) -> None:
         """Parse a part of the request.
@@ -122,12 +122,12 @@ class RequestMessages:
             TooLarge: A message exceeds `message_bytes`.
             Overloaded: Too many messages are unread.
         """
-        self.ended = end
+        self.has_ended = end
         if not end and self.fill((view,)):  # most parts of a large message
             return
         found = self._reader.feed(view)
         self.messages += _unpinned(found)
-        if end and not self._reader.empty:
+        if end and not self._reader.is_empty:
             raise MalformedMessage("the call ended in the middle of a message")
         if len(self.messages) > _MAX_UNREAD_MESSAGES:
             raise Overloaded(f"{len(self.messages)} messages wait", limit="stream_requests")
@@ -154,7 +154,7 @@ class RequestMessages:
         reader, held = self._reader, self._held
         if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
             self._make_room()
-        if core.consume(self._stream, size) and not self._connection.flushing:
+        if core.consume(self._stream, size) and not self._connection.is_flushing:
             self._connection.flush_soon()
         return True
 
@@ -167,7 +167,7 @@ class RequestMessages:
                 if not self.messages:
                     self._widen()
                 yield message
-            if self.ended:
+            if self.has_ended:
                 return
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
@@ -253,7 +253,7 @@ class RequestMessages:
     def _widen(self) -> None:
         """Open the window of a stream whose messages were all read."""
         self._held.close()
-        if self.ended:
+        if self.has_ended:
             return
         if self._reader.missing:
             self._make_room()

@@ -21,7 +21,7 @@ class WithheldCalls:
         report: Called for each cancellation that is withheld.
 
     Attributes:
-        enabled: Whether cancellations of sent calls, and their deadlines, are withheld.
+        is_enabled: Whether cancellations of sent calls, and their deadlines, are withheld.
         pending: How many calls continue without a client now.
     """
 
@@ -33,7 +33,7 @@ class WithheldCalls:
         report: Callable[[], None] = _ignore,
     ) -> None:
         self.longest_s = longest_s
-        self.enabled = enabled
+        self.is_enabled = enabled
         self.pending = 0
         self._report = report
         self._drained: asyncio.Event | None = None

@@ -50,7 +50,7 @@ def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimit
     length, least = head.length, limits.cut_through_bytes
     if length is None or not least or not least < length <= limits.message_bytes:
         return None
-    if head.coded:
+    if head.has_content_coding:
         return None
     wire = HttpRequest(head.method, head.path, head.query, head.headers)
     start = frontend.early_bytes(wire)

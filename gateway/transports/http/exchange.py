@@ -73,10 +73,8 @@ class Exchange:
     __slots__ = (
         "_arrival",
         "_body",
-        "_close",
         "_connection",
         "_deadline",
-        "_drops",
         "_elements",
         "_fault",
         "_frontend",
@@ -88,6 +86,8 @@ class Exchange:
         "_is_cancelled",
         "_listener",
         "_reservation",
+        "_should_close",
+        "_should_drop",
         "_task",
     )
 
@@ -109,7 +109,7 @@ class Exchange:
         self._connection = connection
         self._incoming = incoming
         self._task = task
-        self._close = incoming.closes
+        self._should_close = incoming.should_close
         self._head: Head | None = None
         self._frontend: HttpFrontend | None = None
         self._handle: HttpAsk
@@ -119,7 +119,7 @@ class Exchange:
         self._has_slot = True
         self._reservation = incoming.lease
         self._arrival: OpenBodyStream | None = None
-        self._drops = False
+        self._should_drop = False
         self._elements: int | None = None
         self._fault: HttpError | None = None
         self._is_cancelled = False
@@ -127,7 +127,7 @@ class Exchange:
     async def run(self) -> bool:  # noqa: C901, PLR0912  # one frame
         """Handle the request; return whether the connection may carry another one."""
         connection, listener = self._connection, self._listener
-        connection.head_sent = False
+        connection.is_head_sent = False
         connection.cancel_exchange = self._cancel
         try:
             # Written out: each frame that a request waits in is gone through twice.
@@ -151,9 +151,9 @@ class Exchange:
                     size = len(body[0]) if len(body) == 1 else size_of(body)
                     if size > RESPONSE_UNCOUNTED_BYTES or head is None or head.wants is not None:
                         await self._send(response)
-                    elif not self._write(response, response.compressible and size > 0):
+                    elif not self._write(response, response.is_compressible and size > 0):
                         await self._finish_write()
-            if self._arrival is not None and self._drops:
+            if self._arrival is not None and self._should_drop:
                 await self._arrival.drop()
         except (HttpError, OSError, asyncio.CancelledError) as error:
             if not await self._ended(error):
@@ -167,7 +167,7 @@ class Exchange:
                 listener.budget.release(self._held, connection.client.memory)
             if self._reservation is not None:
                 self._free(self._reservation)
-        return not self._close
+        return not self._should_close
 
     def _free(self, reservation: Reservation) -> None:
         """Release the reservation of a body."""
@@ -193,7 +193,7 @@ class Exchange:
 
     def _on_disconnect(self, error: OSError) -> None:
         """Note that the client has left."""
-        self._close = True
+        self._should_close = True
         if isinstance(error, SlowReaderError):
             self._report(errors.Cancelled(str(error), limit=error.limit))
         else:
@@ -202,7 +202,7 @@ class Exchange:
     def _ends_in_words(self) -> bool:
         """Return whether a cancelled request still gets a response; abort it otherwise."""
         wanted = self._is_cancelled or self._fault is not None
-        if not wanted or self._connection.head_sent or self._task is None:
+        if not wanted or self._connection.is_head_sent or self._task is None:
             self._connection.abort()
             return False
         self._task.uncancel()
@@ -216,7 +216,7 @@ class Exchange:
 
     async def _send_error(self, fault: HttpError) -> None:
         request_id = self._report(fault.error, fault.status)
-        self._close |= fault.close
+        self._should_close |= fault.should_close
         await self._send(text_response(fault.status, fault.message, request_id))
 
     def _report(self, error: errors.GatewayError, status: int | None = None) -> str:
@@ -241,7 +241,7 @@ class Exchange:
         """End a request whose body arrives too slowly."""
         if self._fault is None and self._task is not None:
             self._fault = fault
-            if self._connection.head_sent:
+            if self._connection.is_head_sent:
                 self._report(fault.error)
             self._task.cancel()
 
@@ -270,13 +270,13 @@ class Exchange:
                 return None
             client = self._connection.client
             if self._reservation is None:
-                if head.coded or length > listener.limits.message_bytes:
+                if head.has_content_coding or length > listener.limits.message_bytes:
                     return None
                 if not listener.budget.try_acquire(length, client.memory):
                     return None
                 self._held = length
             body = here
-        elif head.chunked:
+        elif head.is_chunked:
             return None
         if not listener.slots.try_acquire(1, self._connection.client.slots):
             self._body = body
@@ -352,7 +352,7 @@ class Exchange:
 
     def _continue(self, head: Head) -> None:
         if (
-            head.expects
+            head.has_expectation
             and not self._incoming.is_complete
             and self._connection.transport is not None
         ):
@@ -363,7 +363,7 @@ class Exchange:
         if incoming.lease is not None:
             incoming.lease.move_with(incoming.received_bytes, self._gives_way)
             return await incoming.body(head.length, limits, incoming.lease)
-        codings = head.all("content-encoding") if head.coded else []
+        codings = head.all("content-encoding") if head.has_content_coding else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)
         self._continue(head)
@@ -371,7 +371,7 @@ class Exchange:
         held.move_with(incoming.received_bytes, self._gives_way)
         body = await incoming.body(head.length, limits, held)
         held.settle()
-        if not head.coded:
+        if not head.has_content_coding:
             return body
         self._elements = limits.decompressed_elements + len(body)
         return await undo_coding(body, codings, limits, held)
@@ -386,7 +386,7 @@ class Exchange:
 
     def _gives_way(self, error: errors.Overloaded) -> None:
         """End a request whose body does not arrive, or a response that the client does not read."""
-        if self._connection.head_sent:
+        if self._connection.is_head_sent:
             self._report(error)
             self._connection.abort()
         else:
@@ -409,10 +409,10 @@ class Exchange:
                 part = await anext(answers, None)
             finally:
                 begin.cancel()
-            if part is None and not self._connection.head_sent:
+            if part is None and not self._connection.is_head_sent:
                 await self._send(first)
                 return
-            if not self._connection.head_sent:
+            if not self._connection.is_head_sent:
                 self._begin_stream(first)
             while part is not None:
                 await self._send_part(part)
@@ -426,10 +426,10 @@ class Exchange:
         transport = self._connection.transport
         if transport is None:
             return
-        self._close |= self._connection.must_close or self._incoming.version < (1, 1)
-        self._connection.head_sent = True
+        self._should_close |= self._connection.must_close or self._incoming.version < (1, 1)
+        self._connection.is_head_sent = True
         version = self._incoming.version
-        self.write_stream_head(transport, first, keep=not self._close, version=version)
+        self.write_stream_head(transport, first, keep=not self._should_close, version=version)
         self._write_part(first)
 
     async def _send_part(self, part: HttpResponse) -> None:
@@ -479,7 +479,7 @@ class Exchange:
                 await self._refuse(no_memory(size))
                 return
         head = self._head
-        varies = response.compressible and head is not None and bool(response.body)
+        varies = response.is_compressible and head is not None and bool(response.body)
         if varies and head is not None and head.wants is not None:
             response = await _coded(response, head.wants)
         if not self._write(response, varies):
@@ -491,13 +491,13 @@ class Exchange:
         transport = connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
-        close = self._close or (connection.ending and connection.must_close)
+        close = self._should_close or (connection.is_ending and connection.must_close)
         unread = not incoming.is_complete
         if unread:
-            self._drops = self._arrival is not None and not close
-            close = not self._drops
-        self._close = close
-        connection.head_sent = True
+            self._should_drop = self._arrival is not None and not close
+            close = not self._should_drop
+        self._should_close = close
+        connection.is_head_sent = True
         self.write_response(
             transport, response, not close, incoming.version, varies, incoming.method == "HEAD"
         )
@@ -510,7 +510,7 @@ class Exchange:
         if connection.write_paused is not None:
             await self._flush(self._reservation if self._arrival is None else None)
         transport = connection.transport
-        if unread and not self._drops and transport is not None and transport.can_write_eof():
+        if unread and not self._should_drop and transport is not None and transport.can_write_eof():
             # The client is still sending.  It sees the response and its end; the connection reads
             # for a moment, so that no reset destroys the response.
             transport.write_eof()

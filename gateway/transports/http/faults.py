@@ -29,7 +29,7 @@ class HttpError(Exception):
         self.status = status
         self.message = message
         self.limit = limit
-        self.close = close
+        self.should_close = close
 
     @property
     def error(self) -> GatewayError:

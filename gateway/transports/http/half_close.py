@@ -22,7 +22,7 @@ class HalfClosed(Protocol):
     """A connection whose client may have ended its side."""
 
     transport: asyncio.Transport | None
-    head_sent: bool
+    is_head_sent: bool
 
     @property
     def in_flight(self) -> int:
@@ -64,7 +64,7 @@ class HalfCloseMonitor:
         version, transport = connection.request_version, connection.transport
         if version is None or transport is None:
             return
-        if connection.head_sent:
+        if connection.is_head_sent:
             transport.abort()  # a stream without a waiting client
         elif version >= (1, 1):
             transport.write(CONTINUE)

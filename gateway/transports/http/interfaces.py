@@ -22,14 +22,14 @@ class HttpConnection(Protocol):
 
     Attributes:
         transport: None once it is lost.
-        head_sent: The response has started.
+        is_head_sent: The response has started.
         answered: How many requests have had a response.
         client: The shares of the client.
         cancel_exchange: Ends the exchange with an error, at the end of a drain; None without one.
     """
 
     transport: asyncio.Transport | None
-    head_sent: bool
+    is_head_sent: bool
     responses_sent: int
     client: ClientShares
     cancel_exchange: Callable[[], None] | None
@@ -40,7 +40,7 @@ class HttpConnection(Protocol):
         ...
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether a response may be the last; `must_close` decides."""
         ...
 
@@ -58,13 +58,13 @@ class RequestReader(Protocol):
     """One request, as its connection reads it.
 
     Attributes:
-        closes: The connection ends after the response, as the client requests.
+        should_close: The connection ends after the response, as the client requests.
         lease: The reservation of a body that is being received already; None otherwise.
     """
 
     method: str
     version: Version
-    closes: bool
+    should_close: bool
     lease: Reservation | None
 
     @property

@@ -55,10 +55,10 @@ class Connections(Protocol):
     """Makes connections and knows those there are.
 
     Attributes:
-        leaving: Each response is the last of its connection, also of those made later.
+        is_draining: Each response is the last of its connection, also of those made later.
     """
 
-    leaving: bool
+    is_draining: bool
 
     @property
     def open_connections(self) -> Sequence[OpenConnection]:
@@ -115,10 +115,10 @@ class HttpListener(ABC):
         extras: Sequence[GrpcMount] = (),
         grpc_refused: Callable[[GatewayError], str | None] | None = None,
     ) -> None:
-        self._reserve = reserve
+        self._can_use_reserve = reserve
         self._reuse_port = reuse_port
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
-        self._listens = listens
+        self._should_listen = listens
         self._where = (host, port)
         self._sock = sock
         self._ssl = ssl_context
@@ -157,9 +157,9 @@ class HttpListener(ABC):
     async def start(self) -> None:
         """Listen. Raises OSError if the address is in use or invalid."""
         loop = asyncio.get_running_loop()
-        self._connections = self._make(self._listener, self._count, reserve=self._reserve)
+        self._connections = self._make(self._listener, self._count, reserve=self._can_use_reserve)
         await self._http2.start()
-        if not self._listens:
+        if not self._should_listen:
             return
         tls = self._tls
         where: dict[str, Any] = {"sock": self._sock}
@@ -190,7 +190,7 @@ class HttpListener(ABC):
         """Make each response the last of its connection from now on; continue to serve."""
         if self._connections is None:
             return
-        self._connections.leaving = True
+        self._connections.is_draining = True
         for connection in self.open_connections:
             connection.announce_close()
         self._http2.announce_close()

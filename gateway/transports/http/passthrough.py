@@ -115,7 +115,7 @@ class Passthrough(HttpFrontend):
     ) -> None:
         self._client = client
         self._rules = rules
-        self._forwarded = forwarded
+        self._is_forwarded = forwarded
 
     def replace_client(self, client: PassthroughClient) -> None:
         """Forward all requests that begin from now on over *client*."""
@@ -155,7 +155,7 @@ class Passthrough(HttpFrontend):
     def _request(self, wire: HttpRequest) -> HttpRequest:
         pairs = [pair for pair in end_to_end(wire.headers) if pair[0].lower() not in _OURS]
         host = wire.headers.get("host")
-        if self._forwarded and host is not None:
+        if self._is_forwarded and host is not None:
             pairs.append(("X-Forwarded-Host", host))
         return HttpRequest(wire.method, wire.path, wire.query, Headers(pairs), wire.body)
 

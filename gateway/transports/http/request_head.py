@@ -37,9 +37,9 @@ class Head(Struct, frozen=True):
     Attributes:
         path: As on the wire, without scheme, host and query.
         length: Content-Length; None if absent.
-        chunked: Whether the body is chunked.
-        expects: Whether the client waits for "100 Continue" before it sends the body.
-        coded: Whether the body has a content coding.
+        is_chunked: Whether the body is chunked.
+        has_expectation: Whether the client waits for "100 Continue" before it sends the body.
+        has_content_coding: Whether the body has a content coding.
         wants: The content coding for the response; None for none.
         timeout_s: The client's timeout in seconds; None without one.
     """
@@ -49,9 +49,9 @@ class Head(Struct, frozen=True):
     query: str
     headers: Headers
     length: int | None
-    chunked: bool
-    expects: bool
-    coded: bool = False
+    is_chunked: bool
+    has_expectation: bool
+    has_content_coding: bool = False
     wants: str | None = None
     timeout_s: float | None = None
 
@@ -92,9 +92,9 @@ def read_head(
         query=query,
         headers=headers,
         length=_length(headers),
-        chunked=chunked,
-        expects=_expects(headers, version),
-        coded=headers.get("content-encoding") is not None,
+        is_chunked=chunked,
+        has_expectation=_expects(headers, version),
+        has_content_coding=headers.get("content-encoding") is not None,
         wants=_wants(headers),
         timeout_s=timeout_of(headers.get("grpc-timeout"), headers.get("x-request-timeout")),
     )

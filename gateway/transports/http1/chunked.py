@@ -36,7 +36,7 @@ class ChunkReader:
 
     Attributes:
         chunks: That have ended, the last and empty one left out.
-        done: The end was read.
+        is_done: The end was read.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ChunkReader:
         self._left = 0
         self._trailer_bytes = 0
         self.chunks = 0
-        self.done = False
+        self.is_done = False
 
     def feed(self, data: bytes, at: int) -> tuple[list[memoryview], int]:
         """Parse *data* from *at*, for one turn: as many chunks as cost one or two milliseconds.
@@ -107,7 +107,7 @@ class ChunkReader:
             self._state = _DATA if self._left else _TRAILER
         elif not line:
             self._state = _DONE
-            self.done = True
+            self.is_done = True
         else:
             self._trailer_bytes += len(line)
             if _FIELD.fullmatch(line) is None or self._trailer_bytes > _TRAILER_BYTES:

@@ -86,7 +86,7 @@ class HttpClient:
         self._idle: list[Http1ClientConnection] = []
         self._open: set[Http1ClientConnection] = set()
         self._pruning: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._is_closed = False
 
     async def send(
         self,
@@ -113,7 +113,7 @@ class HttpClient:
                     await connection.exchange(wire.method, buffers) or connection.response_reader()
                 )
             except Unavailable:
-                if not self._unread(connection, wire):
+                if not self._is_unread(connection, wire):
                     raise
                 return await self._send_again(wire, deadline, decode)
             finally:
@@ -146,7 +146,7 @@ class HttpClient:
         idle = self._idle
         if not (
             idle
-            and self._fresh(idle[-1], now, self._limits.keepalive_s)
+            and self._is_fresh(idle[-1], now, self._limits.keepalive_s)
             and self._slots.try_acquire()
         ):
             return None
@@ -204,7 +204,7 @@ class HttpClient:
                 if coding_of(reader.head.codings) is not None:
                     raise self._peer.broken("a stream with a content coding, not requested")
                 yielded = False
-                while reader.pieces or not reader.done:
+                while reader.pieces or not reader.is_done:
                     if not reader.pieces:
                         async with deadline_scope(deadline, self._peer.name):
                             await connection.more()
@@ -220,7 +220,7 @@ class HttpClient:
 
     async def close(self) -> None:
         """Close every connection. A second call does nothing."""
-        self._closed = True
+        self._is_closed = True
         self._wheel.close()
         self._idle.clear()
         for connection in [*self._open]:
@@ -248,10 +248,10 @@ class HttpClient:
         reused = connection.uses > 0
         try:
             reader = self._write(connection, wire, deadline, streamed=streamed)
-            while not (reader.done or (streamed and reader.head_read)):
+            while not (reader.is_done or (streamed and reader.has_head)):
                 await connection.more()
         except Unavailable:
-            unread = self._unread(connection, wire)
+            unread = self._is_unread(connection, wire)
             self._put_back(connection)
             if not (reused and unread):
                 raise
@@ -269,7 +269,7 @@ class HttpClient:
         connection = await self._connect()
         try:
             reader = self._write(connection, wire, deadline, streamed=streamed)
-            while not (reader.done or (streamed and reader.head_read)):
+            while not (reader.is_done or (streamed and reader.has_head)):
                 await connection.more()
         except BaseException:
             self._put_back(connection)
@@ -277,7 +277,7 @@ class HttpClient:
         return connection, reader
 
     @staticmethod
-    def _unread(connection: Http1ClientConnection, wire: HttpRequest) -> bool:
+    def _is_unread(connection: Http1ClientConnection, wire: HttpRequest) -> bool:
         """Return whether a request that went wrong may be sent again (RFC 9110, 9.2.2).
 
         A reset says nothing: a server that has read a request and then fails may reset as well.
@@ -296,7 +296,7 @@ class HttpClient:
         *,
         streamed: bool,
     ) -> ResponseReader:
-        if not connection.usable:
+        if not connection.is_usable:
             raise self._peer.lost("it was closed before the request was sent")
         if wire.body_stream is not None and wire.body_stream.is_started:
             raise self._peer.lost("its body was streamed and cannot be sent again")
@@ -321,7 +321,7 @@ class HttpClient:
 
     async def _connection(self, idle_s: float) -> Http1ClientConnection:
         """Return a connection that has been idle for at most *idle_s*, or a new one."""
-        if self._closed:
+        if self._is_closed:
             raise self._peer.closed()
         return self._idle_connection(idle_s, monotonic()) or await self._connect()
 
@@ -329,15 +329,15 @@ class HttpClient:
         """Return a connection that has been idle for at most *idle_s*; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
-            if self._fresh(connection, now, idle_s):
+            if self._is_fresh(connection, now, idle_s):
                 return connection
             self._cut(connection)
         return None
 
-    def _fresh(self, connection: Http1ClientConnection, now: float, idle_s: float) -> bool:
+    def _is_fresh(self, connection: Http1ClientConnection, now: float, idle_s: float) -> bool:
         """Return whether a connection may be used: not too old, and idle for at most *idle_s*."""
         return (
-            connection.usable
+            connection.is_usable
             and now - connection.last_used_at <= idle_s
             and now - connection.created_at <= self._limits.connection_age_s
             and (now - connection.last_used_at < UNSEEN_S or not connection.has_ended())
@@ -349,7 +349,7 @@ class HttpClient:
         Raises:
             NotSent: The upstream cannot be reached.
         """
-        if self._closed:
+        if self._is_closed:
             raise self._peer.closed()
         loop = asyncio.get_running_loop()
         make = partial(Http1ClientConnection, self._peer, loop, self._buffer, self._heads)
@@ -370,7 +370,7 @@ class HttpClient:
         return connection
 
     def _put_back(self, connection: Http1ClientConnection) -> None:
-        if not connection.release() or self._closed:
+        if not connection.release() or self._is_closed:
             self._cut(connection)
             return
         self._idle.append(connection)
@@ -388,7 +388,7 @@ class HttpClient:
         """Close connections that were idle too long; the last of the list was used last."""
         self._pruning = None
         stale = monotonic() - self._limits.keepalive_s
-        while self._idle and (self._idle[0].last_used_at <= stale or not self._idle[0].usable):
+        while self._idle and (self._idle[0].last_used_at <= stale or not self._idle[0].is_usable):
             self._cut(self._idle.pop(0))
         if self._idle:
             self._prune_after(self._idle[0].last_used_at - stale)

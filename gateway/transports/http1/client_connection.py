@@ -32,7 +32,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         created_at: When the connection was made, on the clock of `time.monotonic`.
         last_used_at: When it was last used.
         uses: How many requests were sent on it.
-        usable: Whether another request may be sent on it.
+        is_usable: Whether another request may be sent on it.
         failure: Why the response cannot arrive.
         is_awaiting: A response is expected and incomplete.
         response: The response that is being read, until `release`.  None if nothing of it has
@@ -53,7 +53,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._socket: Any = None
         self._method = ""
         self._waiter: asyncio.Future[HttpResponse | None] | None = None
-        self._paused = False
+        self._is_paused = False
         self._pending = b""
         self._growing: asyncio.Task[None] | None = None
         self._rest: StreamingBody | None = None
@@ -61,7 +61,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.created_at = self.last_used_at = monotonic()
         self.uses = 0
-        self.usable = False
+        self.is_usable = False
         self.failure: Exception | None = None
         self.is_awaiting = False
         self.response: ResponseReader | None = None
@@ -71,7 +71,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the options of the socket."""
         self.transport = transport
-        self.usable = True
+        self.is_usable = True
         self._socket = transport.get_extra_info("socket")
         tune(self._socket)
 
@@ -85,7 +85,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         """Read a part of a response; data that no request expects ends the connection."""
         response = self.response
         if response is not None:
-            if response.lands and not response.done:
+            if response.lands and not response.is_done:
                 response.received(nbytes)
                 if response.is_short:
                     self._grow(response)
@@ -108,13 +108,13 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Fail the response in progress: the upstream has closed its half."""
-        self.usable = False
+        self.is_usable = False
         self._end("it was closed before the answer was whole")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the response in progress."""
-        self.usable = False
+        self.is_usable = False
         self._end(str(exc) if exc else "it was closed before the answer was whole")
         self.transport = None
         if self._rest is not None:
@@ -190,7 +190,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         """Send the next piece of the streaming body."""
         if self._first is not None:
             self._first.append(piece)
-        elif self.usable:
+        elif self.is_usable:
             self.transport.write(piece)
 
     def on_timeout(self) -> None:
@@ -226,7 +226,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         keeps = not self.is_awaiting
         if response is not None:
             response.close()
-            keeps = keeps and response.keeps
+            keeps = keeps and response.is_persistent
         self.is_awaiting = False
         if self._growing is not None:
             self._growing.cancel()
@@ -235,7 +235,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._rest.detach()
             keeps = keeps and not self._rest.remaining_bytes
             self._rest = None
-        return keeps and self.usable and not self._paused
+        return keeps and self.is_usable and not self._is_paused
 
     def abort(self) -> None:
         """Close at once with a reset, without sending the data that is still buffered.
@@ -243,18 +243,18 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         A server may take a plain end of the stream for a half-close, and go on working.
         """
         if self.transport is not None:
-            self.usable = False
+            self.is_usable = False
             reset_when_closed(self._socket)
             self.transport.abort()
 
     def _pause(self) -> None:
-        if not self._paused and self.transport is not None:
-            self._paused = True
+        if not self._is_paused and self.transport is not None:
+            self._is_paused = True
             self.transport.pause_reading()
 
     def _resume(self) -> None:
-        if self._paused and self.transport is not None and not self.transport.is_closing():
-            self._paused = False
+        if self._is_paused and self.transport is not None and not self.transport.is_closing():
+            self._is_paused = False
             self.transport.resume_reading()
 
     def _feed(self, response: ResponseReader, data: bytes) -> None:
@@ -264,7 +264,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         except GatewayError as error:
             self._fail(error)
             return
-        if response.is_short and not response.done:
+        if response.is_short and not response.is_done:
             self._pending = data[at:]
             self._grow(response)
         elif response.is_behind:
@@ -272,18 +272,18 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._pause()
             self.loop.call_soon(self._continue, response)
         elif at != len(data):
-            response.keeps = False  # data follows that no request expects
+            response.is_persistent = False  # data follows that no request expects
         self._notify(response)
 
     def _continue(self, response: ResponseReader) -> None:
         """Parse the data that waited for the next turn of the loop, or for memory."""
         data, self._pending = self._pending, b""
-        if response is not self.response or self.failure is not None or not self.usable:
+        if response is not self.response or self.failure is not None or not self.is_usable:
             return
         if data:
             self._feed(response, data)
         waits = self._pending or self._growing is not None
-        if not waits and not (response.streamed and response.pieces):
+        if not waits and not (response.is_streamed and response.pieces):
             self._resume()
 
     def _grow(self, response: ResponseReader) -> None:
@@ -303,16 +303,16 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
 
     def mark_unusable(self) -> None:
         """Use the connection no more: its last response does not belong to the request."""
-        self.usable = False
+        self.is_usable = False
 
     def _notify(self, response: ResponseReader) -> None:
         """Wake the caller if the response is complete, or if it is streamed and has grown."""
-        self.is_awaiting = not response.done
-        if response.streamed:
+        self.is_awaiting = not response.is_done
+        if response.is_streamed:
             if response.pieces and sum(map(len, response.pieces)) > _MAX_UNREAD_BYTES:
                 self._pause()
             self._wake()
-        elif response.done:
+        elif response.is_done:
             self._wake()
 
     def _end(self, why: str) -> None:

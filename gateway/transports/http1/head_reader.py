@@ -59,21 +59,21 @@ class RequestHead:
     Attributes:
         raw: Its bytes, if they arrived in one piece and are few; else empty.
         fields: Names and values.
-        closes: The connection ends after the response: the client requests that, or an upgrade,
-            after which HTTP/1 may not continue.
+        should_close: The connection ends after the response: the client requests that, or an
+            upgrade, after which HTTP/1 may not continue.
         length: Content-Length; None without one, or if it is not a number.
-        chunked: It has a Transfer-Encoding.
+        is_chunked: It has a Transfer-Encoding.
         checked: The result of `http.request_head.read_head`; None before that call.
     """
 
     __slots__ = (
         "checked",
-        "chunked",
-        "closes",
         "fields",
+        "is_chunked",
         "length",
         "method",
         "raw",
+        "should_close",
         "target",
         "version",
     )
@@ -93,9 +93,9 @@ class RequestHead:
         self.target = target
         self.version = version
         self.fields = fields
-        self.closes = closes
+        self.should_close = closes
         self.length = length
-        self.chunked = chunked
+        self.is_chunked = chunked
         self.raw = b""
         self.checked: Head | None = None
 
@@ -133,10 +133,10 @@ class HeadReader:
         self._fields: list[tuple[bytes, bytes]] = []
         self._size = 0
         self._tail = b""
-        self._complete = False
+        self._is_complete = False
         self._length: int | None = None
-        self._chunked = False
-        self._closes = False
+        self._is_chunked = False
+        self._should_close = False
 
     @property
     def is_started(self) -> bool:
@@ -161,13 +161,13 @@ class HeadReader:
             self._raw = raw
             self._parser = httptools.HttpRequestParser(self)
         end = len(data)
-        while at < end and not self._complete:
+        while at < end and not self._is_complete:
             stop = end_of_head(self._tail, data, at)
             piece = data if not at and stop == end else data[at:stop]
             self._read(self._parser, piece)
             at = stop
             self._check_growth()
-        return (self._finish(self._parser) if self._complete else None), at
+        return (self._finish(self._parser) if self._is_complete else None), at
 
     def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
         self._size += len(piece)
@@ -175,7 +175,7 @@ class HeadReader:
         try:
             parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            self._closes = True
+            self._should_close = True
         except httptools.HttpParserError as error:
             raise malformed(str(error)) from error
 
@@ -185,7 +185,7 @@ class HeadReader:
             raise too_many_fields(limits)
         target = len(self._target)
         if target > limits.header_line_bytes or (
-            not self._complete and self._size - target > limits.header_total_bytes + _REST_BYTES
+            not self._is_complete and self._size - target > limits.header_total_bytes + _REST_BYTES
         ):
             raise head_too_large(limits)
 
@@ -202,9 +202,9 @@ class HeadReader:
             target,
             _VERSIONS.get(version) or _version(version),
             self._fields,
-            closes=self._closes,
+            closes=self._should_close,
             length=self._length,
-            chunked=self._chunked,
+            chunked=self._is_chunked,
         )
         head.raw = self._raw if self._size == len(self._raw) else b""
         self.forget()
@@ -224,16 +224,16 @@ class HeadReader:
         if size == len(b"content-length") and name.lower() == b"content-length":
             self._length = int(value) if value.isdigit() else None
         elif size == len(b"transfer-encoding") and name.lower() == b"transfer-encoding":
-            self._chunked = True
+            self._is_chunked = True
         elif size == len(b"upgrade") and name.lower() == b"upgrade":
-            self._closes = True
+            self._should_close = True
 
     def on_headers_complete(self) -> None:
         """Note the end of the head."""
-        self._complete = True
+        self._is_complete = True
         # The parser resets this state right after a request without a body.
         if self._parser is not None and not self._parser.should_keep_alive():
-            self._closes = True
+            self._should_close = True
 
 
 def _version(text: str) -> Version:

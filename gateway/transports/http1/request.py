@@ -35,10 +35,10 @@ class BufferedRequest:
         "_head",
         "_memory",
         "buffered_body",
-        "closes",
         "is_complete",
         "lease",
         "method",
+        "should_close",
         "version",
     )
 
@@ -49,7 +49,7 @@ class BufferedRequest:
         self._memory = memory
         self.method = head.method
         self.version = head.version
-        self.closes = head.closes
+        self.should_close = head.should_close
         self.buffered_body = here
         self.is_complete = here is not None
         self.lease: Reservation | None = None
@@ -115,7 +115,7 @@ class ReceivingRequest(BufferedRequest):
     def __init__(self, source: BodySource, head: RequestHead, memory: RequestHeadCache) -> None:
         super().__init__(head, memory, None)
         self._source = source
-        self._chunks = ChunkReader() if head.chunked else None
+        self._chunks = ChunkReader() if head.is_chunked else None
         self._pieces: deque[memoryview] = deque()
         self._buffer: ReservedBuffer | None = None
         self._filled = 0
@@ -135,7 +135,12 @@ class ReceivingRequest(BufferedRequest):
         except HttpError:
             return
         length = head.length
-        if length is None or length > limits.message_bytes or head.coded or head.expects:
+        if (
+            length is None
+            or length > limits.message_bytes
+            or head.has_content_coding
+            or head.has_expectation
+        ):
             return
         if early_dispatch_bytes(frontend, head, limits) is not None:
             return
@@ -235,7 +240,7 @@ class ReceivingRequest(BufferedRequest):
         """Note that *size* bytes were written into `room`."""
         if self._arrival is not None:
             self._arrival.received(size)
-            self.is_complete = self._arrival.complete
+            self.is_complete = self._arrival.is_complete
             return
         assert self._buffer is not None  # noqa: S101  # there was room in it
         self._buffer.advance(size)
@@ -270,7 +275,7 @@ class ReceivingRequest(BufferedRequest):
             return self._take_chunks(self._chunks, data, at) if waited_for else at
         if self._arrival is not None:
             stop = self._arrival.feed(data, at)
-            self.is_complete = self._arrival.complete
+            self.is_complete = self._arrival.is_complete
             return stop
         if self._buffer is not None:
             at = self._buffer.put(data, at)
@@ -291,7 +296,7 @@ class ReceivingRequest(BufferedRequest):
             return len(data)
         self._pieces.extend(pieces)
         self._filled += stop - at
-        self.is_complete = reader.done
+        self.is_complete = reader.is_done
         self._wake()
         return stop
 

@@ -47,8 +47,8 @@ class ResponseHead(Struct, frozen=True):
         headers: The fields that are not hop-by-hop.
         codings: The content codings.
         length: Content-Length; None if absent.
-        chunked: Whether the body is chunked.
-        keeps: Whether the connection may be used again.
+        is_chunked: Whether the body is chunked.
+        is_persistent: Whether the connection may be used again.
         plain: The length of a body without any coding, on a connection that stays open; -1 for any
             other body.
     """
@@ -57,8 +57,8 @@ class ResponseHead(Struct, frozen=True):
     headers: Headers
     codings: list[str]
     length: int | None
-    chunked: bool
-    keeps: bool
+    is_chunked: bool
+    is_persistent: bool
     plain: int
 
 
@@ -91,10 +91,10 @@ class ResponseReader:
 
     Attributes:
         is_started: A byte of the response has arrived.
-        head: The parsed head; set once `head_read` is true.
-        head_read: The head is complete.
-        done: The response is complete.
-        keeps: Whether the connection may be used again.
+        head: The parsed head; set once `has_head` is true.
+        has_head: The head is complete.
+        is_done: The response is complete.
+        is_persistent: Whether the connection may be used again.
         lands: The body is received directly into `room`.
         is_behind: `feed` has used up its turn: feed the rest in the next turn of the loop.
         is_short: No more data may be fed before `grow` has returned.
@@ -105,15 +105,15 @@ class ResponseReader:
 
     __slots__ = (
         "_chunks",
-        "_complete",
         "_fields",
+        "_has_odd_coding",
         "_heads",
         "_held",
         "_interim",
+        "_is_complete",
         "_left",
         "_length",
         "_method",
-        "_odd_coding",
         "_parser",
         "_peer",
         "_received",
@@ -122,15 +122,15 @@ class ResponseReader:
         "_small",
         "_tail",
         "_whole",
-        "done",
+        "has_head",
         "head",
-        "head_read",
         "is_behind",
+        "is_done",
+        "is_persistent",
         "is_started",
-        "keeps",
+        "is_streamed",
         "lands",
         "pieces",
-        "streamed",
     )
 
     def __init__(
@@ -148,10 +148,10 @@ class ResponseReader:
         self._fields: list[tuple[bytes, bytes]] = []
         self._size = 0
         self._tail = b""
-        self._complete = False
+        self._is_complete = False
         self._length: int | None = None
         self._chunks: ChunkReader | None = None
-        self._odd_coding = False
+        self._has_odd_coding = False
         self._left = 0
         self._received = 0
         self._room: ReservedBuffer | None = None
@@ -161,11 +161,11 @@ class ResponseReader:
         self._small: bytearray | None = None
         self.pieces: deque[memoryview | bytearray] = deque()
         self.is_behind = False
-        self.streamed = streamed
+        self.is_streamed = streamed
         self.is_started = False
-        self.head_read = False
-        self.done = False
-        self.keeps = False
+        self.has_head = False
+        self.is_done = False
+        self.is_persistent = False
         self.lands = False
 
     def feed(self, data: bytes) -> int:
@@ -180,15 +180,15 @@ class ResponseReader:
         if not self.is_started:
             self.is_started = True
             at = self._feed_cached(data)
-        while at < end and not (self.done or self.is_behind):
-            at = self._feed_body(data, at) if self.head_read else self._feed_head(data, at)
+        while at < end and not (self.is_done or self.is_behind):
+            at = self._feed_body(data, at) if self.has_head else self._feed_head(data, at)
         return at
 
     def ended(self) -> bool:
         """Handle the end of the connection; return whether the response is complete."""
-        if self.head_read and self._length is None and self._chunks is None and not self.done:
-            self.done = True
-        return self.done
+        if self.has_head and self._length is None and self._chunks is None and not self.is_done:
+            self.is_done = True
+        return self.is_done
 
     def body(self) -> memoryview:
         """Return the body of a complete response that is not streamed."""
@@ -208,7 +208,7 @@ class ResponseReader:
         """Note that *size* bytes were written into `room`."""
         assert self._room is not None  # noqa: S101  # `room` returned a buffer
         self._room.advance(size)
-        self.done = self._room.is_whole
+        self.is_done = self._room.is_whole
 
     @property
     def is_short(self) -> bool:
@@ -240,12 +240,12 @@ class ResponseReader:
         raw = data[:size]
         head = heads.get(raw)
         if head is not None:
-            self.keeps, self._length = head.keeps, head.length
-            self._chunks = ChunkReader() if head.chunked else None
+            self.is_persistent, self._length = head.is_persistent, head.length
+            self._chunks = ChunkReader() if head.is_chunked else None
             self._begin_body(head)
             return size
         self._feed_head(raw, 0)
-        if self.head_read and heads.should_admit(raw):  # not for an interim response
+        if self.has_head and heads.should_admit(raw):  # not for an interim response
             heads.put(raw, self.head)
         return size
 
@@ -259,7 +259,7 @@ class ResponseReader:
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            self._complete = True
+            self._is_complete = True
         except httptools.HttpParserError as error:
             what = _foreign_protocol(data) or f"a malformed response: {error}"
             raise self._peer.broken(what) from error
@@ -267,7 +267,7 @@ class ResponseReader:
             raise self._peer.broken("a malformed response: its head is too large")
         if any(len(name) + len(value) > HEADER_FIELD_BYTES for name, value in self._fields):
             raise self._peer.broken("a malformed response: a header field is too large")
-        if self._complete:
+        if self._is_complete:
             self._finish_head(self._parser.get_status_code())
         return stop
 
@@ -277,37 +277,37 @@ class ResponseReader:
             self._interim += 1
             if self._interim > _MAX_INTERIM:
                 raise self._peer.broken(f"more than {_MAX_INTERIM} interim responses")
-            self._fields, self._complete = [], False
+            self._fields, self._is_complete = [], False
             self._length, self._chunks, self._tail = None, None, b""
             return
         if status == _SWITCHING:
             raise self._peer.broken("a change of protocol that was not requested")
-        if self._odd_coding:
+        if self._has_odd_coding:
             raise self._peer.broken("a transfer coding that was not requested")
         self._begin_body(self._parsed_head(status))
 
     def _parsed_head(self, status: int) -> ResponseHead:
         headers, codings = response_fields(self._fields)
         if status == SERVER_FAILED:
-            self.keeps = False
+            self.is_persistent = False
         length, chunked, plain = self._length, self._chunks is not None, -1
-        usual = self.keeps and not (chunked or codings or status in _BODILESS)
+        usual = self.is_persistent and not (chunked or codings or status in _BODILESS)
         if usual and length is not None and self._peer.accepts_size(length):
             plain = length
-        return ResponseHead(status, headers, codings, length, chunked, self.keeps, plain)
+        return ResponseHead(status, headers, codings, length, chunked, self.is_persistent, plain)
 
     def _begin_body(self, head: ResponseHead) -> None:
         self.head = head
-        self.head_read = True
+        self.has_head = True
         if self._method == "HEAD" or head.status in _BODILESS:
-            self.done = True
+            self.is_done = True
         elif self._chunks is None and self._length is not None:
-            if not self.streamed:
+            if not self.is_streamed:
                 self._peer.check_size(self._length)
             self._left = self._length
-            self.done = not self._left
+            self.is_done = not self._left
         elif self._chunks is None:
-            self.keeps = False  # the body ends with the connection
+            self.is_persistent = False  # the body ends with the connection
 
     # -- the body
 
@@ -320,13 +320,13 @@ class ResponseReader:
             self._reserve()
             return len(data)
         size = min(self._left, len(data) - at)
-        if self.streamed:
+        if self.is_streamed:
             self._append(view[at : at + size])
             self._left -= size
-            self.done = not self._left
+            self.is_done = not self._left
         elif self._room is None and size == self._length:
             self._whole = view[at : at + size]  # small bodies arrive in one piece: no copy
-            self.done = True
+            self.is_done = True
         else:
             room = self._room
             if room is None:
@@ -335,7 +335,7 @@ class ResponseReader:
                 room = self._room = ReservedBuffer(self._length, held, lasts=True)
                 self.lands = True
             at = room.put(data, at)
-            self.done = room.is_whole
+            self.is_done = room.is_whole
             self.is_behind = room.is_short
             return at
         return at + size
@@ -347,9 +347,9 @@ class ResponseReader:
             raise self._peer.broken(f"a malformed body: {error.message}") from error
         for piece in pieces:
             self._append(piece)
-        self.done = reader.done
+        self.is_done = reader.is_done
         self._peer.check_chunks(reader.chunks, self._received)
-        self.is_behind = stop < len(data) and not self.done
+        self.is_behind = stop < len(data) and not self.is_done
         self._reserve()
         return stop
 
@@ -368,7 +368,7 @@ class ResponseReader:
 
     def _reserve(self) -> None:
         """Reserve memory for a body of unknown length, as it arrives; see `is_short`."""
-        if self.streamed or self._received < _SMALL_BYTES:
+        if self.is_streamed or self._received < _SMALL_BYTES:
             return
         held = self._held
         if held is None:
@@ -388,14 +388,14 @@ class ResponseReader:
             self._length = int(value)  # llhttp accepts digits only
         elif lower == b"transfer-encoding":
             # The request had no TE field, so only chunks are allowed (RFC 9112 7.4).
-            self._odd_coding = value.lower() != b"chunked" or self._chunks is not None
+            self._has_odd_coding = value.lower() != b"chunked" or self._chunks is not None
             self._chunks = ChunkReader()
 
     def on_headers_complete(self) -> None:
         """Note the end of the head."""
-        self._complete = True
+        self._is_complete = True
         if self._parser is not None:
-            self.keeps = self._parser.should_keep_alive()
+            self.is_persistent = self._parser.should_keep_alive()
 
 
 def _foreign_protocol(data: bytes) -> str:

@@ -73,7 +73,7 @@ class Http1ServerProtocol:
         http2: Creates the protocol of an HTTP/2 connection; None to reject HTTP/2.
 
     Attributes:
-        leaving: Whether each response is the last of its connection.
+        is_draining: Whether each response is the last of its connection.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Http1ServerProtocol:
     ) -> None:
         self.listener = listener
         self.count = count
-        self.reserve = reserve
+        self.can_use_reserve = reserve
         self.http2 = http2
-        self.leaving = False
+        self.is_draining = False
         self.connections: set[Http1ServerConnection] = set()
         self.memory = RequestHeadCache()
         # Read into and emptied within one call of the loop, so one will do for all.
@@ -105,7 +105,7 @@ class Http1ServerProtocol:
 
     def refusal(self, transport: Any, address: str) -> Overloaded | None:
         """Return the error for one more connection from *address*; None if there is room."""
-        refusal = connection_refusal(self.count, transport, address, reserve=self.reserve)
+        refusal = connection_refusal(self.count, transport, address, reserve=self.can_use_reserve)
         if refusal is not None:
             self.listener.refused(refusal)
         return refusal
@@ -129,7 +129,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._current: BufferedRequest | None = None
         self._reading: ReceivingRequest | None = None
         self._unparsed = b""
-        self._paused = False
+        self._is_paused = False
         self._input = _OPEN if door.http2 is None else _Input.NEW
         self._successor: asyncio.Protocol | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -142,8 +142,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
-        self.head_sent = False
-        self.ending = door.leaving
+        self.is_head_sent = False
+        self.is_ending = door.is_draining
         self.client = NOBODY
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -160,7 +160,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     @property
     def must_close(self) -> bool:
         """Whether the current response is the last."""
-        return self.ending and not self._queue
+        return self.is_ending and not self._queue
 
     # -- asyncio's protocol
 
@@ -312,7 +312,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         encrypted = self.transport is None or self.transport.get_extra_info("sslcontext")
         if not whole or encrypted:
             return False
-        self.ending = True
+        self.is_ending = True
         self._head_timer.stop()
         self._presence = HalfCloseMonitor(self._loop, self)
         self._presence.watch()
@@ -327,8 +327,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def pause_reading(self) -> None:
         """Read nothing more until `resume_reading`."""
-        if not self._paused and self.transport is not None:
-            self._paused = True
+        if not self._is_paused and self.transport is not None:
+            self._is_paused = True
             self.transport.pause_reading()
 
     def check_peer(self, missing: int) -> None:
@@ -349,10 +349,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         if head is None:
             self._head_timer.start()
             return at
-        if self._head_timer.armed:
+        if self._head_timer.is_armed:
             self._head_timer.stop()
         stop = at + (head.length or 0)
-        if head.chunked or stop > len(data):
+        if head.is_chunked or stop > len(data):
             self._reading = coming = ReceivingRequest(self, head, self._door.memory)
             if not self.in_flight:
                 coming.preallocate(self._door.listener, self.client)
@@ -368,8 +368,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._arrived(fault)
 
     def _read_on(self) -> None:
-        if self._paused and self.transport is not None and not self.transport.is_closing():
-            self._paused = False
+        if self._is_paused and self.transport is not None and not self.transport.is_closing():
+            self._is_paused = False
             self.transport.resume_reading()
 
     # -- time
@@ -379,7 +379,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         error.client = self.client.caller.client()
         self._door.listener.refused(error)
         if self.in_flight:
-            self._input, self.ending = _CLOSED, True  # handle complete requests, then close
+            self._input, self.is_ending = _CLOSED, True  # handle complete requests, then close
         elif self.transport is not None:
             self.transport.abort()
 
@@ -409,7 +409,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         try:
             while True:
                 if not queue:
-                    if self._input is _CLOSED or (self.ending and self.responses_sent):
+                    if self._input is _CLOSED or (self.is_ending and self.responses_sent):
                         break
                     await self._idle()
                     in_a_row = 0
@@ -459,7 +459,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Write an error as the last response."""
         if self.transport is None:
             return
-        if self.head_sent and self._current is not None:
+        if self.is_head_sent and self._current is not None:
             self.abort()  # a response that has started must not look complete
             return
         write_response(self.transport, response, keep=False, version=(1, 1))
@@ -505,11 +505,11 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""
-        self.ending = True
+        self.is_ending = True
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response."""
-        self.ending = True
+        self.is_ending = True
         if not self.in_flight and not self._heads.is_started and self.transport is not None:
             self.transport.close()
 

@@ -58,7 +58,7 @@ class CutThroughBody:
         broken: Called if the body arrives too slowly.
 
     Attributes:
-        complete: The whole body has arrived.
+        is_complete: The whole body has arrived.
         remaining_bytes: How many bytes were not passed on yet.
         is_started: A part of the body was passed on.
         last_progress: When a part was last passed on, or received into the buffer of `read_all`.
@@ -85,7 +85,7 @@ class CutThroughBody:
         self._pieces: deque[memoryview] = deque()
         self._whole: ReservedBuffer | None = None
         self._sink: BodySink | None = None
-        self._dropping = False
+        self._is_dropping = False
         self._held_since: float | None = None
         self._changed: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
@@ -94,7 +94,7 @@ class CutThroughBody:
         self.end = end
         self.remaining_bytes = end - start
         self._head: memoryview | None = None
-        self.complete = False
+        self.is_complete = False
         self.is_started = False
         self.last_progress = 0.0
 
@@ -127,20 +127,20 @@ class CutThroughBody:
         """
         self._sink = None
         self._pieces.clear()
-        self._dropping = True
+        self._is_dropping = True
         self._piece = np.empty(
             PIECE_BYTES, np.uint8
         ).data  # the previous piece may still be written
         self._at = 0
         self._resume_clock()
         self._resume_reading()
-        while not self.complete:
+        while not self.is_complete:
             await self._more()
 
     def close(self) -> None:
         """Drop all data. A second call does nothing."""
         self.detach()
-        self._dropping = True
+        self._is_dropping = True
         self._pieces.clear()
         self._whole = None
         if self._timer is not None:
@@ -157,7 +157,7 @@ class CutThroughBody:
 
     def pause(self) -> None:
         """Stop writing."""
-        if self._dropping or self.complete:
+        if self._is_dropping or self.is_complete:
             return
         if self._held_since is None:
             self._held_since = self._loop.time()
@@ -195,7 +195,7 @@ class CutThroughBody:
             await self._held.grow(self._filled - self._held.size_bytes)
         whole = self._whole or self._receive_whole()
         self._held.move_with(lambda: self._filled, self._gives_way)
-        while not self.complete:
+        while not self.is_complete:
             if whole.is_short:
                 with self._pace.paused():
                     await whole.wait()
@@ -222,7 +222,7 @@ class CutThroughBody:
 
     def room(self) -> memoryview | None:
         """Return the buffer for the next bytes; None after the last."""
-        if self.complete:
+        if self.is_complete:
             return None
         if self._whole is not None:
             return self._whole.room()
@@ -235,7 +235,7 @@ class CutThroughBody:
         """Note that *size* bytes were written into `room`."""
         self._pace.received(size)
         self._filled += size
-        self.complete = self._filled == self.end
+        self.is_complete = self._filled == self.end
         if self._whole is not None:
             self.last_progress = monotonic()
             self._whole.advance(size)
@@ -244,13 +244,13 @@ class CutThroughBody:
                 self._wake()
         else:
             begin, self._at = self._at, self._at + size
-            if self._dropping:
+            if self._is_dropping:
                 self._at = 0
             elif self._head is None:
                 self._begin_with(self._piece[: self._at])
             else:
                 self._pass(self._piece[begin : self._at])
-        if self.complete:
+        if self.is_complete:
             self._wake()
 
     def feed(self, data: bytes, at: int) -> int:
@@ -259,7 +259,7 @@ class CutThroughBody:
         if self._head is None and not self._filled and stop - at >= self.start:
             self._filled = stop - at  # all data in one piece: no copy
             self._pace.received(self._filled)
-            self.complete = self._filled == self.end
+            self.is_complete = self._filled == self.end
             self._begin_with(memoryview(data)[at:stop])
             return stop
         while at < stop:
@@ -300,7 +300,7 @@ class CutThroughBody:
         self._sink.write(piece)
 
     def _resume_reading(self) -> None:
-        if not self.complete:
+        if not self.is_complete:
             self._source.resume_reading()
         if self._held_since is not None:
             self.pause()  # the sink was full before all data was written
@@ -326,7 +326,7 @@ class CutThroughBody:
     def _check(self) -> None:
         """Check the minimum rate while reading, and whether the client is there otherwise."""
         self._timer = None
-        if self.complete or self._failure is not None:
+        if self.is_complete or self._failure is not None:
             return
         if self._held_since is None:
             left_s, limit = self._pace.time_left()

@@ -26,23 +26,25 @@ class Http2Connection(Http2Receiver):
         out: The output, which the caller writes and empties.
         last: The highest stream number that a client has used.
         peer_streams: How many streams the peer allows at once.
-        exhausted: Whether a client has used all its stream numbers.
+        is_exhausted: Whether a client has used all its stream numbers.
     """
 
     __slots__ = (
         "_peer_table",
-        "exhausted",
+        "is_exhausted",
         "peer_streams",
     )
 
     def _initialise(self, header_bytes: int) -> None:
         self._peer_table = TABLE_BYTES
         self.peer_streams = 100
-        self.exhausted = False
-        if self._client:
+        self.is_exhausted = False
+        if self._is_client:
             self.out.append(h2.PREFACE)
         own = (
-            (h2.ENABLE_PUSH, 0) if self._client else (h2.MAX_CONCURRENT_STREAMS, self._max_streams)
+            (h2.ENABLE_PUSH, 0)
+            if self._is_client
+            else (h2.MAX_CONCURRENT_STREAMS, self._max_streams)
         )
         values = (own, (h2.MAX_FRAME_SIZE, FRAME_BYTES), (h2.MAX_HEADER_LIST_SIZE, header_bytes))
         self.out.append(h2.settings(values))
@@ -58,7 +60,7 @@ class Http2Connection(Http2Receiver):
         number = self._next
         self._next = number + 2
         if number >= h2.MAX_WINDOW:
-            self.exhausted = True
+            self.is_exhausted = True
         stream = self.streams[number] = Http2Stream(
             number, self.writer.initial_window, STREAM_WINDOW, owner
         )
@@ -72,13 +74,13 @@ class Http2Connection(Http2Receiver):
 
     def grant(self, stream: Http2Stream, size: int) -> None:
         """Open the window of a stream by *size* bytes."""
-        if not stream.remote_closed and size > 0 and stream.number in self.streams:
+        if not stream.is_remote_closed and size > 0 and stream.number in self.streams:
             stream.window += size
             self.out.append(h2.window_update(stream.number, size))
 
     def goaway(self, *, final: bool) -> None:
         """Tell the peer to open no more streams; after the *final* one, new streams are refused."""
-        self._accepting = not final
+        self._is_accepting = not final
         self.out.append(h2.goaway(self.last if final else h2.MAX_WINDOW, h2.NO_ERROR))
 
     # -- frames about the connection
@@ -147,7 +149,7 @@ class Http2Connection(Http2Receiver):
             return
         self.writer.forget(stream)
         self._receiver.on_reset(stream, int.from_bytes(payload, "big"))
-        if not self._client:
+        if not self._is_client:
             self.flood_budget.charge(RESET_COST)
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
@@ -163,8 +165,8 @@ class Http2Connection(Http2Receiver):
         for key, value in values:
             self._apply(key, value)
         self.out.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        if not self._settled:
-            self._settled = True
+        if not self._has_settings:
+            self._has_settings = True
             self._receiver.on_settings()
         self.writer.pump()
 
@@ -183,9 +185,9 @@ class Http2Connection(Http2Receiver):
         elif key == h2.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
         elif key == h2.HEADER_TABLE_SIZE:
-            self.writer.shrunk = self.writer.shrunk or value < self._peer_table
+            self.writer.has_shrunk = self.writer.has_shrunk or value < self._peer_table
             self._peer_table = value
-        elif key == h2.ENABLE_PUSH and value > (0 if self._client else 1):
+        elif key == h2.ENABLE_PUSH and value > (0 if self._is_client else 1):
             raise Http2ConnectionError(
                 h2.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which is not allowed"
             )
@@ -207,7 +209,7 @@ class Http2Connection(Http2Receiver):
         self.flood_budget.charge(1)
         last, code = h2.read_two(payload)
         self._receiver.on_goaway(code, payload[8:208].decode("latin-1"))
-        if self._client:
+        if self._is_client:
             for stream in [each for each in self.streams.values() if each.number > last]:
                 del self.streams[stream.number]
                 self.writer.forget(stream)

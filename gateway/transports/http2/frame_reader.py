@@ -54,15 +54,15 @@ class FrameReader(ABC):
     __slots__ = (
         "_block",
         "_block_bytes",
-        "_block_end",
         "_block_stream",
         "_fast_stream",
+        "_has_settings",
         "_held",
         "_held_at",
+        "_is_block_end",
         "_max_block",
         "_part",
         "_preface",
-        "_settled",
         "_turn_end",
         "_turn_frames",
         "flood_budget",
@@ -84,19 +84,19 @@ class FrameReader(ABC):
         self.turn_s = TURN_S
         self._turn_end = 0.0
         self._turn_frames = 0
-        self._settled = False
+        self._has_settings = False
         self._block: list[bytes] = []
         self._block_stream = 0
         self._block_bytes = 0
-        self._block_end = False
+        self._is_block_end = False
         # The rest of an incomplete DATA frame: stream, bytes of content and of padding, end flag.
         self._part = _NO_PART
 
     @property
-    def reading_block(self) -> bool:
+    def is_reading_block(self) -> bool:
         """Whether the peer is in the middle of its preface, a header block or a small frame."""
         held = self._held and not self.is_behind
-        return bool(self._block_stream or held or self._preface or not self._settled)
+        return bool(self._block_stream or held or self._preface or not self._has_settings)
 
     # -- what a subclass does
 
@@ -293,7 +293,7 @@ class FrameReader(ABC):
                 raise Http2ConnectionError(
                     h2.PROTOCOL_ERROR, f"a frame of kind {kind} is out of place"
                 )
-            if not self._settled and kind != h2.SETTINGS:
+            if not self._has_settings and kind != h2.SETTINGS:
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             most = self._max_block if kind == h2.CONTINUATION else h2.DEFAULT_FRAME
         if length > most:
@@ -359,7 +359,7 @@ class FrameReader(ABC):
             self._whole_block(number, block, end=end)
             return
         self._block = [block]
-        self._block_stream, self._block_bytes, self._block_end = number, len(block), end
+        self._block_stream, self._block_bytes, self._is_block_end = number, len(block), end
 
     def _continuation(self, number: int, flags: int, block: bytes) -> None:
         self._block.append(block)
@@ -373,4 +373,4 @@ class FrameReader(ABC):
         self.flood_budget.charge(1)
         if flags & h2.END_HEADERS:
             whole, self._block, self._block_stream = b"".join(self._block), [], 0
-            self._whole_block(number, whole, end=self._block_end)
+            self._whole_block(number, whole, end=self._is_block_end)

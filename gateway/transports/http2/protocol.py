@@ -26,7 +26,7 @@ class Http2Protocol(asyncio.Protocol):
         is_new: Whether received data are shown to `is_foreign` first.
         transport: None before the connection is made and after it is lost.
         fault: The connection error of the peer, if there was one.
-        flushing: Whether the output of the core will be written in the next turn of the loop.
+        is_flushing: Whether the output of the core will be written in the next turn of the loop.
         turn: Increases with each flush.
     """
 
@@ -39,7 +39,7 @@ class Http2Protocol(asyncio.Protocol):
         "_waits_for_turn",
         "core",
         "fault",
-        "flushing",
+        "is_flushing",
         "is_new",
         "loop",
         "transport",
@@ -52,7 +52,7 @@ class Http2Protocol(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.transport: Any = None
         self.fault: Http2ConnectionError | None = None
-        self.flushing = False
+        self.is_flushing = False
         self.is_new = False
         self.turn = 0
         self._is_paused = False
@@ -87,7 +87,7 @@ class Http2Protocol(asyncio.Protocol):
             if self.transport is not None:
                 self.transport.close()
             return
-        if core.out and not self.flushing:
+        if core.out and not self.is_flushing:
             self.flush_soon()
         if core.is_behind:
             self._wait_for_turn()
@@ -120,13 +120,13 @@ class Http2Protocol(asyncio.Protocol):
 
     def flush_soon(self) -> None:
         """Write the output of the core in the next turn of the loop."""
-        if not self.flushing:
-            self.flushing = True
+        if not self.is_flushing:
+            self.is_flushing = True
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write the output of the core."""
-        self.flushing = False
+        self.is_flushing = False
         self.turn += 1
         out = self.core.out
         if not out:
@@ -144,14 +144,14 @@ class Http2Protocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stop writing: the write buffer is full."""
-        self.core.writer.held = True
+        self.core.writer.is_paused = True
         self._paused_since = self._stuck_since = monotonic()
         self._stuck_bytes = self.transport.get_write_buffer_size() if self.transport else 0
         self._paused_bytes = self._stuck_bytes
 
     def resume_writing(self) -> None:
         """Write again: the write buffer is empty."""
-        self.core.writer.held = False
+        self.core.writer.is_paused = False
         self._stuck_since = None
         self.core.writer.pump()
         self.flush()

@@ -95,10 +95,10 @@ class Http2Receiver(FrameReader):
     """
 
     __slots__ = (
-        "_accepting",
-        "_client",
         "_decoder",
         "_heads",
+        "_is_accepting",
+        "_is_client",
         "_max_streams",
         "_next",
         "_read_head",
@@ -122,7 +122,7 @@ class Http2Receiver(FrameReader):
         super().__init__(b"" if client else h2.PREFACE, header_bytes)
         self._receiver = receiver
         self._read_head = read_head
-        self._client = client
+        self._is_client = client
         self._max_streams = streams
         self._decoder = HeaderDecoder(header_bytes)
         self._heads: ParseCache[Head] = ParseCache(_MAX_CACHED, _MAX_CACHED_BYTES)
@@ -130,7 +130,7 @@ class Http2Receiver(FrameReader):
         self._unread = 0
         self.last = 0
         self._next = 1
-        self._accepting = True
+        self._is_accepting = True
         self.out: list[Buffer] = []
         self.writer = Http2StreamWriter(
             self.out, self.flood_budget, self.streams, receiver.on_writable
@@ -174,7 +174,7 @@ class Http2Receiver(FrameReader):
             raise Http2ConnectionError(
                 h2.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
             )
-        if stream.remote_closed:
+        if stream.is_remote_closed:
             raise Http2ConnectionError(h2.STREAM_CLOSED, f"data after the end of stream {number}")
         return stream
 
@@ -200,7 +200,7 @@ class Http2Receiver(FrameReader):
 
     def _require_known(self, number: int) -> None:
         """Check that a stream was opened before."""
-        highest = self._next - 2 if self._client else self.last
+        highest = self._next - 2 if self._is_client else self.last
         if number > highest or not number % 2:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} is idle")
 
@@ -216,7 +216,7 @@ class Http2Receiver(FrameReader):
 
     def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
         stream = self.streams.get(number)
-        if stream is None or stream.remote_closed:
+        if stream is None or stream.is_remote_closed:
             return at
         most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
         if stream.expected_bytes is not None:
@@ -254,7 +254,7 @@ class Http2Receiver(FrameReader):
         return at
 
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
-        if not self._settled:
+        if not self._has_settings:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         head = self._heads.get(block)
         self._head(number, self._fresh_head(block) if head is None else head, end=end)
@@ -266,16 +266,16 @@ class Http2Receiver(FrameReader):
             stream = self._open_remote(number, head)
             if stream is None:
                 return
-        elif stream.remote_closed:
+        elif stream.is_remote_closed:
             raise Http2ConnectionError(
                 h2.STREAM_CLOSED, f"header fields after the end of stream {number}"
             )
-        elif not self._client:
+        elif not self._is_client:
             self._trailers(stream, head, end=end)
             return
         if isinstance(head, Http2StreamError):
             self.reset(stream, head.code)
-            if self._client:
+            if self._is_client:
                 self._receiver.on_reset(stream, head.code)
             self.flood_budget.charge(REFUSAL_COST)
             return
@@ -298,9 +298,9 @@ class Http2Receiver(FrameReader):
             or self._window - length < _WIDEN_AT
             or number <= self.last
             or not number % 2
-            or not self._accepting
+            or not self._is_accepting
             or len(self.streams) >= self._max_streams
-            or not self._settled
+            or not self._has_settings
         ):
             return 0
         head = self._heads.get(block)
@@ -314,7 +314,7 @@ class Http2Receiver(FrameReader):
         stream = self.streams[number] = Http2Stream(
             number, self.writer.initial_window, STREAM_WINDOW - length, None
         )
-        stream.remote_closed = True
+        stream.is_remote_closed = True
         self._receiver.on_complete_stream(stream, head, view[begin:end], None)
         return end
 
@@ -331,11 +331,11 @@ class Http2Receiver(FrameReader):
         if (
             last is None
             or stream is None
-            or stream.remote_closed
+            or stream.is_remote_closed
             or length > stream.window
             or self._window - length < _WIDEN_AT
             or stream.expected_bytes is not None
-            or not self._settled
+            or not self._has_settings
         ):
             return 0
         head = self._heads.get(block)
@@ -352,8 +352,8 @@ class Http2Receiver(FrameReader):
                 return end
         self._window -= length
         stream.window -= length
-        stream.remote_closed = True
-        if stream.local_closed:
+        stream.is_remote_closed = True
+        if stream.is_local_closed:
             del self.streams[number]
         self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)
         return end
@@ -376,15 +376,15 @@ class Http2Receiver(FrameReader):
 
     def _open_remote(self, number: int, head: Head | Http2StreamError) -> Http2Stream | None:
         """Open the stream of a peer and return it; return None if it is refused."""
-        if self._client or number <= self.last:
+        if self._is_client or number <= self.last:
             self._require_known(number)
-            if not self._client and not isinstance(head, Http2StreamError):
+            if not self._is_client and not isinstance(head, Http2StreamError):
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
             self.flood_budget.charge(1)
             return None
         if not number % 2:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
-        if not self._accepting:
+        if not self._is_accepting:
             self.flood_budget.charge(1)
             return None
         self.last = number
@@ -397,8 +397,8 @@ class Http2Receiver(FrameReader):
         return stream
 
     def _close_remote(self, stream: Http2Stream) -> None:
-        stream.remote_closed = True
-        if stream.local_closed:
+        stream.is_remote_closed = True
+        if stream.is_local_closed:
             self.streams.pop(stream.number, None)
 
     def refuse(self, stream: Http2Stream, code: int) -> None:

@@ -82,7 +82,7 @@ class StreamWriter:
     def is_open(self) -> bool:
         """Whether the response may go on."""
         stream = self._stream
-        return not (stream.local_closed or stream.end_waits) and self._is_known
+        return not (stream.is_local_closed or stream.has_pending_end) and self._is_known
 
     @property
     def _is_known(self) -> bool:
@@ -200,8 +200,8 @@ class HttpStream:
         body: The complete body; None if it has not arrived.
     """
 
-    closes = False
-    ending = False
+    should_close = False
+    is_ending = False
     must_close = False
     version: Version = (1, 1)
 
@@ -225,12 +225,12 @@ class HttpStream:
         self._failure: Exception | None = None
         self.method = head.method
         self.buffered_body = body
-        self.is_complete = self._came_whole = body is not None
+        self.is_complete = self._has_whole_body = body is not None
         self.lease: Reservation | None = None
         self.transport: Any = self._writer
         self._paused: asyncio.Event | None = None
-        self._running = False
-        self.head_sent = False
+        self._is_running = False
+        self.is_head_sent = False
         self.responses_sent = 0
         self.client = line.http_client
         self.cancel_exchange: Callable[[], None] | None = None
@@ -269,7 +269,7 @@ class HttpStream:
         self._failure = ConnectionResetError("the client has left")
         if self.task is not None:
             self.task.cancel()
-        if not self._running:
+        if not self._is_running:
             self._leave()
 
     def on_writable(self) -> None:
@@ -297,7 +297,7 @@ class HttpStream:
         if error is not None or head is None:
             assert error is not None  # noqa: S101  # one of them is there
             raise HttpError(error.status, error.message, limit=error.limit)
-        if head.length is None and not self._came_whole:
+        if head.length is None and not self._has_whole_body:
             return _with_body(head, None)
         if head.length is None and self.buffered_body:
             return _with_body(head, len(self.buffered_body))
@@ -426,7 +426,7 @@ class HttpStream:
 
     async def _run(self) -> None:
         """Handle the request."""
-        self._running = True
+        self._is_running = True
         self._line.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
@@ -435,7 +435,7 @@ class HttpStream:
             self.abort()
             raise
         except Exception as error:  # noqa: BLE001  # it ends this stream only
-            if self.head_sent:
+            if self.is_head_sent:
                 self.abort()  # a response that has started must not look complete
             else:
                 Http2Exchange.write_response(
@@ -452,7 +452,7 @@ class HttpStream:
         self._writer.end()  # the response to HEAD has no other end
         if stream.unread:
             self._consume(stream.unread)
-        if stream.local_closed and not stream.remote_closed:
+        if stream.is_local_closed and not stream.is_remote_closed:
             core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
             self._line.flush_soon()
         stream.owner = None
@@ -468,9 +468,9 @@ def _with_body(head: Head, length: int | None) -> Head:
         query=head.query,
         headers=head.headers,
         length=length,
-        chunked=length is None,
-        expects=head.expects,
-        coded=head.coded,
+        is_chunked=length is None,
+        has_expectation=head.has_expectation,
+        has_content_coding=head.has_content_coding,
         wants=head.wants,
         timeout_s=head.timeout_s,
     )

@@ -28,12 +28,12 @@ class Http2Stream:
         unread: Bytes that have arrived and that `owner` has not consumed.
         written: Bytes that were written after they had waited for a window.
         coming: Bytes already subtracted from `window` that have not arrived, or not been delivered.
-        local_closed: This side has sent the end of the stream.
-        remote_closed: The peer has sent the end of the stream.
+        is_local_closed: This side has sent the end of the stream.
+        is_remote_closed: The peer has sent the end of the stream.
         expected_bytes: The rest of the announced Content-Length; None without one.
         waiting: Data that waits for the windows of the peer; None if there is none.
         tail: The trailers that follow the data.
-        end_waits: The end of the stream follows the data.
+        has_pending_end: The end of the stream follows the data.
     """
 
     __slots__ = (
@@ -41,12 +41,12 @@ class Http2Stream:
         "_still_since",
         "_waits_since",
         "coming",
-        "end_waits",
         "expected_bytes",
-        "local_closed",
+        "has_pending_end",
+        "is_local_closed",
+        "is_remote_closed",
         "number",
         "owner",
-        "remote_closed",
         "room",
         "tail",
         "unread",
@@ -61,12 +61,12 @@ class Http2Stream:
         self.room = room
         self.window = window
         self.coming = 0
-        self.local_closed = False
-        self.remote_closed = False
+        self.is_local_closed = False
+        self.is_remote_closed = False
         self.expected_bytes: int | None = None
         self.waiting: deque[memoryview] | None = None
         self.tail: bytes | None = None
-        self.end_waits = False
+        self.has_pending_end = False
         self.unread = 0
         self.written = 0
         self._seen = 0
@@ -109,9 +109,9 @@ class Http2StreamWriter:
     Attributes:
         initial_window: The initial window of a new stream.
         frame_bytes: The frame size limit of the peer.
-        held: The transport is not writable.
-        shrunk: The peer has reduced its HPACK table, which the next header block must acknowledge,
-            although this side never uses the table.
+        is_paused: The transport is not writable.
+        has_shrunk: The peer has reduced its HPACK table, which the next header block must
+            acknowledge, although this side never uses the table.
     """
 
     def __init__(
@@ -129,15 +129,15 @@ class Http2StreamWriter:
         self._waiting: dict[int, Http2Stream] = {}
         self.initial_window = h2.DEFAULT_WINDOW
         self.frame_bytes = h2.DEFAULT_FRAME
-        self.held = False
-        self.shrunk = False
+        self.is_paused = False
+        self.has_shrunk = False
 
     def close(self) -> None:
         """Detach the callback: the connection is lost."""
         self._sent = _ignore
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no data waits."""
         return not self._waiting
 
@@ -165,16 +165,16 @@ class Http2StreamWriter:
             size + len(block) + len(end) <= _JOINED_BYTES
             and size <= self._room
             and size <= stream.room
-            and not self.held
-            and not self.shrunk
+            and not self.is_paused
+            and not self.has_shrunk
         ):
             number = stream.number
             self._out.append(join_stream(number, block, buffers, size, tail))
             self._room -= size
             stream.room -= size
-            stream.local_closed = True
+            stream.is_local_closed = True
             self._credit.left += RESPONSE_REFUND
-            if stream.remote_closed:
+            if stream.is_remote_closed:
                 del self._streams[number]
             return
         self.head(stream, block)
@@ -185,8 +185,8 @@ class Http2StreamWriter:
         """Write a header block; with *end*, it ends the stream."""
         flags = h2.END_STREAM if end else 0
         most = self.frame_bytes
-        if self.shrunk:
-            self.shrunk = False
+        if self.has_shrunk:
+            self.has_shrunk = False
             block = EMPTY_TABLE + block
         kind = h2.HEADERS
         for begin in range(0, len(block) or 1, most):
@@ -211,7 +211,7 @@ class Http2StreamWriter:
     def end(self, stream: Http2Stream, tail: bytes | None) -> None:
         """End a stream after the data that waits, with trailers *tail* or without."""
         stream.tail = tail
-        stream.end_waits = True
+        stream.has_pending_end = True
         if stream.waiting is None:
             self._finish(stream)
 
@@ -219,7 +219,7 @@ class Http2StreamWriter:
         """Drop the data of a closed stream."""
         self._waiting.pop(stream.number, None)
         stream.waiting = None
-        stream.end_waits = False
+        stream.has_pending_end = False
 
     def widen(self, stream: Http2Stream | None, size: int) -> bool:
         """Increase the window of a stream, or of the connection; return False on overflow."""
@@ -242,7 +242,7 @@ class Http2StreamWriter:
         """Write the data that waits, one stream after another; return the bytes written."""
         total = 0
         progress = True
-        while progress and self._waiting and not self.held:
+        while progress and self._waiting and not self.is_paused:
             progress = False
             for stream in list(self._waiting.values()):
                 written = self._write(stream)
@@ -252,7 +252,7 @@ class Http2StreamWriter:
                 else:
                     self._waiting.pop(stream.number, None)
                     stream.waiting = None
-                    if stream.end_waits:
+                    if stream.has_pending_end:
                         self._finish(stream)
                     self._sent(stream)
         return total
@@ -284,12 +284,12 @@ class Http2StreamWriter:
 
     def _ended(self, stream: Http2Stream) -> None:
         """Note that the end of a stream is written."""
-        stream.local_closed = True
-        if stream.remote_closed:
+        stream.is_local_closed = True
+        if stream.is_remote_closed:
             self._streams.pop(stream.number, None)
 
     def _finish(self, stream: Http2Stream) -> None:
-        stream.end_waits = False
+        stream.has_pending_end = False
         self._credit.left += RESPONSE_REFUND
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)

@@ -48,7 +48,7 @@ class GrpcClient:
         self._withheld = WithheldCalls() if withheld is None else withheld
         self._pool = GrpcChannelPool(target, limits, credentials)
         self._slots = upstream_slots("in_flight", limits.in_flight, limits)
-        self._closed = False
+        self._is_closed = False
 
     async def send(
         self,
@@ -65,7 +65,7 @@ class GrpcClient:
         """
         answer = await (
             self._send_without_deadline(wire, deadline)
-            if self._withheld.enabled
+            if self._withheld.is_enabled
             else self._send(wire, deadline)
         )
         return answer if decode is None else await accepted(answer, decode)
@@ -156,12 +156,12 @@ class GrpcClient:
 
     async def close(self) -> None:
         """Close every connection and break off the calls on them; harmless the second time."""
-        self._closed = True
+        self._is_closed = True
         await self._pool.close()
 
     async def _enter(self, deadline: float | None) -> PooledChannel:
         """Take a place and a channel for one call; give them back with `_leave`."""
-        if self._closed:
+        if self._is_closed:
             raise errors.NotSent(f"the client of {self._target} is closed")
         left_s = self._left(deadline)
         if not self._slots.try_acquire():
@@ -202,7 +202,7 @@ class GrpcClient:
         """Return the server's status. Raises a failure of this side of the connection."""
         details = error.details() or ""
         late = deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S
-        ending = Ending(error.code(), details, channel.connected, late)
+        ending = Ending(error.code(), details, channel.is_connected, late)
         failure = local_failure(self._target, ending)
         if failure is not None:
             raise failure from error
@@ -215,7 +215,7 @@ class GrpcClient:
     def _raise_if_closed(self) -> None:
         """Raise Unavailable if the call was cancelled because its channel closed."""
         task = asyncio.current_task()
-        if self._closed and (task is None or not task.cancelling()):
+        if self._is_closed and (task is None or not task.cancelling()):
             raise errors.Unavailable(f"the client of {self._target} was closed during the call")
 
 

@@ -37,14 +37,14 @@ class Ending:
     """How a call ended.
 
     Attributes:
-        connected: The channel has a working connection at this moment.
-        late: The deadline we set has passed.
+        is_connected: The channel has a working connection at this moment.
+        is_late: The deadline we set has passed.
     """
 
     code: StatusCode
     details: str
-    connected: bool
-    late: bool
+    is_connected: bool
+    is_late: bool
 
 
 def local_failure(target: str, ending: Ending) -> GatewayError | None:
@@ -58,15 +58,15 @@ def _answered(_target: str, _ending: Ending) -> GatewayError | None:
 
 def _unavailable(target: str, ending: Ending) -> GatewayError | None:
     why = _shown(ending.details)
-    if not ending.connected and ending.details.startswith(_NOT_CONNECTED):
+    if not ending.is_connected and ending.details.startswith(_NOT_CONNECTED):
         return ConnectFailure(f"cannot connect to {target}: {why}")
-    if ending.details.startswith(_BROKEN_OFF) or not ending.connected:
+    if ending.details.startswith(_BROKEN_OFF) or not ending.is_connected:
         return Unavailable(f"{target} broke the connection before it answered: {why}")
     return None
 
 
 def _deadline(target: str, ending: Ending) -> GatewayError | None:
-    if ending.late:
+    if ending.is_late:
         return DeadlineExceeded(f"no answer from {target} in time")
     return None
 

@@ -33,7 +33,7 @@ class PooledChannel:
         self._stream: dict[str, Any] = {}
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """The connection works, as far as is known."""
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
 

@@ -71,7 +71,7 @@ class HttpClient:
         most = min(limits.connections, limits.in_flight)
         self._slots = upstream_slots("pending", most, limits)
         self._session: aiohttp.ClientSession | None = None
-        self._closed = False
+        self._is_closed = False
 
     async def send(
         self,
@@ -117,7 +117,7 @@ class HttpClient:
 
     async def close(self) -> None:
         """Close every connection. A second call does nothing."""
-        self._closed = True
+        self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -156,8 +156,8 @@ class HttpClient:
             return await self._attempt(wire, deadline, attempt), attempt
         except Unavailable as error:
             # One more attempt if an idle connection was closed before the request reached it.
-            silent = attempt.connection is not None and not attempt.connection.answered
-            idle = attempt.reused and silent and wire.method in IDEMPOTENT
+            silent = attempt.connection is not None and not attempt.connection.has_answered
+            idle = attempt.is_reused and silent and wire.method in IDEMPOTENT
             if isinstance(error, NotSent) or not silent or not (attempt.never_received or idle):
                 raise
         attempt = Attempt()
@@ -188,7 +188,7 @@ class HttpClient:
             ATTEMPT.reset(token)
 
     def _open(self) -> aiohttp.ClientSession:
-        if self._closed:
+        if self._is_closed:
             raise self._peer.closed()
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -306,7 +306,7 @@ class _Body(aiohttp.Payload):
             for buffer in buffers:
                 await writer.write(buffer)
         except OSError:
-            self._attempt.cut = True
+            self._attempt.is_cut = True
             raise
 
 

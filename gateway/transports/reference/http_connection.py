@@ -96,18 +96,18 @@ class ReferenceHttpConnection(RequestHandler):
         self._count = count
         self._listener = listener
         self._refused = listener.refused
-        self._reserve = reserve
+        self._can_use_reserve = reserve
         self._address: str | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._head_bytes = 0
-        self._broken = False
+        self._is_broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
         self._presence = HalfCloseMonitor(loop, self)
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
-        self.head_sent = False
-        self.draining = False
-        self.half_closed = False
+        self.is_head_sent = False
+        self.is_draining = False
+        self.is_half_closed = False
         self.client = NOBODY
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -123,14 +123,14 @@ class ReferenceHttpConnection(RequestHandler):
         return None if request is None else (request.version.major, request.version.minor)
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether a response may be the last."""
-        return self._broken or self.draining or self.half_closed
+        return self._is_broken or self.is_draining or self.is_half_closed
 
     @property
     def must_close(self) -> bool:
         """Whether the current response is the last."""
-        return self._broken or self.draining or (self.half_closed and self.in_flight <= 1)
+        return self._is_broken or self.is_draining or (self.is_half_closed and self.in_flight <= 1)
 
     # -- asyncio's protocol
 
@@ -138,7 +138,7 @@ class ReferenceHttpConnection(RequestHandler):
         """Accept the connection, or close it at once above a limit."""
         sock = transport.get_extra_info("socket")
         address = client_address(transport)
-        refusal = connection_refusal(self._count, transport, address, reserve=self._reserve)
+        refusal = connection_refusal(self._count, transport, address, reserve=self._can_use_reserve)
         if refusal is not None:
             self._refused(refusal)
             response = connection_refused_response(refusal.message)
@@ -178,7 +178,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse, watching how long and how big the head of a request grows."""
-        if self._broken:
+        if self._is_broken:
             return
         count_before = self._request_count
         in_body = not self._last_payload.is_eof()
@@ -198,7 +198,7 @@ class ReferenceHttpConnection(RequestHandler):
         whole = self.in_flight > 0 and self._last_payload.is_eof()
         if not whole or self.transport is None or self.ssl_context is not None:
             return None
-        self.half_closed = True
+        self.is_half_closed = True
         self._head_timer.stop()
         self._presence.watch()
         return True
@@ -210,7 +210,7 @@ class ReferenceHttpConnection(RequestHandler):
         if not isinstance(message, _ErrInfo):
             self._last_payload = payload
             return
-        self._broken = True
+        self._is_broken = True
         if in_body:
             # The framing of a body is broken: its reader gets the error and responds.
             self._messages.pop()
@@ -218,7 +218,7 @@ class ReferenceHttpConnection(RequestHandler):
             self._last_payload.set_exception(RequestPayloadError(first_line(message.message)))
 
     def _fail_head(self) -> None:
-        self._broken = True
+        self._is_broken = True
         fault = LineTooLong(b"", self._limits.header_total_bytes)
         info = _ErrInfo(status=400, exc=fault, message=fault.message)
         self._request_count += 1
@@ -229,7 +229,7 @@ class ReferenceHttpConnection(RequestHandler):
     def _head_timed_out(self) -> None:
         self._report(head_too_slow(self._limits))
         if self.in_flight:
-            self._broken = True  # handle complete requests, then close
+            self._is_broken = True  # handle complete requests, then close
         elif self.transport is not None:
             self.transport.abort()
 
@@ -257,16 +257,16 @@ class ReferenceHttpConnection(RequestHandler):
         """Respond to a request that cannot be parsed, or to a bug; then close."""
         if isinstance(exc, HttpProcessingError):
             self.responses_sent += 1
-            self.head_sent = False
+            self.is_head_sent = False
             fault = self._head_fault(exc)
             request_id = self._report(fault, fault.status)
             response = text_response(fault.status, fault.message, request_id)
         else:
             response = failure(exc)
-        if self.head_sent or self.transport is None:
+        if self.is_head_sent or self.transport is None:
             self.abort()  # a response that has started must not look complete
             raise ConnectionError("an answer has begun already")
-        self._broken = True
+        self._is_broken = True
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = Sent(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
@@ -285,7 +285,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""
-        self.draining = True
+        self.is_draining = True
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response."""

@@ -23,13 +23,13 @@ class Attempt:
 
     def __init__(self) -> None:
         self.connection: PooledHttpConnection | None = None
-        self.reused = False
-        self.cut = False  # the connection was closed before the last byte was written
+        self.is_reused = False
+        self.is_cut = False  # the connection was closed before the last byte was written
 
     @property
     def never_received(self) -> bool:
         """Whether an idle connection was closed before the last byte of the request was written."""
-        return self.reused and self.cut
+        return self.is_reused and self.is_cut
 
 
 ATTEMPT: ContextVar[Attempt] = ContextVar("attempt")
@@ -44,8 +44,8 @@ class PooledHttpConnection(ResponseHandler):
         self._socket: Any = None
         self.born = loop.time()
         self.uses = 0
-        self.idle = False
-        self.answered = False
+        self.is_idle = False
+        self.has_answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options."""
@@ -55,10 +55,10 @@ class PooledHttpConnection(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Pass on a part of a response; data that no request expects ends the connection."""
-        if self.idle and data:
+        if self.is_idle and data:
             self.abort()
             return
-        self.answered = self.answered or bool(data)
+        self.has_answered = self.has_answered or bool(data)
         super().data_received(data)
 
     def fail(self) -> None:
@@ -67,7 +67,7 @@ class PooledHttpConnection(ResponseHandler):
         A server may take a plain end of the stream for a half-close, and go on working.
         """
         if self.transport is not None:
-            if not self.answered:
+            if not self.has_answered:
                 reset_when_closed(self._socket)
             self.transport.abort()
 
@@ -116,14 +116,14 @@ class HttpConnectionPool(aiohttp.TCPConnector):
                 connection.close()
                 continue
             protocol.uses += 1
-            protocol.idle = protocol.answered = False
+            protocol.is_idle = protocol.has_answered = False
             attempt = ATTEMPT.get()
-            attempt.connection, attempt.reused = protocol, not fresh
+            attempt.connection, attempt.is_reused = protocol, not fresh
             return connection
 
     def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         if isinstance(protocol, PooledHttpConnection):
-            protocol.idle = True
+            protocol.is_idle = True
             if should_close:
                 protocol.fail()
         super()._release(key, protocol, should_close=should_close)

@@ -47,7 +47,7 @@ class ReferenceHttpRequest:
         self.method = request.method
         self.version: Version = (request.version.major, request.version.minor)
         # An upgrade is declined; what may follow it on the connection is not ours to guess.
-        self.closes = not request.keep_alive or "upgrade" in request.headers
+        self.should_close = not request.keep_alive or "upgrade" in request.headers
 
     @property
     def is_complete(self) -> bool:

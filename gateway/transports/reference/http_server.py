@@ -32,10 +32,10 @@ class _Manager(web.Server):
 
     def __init__(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> None:
         super().__init__(self._serve, handler_cancellation=True)
-        self._reserve = reserve
+        self._can_use_reserve = reserve
         self._listener = listener
         self._count = count
-        self.leaving = False
+        self.is_draining = False
 
     @property
     def open_connections(self) -> list[ReferenceHttpConnection]:
@@ -47,9 +47,9 @@ class _Manager(web.Server):
             loop=self._loop,
             listener=self._listener,
             count=self._count,
-            reserve=self._reserve,
+            reserve=self._can_use_reserve,
         )
-        connection.draining = self.leaving
+        connection.is_draining = self.is_draining
         return connection
 
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:

@@ -58,7 +58,7 @@ class StreamClient:
         self._upstream = upstream_of(target, limits.resolve_floor_s, address)
         self._framer = framer
         self._limits = limits
-        self._ordered = ordered
+        self._is_ordered = ordered
         self._ssl = ssl_context
         self._max_exchanges = 1 if ordered else _EXCHANGES
         most = min(limits.connections * self._max_exchanges, limits.in_flight)
@@ -70,7 +70,7 @@ class StreamClient:
         self._connecting = 0  # connections being opened that requests will share
         self._connected = asyncio.Event()  # set when one of them is open or has failed
         self._sweeper: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._is_closed = False
 
     async def send(
         self, wire: Frame, /, *, deadline: float | None, decode: Decode[Frame] | None = None
@@ -93,7 +93,7 @@ class StreamClient:
 
     async def close(self) -> None:
         """Close every connection. A second call does nothing."""
-        self._closed = True
+        self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -119,7 +119,7 @@ class StreamClient:
             response = await connection.exchange(frame)
             return response if decode is None else await accepted(response, decode)
         except UpstreamProtocolError:
-            connection.unusable = True
+            connection.is_unusable = True
             raise
         finally:
             connection.exchanges -= 1
@@ -133,7 +133,7 @@ class StreamClient:
             found = self._idle()
             if found is not None:
                 return found, True
-            if self._ordered:
+            if self._is_ordered:
                 return await self._connect(), False
             if len(self._free) + self._connecting < self._unshared:
                 try:
@@ -143,7 +143,7 @@ class StreamClient:
                         raise
             found = self._shared()
             if found is not None:
-                return found, found.used
+                return found, found.is_used
             await self._connected.wait()
 
     async def _connect_shared(self) -> FramedClientConnection:
@@ -161,7 +161,7 @@ class StreamClient:
     def _idle(self) -> FramedClientConnection | None:
         """Return the newest idle connection; close those that may not be used any more."""
         for connection in reversed(self._free):
-            if not self._usable(connection):
+            if not self._is_usable(connection):
                 self._free.remove(connection)
                 if not connection.exchanges:
                     connection.abort()
@@ -180,8 +180,8 @@ class StreamClient:
             self._free.remove(connection)
         return connection
 
-    def _usable(self, connection: FramedClientConnection) -> bool:
-        if connection.unusable:
+    def _is_usable(self, connection: FramedClientConnection) -> bool:
+        if connection.is_unusable:
             return False
         now = asyncio.get_running_loop().time()
         if now - connection.created_at > self._limits.connection_age_s:
@@ -194,7 +194,7 @@ class StreamClient:
         return idle_s < UNSEEN_S or not connection.has_ended()
 
     def _release(self, connection: FramedClientConnection) -> None:
-        if self._closed or not self._usable(connection):
+        if self._is_closed or not self._is_usable(connection):
             if connection in self._free:
                 self._free.remove(connection)
             if not connection.exchanges:
@@ -211,14 +211,14 @@ class StreamClient:
     def _sweep(self) -> None:
         """Close connections that were idle too long, or that the server has closed."""
         self._sweeper = None
-        for connection in [each for each in self._free if not self._usable(each)]:
+        for connection in [each for each in self._free if not self._is_usable(each)]:
             self._free.remove(connection)
             if not connection.exchanges:
                 connection.abort()
         self._sweep_later()
 
     async def _connect(self) -> FramedClientConnection:
-        if self._closed:
+        if self._is_closed:
             raise NotSent(f"the client of upstream {self._name} is closed")
         loop = asyncio.get_running_loop()
         try:
@@ -236,7 +236,7 @@ class StreamClient:
             return FramedClientConnection(
                 self._name,
                 self._framer(),
-                ordered=self._ordered,
+                ordered=self._is_ordered,
                 loop=loop,
                 open_connections=self._open,
                 held=Reservation(self._budget, self._limits.memory_wait_s),

@@ -24,8 +24,8 @@ class FramedClientConnection(asyncio.Protocol):
         created_at: When the connection was made, on the clock of the loop.
         idle_since: When its last exchange ended.
         exchanges: How many exchanges are in progress, counted by the pool.
-        used: A request was sent on it.
-        unusable: No further request may be sent on it.
+        is_used: A request was sent on it.
+        is_unusable: No further request may be sent on it.
 
     Args:
         name: The name of the upstream, for errors.
@@ -48,7 +48,7 @@ class FramedClientConnection(asyncio.Protocol):
     ) -> None:
         self._name = name
         self._framer = framer
-        self._ordered = ordered
+        self._is_ordered = ordered
         self._loop = loop
         self._open_connections = open_connections
         self._held = held
@@ -59,8 +59,8 @@ class FramedClientConnection(asyncio.Protocol):
         self._number = 0
         self.created_at = self.idle_since = loop.time()
         self.exchanges = 0
-        self.used = False
-        self.unusable = False
+        self.is_used = False
+        self.is_unusable = False
 
     async def exchange(self, frame: Frame) -> Frame:
         """Send *frame* and return its response.
@@ -84,14 +84,14 @@ class FramedClientConnection(asyncio.Protocol):
             raise errors.Unsupported(error.message, limit=error.limit) from error
         response: asyncio.Future[Frame] = self._loop.create_future()
         self._waiting[number] = response
-        self.used = True
+        self.is_used = True
         self._transport.writelines(buffers)
         try:
             return await response
         finally:
             self.idle_since = self._loop.time()
             if self._waiting.pop(number, None) is not None:  # cancelled
-                self.unusable = True
+                self.is_unusable = True
                 self._abandoned.add(number)
                 if not self._waiting and self._transport is not None:
                     # A reset tells the upstream that nobody reads its response.
@@ -104,12 +104,12 @@ class FramedClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once, without sending the data that is still buffered."""
-        self.unusable = True
+        self.is_unusable = True
         if self._transport is not None:
             self._transport.abort()
 
     def _next_number(self) -> int | None:
-        if self._ordered:
+        if self._is_ordered:
             return None
         self._number = (self._number + 1) % _NUMBERS
         return self._number
@@ -165,11 +165,11 @@ class FramedClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Send no further request."""
-        self.unusable = True
+        self.is_unusable = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every exchange in progress."""
-        self.unusable = True
+        self.is_unusable = True
         self._transport = None
         self._open_connections.discard(self)
         if self._growing is not None:
@@ -181,7 +181,7 @@ class FramedClientConnection(asyncio.Protocol):
 
     def _resolve(self, frame: Frame) -> bool:
         """Pass a response to its caller; return whether there is or was one."""
-        number = None if self._ordered else frame.correlation
+        number = None if self._is_ordered else frame.correlation
         response = self._waiting.pop(number, None)
         if response is None:
             was_abandoned = number in self._abandoned

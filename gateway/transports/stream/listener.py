@@ -45,7 +45,7 @@ class StreamListenerState:
         width: Frames of one connection that are answered at a time.
         ahead: Frames of one connection that are taken before they are answered.
         refused: Told of connections and frames refused before a frontend was asked.
-        open: Whether connections are taken.
+        is_open: Whether connections are taken.
         connections: Those open now; `emptied` is set while there are none.
     """
 
@@ -58,7 +58,7 @@ class StreamListenerState:
     width: int
     ahead: int
     refused: Callable[[GatewayError], str | None]
-    open: bool = True
+    is_open: bool = True
     connections: set[FramedConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -67,7 +67,7 @@ class StreamListenerState:
 
         A connection is rejected while the listener is closing, or above a limit.
         """
-        if not self.open:
+        if not self.is_open:
             transport.abort()
             return None
         refusal = self.refusal(connection, transport)

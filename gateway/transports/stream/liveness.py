@@ -34,8 +34,8 @@ class LivenessMonitor:
         self._loop = loop
         self._unseen = unseen
         self._probe = probe
-        self._watching = False
-        self._ended = False
+        self._is_watching = False
+        self._has_ended = False
         self._probe_at: float | None = None
 
     def watch(self, transport: Any, *, ended: bool) -> None:
@@ -45,8 +45,8 @@ class LivenessMonitor:
             transport: Aborted once the client has gone.
             ended: The client sends nothing more.
         """
-        self._ended = ended
-        if not self._watching:
+        self._has_ended = ended
+        if not self._is_watching:
             self._look(transport)
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class LivenessMonitor:
         self._probe = _do_nothing
 
     def _look(self, transport: Any) -> None:
-        self._watching = self._unseen()
-        if not self._watching:
+        self._is_watching = self._unseen()
+        if not self._is_watching:
             self._probe_at = None
             return
         sock = transport.get_extra_info("socket")
@@ -64,7 +64,7 @@ class LivenessMonitor:
             transport.abort()
             return
         now = self._loop.time()
-        if self._probe_at is None and (self._ended or peer_ended(sock)):
+        if self._probe_at is None and (self._has_ended or peer_ended(sock)):
             self._probe_at = now + _PROBE_AFTER_S
         if self._probe_at is not None and self._probe_at <= now:
             self._probe()

@@ -30,10 +30,10 @@ class FrameTimeouts:
         self._timer_at = 0.0
         self._since = loop.time()  # of the frame's beginning, or of silence
         self._last = self._since
-        self._partial = False
-        self._asked = False
-        self._busy = False
-        self._reading = True
+        self._is_partial = False
+        self._is_asked = False
+        self._is_busy = False
+        self._is_reading = True
         self.received_bytes = 0
 
     @property
@@ -47,24 +47,26 @@ class FrameTimeouts:
 
     def received(self, size: int, *, partial: bool, frames: int) -> None:
         """Note *size* bytes, which completed *frames* frames and may have started another."""
-        self._asked = True
+        self._is_asked = True
         now = self._last = self._loop.time()
-        if partial and (frames or not self._partial):
+        if partial and (frames or not self._is_partial):
             self._since, self.received_bytes = now, 0
-        self._partial = partial
+        self._is_partial = partial
         self.received_bytes += size
 
     def go_on(self, *, busy: bool, reading: bool) -> None:
         """Note whether frames wait for their responses, and whether the gateway reads."""
-        if (self._busy and not busy and not self._partial) or (reading and not self._reading):
+        if (self._is_busy and not busy and not self._is_partial) or (
+            reading and not self._is_reading
+        ):
             self._since = self._last = self._loop.time()
             self.received_bytes = 0
-        self._busy, self._reading = busy, reading
+        self._is_busy, self._is_reading = busy, reading
         self._watch()
 
     def close(self) -> None:
         """Watch no more, and drop the reference to *expired*."""
-        self._reading = False
+        self._is_reading = False
         self._expired = _ignore
         if self._timer is not None:
             self._timer.cancel()
@@ -72,9 +74,9 @@ class FrameTimeouts:
 
     def _due(self) -> tuple[float, str] | None:
         limits = self._limits
-        if not self._reading:
+        if not self._is_reading:
             return None
-        if self._partial:
+        if self._is_partial:
             by_rate = limits.body_min_rate_grace_s + (
                 self.received_bytes / limits.body_min_rate_bytes_s
             )
@@ -83,9 +85,9 @@ class FrameTimeouts:
                 (self._since + limits.body_timeout_s, "body_timeout_s"),
                 (self._since + by_rate, "body_min_rate_bytes_s"),
             )
-        if self._busy:
+        if self._is_busy:
             return None
-        if self._asked:
+        if self._is_asked:
             return self._since + limits.keepalive_s, "keepalive_s"
         return self._since + limits.header_timeout_s, "header_timeout_s"
 

@@ -76,7 +76,7 @@ class StreamServer:
         self._where = address
         self._reuse_port = reuse_port
         self._sock = sock
-        self._replaces = replaces
+        self._should_replace = replaces
         self._beside = beside
         self._others = () if beside is None else beside.servers
         self._mode = mode
@@ -123,7 +123,7 @@ class StreamServer:
             sock = self._sock
             if sock is None:
                 self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
-                sock = self._file.bind(replaces=self._replaces)
+                sock = self._file.bind(replaces=self._should_replace)
             elif sys.version_info >= (3, 13):  # the file is not ours to remove
                 options["cleanup_socket"] = False
             self._server = await loop.create_unix_server(connection, sock=sock, **options)
@@ -198,7 +198,7 @@ class StreamServer:
         return {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
 
     def _close_door(self) -> None:
-        self._listener.open = False
+        self._listener.is_open = False
         if self._server is not None:
             self._server.close()
         if self._file is not None:

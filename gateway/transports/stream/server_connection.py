@@ -45,14 +45,14 @@ class _PendingFrame:
     """A complete frame without a complete response.
 
     Attributes:
-        late: It arrived after the connection stopped reading.
-        answered: A response, or a part of one, was written.
+        is_late: It arrived after the connection stopped reading.
+        is_answered: A response, or a part of one, was written.
     """
 
     frame: Frame
     lease: Reservation
-    late: bool
-    answered: bool = False
+    is_late: bool
+    is_answered: bool = False
 
 
 class _StreamState(Enum):
@@ -71,7 +71,7 @@ class StreamConnection(asyncio.Protocol):
         self._loop = loop
         self._framer = listener.framer()
         self._pace = FrameTimeouts(listener.limits, loop, self._too_slow)
-        self._presence = LivenessMonitor(loop, self._unseen, self._probe)
+        self._presence = LivenessMonitor(loop, self._is_unseen, self._probe)
         self._transport: Any = None
         self._address: str | None = None
         self._client = NOBODY
@@ -85,9 +85,9 @@ class StreamConnection(asyncio.Protocol):
         self._taken.set()
         self._ended = asyncio.Event()  # the client sends nothing more
         self._last_word: GatewayError | None = None
-        self._reading = True
+        self._is_reading = True
         self._state = _StreamState.OPEN
-        self._given_up = False
+        self._has_given_up = False
 
     @property
     def in_flight(self) -> int:
@@ -259,7 +259,7 @@ class StreamConnection(asyncio.Protocol):
             return
         self._update_reading()
         self._presence.watch(self._transport, ended=self._ended.is_set())
-        is_reading = self._reading and self._state is not _StreamState.CLOSING
+        is_reading = self._is_reading and self._state is not _StreamState.CLOSING
         self._pace.go_on(busy=self.in_flight > 0, reading=is_reading)
         if self.in_flight:
             return
@@ -282,9 +282,9 @@ class StreamConnection(asyncio.Protocol):
         is_last = self._state is _StreamState.DRAINING and not self._framer.wanted
         unwanted = is_last and self._listener.width == 1
         reading = self._state is _StreamState.CLOSING or not (full or unwanted)
-        if reading == self._reading or self._transport.is_closing():
+        if reading == self._is_reading or self._transport.is_closing():
             return
-        self._reading = reading
+        self._is_reading = reading
         if reading:
             self._transport.resume_reading()
         else:
@@ -307,12 +307,12 @@ class StreamConnection(asyncio.Protocol):
 
     async def _ask_or_give_up(self, pending: _PendingFrame) -> None:
         try:
-            if pending.late:
+            if pending.is_late:
                 await self._refuse(pending, _shutting_down())
             else:
                 await self._admit_and_ask(pending)
         except asyncio.CancelledError:
-            if not self._given_up or pending.answered or self._transport is None:
+            if not self._has_given_up or pending.is_answered or self._transport is None:
                 raise  # a local variable with the task would be a reference cycle
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
@@ -390,7 +390,7 @@ class StreamConnection(asyncio.Protocol):
             if self._transport is None or self._transport.is_closing():
                 raise ConnectionResetError("the client has left")
             buffers = self._framed(Frame(answer.payload, pending.frame.correlation))
-            pending.answered = True
+            pending.is_answered = True
             self._transport.writelines(buffers)
             await self._flush()
 
@@ -416,7 +416,7 @@ class StreamConnection(asyncio.Protocol):
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error, and close."""
         self._end_reading(None)
-        self._given_up = True
+        self._has_given_up = True
         for task in list(self._running):
             task.cancel()
         self._advance()
@@ -449,9 +449,9 @@ class StreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _unseen(self) -> bool:
+    def _is_unseen(self) -> bool:
         """Whether the client could leave unnoticed: its response is pending and nothing is read."""
-        blind = self._ended.is_set() or not self._reading
+        blind = self._ended.is_set() or not self._is_reading
         return self._transport is not None and self.in_flight > 0 and blind
 
     def _probe(self) -> None:

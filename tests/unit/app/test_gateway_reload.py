@@ -94,7 +94,7 @@ async def test_offline_state_survives_a_reload() -> None:
     gateway = Gateway(load_text(TEXT))
     await gateway.start()
     try:
-        await gateway.service(ServerSwitchRequest(online=False, allowed=True))
+        await gateway.service(ServerSwitchRequest(is_online=False, is_allowed=True))
         await asyncio.gather(gateway.reload(load_text(CHANGED)))
         assert await gateway.ready() is False
     finally:

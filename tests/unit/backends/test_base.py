@@ -130,7 +130,7 @@ async def test_answers_metadata_readiness_and_inference() -> None:
     assert METADATA == await model(ModelMetadataRequest(model=M))
     assert await model(ModelReadyRequest(model=M)) is True
     reply = await model(CALL)
-    assert (M, "7", True) == (reply.model, reply.id, reply.final)
+    assert (M, "7", True) == (reply.model, reply.id, reply.is_final)
     assert (array_tensor("Y", A * 2), array_tensor("Z", B)) == reply.outputs
     await model.stop()
 
@@ -566,7 +566,7 @@ async def test_stream_of_a_plain_model_has_one_answer() -> None:
     """A model that is not decoupled answers a stream once, and the answer is final."""
     model = await started()
     items = await model(StreamInferRequest(model=M, request=CALL))
-    assert [True] == [item.final async for item in items]
+    assert [True] == [item.is_final async for item in items]
     assert M == (await model(CALL)).model, "the place is free"
     await model.stop()
 

@@ -242,7 +242,7 @@ async def test_bound_run_gives_the_same(tmp_path: Path) -> None:
     }
     job = Job(M, outputs=("C",))
     plain = model.infer(inputs, job)["C"]
-    model._on_gpu = True
+    model._is_on_gpu = True
     assert plain.tolist() == model.infer(inputs, job)["C"].tolist()
     await model.stop()
 
@@ -250,7 +250,7 @@ async def test_bound_run_gives_the_same(tmp_path: Path) -> None:
 async def test_text_is_never_bound(tmp_path: Path) -> None:
     """A model of text runs plainly on any device."""
     model = await started(written(tmp_path, onnx_models.identity(8)))
-    model._on_gpu = True
+    model._is_on_gpu = True
     reply = await ask(model, items_tensor("X", (1,), [b"a"]))
     assert [b"a"] == list(as_items(reply.outputs[0]))
     await model.stop()

@@ -341,7 +341,7 @@ async def test_generator_gives_several_answers(source: Any) -> None:
     for values in ([1, 2, 3], []):
         items = [item async for item in await model(stream(*values))]
         assert [[value] for value in values] == [numbers(item) for item in items]
-        assert not any(item.final for item in items)
+        assert not any(item.is_final for item in items)
     await model.stop()
 
 

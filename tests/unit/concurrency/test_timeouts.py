@@ -34,7 +34,7 @@ async def test_rings_once_however_often_it_is_armed() -> None:
     timer.start()
     assert 1 == await asyncio.wait_for(rung.get(), 5)
     assert rung.empty()
-    assert not timer.armed
+    assert not timer.is_armed
 
 
 async def test_does_not_ring_when_stopped() -> None:
@@ -44,10 +44,10 @@ async def test_does_not_ring_when_stopped() -> None:
     timer = RestartableTimer(loop, 0.0, lambda: rung.append("stopped"))
     other = asyncio.Event()
     timer.start()
-    armed = timer.armed
+    armed = timer.is_armed
     timer.stop()
     timer.stop()
-    assert (True, False) == (armed, timer.armed)
+    assert (True, False) == (armed, timer.is_armed)
     loop.call_later(0.01, other.set)
     await asyncio.wait_for(other.wait(), 5)
     assert [] == rung
@@ -58,7 +58,7 @@ async def test_timeout_ends_what_takes_too_long() -> None:
     timeout = Timeout(0.01)
     with pytest.raises(TimeoutError), timeout:
         await asyncio.Event().wait()
-    assert timeout.expired
+    assert timeout.has_expired
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -70,7 +70,7 @@ async def test_timeout_in_time_is_silent() -> None:
     with timeout:
         await asyncio.sleep(0)
     await asyncio.sleep(0.02)
-    assert not timeout.expired
+    assert not timeout.has_expired
 
 
 async def test_timeout_lets_another_cancellation_through() -> None:
@@ -93,7 +93,7 @@ async def test_timeout_passes_errors_of_the_block() -> None:
     timeout = Timeout(60.0)
     with pytest.raises(LookupError), timeout:
         raise LookupError
-    assert not timeout.expired
+    assert not timeout.has_expired
 
 
 class Target:

@@ -133,7 +133,7 @@ async def test_tensors_go_by_reference_from_step_to_step() -> None:
     """Every model is given the very data that came in, or that another model gave."""
     inner = ScriptedService(always=answer)
     reply = await pipeline(inner)(call(id="7"))
-    assert (ANSWERED, "7", True) == (reply.model, reply.id, reply.final)
+    assert (ANSWERED, "7", True) == (reply.model, reply.id, reply.is_final)
     assert ["out", "same", "given"] == [tensor.name for tensor in reply.outputs]
     assert all(shared(X, tensor) for tensor in reply.outputs)
     last = cast("InferRequest", inner.calls[-1])
@@ -448,7 +448,7 @@ async def test_a_stream_has_one_answer() -> None:
     """Who asks with a stream is answered once, or told what went wrong."""
     service = pipeline(ScriptedService(always=answer))
     items = await service(StreamInferRequest(model=P, request=call()))
-    assert [(ANSWERED, True)] == [(one.model, one.final) async for one in items]
+    assert [(ANSWERED, True)] == [(one.model, one.is_final) async for one in items]
     items = await service(StreamInferRequest(model=P, request=call(X)))
     with pytest.raises(InvalidRequest):
         await anext(items)

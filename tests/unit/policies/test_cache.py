@@ -144,7 +144,7 @@ async def test_an_answer_larger_than_all_room_is_not_kept() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        reply(1, final=False),
+        reply(1, is_final=False),
         reply(1, batch_size=1),
         reply(1, error=UpstreamError("no")),
         InferResponse(model=M, outputs=(Tensor("y", None, (1,), RawData(memoryview(b"1"))),)),

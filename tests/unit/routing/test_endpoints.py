@@ -414,7 +414,7 @@ async def test_never_more_than_half_and_never_the_last() -> None:
 async def test_last_available_one_is_not_ejected() -> None:
     """When the others are not ready the one left is kept, however it fails."""
     endpoints, services, _ = several(2)
-    endpoints.endpoints[1].ready = False
+    endpoints.endpoints[1].is_ready = False
     fail(services[0], Unavailable("down"))
     await ask(endpoints, 20)
     assert ([20, 0], True) == (counts(services), endpoints.ready())
@@ -452,7 +452,7 @@ async def test_with_none_healthy_all_are_tried() -> None:
     """Doubtful health must not make a total outage."""
     endpoints, services, _ = several(2)
     for endpoint in endpoints.endpoints:
-        endpoint.ready = False
+        endpoint.is_ready = False
     await ask(endpoints, 4)
     assert ([2, 2], False) == (counts(services), endpoints.ready())
 
@@ -583,7 +583,7 @@ async def test_idle_sequence_may_move() -> None:
     endpoints, services, clock = several(2, sequence_idle_s=10.0)
     await endpoints(in_sequence(start=True))
     holder = _holder(services)
-    endpoints.endpoints[services.index(holder)].ready = False
+    endpoints.endpoints[services.index(holder)].is_ready = False
     clock.advance(10.0)
     assert REPLY == await endpoints(in_sequence())
     assert [1, 1] == counts(services)

@@ -66,7 +66,7 @@ def prober(
 def test_not_ready_before_the_first_probe() -> None:
     """An endpoint that is probed counts as not ready until it said otherwise."""
     _, endpoint, _ = prober(ScriptedService())
-    assert endpoint.ready is False
+    assert endpoint.is_ready is False
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_outcome_of_a_probe(answer: object, ready: bool, log: str | None) 
     probe, endpoint, _ = prober(ScriptedService(answer), report=reported.append)
     with capture_logs() as logs:
         assert ready == await probe.probe()
-    assert (ready, [ready]) == (endpoint.ready, reported)
+    assert (ready, [ready]) == (endpoint.is_ready, reported)
     assert log == logs[-1].get("reason")
 
 
@@ -110,7 +110,7 @@ async def test_probe_carries_its_deadline_and_gives_up() -> None:
     assert isinstance(call, ServerReadyRequest)
     assert (clock() + 0.01, 1) == (call.context.deadline, service.cancelled)
     assert "no response within 0.01 s" == logs[0]["reason"]
-    assert endpoint.ready is False
+    assert endpoint.is_ready is False
 
 
 async def test_probes_go_on_until_closed() -> None:
@@ -121,7 +121,7 @@ async def test_probes_go_on_until_closed() -> None:
     probe.start()
     await settle()
     await settle()
-    assert (5, [0.5, 5.0, 0.5, 5.0], True) == (len(service.calls), clock.sleeps, endpoint.ready)
+    assert (5, [0.5, 5.0, 0.5, 5.0], True) == (len(service.calls), clock.sleeps, endpoint.is_ready)
     await probe.close()
     await probe.close()
     assert 1 == service.cancelled
@@ -164,7 +164,7 @@ async def test_an_older_probe_does_not_replace_a_newer_result() -> None:
     await newer
     service.waiting[0].set_result(False)
     assert True is await older
-    assert endpoint.ready
+    assert endpoint.is_ready
 
 
 @pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
@@ -178,7 +178,7 @@ async def test_a_load_is_answered_after_a_probe(
     with suppress(Unavailable):
         await Endpoints("up", [endpoint], clock=clock)(kind(model=ModelRef("m")))
     assert [kind, ServerReadyRequest] == [type(call) for call in service.calls]
-    assert endpoint.ready
+    assert endpoint.is_ready
 
 
 async def test_a_ready_server_may_miss_two_probes() -> None:
@@ -187,7 +187,7 @@ async def test_a_ready_server_may_miss_two_probes() -> None:
     service = ScriptedService(True)  # then it answers nothing
     probe, endpoint, _ = prober(service, timeout_s=0.01, report=reported.append)
     assert [True, True, True, False] == [await probe.probe() for _ in range(4)]
-    assert ([True, False], False) == (reported, endpoint.ready)
+    assert ([True, False], False) == (reported, endpoint.is_ready)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ async def test_a_refused_connection_decides_at_once() -> None:
     """Nobody is there."""
     probe, endpoint, _ = prober(ScriptedService(True, Unavailable("refused")))
     assert [True, False] == [await probe.probe() for _ in range(2)]
-    assert not endpoint.ready
+    assert not endpoint.is_ready
 
 
 def is_infer(call: object) -> bool:
@@ -252,7 +252,7 @@ async def hung() -> tuple[HungServer, Prober, Endpoints, FakeClock]:
     server.hangs = True
     for _ in range(3):
         await probe.probe()
-    assert not endpoint.ready
+    assert not endpoint.is_ready
     return server, probe, Endpoints("up", [endpoint], clock=clock), clock
 
 

@@ -66,7 +66,7 @@ def test_rule_judges_call(case: Case) -> None:
     expected = 0 if case.matched else None
     assert expected == matcher.find(case.call)
     assert expected == matcher.find(case.call), "the remembered answer is the same"
-    assert case.matched == matcher.explain(case.call)[0].matched
+    assert case.matched == matcher.explain(case.call)[0].is_match
 
 
 def test_first_match_wins() -> None:

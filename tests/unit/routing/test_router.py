@@ -106,7 +106,7 @@ def test_explain_pairs_routes_with_verdicts() -> None:
     ]
     router = Router(routes, ScriptedService())
     assert [("one", False), ("two", True)] == [
-        (route.name, verdict.matched) for route, verdict in router.explain(infer("m"))
+        (route.name, verdict.is_match) for route, verdict in router.explain(infer("m"))
     ]
     assert router.matches_model("whatever")
 

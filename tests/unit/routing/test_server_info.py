@@ -64,12 +64,12 @@ async def test_trends_are_what_was_measured() -> None:
 async def test_offline_is_not_ready_but_live() -> None:
     """A client that may say so takes readiness away, and gives it back as far as routes have it."""
     server = ServerInfo(ServerOptions(metadata=WHO))
-    await server(ServerSwitchRequest(online=False))
+    await server(ServerSwitchRequest(is_online=False))
     assert (False, True) == (await server(ServerReadyRequest()), await server(ServerLiveRequest()))
-    await server(ServerSwitchRequest(online=True))
+    await server(ServerSwitchRequest(is_online=True))
     assert await server(ServerReadyRequest())
     server = ServerInfo(ServerOptions(metadata=WHO, routes=[lambda: False]))
-    await server(ServerSwitchRequest(online=True))
+    await server(ServerSwitchRequest(is_online=True))
     assert not await server(ServerReadyRequest())
 
 
@@ -77,7 +77,7 @@ async def test_the_gateway_may_start_offline() -> None:
     """Then it is not ready before a client says so."""
     server = ServerInfo(ServerOptions(metadata=WHO, online=False))
     assert not await server(ServerReadyRequest())
-    await server(ServerSwitchRequest(online=True))
+    await server(ServerSwitchRequest(is_online=True))
     assert await server(ServerReadyRequest())
 
 
@@ -85,9 +85,9 @@ async def test_the_gateway_may_start_offline() -> None:
 async def test_who_may_not_switch_may_ask_for_what_is_so(online: bool) -> None:
     """A client's routine call to be online changes nothing; one that would is refused."""
     server = ServerInfo(ServerOptions(metadata=WHO, online=online))
-    await server(ServerSwitchRequest(online=online, allowed=False))
+    await server(ServerSwitchRequest(is_online=online, is_allowed=False))
     with pytest.raises(Forbidden, match="offline" if online else "online"):
-        await server(ServerSwitchRequest(online=not online, allowed=False))
+        await server(ServerSwitchRequest(is_online=not online, is_allowed=False))
     assert online is await server(ServerReadyRequest())
 
 

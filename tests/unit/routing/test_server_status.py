@@ -69,7 +69,7 @@ async def test_lists_models_that_can_be_described() -> None:
     statuses = ServerStatusLayer(router(), clock=clock)
     clock.advance(5)
     found = await statuses(ServerStatusRequest())
-    assert found == ServerStatus(ready=True, uptime_s=5.0, models=(A,))
+    assert found == ServerStatus(is_ready=True, uptime_s=5.0, models=(A,))
 
 
 async def test_tells_of_one_model() -> None:
@@ -120,7 +120,7 @@ async def test_slow_model_is_left_out() -> None:
 
     service = ScriptedService(answer, answer)  # the questions for metadata wait for ever
     found = await ServerStatusLayer(service, timeout_s=0.01)(ServerStatusRequest())
-    assert found.ready is False
+    assert found.is_ready is False
     assert found.models == ()
     assert service.cancelled == 3  # two models, and what is counted
 

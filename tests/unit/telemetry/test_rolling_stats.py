@@ -83,7 +83,7 @@ def test_the_distribution_of_latencies() -> None:
     for number in range(1000, 0, -1):
         trends.add(number / 1000, 1000.0, failed=False)
     found = trends.read()[LATENCY_CDF]
-    assert found.distribution
+    assert found.is_distribution
     expected = {10: 100.0, 50: 500.0, 90: 900.0, 99: 990.0, 100: 999.0, 101: 1000.0}
     assert expected == {place: value for place, value in found.points if place in expected}
     assert [*range(10, 91, 10), *range(91, 102)] == [place for place, _ in found.points]

@@ -89,13 +89,13 @@ class BaiduFramer:
         server: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server = server
+        self._is_server = server
         self._most = limits.message_bytes
         self._clock = clock
         self._held = bytearray()
         self._need = 1
         self._fault: GatewayError | None = None
-        self._begun = False
+        self._has_begun = False
 
     @property
     def wanted(self) -> int:
@@ -144,19 +144,19 @@ class BaiduFramer:
         Raises:
             MalformedMessage: The payload is not a frame.
         """
-        if frame.correlation is None and self._server:
+        if frame.correlation is None and self._is_server:
             return []
         buffers = list(frame.payload) if frame.correlation is None else self._numbered(frame)
-        if self._begun:
-            self._begun = False
+        if self._has_begun:
+            self._has_begun = False
             buffers[0] = memoryview(buffers[0])[len(MAGIC) :]
         return buffers
 
     def begin(self) -> bytes:
         """Return the magic of the next frame; `send` leaves it out then."""
-        if self._begun:
+        if self._has_begun:
             return b""
-        self._begun = True
+        self._has_begun = True
         return MAGIC
 
     def _numbered(self, frame: Frame) -> list[Buffer]:
@@ -226,7 +226,7 @@ class BaiduFramer:
         deadline = self._clock() + timeout_ms / 1000 if timeout_ms > 0 else None
         extra = 0
         # Responses of an upstream do not count against the limits of clients.
-        if self._server and meta.compress_type != NONE:
+        if self._is_server and meta.compress_type != NONE:
             message = view[end : max(end, len(view) - max(meta.attachment_size, 0))]
             extra = unpacked_bytes(meta.compress_type, message, self._most)
         return Frame((view,), meta.correlation_id, deadline, extra)

@@ -34,9 +34,9 @@ class JsonStreamSplitter:
         self._held = bytearray()
         self._at = 0
         self._depth = 0
-        self._quoted = False
-        self._raw = False
-        self._started = False
+        self._is_quoted = False
+        self._is_raw = False
+        self._has_started = False
         self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
@@ -53,16 +53,16 @@ class JsonStreamSplitter:
             self._hold(part.view)
             return []
         data = bytes(part.view)
-        if not self._held and not self._raw:
+        if not self._held and not self._is_raw:
             stripped = data.lstrip(_SPACE)
-            if self._started or stripped[:1] == b"{":
+            if self._has_started or stripped[:1] == b"{":
                 data = stripped
         if not data:
             return []
-        if self._raw or not (self._started or data[:1] == b"{"):
-            self._raw = True
+        if self._is_raw or not (self._has_started or data[:1] == b"{"):
+            self._is_raw = True
             return [HttpResponse(part.status, BYTES_PIECE, (data,))]
-        self._started = True
+        self._has_started = True
         self._held += data
         self._check_begin()
         found = []
@@ -96,7 +96,7 @@ class JsonStreamSplitter:
         """Return the next complete value; None when it is incomplete."""
         held = self._held
         while True:
-            match = (_INSIDE if self._quoted else _OUTSIDE).search(held, self._at)
+            match = (_INSIDE if self._is_quoted else _OUTSIDE).search(held, self._at)
             if match is None:
                 self._at = len(held)
                 return None
@@ -109,7 +109,7 @@ class JsonStreamSplitter:
                 continue
             self._at = match.end()
             if found == b'"':
-                self._quoted = not self._quoted
+                self._is_quoted = not self._is_quoted
             elif found in _OPENING:
                 self._depth += 1
             else:

@@ -65,19 +65,19 @@ class GrpsRoute:
     Attributes:
         method: One of `calls.METHODS`.
         custom: For `CUSTOM`.
-        binary: For `BRPC`: the response is protobuf, else JSON.
+        is_binary: For `BRPC`: the response is protobuf, else JSON.
         name: For `SERIES`: the requested metric.
     """
 
     surface: Surface
     method: str
     custom: CustomRoute | None = None
-    binary: bool = False
+    is_binary: bool = False
     name: str = ""
 
     def streamed(self) -> GrpsRoute:
         """Return the same route with a stream as response."""
-        return GrpsRoute(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary)
+        return GrpsRoute(self.surface, calls.PREDICT_STREAMING, self.custom, self.is_binary)
 
     def called(self, name: str) -> GrpsRoute:
         """Return the same route for the metric *name*."""

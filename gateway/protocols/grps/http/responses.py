@@ -51,19 +51,19 @@ def encode_response(
     """
     surface = Surface.GRPS if route is None else route.surface
     if surface is Surface.PAGE and isinstance(call, ServerStatusRequest):
-        return HttpResponse(OK, _PAGE_HEADERS, (write_page(reply),), compressible=True)
+        return HttpResponse(OK, _PAGE_HEADERS, (write_page(reply),), is_compressible=True)
     if route is not None and surface is Surface.SERIES:
-        return HttpResponse(OK, JSON_HEADERS, (_series(reply, route.name),), compressible=True)
+        return HttpResponse(OK, JSON_HEADERS, (_series(reply, route.name),), is_compressible=True)
     if route is not None and route.custom is not None and surface is Surface.CUSTOM:
         document = render(route.custom.answer, _values(reply))
-        return HttpResponse(OK, JSON_HEADERS, (_dumped(document),), compressible=True)
+        return HttpResponse(OK, JSON_HEADERS, (_dumped(document),), is_compressible=True)
     message = calls.encode_method_reply(call, reply, reply_format)
     if surface is Surface.BRPC and route is not None:
-        return _of_brpc(message, binary=route.binary)
+        return _of_brpc(message, binary=route.is_binary)
     if message.form is ContentFormat.BIN_DATA and len(message.data):
-        return HttpResponse(OK, _BYTES_HEADERS, (message.data,), compressible=True)
+        return HttpResponse(OK, _BYTES_HEADERS, (message.data,), is_compressible=True)
     status = OK if message.status is None else message.status.code
-    return HttpResponse(status, JSON_HEADERS, (write_json(message),), compressible=True)
+    return HttpResponse(status, JSON_HEADERS, (write_json(message),), is_compressible=True)
 
 
 def _series(trends: Mapping[str, Trend], name: str) -> bytes:
@@ -71,7 +71,7 @@ def _series(trends: Mapping[str, Trend], name: str) -> bytes:
     found = trends.get(name.removeprefix("*"))
     if found is None:
         raise NotFound("key not found")
-    label = "cdf" if found.distribution else "trend"
+    label = "cdf" if found.is_distribution else "trend"
     return _dumped({"label": label, "data": found.points})
 
 
@@ -136,7 +136,7 @@ def encode_failure(
     if route is not None and route.surface is Surface.BRPC:
         if ends_call(error, unread=unread):
             return _brpc_error(error, limits)
-        return _of_brpc(message, binary=route.binary)
+        return _of_brpc(message, binary=route.is_binary)
     status = message.status or GrpsStatus(500, "", Flag.FAILURE)
     headers = JSON_HEADERS
     if isinstance(error, MethodNotAllowed):
@@ -155,9 +155,9 @@ def encode_failure(
 def _of_brpc(message: GrpsMessage, *, binary: bool) -> HttpResponse:
     """Return a message as brpc's HTTP layer does: the call succeeds, whatever the Status is."""
     if binary:
-        return HttpResponse(OK, _PROTO_HEADERS, tuple(write_message(message)), compressible=True)
+        return HttpResponse(OK, _PROTO_HEADERS, tuple(write_message(message)), is_compressible=True)
     body = write_json(message, numbers=True)
-    return HttpResponse(OK, JSON_HEADERS, (body,), compressible=True)
+    return HttpResponse(OK, JSON_HEADERS, (body,), is_compressible=True)
 
 
 def _brpc_error(error: GatewayError, limits: MessageLimits) -> HttpResponse:

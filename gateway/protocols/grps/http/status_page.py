@@ -12,7 +12,7 @@ _NEWEST: Final = (173, 113, 53, 29)
 
 def write_page(status: ServerStatus) -> bytes:
     """Return a page with the state of the server and its models."""
-    state = "ready" if status.ready else "not ready"
+    state = "ready" if status.is_ready else "not ready"
     rows = "".join(map(_row, status.models))
     measured = "".join([_measured(name, trend) for name, trend in status.trends.items()])
     return (
@@ -27,7 +27,7 @@ def write_page(status: ServerStatus) -> bytes:
 
 def _measured(name: str, trend: Trend) -> str:
     """Return the newest value of each period; no values of a distribution."""
-    if trend.distribution:
+    if trend.is_distribution:
         return ""
     points = [f"{trend.points[newest][1]:.3f}" for newest in _NEWEST]
     return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (name, *points)) + "</tr>"

@@ -159,7 +159,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one item of a stream, with its mark on the last one."""
         if item.error is not None:
-            return self._streams.error(call, item.error, final=item.final)
+            return self._streams.error(call, item.error, final=item.is_final)
         return self._streams.item(call, item)
 
     def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
@@ -205,7 +205,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         if call.model is not None:
             check_version(self._dialect, call.model)
         if isinstance(call, StreamInferRequest):
-            if not self._dialect.streams:
+            if not self._dialect.has_streams:
                 raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no streams")
             message = self._infer.encode_call(call.request, call.context.request_id)
             if self._request_bytes is not None:
@@ -218,7 +218,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         found = messages.CALL_WRITERS.get(type(call))
         if found is None:
             raise unsupported(call, NAME)
-        if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
+        if isinstance(call, RepositoryIndexRequest) and not self._dialect.has_index:
             raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
         method, write = found
         return _request(call, method, (_written(write, call, call),))
@@ -273,7 +273,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             raise error_of_status(call, wire)
         request = call.request
         try:
-            if self._dialect.plain_streams:
+            if self._dialect.has_plain_streams:
                 return self._infer.decode_reply(request, wire, wire.view, stream=True, final=False)
             error_text, answer = open_envelope(wire.view)
             reply = self._infer.decode_reply(request, wire, answer, stream=True)
@@ -286,7 +286,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         failed = error_said(
             clip(strip_traceback(error_text), self._limits.error_text_bytes), call.model
         )
-        if reply.final:
+        if reply.is_final:
             raise failed
         return reply.changed(outputs=(), error=failed)
 

@@ -20,17 +20,17 @@ class GrpcDialect:
     """The features of a kind of server.
 
     Attributes:
-        doubles: double_param and uint64_param; a server without them ignores the value.
-        versions: Models have versions; KServe ignores the field over gRPC.
-        whole_versions: It reads a version as the whole number that it begins with.
-        selects: It returns the requested outputs only; KServe returns all of them.
-        extended: It has Triton's extensions: configuration, statistics and the like.
-        control: Its models can be loaded and unloaded.
-        nonfinite_words: Over HTTP it writes NaN and infinities as words.
-        name_first: Its requests to load and unload have the model's name in field 1.
+        has_doubles: double_param and uint64_param; a server without them ignores the value.
+        has_versions: Models have versions; KServe ignores the field over gRPC.
+        has_whole_versions: It reads a version as the whole number that it begins with.
+        can_select: It returns the requested outputs only; KServe returns all of them.
+        has_extensions: It has Triton's extensions: configuration, statistics and the like.
+        has_control: Its models can be loaded and unloaded.
+        has_nonfinite_words: Over HTTP it writes NaN and infinities as words.
+        has_name_first: Its requests to load and unload have the model's name in field 1.
         needs_id: It fails, or creates an id, when a request has none.
-        streams: It has ModelStreamInfer.
-        plain_streams: The messages of its streams are bare responses, without the envelope for
+        has_streams: It has ModelStreamInfer.
+        has_plain_streams: The messages of its streams are bare responses, without the envelope for
             errors and the mark of the last one.
         echoes_id: The id of a response is that of its request; models of KServe choose ids.
         keeps_names: It keeps metrics for each name of a model, also for unknown ones.
@@ -39,23 +39,23 @@ class GrpcDialect:
     """
 
     name: str
-    doubles: bool = False
-    bf16: bool = False
-    versions: bool = True
-    whole_versions: bool = False
-    selects: bool = True
+    has_doubles: bool = False
+    has_bf16: bool = False
+    has_versions: bool = True
+    has_whole_versions: bool = False
+    can_select: bool = True
     needs_id: bool = False
-    index: bool = False
-    extended: bool = False
-    streams: bool = True
-    plain_streams: bool = False
-    control: bool = False
-    name_first: bool = False
+    has_index: bool = False
+    has_extensions: bool = False
+    has_streams: bool = True
+    has_plain_streams: bool = False
+    has_control: bool = False
+    has_name_first: bool = False
     echoes_id: bool = True
     keeps_names: bool = False
     request_bytes: int | None = None
     strings: float | None = None
-    nonfinite_words: bool = False
+    has_nonfinite_words: bool = False
 
 
 DIALECTS: dict[str, GrpcDialect] = {
@@ -63,37 +63,42 @@ DIALECTS: dict[str, GrpcDialect] = {
     for dialect in (
         GrpcDialect(
             name="triton",
-            doubles=True,
-            bf16=True,
-            whole_versions=True,
-            index=True,
-            extended=True,
-            control=True,
-            nonfinite_words=True,
+            has_doubles=True,
+            has_bf16=True,
+            has_whole_versions=True,
+            has_index=True,
+            has_extensions=True,
+            has_control=True,
+            has_nonfinite_words=True,
         ),
         GrpcDialect(
             name="mlserver",
-            index=True,
-            plain_streams=True,
-            control=True,
+            has_index=True,
+            has_plain_streams=True,
+            has_control=True,
             keeps_names=True,
             request_bytes=4 << 20,
             strings=2.5,
         ),
         GrpcDialect(
             name="kserve",
-            versions=False,
-            selects=False,
+            has_versions=False,
+            can_select=False,
             needs_id=True,
-            streams=False,
-            control=True,
-            name_first=True,
+            has_streams=False,
+            has_control=True,
+            has_name_first=True,
             echoes_id=False,
             request_bytes=8 << 20,
         ),
         GrpcDialect(name="ovms"),
         GrpcDialect(
-            name="gateway", doubles=True, bf16=True, index=True, extended=True, control=True
+            name="gateway",
+            has_doubles=True,
+            has_bf16=True,
+            has_index=True,
+            has_extensions=True,
+            has_control=True,
         ),
     )
 }
@@ -117,7 +122,7 @@ def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Paramet
     if parameters:
         _check_parameters(dialect, "request", parameters)
     for tensor in request.inputs:
-        if not dialect.bf16 and tensor.datatype is Datatype.BF16:
+        if not dialect.has_bf16 and tensor.datatype is Datatype.BF16:
             raise Unsupported(
                 f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not have",
                 model=request.model,
@@ -140,9 +145,9 @@ def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
         Unsupported: *model* has a version and the dialect has none.
         InvalidRequest: The server would read the version as another one.
     """
-    if dialect.whole_versions:
+    if dialect.has_whole_versions:
         check_whole_version(model)
-    if model.version and not dialect.versions:
+    if model.version and not dialect.has_versions:
         raise Unsupported(
             f"model {model.name!r} has the version {model.version!r}: "
             f"the dialect {dialect.name!r} has no versions",
@@ -152,15 +157,17 @@ def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
 
 def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) -> None:
     for key, value in parameters.items():
-        if isinstance(value, float) and not dialect.doubles:
+        if isinstance(value, float) and not dialect.has_doubles:
             raise Unsupported(
                 f"parameter {key!r} of the {place} is {value!r}: "
                 f"the dialect {dialect.name!r} has no double_param and would ignore it"
             )
         if isinstance(value, bool) or not isinstance(value, int) or value <= INT64_MAX:
             continue
-        if not (dialect.doubles and key == _UNSIGNED):
-            kind = SequenceIdTooLarge if dialect.extended and key == _SEQUENCE else Unsupported
+        if not (dialect.has_doubles and key == _UNSIGNED):
+            kind = (
+                SequenceIdTooLarge if dialect.has_extensions and key == _SEQUENCE else Unsupported
+            )
             raise kind(
                 f"parameter {key!r} of the {place} is {value}: the dialect {dialect.name!r} "
                 f"accepts at most {INT64_MAX}"

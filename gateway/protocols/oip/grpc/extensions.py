@@ -110,7 +110,7 @@ def _choices(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str,
 
 def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> Asked:
     model = named_model(call)
-    if dialect.name_first:
+    if dialect.has_name_first:
         return "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name=model.name)
     message = pb.RepositoryModelLoadRequest(model_name=model.name)
     for key, value in call.parameters.items():
@@ -120,7 +120,7 @@ def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> Asked:
 
 def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> Asked:
     model = named_model(call)
-    if dialect.name_first:
+    if dialect.has_name_first:
         return "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name=model.name)
     message = pb.RepositoryModelUnloadRequest(model_name=model.name)
     if call.dependents:

@@ -58,9 +58,9 @@ class Inferences:
         self._plain_replies = FastInferEncoder(RAW_OUTPUTS)
         # None where each request needs an id, or checks of its model.
         self._plain_calls: FastInferEncoder | None = None
-        if dialect.versions and not dialect.needs_id:
+        if dialect.has_versions and not dialect.needs_id:
             self._plain_calls = FastInferEncoder(
-                RAW_INPUTS, None if dialect.bf16 else Datatype.BF16
+                RAW_INPUTS, None if dialect.has_bf16 else Datatype.BF16
             )
 
     def decode_call(self, wire: GrpcRequest, spare_id: str = "") -> InferRequest:
@@ -168,8 +168,8 @@ class Inferences:
             outputs=outputs,
             id=call.id,
             parameters=parameters,
-            final=final,
-            nonfinite_words=self._dialect.nonfinite_words,
+            is_final=final,
+            has_nonfinite_words=self._dialect.has_nonfinite_words,
             origin=Origin(NAME, wire),
         )
 
@@ -192,7 +192,7 @@ class Inferences:
                 f"response lacks the requested output {min(missing)!r}: "
                 f"it has {len(outputs)} outputs"
             )
-        if self._dialect.selects:
+        if self._dialect.can_select:
             return outputs
         return tuple([tensor for tensor in outputs if tensor.name in wanted])
 

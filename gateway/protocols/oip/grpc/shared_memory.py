@@ -53,7 +53,7 @@ def _read_unregister(
 ) -> SharedUnregisterRequest:
     message = parse(view, pb.SystemSharedMemoryUnregisterRequest)
     region = checked_model(message.name, "", limits).name
-    return SharedUnregisterRequest(context=context, region=region, cuda=False)
+    return SharedUnregisterRequest(context=context, region=region, is_cuda=False)
 
 
 def _read_unregister_cuda(
@@ -61,13 +61,13 @@ def _read_unregister_cuda(
 ) -> SharedUnregisterRequest:
     message = parse(view, pb.CudaSharedMemoryUnregisterRequest)
     region = checked_model(message.name, "", limits).name
-    return SharedUnregisterRequest(context=context, region=region, cuda=True)
+    return SharedUnregisterRequest(context=context, region=region, is_cuda=True)
 
 
 def _read_status(view: memoryview, context: Context, limits: MessageLimits) -> SharedStatusRequest:
     message = parse(view, pb.SystemSharedMemoryStatusRequest)
     region = checked_model(message.name, "", limits).name
-    return SharedStatusRequest(context=context, region=region, cuda=False)
+    return SharedStatusRequest(context=context, region=region, is_cuda=False)
 
 
 def _read_status_cuda(
@@ -75,7 +75,7 @@ def _read_status_cuda(
 ) -> SharedStatusRequest:
     message = parse(view, pb.CudaSharedMemoryStatusRequest)
     region = checked_model(message.name, "", limits).name
-    return SharedStatusRequest(context=context, region=region, cuda=True)
+    return SharedStatusRequest(context=context, region=region, is_cuda=True)
 
 
 def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> Asked:
@@ -93,14 +93,14 @@ def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> Asked:
 
 
 def _unregister_call(call: SharedUnregisterRequest, _dialect: GrpcDialect) -> Asked:
-    if call.cuda:
+    if call.is_cuda:
         cuda = pb.CudaSharedMemoryUnregisterRequest(name=call.region)
         return "CudaSharedMemoryUnregister", cuda
     return "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=call.region)
 
 
 def _status_call(call: SharedStatusRequest, _dialect: GrpcDialect) -> Asked:
-    if call.cuda:
+    if call.is_cuda:
         return "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name=call.region)
     return "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name=call.region)
 
@@ -113,7 +113,7 @@ def _registered(call: SharedRegisterRequest, _reply: None) -> Message:
 
 def _write_status(call: SharedStatusRequest, reply: tuple[SharedRegion, ...]) -> Message:
     regions = wanted_regions(call, reply)
-    if not call.cuda:
+    if not call.is_cuda:
         system = pb.SystemSharedMemoryStatusResponse()
         for region in regions:
             entry = system.regions[region.name]
@@ -131,7 +131,7 @@ def _write_status(call: SharedStatusRequest, reply: tuple[SharedRegion, ...]) ->
 def _read_regions(
     call: SharedStatusRequest, view: memoryview, limits: MessageLimits
 ) -> tuple[SharedRegion, ...]:
-    if call.cuda:
+    if call.is_cuda:
         found = [
             SharedRegion(name=name, device=entry.device_id, size_bytes=entry.byte_size)
             for name, entry in parse(view, pb.CudaSharedMemoryStatusResponse).regions.items()

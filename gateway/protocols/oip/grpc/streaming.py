@@ -82,10 +82,10 @@ class StreamForm:
     """The form of the items of one request.
 
     Attributes:
-        empty_final: An item without outputs marks the end, where no other item did.
+        has_empty_final: An item without outputs marks the end, where no other item did.
     """
 
-    empty_final: bool
+    has_empty_final: bool
 
 
 class StreamReplyEncoder:
@@ -102,14 +102,14 @@ class StreamReplyEncoder:
 
     def item(self, call: StreamInferRequest, item: InferResponse) -> GrpcResponse:
         """Write one item; the data of large tensors are not copied."""
-        parameters = {**item.parameters, FINAL: item.final}
+        parameters = {**item.parameters, FINAL: item.is_final}
         outputs = with_c_values(call.request, item).outputs
         inner = self._writer.response(item.model, call.request.id, parameters, outputs)
         return GrpcResponse(_envelope(inner))
 
     def end(self, call: StreamInferRequest, last: InferResponse | None) -> GrpcResponse | None:
         """Write the mark of the end of one request's items, where the client requested it."""
-        if not asks_empty_final(call) or (last is not None and last.final):
+        if not asks_empty_final(call) or (last is not None and last.is_final):
             return None
         model = ModelRef("" if call.model is None else call.model.name)
         return GrpcResponse(
@@ -145,7 +145,9 @@ class StreamReplyEncoder:
 def asks_empty_final(call: StreamInferRequest) -> bool:
     """Return whether the client wants a mark at the end of its items."""
     origin = call.context.origin
-    return origin is not None and isinstance(origin.form, StreamForm) and origin.form.empty_final
+    return (
+        origin is not None and isinstance(origin.form, StreamForm) and origin.form.has_empty_final
+    )
 
 
 def stream_message(error: GatewayError) -> GrpcRequest | None:

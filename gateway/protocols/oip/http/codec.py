@@ -129,9 +129,9 @@ class HttpCodec(
         nonfinite = checked.get("nonfinite")
         self._targets = response_targets(None if nonfinite is None else Nonfinite(nonfinite))
         self._dialect = DIALECTS[checked.get("dialect", "auto")]
-        self.prefers_single_reply = self._dialect.generate_stream
+        self.prefers_single_reply = self._dialect.has_generate_stream
         self.only_known_models = self._dialect.keeps_names
-        if self._dialect.generate_stream:
+        if self._dialect.has_generate_stream:
             self.needs = NEEDS | {Need.FLAT_MEMBERS}
         self._not_ready: int = checked.get(
             "not_ready_status", HTTP_STATUS[errors.ErrorCode.NOT_READY]
@@ -306,7 +306,7 @@ class HttpCodec(
         passed = http_headers(context)
         if isinstance(call, StreamInferRequest):
             return self._stream_call(call, passed)
-        if isinstance(call, RepositoryIndexRequest) and self._dialect.index:
+        if isinstance(call, RepositoryIndexRequest) and self._dialect.has_index:
             # MLServer needs a body, Triton ignores it.
             body = (dump({"ready": True} if call.ready_only else {}),)
             pairs = Headers((*JSON_HEADERS.pairs, *passed))
@@ -323,7 +323,7 @@ class HttpCodec(
         """Write a request that ends in inputs which have not arrived; None where it cannot."""
         if (
             not isinstance(call, InferRequest)
-            or not self._dialect.binary
+            or not self._dialect.has_binary
             or not can_cut_through(call)
         ):
             return None
@@ -350,7 +350,7 @@ class HttpCodec(
                     sent_id,
                     wire,
                     self._replies,
-                    self._dialect.nonfinite_words,
+                    self._dialect.has_nonfinite_words,
                     self._dialect.echoes_id,
                 )
                 answer = inferred
@@ -371,7 +371,7 @@ class HttpCodec(
         if wire.status not in _OK_STATUSES:
             raise error_of_status(call, wire, self._limits)
         try:
-            if self._dialect.generate_stream:
+            if self._dialect.has_generate_stream:
                 return decode_generated(call, wire, self._limits)
             return decode_event(call, self._stream_id(call), wire, self._replies)
         except errors.InvalidRequest as error:
@@ -382,12 +382,12 @@ class HttpCodec(
     def _stream_call(
         self, call: StreamInferRequest, passed: tuple[tuple[str, str], ...]
     ) -> HttpRequest:
-        if self._dialect.generate_stream:
+        if self._dialect.has_generate_stream:
             pairs = Headers((*JSON_HEADERS.pairs, *passed))
             body: Sequence[Buffer] = (dump(encode_generate(call.request)),)
             path = self._model_path(call, "generate_stream")
             return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
-        if not self._dialect.infer_stream:
+        if not self._dialect.has_infer_stream:
             raise errors.Unsupported(
                 f"the dialect {self._dialect.name!r} has no streams of tensors over HTTP"
             )
@@ -461,9 +461,9 @@ class HttpCodec(
         return model_path(model, _MODEL_ACTIONS[type(call)] if action is None else action)
 
     def _check_version(self, model: ModelRef) -> None:
-        if self._dialect.whole_versions:
+        if self._dialect.has_whole_versions:
             check_whole_version(model)
-        if model.version and not self._dialect.versions:
+        if model.version and not self._dialect.has_versions:
             raise errors.Unsupported(
                 f"model {str(model)!r} has a version: {self._dialect.name} has no versions",
                 model=model,

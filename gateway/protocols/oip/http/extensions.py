@@ -240,7 +240,7 @@ def _read_log_reply(
 def _read_register(
     route: OipRoute, wire: HttpRequest, context: Context, limits: MessageLimits
 ) -> SharedRegisterRequest:
-    region = read_region(route.region, _object(wire, limits), cuda=route.cuda)
+    region = read_region(route.region, _object(wire, limits), cuda=route.is_cuda)
     return SharedRegisterRequest(context=context, region=checked_region(region, limits))
 
 
@@ -261,21 +261,21 @@ def _register_call(call: SharedRegisterRequest) -> Asked:
 def _read_unregister(
     route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
 ) -> SharedUnregisterRequest:
-    return SharedUnregisterRequest(context=context, region=route.region, cuda=route.cuda)
+    return SharedUnregisterRequest(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
 def _unregister_call(call: SharedUnregisterRequest) -> Asked:
-    return "POST", shared_path(call.region, "unregister", cuda=bool(call.cuda)), None
+    return "POST", shared_path(call.region, "unregister", cuda=bool(call.is_cuda)), None
 
 
 def _read_status(
     route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
 ) -> SharedStatusRequest:
-    return SharedStatusRequest(context=context, region=route.region, cuda=route.cuda)
+    return SharedStatusRequest(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
 def _status_call(call: SharedStatusRequest) -> Asked:
-    return "GET", shared_path(call.region, "status", cuda=bool(call.cuda)), None
+    return "GET", shared_path(call.region, "status", cuda=bool(call.is_cuda)), None
 
 
 def _write_status(call: SharedStatusRequest, reply: tuple[SharedRegion, ...]) -> Body:
@@ -300,7 +300,7 @@ def _read_regions(
     if type(document) is not list or not all(type(entry) is dict for entry in document):
         raise MalformedMessage("the response is not a list of regions")
     check_count("regions", len(document), _MOST, "json_keys")
-    cuda = bool(call.cuda)
+    cuda = bool(call.is_cuda)
     regions = [read_region(one.get("name"), one, cuda=cuda, listed=True) for one in document]
     return tuple([checked_region(region, limits, listed=True) for region in regions])
 

@@ -123,7 +123,7 @@ def generated(request: InferRequest, reply: InferResponse, targets: JsonTargets)
     document["model_name"] = reply.model.name
     document["model_version"] = reply.model.version
     for tensor in reply.outputs:
-        document[tensor.name] = _elements(tensor, targets[reply.nonfinite_words])
+        document[tensor.name] = _elements(tensor, targets[reply.has_nonfinite_words])
     return document
 
 

@@ -300,7 +300,7 @@ def encode_request(
         TooLarge: It would occupy a server of one process for long.
     """
     inputs = call.inputs
-    binary_out = binary_out and dialect.binary
+    binary_out = binary_out and dialect.has_binary
     if dialect.numbers is not None:
         check_inputs(inputs, dialect, dialect.numbers, limits)
     text = [
@@ -315,7 +315,7 @@ def encode_request(
         before = b","
         if _put_input(text, binary, tensor, dialect, limits):
             is_long = True
-    if is_long and not dialect.binary and (size := sum(map(len, text))) > limits.json_bytes:
+    if is_long and not dialect.has_binary and (size := sum(map(len, text))) > limits.json_bytes:
         raise too_long(inputs[-1].name, size, limits, _hint(dialect))
     if not inputs:
         text.append(before)
@@ -364,15 +364,15 @@ def _put_input(
         text += (tensor_prefix("input", tensor.name, datatype, shape, parameters), b"}")
     elif type(data) is StreamedData:  # last, after all bytes that have arrived
         text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
-    elif dialect.binary:
-        if datatype is Datatype.BYTES and dialect.text_only:
+    elif dialect.has_binary:
+        if datatype is Datatype.BYTES and dialect.is_text_only:
             _check_text(tensor, dialect)
         put_binary(text, binary, "input", tensor, datatype, shape)
     else:
         hint = _hint(dialect)
         if datatype is not Datatype.BYTES:
-            check_numbers(tensor, shape, limits, hint, half=dialect.half_in_json)
-        taker = JsonTarget("input", hint, half=dialect.half_in_json)
+            check_numbers(tensor, shape, limits, hint, half=dialect.has_half_in_json)
+        taker = JsonTarget("input", hint, can_write_half=dialect.has_half_in_json)
         return append_elements(text, taker, tensor, datatype, shape)
     return False
 
@@ -409,7 +409,7 @@ def _check_parameters(what: str, parameters: Mapping[str, Parameter], dialect: D
     for key, value in parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
-        if dialect.signed_parameters and type(value) is int and value > INT64_MAX:
+        if dialect.has_signed_parameters and type(value) is int and value > INT64_MAX:
             # `sequence_id` is read as an unsigned integer; only custom parameters lose precision.
             if key == "sequence_id":
                 continue

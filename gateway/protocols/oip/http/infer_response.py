@@ -104,14 +104,14 @@ def encode_response(
             text += (tensor_prefix("output", name, datatype, shape, tensor.parameters), b"}")
         elif form.listed.get(name, form.default):
             put_binary(text, binary, "output", tensor, datatype, shape)
-        elif append_elements(text, targets[reply.nonfinite_words], tensor, datatype, shape):
+        elif append_elements(text, targets[reply.has_nonfinite_words], tensor, datatype, shape):
             is_long = True
     text.append(b"]}" if outputs else b'"outputs":[]}')
     whole = gathered(text) if is_long else (b"".join(text),)
     if binary:
         headers, body = body_of(whole, binary, always=False)
-        return HttpResponse(HTTP_OK, headers, body, compressible=True)
-    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, compressible=True)
+        return HttpResponse(HTTP_OK, headers, body, is_compressible=True)
+    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, is_compressible=True)
 
 
 @lru_cache(_REMEMBERED)  # responses repeat the same few
@@ -175,7 +175,7 @@ def decode_response(
         outputs=outputs,
         id=call.id,
         parameters=parsed.parameters,
-        nonfinite_words=nonfinite_words,
+        has_nonfinite_words=nonfinite_words,
         origin=Origin(NAME, wire),
     )
 

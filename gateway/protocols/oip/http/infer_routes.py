@@ -117,8 +117,8 @@ def decode_event(
     if "error" in members and "outputs" not in members:
         failed = UpstreamError(error_text(wire, limits), model=call.model)
         model = call.model or ModelRef("")
-        return InferResponse(model=model, outputs=(), final=False, error=failed)
-    return decode_response(call.request, sent_id, wire, templates).changed(final=False)
+        return InferResponse(model=model, outputs=(), is_final=False, error=failed)
+    return decode_response(call.request, sent_id, wire, templates).changed(is_final=False)
 
 
 def decode_generated(
@@ -133,7 +133,7 @@ def decode_generated(
     model = call.model or ModelRef("")
     if "error" in members and "model_name" not in members:
         failed = UpstreamError(error_text(wire, limits), model=call.model)
-        return InferResponse(model=model, outputs=(), final=False, error=failed)
+        return InferResponse(model=model, outputs=(), is_final=False, error=failed)
     version = members.pop("model_version", "")
     for key in ("model_name", "id", *_SEQUENCE):
         members.pop(key, None)
@@ -141,9 +141,9 @@ def decode_generated(
         model=ModelRef(model.name, version if type(version) is str else model.version),
         outputs=(),
         id=call.request.id,
-        final=False,
+        is_final=False,
         flat_members=read_members(members),
-        nonfinite_words=True,
+        has_nonfinite_words=True,
     )
 
 

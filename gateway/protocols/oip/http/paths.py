@@ -90,7 +90,7 @@ class OipRoute:
         methods: The HTTP methods that the path allows.
         action: The end of a path about a model.
         region: Of shared memory, by name; "" for none or all.
-        cuda: Whether it is about shared memory of CUDA.
+        is_cuda: Whether it is about shared memory of CUDA.
     """
 
     call: type[Call[Any]]
@@ -98,7 +98,7 @@ class OipRoute:
     methods: tuple[str, ...] = _GET
     action: str = ""
     region: str = ""
-    cuda: bool = False
+    is_cuda: bool = False
 
 
 _SERVER_EXTENSIONS: Mapping[str, OipRoute] = {

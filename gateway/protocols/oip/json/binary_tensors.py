@@ -75,7 +75,7 @@ class BinaryPart:
         rest: The stream of these bytes, where they have not arrived; *view* is empty then.
 
     Attributes:
-        arrives: They have not arrived.
+        is_arriving: They have not arrived.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class BinaryPart:
         self._has_header = has_header
         self._rest = rest
         self._size = view.nbytes if rest is None else rest.end - rest.start
-        self.arrives = rest is not None
+        self.is_arriving = rest is not None
 
     def await_(self, name: str, size: Any) -> StreamedData:
         """Return the next *size* bytes, which have not arrived; otherwise as `take`."""

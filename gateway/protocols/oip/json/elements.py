@@ -74,7 +74,7 @@ class ElementReader:
     def __init__(self, kind: str, limits: MessageLimits, *, lenient: bool) -> None:
         self._kind = kind
         self._limits = limits
-        self._lenient = lenient
+        self._is_lenient = lenient
         self._arrays = 0
         self._lists = 0
         self._proxies: list[tuple[str, Shape, Any]] = []
@@ -94,7 +94,7 @@ class ElementReader:
         """
         if type(data) is list and datatype in _PLAIN and _is_flat(data, shape):
             return self._pack(name, datatype, data)
-        if datatype in NOT_IN_JSON and not (self._lenient and datatype is Datatype.FP16):
+        if datatype in NOT_IN_JSON and not (self._is_lenient and datatype is Datatype.FP16):
             raise InvalidTensor(
                 f"{self._kind} {name!r} is {datatype.name}, which JSON cannot represent: "
                 "send it as binary tensor data (parameter 'binary_data_size' and header "
@@ -149,7 +149,7 @@ class ElementReader:
     def _forgiven(self, name: str, datatype: Datatype, flat: list[Any]) -> list[Any]:
         """Return *flat* with null as NaN where that is allowed; raises for the first wrong one."""
         allowed = _KINDS[datatype]
-        if self._lenient and datatype.is_float:
+        if self._is_lenient and datatype.is_float:
             flat = [math.nan if value is None else value for value in flat]
         for index, value in enumerate(flat):
             if type(value) not in allowed:

@@ -193,7 +193,7 @@ class _CheckedObjects:
     def __init__(self, what: str, limits: MessageLimits, *, lenient: bool) -> None:
         self._what = what
         self._limits = limits
-        self._lenient = lenient
+        self._is_lenient = lenient
         self._repeating: dict[int, dict[str, Any]] = {}
         self._first: MalformedMessage | None = None
 
@@ -206,7 +206,7 @@ class _CheckedObjects:
             keys = [key for key, _ in found]
             error = MalformedMessage(_twice(what, keys))
             # A size that comes twice makes a tensor ambiguous.
-            if not self._lenient or keys.count(BINARY_SIZE) > 1:
+            if not self._is_lenient or keys.count(BINARY_SIZE) > 1:
                 raise error
             self._first = self._first or error
             self._repeating[id(members)] = members
@@ -298,7 +298,7 @@ class _LargeReader:
     def __init__(self, what: str, limits: MessageLimits, *, lenient: bool) -> None:
         self._what = what
         self._limits = limits
-        self._lenient = lenient
+        self._is_lenient = lenient
         self._held_bytes = 0
         self._lookups = 0
 
@@ -358,7 +358,7 @@ class _LargeReader:
             return  # no keys, and not deep: such as a shape
         member = b'{"parameters":%b}' % text if key == _PARAMETERS else b"[%b]" % text
         whole = b"[" * (depth - 1) + member + b"]" * (depth - 1)
-        check_closely(whole, self._what, self._limits, lenient=self._lenient)
+        check_closely(whole, self._what, self._limits, lenient=self._is_lenient)
 
 
 def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Document:

@@ -43,7 +43,7 @@ def check_inputs(
             others += count
             continue
         texts += count
-        if not dialect.binary and texts <= limits.json_strings:
+        if not dialect.has_binary and texts <= limits.json_strings:
             items = as_items(tensor)
             rectangle += len(items) * max(map(len, items), default=0) * _CHARACTER_BYTES
     _check_count("BYTES", texts, limits.json_strings, "json_strings", dialect)

@@ -60,7 +60,7 @@ class TensorReader:
         self._placed = placed
         self._binary = binary
         self._limits = limits
-        self._lenient = lenient
+        self._is_lenient = lenient
         self._items = 0
         self._elements = ElementReader(kind, limits, lenient=lenient)
 
@@ -101,7 +101,9 @@ class TensorReader:
         if found is None and type(data) is list:  # the usual case first
             data = self._elements.read(name, datatype, shape, data)
             return Tensor(name, datatype, shape, data, NO_PARAMETERS)
-        parameters = read_parameters(found, f"{kind} {name!r}", self._limits, lenient=self._lenient)
+        parameters = read_parameters(
+            found, f"{kind} {name!r}", self._limits, lenient=self._is_lenient
+        )
         if self._kind == "input" and not KEYS.isdisjoint(parameters):
             if data is not None or BINARY_SIZE in parameters:
                 raise InvalidTensor(
@@ -113,7 +115,7 @@ class TensorReader:
                     f"{kind} {name!r} has both data and {BINARY_SIZE}: expected one of them"
                 )
             custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
-            if self._binary.arrives:
+            if self._binary.is_arriving:
                 if datatype is Datatype.BYTES:
                     raise NeededWhole
                 awaited = self._binary.await_(name, parameters[BINARY_SIZE])

@@ -124,7 +124,7 @@ class JsonTarget(Struct, frozen=True):
 
     kind: str
     hint: str
-    half: bool = False
+    can_write_half: bool = False
     nonfinite: Nonfinite = Nonfinite.REFUSE_ALL
 
 
@@ -162,7 +162,9 @@ def append_elements(
                 text += (few[0], orjson.dumps(data.array.ravel().tolist()), b"}")
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
-    elements = elements_text(kind, tensor, taker.hint, half=taker.half, nonfinite=taker.nonfinite)
+    elements = elements_text(
+        kind, tensor, taker.hint, half=taker.can_write_half, nonfinite=taker.nonfinite
+    )
     text += (opened, b',"data":', elements, b"}")
     return len(elements) > _COPIED_BYTES
 

@@ -70,12 +70,12 @@ class TextReplyFormat:
 
     Attributes:
         format: "text", "binary" or "json".
-        infer: The request is an inference, whose responses have an additional header.
+        is_inference: The request is an inference, whose responses have an additional header.
         id: Of an inference that could not be read.
     """
 
     format: str = _TEXT
-    infer: bool = False
+    is_inference: bool = False
     id: int = 0
 
 
@@ -165,7 +165,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         if isinstance(error, HeaderMissing):
             return HttpResponse(HTTP_ERROR, Headers((status_header,)), (_NO_HEADER,))
         form = _form_of_error(call, error)
-        if not form.infer:
+        if not form.is_inference:
             return HttpResponse(HTTP_ERROR, Headers((status_header,)))
         number = number_of(call.id) if isinstance(call, InferRequest) else form.id
         echoed = (RESPONSE, response_line(pb.InferResponseHeader(id=number)))
@@ -204,7 +204,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     def _decode_infer(
         self, wire: HttpRequest, match: Any, query: Mapping[str, str]
     ) -> InferRequest:
-        form = TextReplyFormat(query.get("format", _TEXT), infer=True)
+        form = TextReplyFormat(query.get("format", _TEXT), is_inference=True)
         text = wire.headers.get(_REQUEST_KEY)
         try:
             if text is None:
@@ -215,7 +215,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
             return request_of(parsed.model(), parsed.context, header, inputs)
         except GatewayError as error:
             # The response has the id even of a refused request.
-            refused = TextReplyFormat(form.format, infer=True, id=id_of_text(text or ""))
+            refused = TextReplyFormat(form.format, is_inference=True, id=id_of_text(text or ""))
             error.origin = error.origin or Origin(NAME, wire, refused)
             raise
 
@@ -235,7 +235,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
             return HttpResponse(HTTP_OK, headers, (message.SerializeToString(),))
         if form.format == _JSON:
             text = json_format.MessageToJson(
-                message, preserving_proto_field_name=self._options.snake_case, indent=None
+                message, preserving_proto_field_name=self._options.is_snake_case, indent=None
             )
             return HttpResponse(HTTP_OK, Headers((self._success(), _JSON_TYPE)), (text.encode(),))
         body = text_format.MessageToString(message).encode()
@@ -261,7 +261,7 @@ def _form_of(call: Call[Any]) -> TextReplyFormat:
     origin = call.context.origin
     if origin is not None and isinstance(origin.form, TextReplyFormat):
         return origin.form
-    return TextReplyFormat(_BINARY, infer=isinstance(call, InferRequest))
+    return TextReplyFormat(_BINARY, is_inference=isinstance(call, InferRequest))
 
 
 def _form_of_error(call: Call[Any] | None, error: GatewayError) -> TextReplyFormat:

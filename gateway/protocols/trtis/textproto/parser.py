@@ -66,7 +66,7 @@ class _Field:
     """
 
     name: str
-    repeated: bool
+    is_repeated: bool
     value: Callable[[str], Any] | None
     message: str | None
 
@@ -141,7 +141,7 @@ class _TextReader:
             else:
                 self._try(":")
                 merge = self._message
-            if field.repeated and self._try("["):
+            if field.is_repeated and self._try("["):
                 self._list(lambda: merge(message, field))
             else:
                 merge(message, field)
@@ -174,7 +174,7 @@ class _TextReader:
 
     def _message(self, message: Message, field: _Field) -> None:
         end = self._opened()
-        if field.repeated:
+        if field.is_repeated:
             inner = getattr(message, field.name).add()
         else:
             if message.HasField(field.name):
@@ -193,7 +193,7 @@ class _TextReader:
         else:
             value = field.value(self._tokens[self._at])
             self._at += 1
-        if field.repeated:
+        if field.is_repeated:
             getattr(message, field.name).append(value)
             return
         # As in the library, which detects only values that differ from the default.
@@ -289,7 +289,7 @@ def _described(field: Any) -> _Field:
     message = field.message_type
     return _Field(
         name=field.name,
-        repeated=field.is_repeated,
+        is_repeated=field.is_repeated,
         value=None if message is not None else _read_value(field),
         message=None if message is None else message.full_name,
     )

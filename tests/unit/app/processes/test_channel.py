@@ -20,7 +20,7 @@ from gateway.config.load import load_file, load_text
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")
 EXAMPLES = sorted((Path(__file__).parents[4] / "config").glob("*.yaml"))
-SETUP = WorkerSetup(LOADED, WorkerSlot(2, 2), logs_warnings=True)
+SETUP = WorkerSetup(LOADED, WorkerSlot(2, 2), should_log_warnings=True)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_orders_come_first() -> None:
     found = read_setup(theirs)
     assert (SETUP.slot, True, LOADED.config) == (
         found.slot,
-        found.logs_warnings,
+        found.should_log_warnings,
         found.loaded.config,
     )
     assert ("some.yaml", LOADED.directory) == (found.loaded.source, found.loaded.directory)
@@ -80,7 +80,7 @@ async def test_any_configuration_can_be_ordered(path: Path) -> None:
     loaded = load_file(path, environment={})
     ours, theirs = socket.socketpair()
     supervisor = await open_channel(ours)
-    supervisor.send_setup(WorkerSetup(loaded, WorkerSlot(1, 2), logs_warnings=False))
+    supervisor.send_setup(WorkerSetup(loaded, WorkerSlot(1, 2), should_log_warnings=False))
     with theirs:
         assert loaded.config == read_setup(theirs).loaded.config
     await supervisor.close()

@@ -144,7 +144,7 @@ async def test_starts_each_with_its_seat(supervisor: Supervisor, nursery: Nurser
     assert ADDRESSES == await starting
     setup = [child.setup for child in nursery.born]
     assert [(1, 2), (2, 2)] == [(each.slot.number, each.slot.count) for each in setup]
-    assert [True, False] == [each.logs_warnings for each in setup]
+    assert [True, False] == [each.should_log_warnings for each in setup]
 
 
 async def test_one_that_cannot_start_ends_the_others(
@@ -166,7 +166,7 @@ async def test_one_that_died_is_started_again(supervisor: Supervisor, nursery: N
     with structlog.testing.capture_logs() as lines:
         nursery.born[0].end(KILLED)
         again = await nursery.reached(3)
-    assert (1, False) == (again.setup.slot.number, again.setup.logs_warnings)
+    assert (1, False) == (again.setup.slot.number, again.setup.should_log_warnings)
     assert [] == nursery.born[1].heard
     died = next(line for line in lines if line["event"] == "worker died")
     assert (1, "was killed by SIGKILL") == (died["worker"], died["ended"])

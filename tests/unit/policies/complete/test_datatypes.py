@@ -143,7 +143,7 @@ WIDENED = DatatypeRestorer(
         for datatype in (BOOL, BF16, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64)
     ),
     InvalidRequest,
-    widened=True,
+    is_widened=True,
 )
 
 

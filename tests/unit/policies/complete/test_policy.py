@@ -285,7 +285,7 @@ async def test_without_metadata_members_cannot_be_told_apart() -> None:
 
 async def test_an_answer_that_is_an_error_is_passed_on() -> None:
     """There is nothing in it to complete."""
-    failed = InferResponse(model=M, outputs=(), final=False, error=Unavailable("no"))
+    failed = InferResponse(model=M, outputs=(), is_final=False, error=Unavailable("no"))
     service = ScriptedService(FakeStream([failed]))
     call = StreamInferRequest(
         model=M, request=InferRequest(model=M, inputs=(WHOLE,)), context=Context(needs=ALL_NEEDS)

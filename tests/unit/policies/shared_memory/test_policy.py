@@ -300,8 +300,8 @@ async def test_metadata_name_what_is_shared(memory: Any, expected: tuple[str, ..
 async def test_all_of_cudas_regions_are_none_of_systems(segment: Path) -> None:
     """Forgetting or listing CUDA's regions leaves those of system memory alone."""
     service, _ = mapped(segment, ScriptedService())
-    await service(SharedUnregisterRequest(cuda=True))
-    assert () == await service(SharedStatusRequest(cuda=True))
-    assert (REGION,) == await service(SharedStatusRequest(cuda=False))
-    await service(SharedUnregisterRequest(cuda=False))
+    await service(SharedUnregisterRequest(is_cuda=True))
+    assert () == await service(SharedStatusRequest(is_cuda=True))
+    assert (REGION,) == await service(SharedStatusRequest(is_cuda=False))
+    await service(SharedUnregisterRequest(is_cuda=False))
     assert () == await service(SharedStatusRequest())

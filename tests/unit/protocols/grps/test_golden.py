@@ -337,8 +337,8 @@ def test_recorded_health_and_metadata_are_answers() -> None:
     questions: list[tuple[Call[Any], str, Any]] = [
         (ServerLiveRequest(), "py_live", True),
         (ServerReadyRequest(), "py_ready", True),
-        (ServerSwitchRequest(online=True), "py_online", None),
-        (ServerSwitchRequest(online=False), "py_offline", None),
+        (ServerSwitchRequest(is_online=True), "py_online", None),
+        (ServerSwitchRequest(is_online=False), "py_offline", None),
         (ServerReadyRequest(), "cpp_not_ready", False),
         (ServerMetadataRequest(), "py_metadata_server", ServerMetadata("grps", "")),
         (RepositoryIndexRequest(), "py_metadata_server", index),
@@ -425,7 +425,7 @@ def test_grpc_messages_are_calls_and_answers() -> None:
         GRPC.decode_item(stream, GrpcResponse((message,)))
         for message in grpc_messages("grpc/predict_streaming.res.lpm")
     ]
-    assert (3, [False] * 3) == (len(items), [item.final for item in items])
+    assert (3, [False] * 3) == (len(items), [item.is_final for item in items])
 
 
 @pytest.mark.parametrize(

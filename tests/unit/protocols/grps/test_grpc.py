@@ -127,7 +127,7 @@ def test_an_item_of_an_upstream_is_an_answer() -> None:
     good = pb.GrpsMessage(str_data="a").SerializeToString()
     bad = pb.GrpsMessage(status=pb.Status(code=500, msg="boom", status=pb.Status.FAILURE))
     item = CODEC.decode_item(STREAM, GrpcResponse((memoryview(good),)))
-    assert ("7", False) == (item.id, item.final)
+    assert ("7", False) == (item.id, item.is_final)
     with pytest.raises(GatewayError, match="boom"):
         CODEC.decode_item(STREAM, GrpcResponse((memoryview(bad.SerializeToString()),)))
 

@@ -90,13 +90,13 @@ EXCHANGES: list[tuple[str, Call[Any], Any]] = [
     ("log_changes", LogSettingsRequest(changes={"log_info": False, "log_format": "x"}), {}),
     ("register", SharedRegisterRequest(region=SYSTEM), None),
     ("register_cuda", SharedRegisterRequest(region=CUDA), None),
-    ("unregister", SharedUnregisterRequest(region="r", cuda=False), None),
-    ("unregister_cuda", SharedUnregisterRequest(cuda=True), None),
-    ("status", SharedStatusRequest(cuda=False), (SYSTEM,)),
-    ("status_of_one", SharedStatusRequest(region="r", cuda=False), (SYSTEM,)),
+    ("unregister", SharedUnregisterRequest(region="r", is_cuda=False), None),
+    ("unregister_cuda", SharedUnregisterRequest(is_cuda=True), None),
+    ("status", SharedStatusRequest(is_cuda=False), (SYSTEM,)),
+    ("status_of_one", SharedStatusRequest(region="r", is_cuda=False), (SYSTEM,)),
     (
         "status_cuda",
-        SharedStatusRequest(cuda=True),
+        SharedStatusRequest(is_cuda=True),
         (SharedRegion(name="c", device=1, size_bytes=64),),
     ),
 ]
@@ -137,8 +137,8 @@ def test_answers_arrive_as_they_were_sent(codec: Any, name: str, call: Any, repl
 def test_a_region_that_is_not_registered(codec: Any) -> None:
     """Asked for by name it is an error, not an empty list; CUDA's are another kind."""
     for call in (
-        SharedStatusRequest(region="s", cuda=False),
-        SharedStatusRequest(region="r", cuda=True),
+        SharedStatusRequest(region="s", is_cuda=False),
+        SharedStatusRequest(region="r", is_cuda=True),
     ):
         with pytest.raises(RegionNotFound, match=call.region):
             listener(codec).encode_reply(call, (SYSTEM,))
@@ -348,7 +348,7 @@ def test_kserve_says_whether_it_is_done(call: Call[Any]) -> None:
         (LogSettingsRequest(), {"log_info": []}),
         (SharedStatusRequest(), {}),
         (SharedStatusRequest(), [{"name": 5, "key": "", "byte_size": 1}]),
-        (SharedStatusRequest(cuda=True), [{"name": "c", "byte_size": 1}]),
+        (SharedStatusRequest(is_cuda=True), [{"name": "c", "byte_size": 1}]),
     ],
 )
 def test_answers_that_cannot_be_used(call: Call[Any], document: Any) -> None:

@@ -313,7 +313,7 @@ def reply_to(exchange: Exchange, call: Any) -> Any:
         return CODECS[exchange.carrier].decode_reply(call, exchange.response)
     names = list(METADATA) if call.about is None else [call.about.name]
     models = tuple(ModelStatus(METADATA[name]) for name in names)
-    return ServerStatus(ready=True, uptime_s=1.0, models=models)
+    return ServerStatus(is_ready=True, uptime_s=1.0, models=models)
 
 
 def status_in(exchange: Exchange, response: Any) -> pb.ServerStatus:
@@ -373,7 +373,7 @@ def test_reads_an_old_servers_status(carrier: str) -> None:
 
 def test_status_as_json_keeps_the_protocols_names() -> None:
     """JSON is protobuf's own mapping, in camel case up to 1.12 and in snake case from 1.13 on."""
-    status = ServerStatus(ready=True, models=(ModelStatus(METADATA["simple"]),))
+    status = ServerStatus(is_ready=True, models=(ModelStatus(METADATA["simple"]),))
     accept = Headers((("Accept", "application/json"),))
     for version, key in (("1.11.0", "modelStatus"), ("1.13.0", "model_status")):
         codec = HttpCodec(DEFAULT_LIMITS, {"server_version": version})

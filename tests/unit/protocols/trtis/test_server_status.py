@@ -63,7 +63,7 @@ def test_batch_axis_is_taken_out_of_dims(
 def test_every_datatype_comes_back(datatype: Datatype) -> None:
     """What is published is read back as the same metadata."""
     metadata = model(datatype, max_batch_size=8, platform="onnx", versions=("1", "2"))
-    status = write_status(ServerStatus(ready=True, models=(ModelStatus(metadata),)), OPTIONS)
+    status = write_status(ServerStatus(is_ready=True, models=(ModelStatus(metadata),)), OPTIONS)
     assert metadata == read_model("m", status.model_status["m"], DEFAULT_LIMITS)
 
 
@@ -93,10 +93,12 @@ def test_text_is_type_string() -> None:
 def test_what_v1_cannot_show_is_left_out_or_named(metadata: ModelMetadata, text: str) -> None:
     """In the list of all such a model is missing; a question about it says why."""
     good = ModelStatus(model(name="good"))
-    status = ServerStatus(ready=True, models=(ModelStatus(metadata), good))
+    status = ServerStatus(is_ready=True, models=(ModelStatus(metadata), good))
     assert list(write_status(status, OPTIONS).model_status) == ["good"]
     with pytest.raises(Unsupported, match=text):
-        write_status(ServerStatus(ready=True, models=(ModelStatus(metadata),)), OPTIONS, only=True)
+        write_status(
+            ServerStatus(is_ready=True, models=(ModelStatus(metadata),)), OPTIONS, only=True
+        )
 
 
 def test_versions_and_states_are_told() -> None:
@@ -107,13 +109,13 @@ def test_versions_and_states_are_told() -> None:
     )
     listed = ModelStatus(model(versions=("1", "2")), entries)
     (found,) = write_status(
-        ServerStatus(ready=True, models=(listed,)), OPTIONS
+        ServerStatus(is_ready=True, models=(listed,)), OPTIONS
     ).model_status.values()
     assert found.version_status[1].ready_state == pb.MODEL_READY
     assert found.version_status[2].ready_state == pb.MODEL_UNAVAILABLE
     assert found.version_status[2].ready_state_reason.message == "broken"
     for versions in ((), ("main",)):
-        bare = ServerStatus(ready=True, models=(ModelStatus(model(versions=versions)),))
+        bare = ServerStatus(is_ready=True, models=(ModelStatus(model(versions=versions)),))
         (told,) = write_status(bare, OPTIONS).model_status.values()
         assert {1: pb.MODEL_READY} == {
             number: one.ready_state for number, one in told.version_status.items()
@@ -127,7 +129,7 @@ def test_the_first_version_without_a_number_is_1() -> None:
         RepositoryEntry("m", "green", ModelState.READY),
     )
     status = ServerStatus(
-        ready=True, models=(ModelStatus(model(versions=("blue", "green", "7")), entries),)
+        is_ready=True, models=(ModelStatus(model(versions=("blue", "green", "7")), entries),)
     )
     told = write_status(status, OPTIONS).model_status["m"].version_status
     assert {1: pb.MODEL_LOADING, 7: pb.MODEL_READY} == {
@@ -137,7 +139,7 @@ def test_the_first_version_without_a_number_is_1() -> None:
 
 def test_server_is_told() -> None:
     """Id, version, uptime and readiness stand in every status."""
-    found = write_status(ServerStatus(ready=False, uptime_s=1.5), OPTIONS)
+    found = write_status(ServerStatus(is_ready=False, uptime_s=1.5), OPTIONS)
     assert (found.id, found.version) == ("inference:0", "1.11.0")
     assert found.uptime_ns == 1_500_000_000
     assert found.ready_state == pb.SERVER_INITIALIZING
@@ -229,7 +231,7 @@ def test_unloaded_versions_are_told_beside_loaded_ones() -> None:
         RepositoryEntry("m", "3", ModelState.READY),
     )
     model = ModelStatus(ModelMetadata(name="m", versions=("3",)), entries)
-    status = write_status(ServerStatus(ready=True, models=(model,)), TrtisOptions())
+    status = write_status(ServerStatus(is_ready=True, models=(model,)), TrtisOptions())
     versions = status.model_status["m"].version_status
     assert {1: pb.MODEL_UNAVAILABLE, 3: pb.MODEL_READY} == {
         number: version.ready_state for number, version in versions.items()

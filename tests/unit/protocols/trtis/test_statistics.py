@@ -41,7 +41,7 @@ OLD.model_status["m"].version_status[1].infer_stats[2].failed.count = 1
 def counters(found: ModelStatistics) -> pb.ModelVersionStatus:
     """Return what a client is told of the one version of a model."""
     metadata = ModelMetadata(name="m", versions=("1",))
-    status = ServerStatus(ready=True, models=(ModelStatus(metadata, (), (found,)),))
+    status = ServerStatus(is_ready=True, models=(ModelStatus(metadata, (), (found,)),))
     return write_status(status, TrtisOptions()).model_status["m"].version_status[1]
 
 

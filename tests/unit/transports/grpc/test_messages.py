@@ -42,7 +42,7 @@ def test_messages_survive_any_cut(messages: list[bytes], sizes: list[int], reser
         if reserve:
             reader.reserve()
     assert messages == found
-    assert reader.empty
+    assert reader.is_empty
 
 
 def test_whole_message_is_a_view() -> None:
@@ -110,6 +110,6 @@ def test_missing_tells_what_has_to_come() -> None:
     """The reader says how much of a message is missing, and of what size it is."""
     reader = MessageReader(1000, "gzip")
     assert [] == reader.feed(memoryview(b"\1\0\0\0\x0aabc"))
-    assert (10, 7, False) == (reader.size, reader.missing, reader.empty)
+    assert (10, 7, False) == (reader.size, reader.missing, reader.is_empty)
     (message,) = reader.feed(memoryview(b"defghij"))
     assert (b"abcdefghij", "gzip", 0) == (message.view.tobytes(), message.coding, reader.missing)

@@ -32,7 +32,14 @@ def head(
     length: int | None, *fields: tuple[str, str], chunked: bool = False, coded: bool = False
 ) -> Head:
     return Head(
-        "POST", "/v2/x", "q=1", Headers(fields), length, chunked, expects=False, coded=coded
+        "POST",
+        "/v2/x",
+        "q=1",
+        Headers(fields),
+        length,
+        chunked,
+        has_expectation=False,
+        has_content_coding=coded,
     )
 
 

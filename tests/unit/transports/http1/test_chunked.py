@@ -24,7 +24,7 @@ def read(*pieces: bytes) -> tuple[bytes, int, bool, bytes]:
         parts, at = reader.feed(piece, 0)
         found += b"".join(parts)
         rest = piece[at:]
-    return found, reader.chunks, reader.done, rest
+    return found, reader.chunks, reader.is_done, rest
 
 
 def test_reads_chunks_extensions_and_trailers() -> None:

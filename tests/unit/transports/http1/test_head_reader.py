@@ -32,9 +32,9 @@ def described(head: RequestHead | None) -> tuple[object, ...]:
         head.target,
         head.version,
         head.fields,
-        head.closes,
+        head.should_close,
         head.length,
-        head.chunked,
+        head.is_chunked,
     )
 
 
@@ -71,7 +71,9 @@ def test_reads_one_head_after_the_other() -> None:
     first, at = reader.feed(data, 0)
     second, end = reader.feed(data, at)
     assert [("GET", "/a", False), ("GET", "/b", True)] == [
-        (head.method, head.target, head.closes) for head in (first, second) if head is not None
+        (head.method, head.target, head.should_close)
+        for head in (first, second)
+        if head is not None
     ]
     assert len(data) == end
 
@@ -92,7 +94,7 @@ def test_notes_who_wants_the_connection_to_end(field: bytes, closes: bool) -> No
         b"GET / HTTP/1.1\r\nHost: h\r\n" + field + b"\r\n\r\n",
     )
     assert head is not None
-    assert closes == head.closes
+    assert closes == head.should_close
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,11 @@ def test_gives_up_heads_that_grow(limits: dict[str, int], data: bytes, limit: st
     """A head over a limit is refused before its end has come."""
     with pytest.raises(HttpError) as caught:
         read(HeadReader(ServerLimits(**limits), RequestHeadCache()), data, b"\r\n")
-    assert (431, limit, True) == (caught.value.status, caught.value.limit, caught.value.close)
+    assert (431, limit, True) == (
+        caught.value.status,
+        caught.value.limit,
+        caught.value.should_close,
+    )
 
 
 @given(st.binary(max_size=200))

@@ -59,7 +59,7 @@ def test_reads_the_same_however_it_is_cut(
     body = b"".join(answer.pieces) if streamed else bytes(answer.body())
     assert (200, b"hello") == (answer.head.status, body)
     assert "1" == answer.head.headers.get("x-one")
-    assert (framing != "until_close") == answer.keeps
+    assert (framing != "until_close") == answer.is_persistent
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -72,7 +72,7 @@ def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> Non
         answer = fed(ResponseReader(PEER, "GET", streamed=streamed, heads=known), FRAMED[framing])
         assert answer.ended()
         body = b"".join(answer.pieces) if streamed else bytes(answer.body())
-        said.append((answer.head, answer.keeps, body))
+        said.append((answer.head, answer.is_persistent, body))
     assert said[0] == said[1] == said[2]
     assert (framing != "interim") == len(known)
 
@@ -123,7 +123,7 @@ def test_a_large_body_is_received_where_it_stays() -> None:
     answer = ResponseReader(UpstreamErrors("far:80", "far", ClientLimits()), "GET", streamed=False)
     answer.feed(HEAD + b"Content-Length: %d\r\n\r\nfirst" % size)
     rooms = []
-    while not answer.done:
+    while not answer.is_done:
         room = answer.room()
         assert room is not None
         answer.received(min(60_000, len(room)))
@@ -151,7 +151,7 @@ def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
     answer = ResponseReader(PEER, "HEAD", streamed=False, heads=known)
     head = FRAMED["length"].removesuffix(b"hello")
     assert answer.feed(FRAMED["length"]) == len(head)
-    assert answer.done
+    assert answer.is_done
     assert b"" == bytes(answer.body())
 
 
@@ -167,7 +167,7 @@ def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
 def test_answers_without_a_body_end_with_their_head(method: str, head: bytes) -> None:
     """Where HTTP has no body none is awaited, and the connection is kept."""
     answer = fed(ResponseReader(PEER, method, streamed=False), head)
-    assert (True, True, b"") == (answer.done, answer.keeps, bytes(answer.body()))
+    assert (True, True, b"") == (answer.is_done, answer.is_persistent, bytes(answer.body()))
 
 
 def test_leaves_what_follows_an_answer() -> None:

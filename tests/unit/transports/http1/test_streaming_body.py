@@ -110,7 +110,7 @@ async def test_everything_is_poured_in_order(piece: int) -> None:
     cup = Cup()
     arrival.pipe_to(cup)
     scene.source.send()
-    assert arrival.complete
+    assert arrival.is_complete
     assert 0 == arrival.remaining_bytes
     assert scene.body[100:] == cup.content
     arrival.close()
@@ -128,7 +128,7 @@ async def test_a_full_taker_is_given_no_more() -> None:
     assert taken == len(cup.content)
     assert not scene.source.reading
     draw = random.Random(1)  # noqa: S311  # the same each time
-    while not arrival.complete or arrival.remaining_bytes:
+    while not arrival.is_complete or arrival.remaining_bytes:
         arrival.resume()
         scene.source.send(draw.randrange(1, 300_000))
         arrival.pause()
@@ -265,7 +265,7 @@ async def test_the_rest_can_be_let_go() -> None:
     await settle()
     scene.source.send()
     await dropping
-    assert arrival.complete
+    assert arrival.is_complete
     assert given == cup.content
     arrival.close()
 
@@ -295,7 +295,7 @@ async def test_what_is_at_hand_is_taken_as_it_is() -> None:
     data = b"head" + scene.body + b"next"
     assert len(data) - 4 == scene.arrival.feed(data, 4)
     await beginning
-    assert scene.arrival.complete
+    assert scene.arrival.is_complete
     assert data is scene.arrival.head.obj
     cup = Cup()
     scene.arrival.pipe_to(cup)

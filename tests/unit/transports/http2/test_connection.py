@@ -334,10 +334,10 @@ def test_held_outlet_writes_nothing() -> None:
     """While the driver can write nothing, messages wait; then they go."""
     server = served(opening(1, end=True))
     server.take()
-    server.core.writer.held = True
+    server.core.writer.is_paused = True
     server.core.writer.send(server.core.streams[1], ANSWER, [b"hello"], None)
     assert b"hello" not in server.take()
-    server.core.writer.held = False
+    server.core.writer.is_paused = False
     server.core.writer.pump()
     assert b"hello" in server.take()
 

@@ -18,33 +18,41 @@ from gateway.transports.reference.grpc_errors import Ending, local_failure
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
 
 CASES: list[tuple[Ending, type[GatewayError] | None]] = [
-    (Ending(StatusCode.UNAVAILABLE, REFUSED, connected=False, late=False), ConnectFailure),
+    (Ending(StatusCode.UNAVAILABLE, REFUSED, is_connected=False, is_late=False), ConnectFailure),
     # The upstream is a proxy whose own upstream is away: it was asked.
-    (Ending(StatusCode.UNAVAILABLE, REFUSED, connected=True, late=False), None),
+    (Ending(StatusCode.UNAVAILABLE, REFUSED, is_connected=True, is_late=False), None),
     (
         Ending(
-            StatusCode.UNAVAILABLE, "errors resolving no.such:1: []", connected=False, late=False
+            StatusCode.UNAVAILABLE,
+            "errors resolving no.such:1: []",
+            is_connected=False,
+            is_late=False,
         ),
         ConnectFailure,
     ),
     (
-        Ending(StatusCode.UNAVAILABLE, "DNS resolution failed for x", connected=False, late=False),
+        Ending(
+            StatusCode.UNAVAILABLE, "DNS resolution failed for x", is_connected=False, is_late=False
+        ),
         ConnectFailure,
     ),
-    (Ending(StatusCode.UNAVAILABLE, "Socket closed", connected=False, late=False), Unavailable),
     (
-        Ending(StatusCode.UNAVAILABLE, "Stream removed (GOAWAY)", connected=True, late=False),
+        Ending(StatusCode.UNAVAILABLE, "Socket closed", is_connected=False, is_late=False),
         Unavailable,
     ),
-    (Ending(StatusCode.UNAVAILABLE, "model not ready", connected=True, late=False), None),
-    (Ending(StatusCode.DEADLINE_EXCEEDED, "", connected=True, late=True), DeadlineExceeded),
-    (Ending(StatusCode.DEADLINE_EXCEEDED, "too slow", connected=True, late=False), None),
+    (
+        Ending(StatusCode.UNAVAILABLE, "Stream removed (GOAWAY)", is_connected=True, is_late=False),
+        Unavailable,
+    ),
+    (Ending(StatusCode.UNAVAILABLE, "model not ready", is_connected=True, is_late=False), None),
+    (Ending(StatusCode.DEADLINE_EXCEEDED, "", is_connected=True, is_late=True), DeadlineExceeded),
+    (Ending(StatusCode.DEADLINE_EXCEEDED, "too slow", is_connected=True, is_late=False), None),
     (
         Ending(
             StatusCode.RESOURCE_EXHAUSTED,
             "Stream removed (CLIENT: Received message larger than max (2 vs. 1))",
-            connected=True,
-            late=False,
+            is_connected=True,
+            is_late=False,
         ),
         TooLarge,
     ),
@@ -52,8 +60,8 @@ CASES: list[tuple[Ending, type[GatewayError] | None]] = [
         Ending(
             StatusCode.RESOURCE_EXHAUSTED,
             "SERVER: Received message larger than max (2 vs. 1)",
-            connected=True,
-            late=False,
+            is_connected=True,
+            is_late=False,
         ),
         None,
     ),
@@ -61,18 +69,20 @@ CASES: list[tuple[Ending, type[GatewayError] | None]] = [
         Ending(
             StatusCode.RESOURCE_EXHAUSTED,
             "Stream removed (received metadata size exceeds hard limit)",
-            connected=True,
-            late=False,
+            is_connected=True,
+            is_late=False,
         ),
         UpstreamProtocolError,
     ),
-    (Ending(StatusCode.RESOURCE_EXHAUSTED, "queue full", connected=True, late=False), None),
+    (Ending(StatusCode.RESOURCE_EXHAUSTED, "queue full", is_connected=True, is_late=False), None),
     (
-        Ending(StatusCode.INTERNAL, "Stream removed (bad frame)", connected=False, late=False),
+        Ending(
+            StatusCode.INTERNAL, "Stream removed (bad frame)", is_connected=False, is_late=False
+        ),
         UpstreamProtocolError,
     ),
-    (Ending(StatusCode.INTERNAL, "CUDA error", connected=True, late=False), None),
-    (Ending(StatusCode.CANCELLED, "", connected=True, late=False), None),
+    (Ending(StatusCode.INTERNAL, "CUDA error", is_connected=True, is_late=False), None),
+    (Ending(StatusCode.CANCELLED, "", is_connected=True, is_late=False), None),
 ]
 
 
@@ -86,7 +96,7 @@ def test_ending(ending: Ending, kind: type[GatewayError] | None) -> None:
 
 def test_long_details_are_cut() -> None:
     """What the other side wrote does not flood the error."""
-    ending = Ending(StatusCode.UNAVAILABLE, "x" * 100_000, connected=False, late=False)
+    ending = Ending(StatusCode.UNAVAILABLE, "x" * 100_000, is_connected=False, is_late=False)
     failure = local_failure("host:1", ending)
     assert failure is not None
     assert len(failure.message) < 300

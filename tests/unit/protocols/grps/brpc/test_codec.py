@@ -400,7 +400,7 @@ def test_the_protocol_says_how_it_is_carried() -> None:
     """Answers as they come, by number; the names of codecs and compressions agree."""
     assert SPEC.stream is not None
     assert (False, ("brpc",), {"none", "snappy", "gzip", "zlib"}) == (
-        SPEC.stream.ordered,
+        SPEC.stream.is_ordered,
         SPEC.stream.carriers,
         set(NAMES.values()),
     )

@@ -104,7 +104,7 @@ def test_a_stream_is_in_the_routes_own_words() -> None:
     """Server-sent events, with the last word after the last answer."""
     call = ask({**BODY, "stream": True})
     assert isinstance(call, StreamInferRequest)
-    first = CODEC.encode_item(call, ANSWER.changed(final=False))
+    first = CODEC.encode_item(call, ANSWER.changed(is_final=False))
     last = CODEC.encode_end(call, ANSWER)
     event = 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n'
     assert last is not None
@@ -329,7 +329,7 @@ def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:
     """A stream of Triton's may go on after one."""
     call = ask({**BODY, "stream": True})
     failed = InferResponse(
-        model=ModelRef("m"), outputs=(), final=False, error=UpstreamError("boom")
+        model=ModelRef("m"), outputs=(), is_final=False, error=UpstreamError("boom")
     )
     part = CODEC.encode_item(call, failed)
     assert b'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(part.view)

@@ -106,11 +106,11 @@ def test_questions_to_the_server(method: str, path: str, kind: type[Call[Any]]) 
     call = CODEC.decode_call(wire)
     assert kind is type(call)
     if isinstance(call, ServerSwitchRequest):
-        assert (path.endswith("online"), False) == (call.online, call.allowed)
+        assert (path.endswith("online"), False) == (call.is_online, call.is_allowed)
         codec = HttpCodec(DEFAULT_LIMITS, {"switch": True})
         allowed = codec.decode_call(HttpRequest("GET", f"/grps/v1/{path}"))
         assert isinstance(allowed, ServerSwitchRequest)
-        assert allowed.allowed
+        assert allowed.is_allowed
 
 
 @pytest.mark.parametrize("name", ["qps", "%2Aqps", "*latency_cdf%28ms%29"])
@@ -119,7 +119,7 @@ def test_series_are_points_of_a_trend(name: str) -> None:
     call = CODEC.decode_call(HttpRequest("GET", "/grps/v1/monitor/series", f"name={name}"))
     assert ServerTrendsRequest is type(call)
     points = ((0, 0.0), (1, 2.5))
-    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, distribution=True)}
+    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, is_distribution=True)}
     answer = CODEC.encode_reply(call, trends)
     label = "trend" if "qps" in name else "cdf"
     assert {"label": label, "data": [[0, 0.0], [1, 2.5]]} == json_of(answer)
@@ -380,7 +380,7 @@ def test_a_stream_is_parts_of_one_answer() -> None:
     call = asked(post(b'{"str_data":"x"}', STREAM))
     assert StreamInferRequest is type(call)
     item = InferResponse(
-        model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"hi"]),), final=False
+        model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"hi"]),), is_final=False
     )
     part = CODEC.encode_item(call, item)
     assert (200, "application/octet-stream", "hi") == (
@@ -482,14 +482,14 @@ def test_model_metadata_is_yaml_that_a_gateway_reads_back() -> None:
 
 def test_server_metadata_lists_all_models() -> None:
     """Each version is an entry; the page at / names them for people, escaped."""
-    status = ServerStatus(ready=True, models=(ModelStatus(METADATA),))
+    status = ServerStatus(is_ready=True, models=(ModelStatus(METADATA),))
     wire = CODEC.encode_reply(
         CODEC.decode_call(HttpRequest("GET", "/grps/v1/metadata/server")), status
     )
     assert "models:\n- name: simple\n" == json_of(wire)["str_data"][:23]
     page = CODEC.encode_reply(
         CODEC.decode_call(HttpRequest("GET", "/")),
-        ServerStatus(ready=True, models=(ModelStatus(ModelMetadata(name="<b>")),)),
+        ServerStatus(is_ready=True, models=(ModelStatus(ModelMetadata(name="<b>")),)),
     )
     assert ("text/html; charset=utf-8", True) == (
         page.headers.get("content-type"),
@@ -630,11 +630,11 @@ def test_bytes_cannot_ask_for_a_stream_in_a_body() -> None:
 def test_the_page_tells_the_newest_of_each_period() -> None:
     """Seconds, minutes, hours and days; nothing of a distribution."""
     points = tuple((place, float(place)) for place in range(174))
-    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, distribution=True)}
+    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, is_distribution=True)}
     call = CODEC.decode_call(HttpRequest("GET", "/"))
     assert isinstance(call, ServerStatusRequest)
     assert call.trends
-    answer = CODEC.encode_reply(call, ServerStatus(ready=True, trends=trends))
+    answer = CODEC.encode_reply(call, ServerStatus(is_ready=True, trends=trends))
     page = bytes(answer.view).decode()
     cells = "".join(
         f"<td>{text}</td>" for text in ("qps", "173.000", "113.000", "53.000", "29.000")

@@ -95,7 +95,7 @@ def test_a_client_may_want_errors_as_the_status_of_the_stream() -> None:
     assert GrpcStatus.INVALID_ARGUMENT is CODEC.encode_error(None, refusal(broken)).status
 
 
-@pytest.mark.parametrize("last", [None, InferResponse(model=M, outputs=(), final=False)])
+@pytest.mark.parametrize("last", [None, InferResponse(model=M, outputs=(), is_final=False)])
 def test_the_end_is_marked_for_who_asks(last: InferResponse | None) -> None:
     """An answer without outputs ends the answers of a client that asked for it, and of no other."""
     wants = pb.ModelInferRequest(
@@ -109,7 +109,7 @@ def test_the_end_is_marked_for_who_asks(last: InferResponse | None) -> None:
     assert end is not None
     assert marked(True, model_name="m", id="9") == answered(end).infer_response
     assert CODEC.encode_end(CALL, last) is None
-    assert CODEC.encode_end(call, InferResponse(model=M, outputs=(), final=True)) is None
+    assert CODEC.encode_end(call, InferResponse(model=M, outputs=(), is_final=True)) is None
 
 
 def test_the_mark_that_is_asked_for_is_true_or_false() -> None:
@@ -130,7 +130,7 @@ def test_an_envelope_in_pieces_is_read_as_protobuf_has_it() -> None:
     ]
     data = b"".join(part.SerializeToString() for part in parts)
     found = CODEC.decode_item(CALL, GrpcResponse((memoryview(data),)))
-    assert (M, False) == (found.model, found.final)
+    assert (M, False) == (found.model, found.is_final)
 
 
 def test_an_answer_that_is_no_envelope_is_refused() -> None:

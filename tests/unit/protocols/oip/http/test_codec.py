@@ -249,8 +249,8 @@ def test_raw_binary_request() -> None:
 def test_infer_replies_may_be_compressed() -> None:
     """Answers to inferences may get a content coding, others are too short for it."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
-    assert CODEC.encode_reply(call, InferResponse(model=M, outputs=(X,))).compressible
-    assert not CODEC.encode_reply(CODEC.decode_call(get("/v2/health/live")), True).compressible
+    assert CODEC.encode_reply(call, InferResponse(model=M, outputs=(X,))).is_compressible
+    assert not CODEC.encode_reply(CODEC.decode_call(get("/v2/health/live")), True).is_compressible
 
 
 def test_call_of_another_frontend_gets_binary_outputs() -> None:
@@ -404,7 +404,7 @@ def test_values_that_are_not_finite_follow_the_option_or_the_server(
 ) -> None:
     """Without the option, words are for replies of servers that write words."""
     listener = codec(**options)
-    reply = InferResponse(model=M, outputs=(INFINITE,), nonfinite_words=words)
+    reply = InferResponse(model=M, outputs=(INFINITE,), has_nonfinite_words=words)
     plain = listener.decode_call(post({"inputs": [X_JSON]}))
     flat = listener.decode_call(post({}, path="/v2/models/m/generate"))
     stream = listener.decode_call(post({}, path="/v2/models/m/generate_stream"))
@@ -429,7 +429,7 @@ def test_a_changed_reply_still_tells_how_its_server_writes() -> None:
         InferRequest(model=M), answer({"outputs": [X_JSON]})
     )
     assert words == nulls
-    assert [True, False] == [each.changed(id="7").nonfinite_words for each in (words, nulls)]
+    assert [True, False] == [each.changed(id="7").has_nonfinite_words for each in (words, nulls)]
 
 
 def test_error_of_an_upstream_comes_back_as_it_was() -> None:

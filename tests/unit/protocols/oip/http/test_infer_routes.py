@@ -64,7 +64,7 @@ def test_streams_take_whole_inference_requests(action: str) -> None:
         model=call.model,
         request=call.request.with_context(protocol="", metadata=(), needs=frozenset()),
     )
-    item = LISTENER.encode_item(call, InferResponse(model=M, outputs=(X,), final=False))
+    item = LISTENER.encode_item(call, InferResponse(model=M, outputs=(X,), is_final=False))
     assert "text/event-stream; charset=utf-8" == item.headers.get("content-type")
     assert data_of(item) == {"id": "7", "model_name": "m", "outputs": [X_JSON]}
 
@@ -168,7 +168,7 @@ def test_the_first_error_has_a_status_and_later_ones_are_events() -> None:
     call = opened(post("infer_stream", {"inputs": [X_JSON]}))
     assert 404 == LISTENER.encode_error(call, NotFound("no")).status
     assert {"error": "no"} == data_of(LISTENER.encode_late_error(call, NotFound("no")))
-    failed = InferResponse(model=M, outputs=(), final=False, error=UpstreamError("bad"))
+    failed = InferResponse(model=M, outputs=(), is_final=False, error=UpstreamError("bad"))
     assert {"error": "bad"} == data_of(LISTENER.encode_item(call, failed))
 
 
@@ -176,7 +176,7 @@ def test_generate_stream_begins_with_the_error_of_a_model() -> None:
     """Triton's status is 400 then, its body a stream; an error before the model ran is JSON."""
     call = opened(post("generate_stream", {"text": "a"}))
     error = UpstreamError("bad")
-    failed = InferResponse(model=M, outputs=(), final=False, error=error)
+    failed = InferResponse(model=M, outputs=(), is_final=False, error=error)
     first = LISTENER.encode_item(call, failed)
     assert (400, b'data: {"error":"bad"}\n\n') == (first.status, bytes(first.view))
     assert "text/event-stream; charset=utf-8" == first.headers.get("content-type")
@@ -233,7 +233,7 @@ def test_events_are_read() -> None:
     first, failed, last = events_of(
         b"data: " + good + b"\n", b'\ndata: {"error": "bad"}\n\ndata: ' + good + b"\n\n"
     )
-    assert first == last == InferResponse(model=M, outputs=(X,), id="7", final=False)
+    assert first == last == InferResponse(model=M, outputs=(X,), id="7", is_final=False)
     assert (UpstreamError, "bad") == (type(failed.error), failed.error and failed.error.message)
 
 
@@ -344,7 +344,7 @@ def test_events_of_triton_have_outputs_by_name() -> None:
     """Which members are outputs the model's metadata tell; its own members are taken out."""
     event = {"model_name": "x", "model_version": "3", "id": "9", "Y": [1, 2], "Z": "a", "k": True}
     found = TRITON.decode_item(CALL, HttpResponse(200, body=(json.dumps(event).encode(),)))
-    assert (ModelRef(M.name, "3"), "7", False) == (found.model, found.id, found.final)
+    assert (ModelRef(M.name, "3"), "7", False) == (found.model, found.id, found.is_final)
     assert ({"Y": (1, 2), "Z": "a", "k": True}, ()) == (found.flat_members, found.outputs)
     failed = TRITON.decode_item(CALL, HttpResponse(200, body=(b'{"error": "it broke"}',)))
     assert "it broke" == str(failed.error)

@@ -135,14 +135,14 @@ GET, POST, BOTH = ("GET",), ("POST",), ("GET", "POST")
         ("/v2/models/m/trace/setting", OipRoute(TraceSettingRequest, M, BOTH, "trace/setting")),
         ("/v2/logging", OipRoute(LogSettingsRequest, None, BOTH)),
         ("/v2/systemsharedmemory/status", OipRoute(SharedStatusRequest, None)),
-        ("/v2/cudasharedmemory/status", OipRoute(SharedStatusRequest, None, cuda=True)),
+        ("/v2/cudasharedmemory/status", OipRoute(SharedStatusRequest, None, is_cuda=True)),
         (
             "/v2/systemsharedmemory/region/r%20s/status",
             OipRoute(SharedStatusRequest, None, GET, region="r s"),
         ),
         (
             "/v2/cudasharedmemory/region/r/register",
-            OipRoute(SharedRegisterRequest, None, POST, region="r", cuda=True),
+            OipRoute(SharedRegisterRequest, None, POST, region="r", is_cuda=True),
         ),
         ("/v2/systemsharedmemory/unregister", OipRoute(SharedUnregisterRequest, None, POST)),
         (

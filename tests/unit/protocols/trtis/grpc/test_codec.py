@@ -335,7 +335,7 @@ def test_answers_other_calls() -> None:
     metadata = ModelMetadata(
         name="m", versions=("2",), inputs=(TensorMetadata("x", Datatype.BYTES, (-1, 2)),)
     )
-    status = ServerStatus(ready=True, models=(ModelStatus(metadata),))
+    status = ServerStatus(is_ready=True, models=(ModelStatus(metadata),))
     shown = CODEC.encode_reply(ServerStatusRequest(), status)
     found = CODEC.decode_reply(ModelMetadataRequest(model=M), shown)
     assert found == ModelMetadata(

@@ -83,7 +83,7 @@ async def test_a_stream_asks_an_old_server_once(text: str, number: int) -> None:
     server = OldServer(answer(number))
     call = StreamInferRequest(model=ModelRef("m"), request=ASKED.changed(id=text))
     (item,) = [item async for item in await Upstream("old", CODEC, server)(call)]
-    assert (text, True, b"01234567") == (item.id, item.final, bytes(as_raw(item.outputs[0])))
+    assert (text, True, b"01234567") == (item.id, item.is_final, bytes(as_raw(item.outputs[0])))
     (wire,) = server.asked
     message = pb.InferRequest.FromString(bytes(wire.view))
     assert (STREAM, number) == (wire.method, message.meta_data.id)
