@@ -14,7 +14,13 @@ from typing import Any
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import ModelConfigRequest
 from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.errors import DeadlineExceeded, GatewayError, InvalidRequest
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+)
 from gateway.service import Service
 
 _MAX_MODELS = 1024
@@ -31,6 +37,7 @@ class IdType(enum.Enum):
     NUMBER = "a number"
     TEXT = "a string"
     UNKNOWN = "unknown"
+    NO_MODEL = "no model"
 
 
 class SequenceIdTypes:
@@ -68,6 +75,7 @@ class SequenceIdTypes:
 
         Raises:
             InvalidRequest: The id has the wrong type, or is text and the required type is unknown.
+            ModelNotFound: The id is text, and *upstream* does not know the model.
             GatewayError: The upstream is not available.
         """
         cached = self._types.get(model)
@@ -82,7 +90,11 @@ class SequenceIdTypes:
                 f"{'a string' if is_text else 'a number'}, the model needs {found.value}",
                 model=model,
             )
-        if is_text and found is IdType.UNKNOWN and not self._allows_unknown():
+        if not is_text or self._allows_unknown():
+            return
+        if found is IdType.NO_MODEL:
+            raise ModelNotFound(f"model {str(model)!r} is unknown to its server", model=model)
+        if found is IdType.UNKNOWN:
             raise InvalidRequest(
                 f"the sequence id of model {str(model)!r} is a string, and its server does not "
                 "show whether the model can have one: use a number (or set 'sequence_ids: text' "
@@ -100,7 +112,8 @@ class SequenceIdTypes:
         except GatewayError as error:
             if error.is_retryable or isinstance(error, DeadlineExceeded):
                 raise
-            found = IdType.UNKNOWN
+            # The endpoint asks for the metadata too before it says that there is no such model.
+            found = IdType.NO_MODEL if isinstance(error, NotFound) else IdType.UNKNOWN
         self._types[model] = (self._clock() + self._ttl_s, found)
         return found
 

@@ -13,7 +13,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Sequence
-from gateway.ir.errors import InvalidRequest, Unavailable, UpstreamError
+from gateway.ir.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelConfiguration
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.sequence_ids import SequenceIdTypes
@@ -109,6 +109,16 @@ async def test_text_ids_are_refused_where_the_type_is_unknown(
     server = Server(m=found)
     check = before(server)
     with pytest.raises(InvalidRequest, match="sequence_ids: text"):
+        await check(asked("seven"))
+    assert REPLY == await check(asked(7))
+    assert REPLY == await before(server, allows_unknown=True)(asked("seven"))
+
+
+async def test_a_text_id_hid_that_the_model_is_unknown() -> None:
+    """An unknown model comes before its ids, as at Triton; other ids are for the server to refuse."""
+    server = Server(m=NotFound("no m"))
+    check = before(server)
+    with pytest.raises(ModelNotFound, match="model 'm' is unknown to its server"):
         await check(asked("seven"))
     assert REPLY == await check(asked(7))
     assert REPLY == await before(server, allows_unknown=True)(asked("seven"))
