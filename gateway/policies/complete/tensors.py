@@ -120,11 +120,16 @@ class TensorCompleter:
         return completed
 
     def _one_element(self, tensor: Tensor, declared: TensorMetadata) -> Tensor:
-        """Return all bytes as a single element, without a length prefix."""
-        shape = tuple(1 if dim < 0 else dim for dim in declared.shape or (1,))
-        if self.has_batch:
+        """Return all bytes as a single element, without a length prefix.
+
+        Only the first axis may be variable: it can be a batch that the server does not report.
+
+        Source: Triton binary tensor extension, "Raw Binary Request".
+        """
+        shape = declared.shape or (1,)
+        if self.has_batch or shape[0] < 0:
             shape = (1, *shape[1:])
-        if math.prod(shape) != 1 or not isinstance(tensor.data, RawData):
+        if any(dim != 1 for dim in shape) or not isinstance(tensor.data, RawData):
             raise self._mismatch(
                 f"has {self.kind} {declared.name!r} of shape {_text(declared.shape)}; "
                 "raw bytes can only be one BYTES element"
@@ -162,7 +167,8 @@ class TensorCompleter:
             dims[0] = 1
         variable = [axis for axis, dim in enumerate(dims) if dim < 0]
         text = f"has {self.kind} {declared.name!r} of shape {_text(declared.shape)}"
-        if len(variable) > 1 and count == 1:  # only one shape has one element
+        if len(variable) > 1 and count == 1 and isinstance(tensor.data, ItemsData):
+            # Only one shape has one element.
             dims = [1 if dim < 0 else dim for dim in dims]
             variable = []
         if len(variable) > 1:

@@ -267,6 +267,28 @@ MISFITS = [
         "one variable dimension",
     ),
     Misfit(
+        "one_element_for_two_variable_dimensions",
+        (TensorMetadata("A", INT32, (-1, -1)),),
+        (raw(bytes(4)),),
+        "model 'm version 2' has input 'A' of shape [-1, -1]; data without a shape allows "
+        "one variable dimension",
+    ),
+    Misfit(
+        "text_for_two_variable_dimensions",
+        (TensorMetadata("T", BYTES, (-1, -1)),),
+        (raw(b"hello"),),
+        "model 'm version 2' has input 'T' of shape [-1, -1]; raw bytes can only be one BYTES "
+        "element",
+    ),
+    Misfit(
+        "text_for_a_variable_dimension_beside_the_batch",
+        (TensorMetadata("T", BYTES, (-1, -1)),),
+        (raw(b"hello"),),
+        "model 'm version 2' has input 'T' of shape [-1, -1]; raw bytes can only be one BYTES "
+        "element",
+        batches=True,
+    ),
+    Misfit(
         "text_for_many_elements",
         (TensorMetadata("T", BYTES, (4,)),),
         (raw(b"hello"),),
