@@ -19,6 +19,7 @@ PACKAGES = {
     "curl": "curl",
     "nghttp": "nghttp2-client",
     "h2load": "nghttp2-client",
+    "node": "nodejs",
     "nginx": "nginx-light",
     "haproxy": "haproxy",
     "chromium": "chromium",

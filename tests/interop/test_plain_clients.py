@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from tests.integration.cli_kit import Running
 from tests.interop.client import Client
 from tests.interop.gateways import serving
+from tests.interop.programs import program
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]  # apt-get may install a program first
 
 TESTING = Path(__file__).parents[2] / "config" / "testing.yaml"
 FREE = "127.0.0.1:0"
@@ -64,19 +64,17 @@ def one_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def run(program: str, package: str, *arguments: str) -> bytes:
-    """Return what a program prints; *package* has it."""
-    found = shutil.which(program)
-    assert found is not None, f"{program} is needed: apt-get install {package}"
-    done = subprocess.run([found, *arguments], check=True, capture_output=True, timeout=60)
-    return done.stdout
+def run(name: str, *arguments: str) -> bytes:
+    """Return what a program prints."""
+    command = [program(name), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
 
 
 def curl(gateway: Running, path: str, *options: str, name: str = "main.http") -> tuple[int, Any]:
     """Return the status and the document that curl got."""
     written = "\n%{http_code}"
     url = gateway.url(path, name)
-    printed = run("curl", "curl", "--silent", "--write-out", written, *options, url)
+    printed = run("curl", "--silent", "--write-out", written, *options, url)
     body, _, status = printed.rpartition(b"\n")
     return int(status), json.loads(body)
 
@@ -90,7 +88,7 @@ def test_curl_speaks_both_versions_on_one_port(one_port: Running, options: list[
     path = "/v2/models/simple/infer"
     status, answer = curl(one_port, path, *options, "--data", json.dumps(ADD), name=ONE_PORT)
     assert (200, "curl-1") == (status, answer["id"])
-    version = run("curl", "curl", "-so", "/dev/null", "-w", "%{http_version}", *options,
+    version = run("curl", "-so", "/dev/null", "-w", "%{http_version}", *options,
                   one_port.url("/v2/health/live", ONE_PORT))  # fmt: skip
     assert version == (b"2" if "prior" in options[0] else b"1.1")
 
@@ -103,7 +101,7 @@ def test_curl_uploads_over_http_2(one_port: Running, tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(head + bytes(size))
     header = f"Inference-Header-Content-Length: {len(head)}"
     for options in (("--data-binary", f"@{tmp_path / 'body'}"), ("-X", "POST", "-T", "-")):
-        command = ["curl", "-s", "--http2-prior-knowledge", "-H", header, *options]
+        command = [program("curl"), "-s", "--http2-prior-knowledge", "-H", header, *options]
         command += ["-o", str(tmp_path / "out"), "-w", "%{http_code}"]
         url = one_port.url("/v2/models/identity_fp32/infer", ONE_PORT)
         with (tmp_path / "body").open("rb") as body:
@@ -115,13 +113,13 @@ def test_curl_uploads_over_http_2(one_port: Running, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [ONE_PORT, "main.grps.brpc"])
 def test_nghttp_reads_the_status_page(one_port: Running, name: str) -> None:
     """The page of grps is at / of the port, and on that of brpc."""
-    assert b"<h1>grps</h1>" in run("nghttp", "nghttp2-client", one_port.url("/", name))
+    assert b"<h1>grps</h1>" in run("nghttp", one_port.url("/", name))
 
 
 def test_h2load_loses_nothing(one_port: Running) -> None:
     """Many streams on many connections, each answered."""
     url = one_port.url("/v2/health/ready", ONE_PORT)
-    printed = run("h2load", "nghttp2-client", "-n", "5000", "-c", "20", "-m", "20", url)
+    printed = run("h2load", "-n", "5000", "-c", "20", "-m", "20", url)
     assert b"5000 succeeded, 0 failed, 0 errored, 0 timeout" in printed
 
 
@@ -134,7 +132,7 @@ def test_node_speaks_http_2(one_port: Running) -> None:
         "r.on('data', d => { t += d; }); r.on('end', () => { console.log(t); c.close(); });"
         "r.end(process.argv[2]);"
     )
-    printed = run("node", "nodejs", "-e", script, one_port.url("", ONE_PORT), json.dumps(ADD))
+    printed = run("node", "-e", script, one_port.url("", ONE_PORT), json.dumps(ADD))
     status, _, body = printed.decode().partition(" ")
     assert ("200", "curl-1") == (status, json.loads(body)["id"])
 
