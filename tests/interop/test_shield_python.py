@@ -154,7 +154,7 @@ def test_left_stream(mlserver_sacrifice: Sacrifice) -> None:
     """Directly, a stream that is left goes on to its end; over gRPC its client's leaving ends it."""
     mlserver_sacrifice.revive()
     server = mlserver_sacrifice.server
-    count = 60_000
+    count = 200_000
     tensor = {"name": "IN", "datatype": "INT32", "shape": [count], "data": [0] * count}
     body = json.dumps({"inputs": [tensor]}).encode()
     path = "/v2/models/repeat_stream/infer_stream"
@@ -264,8 +264,8 @@ def test_many_numbers(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str,
 
 @row("many_numbers")
 def test_many_texts(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]) -> None:
-    """Directly 400,000 texts occupy KServe; over HTTP they are refused, over gRPC they are fast."""
-    count = 400_000
+    """Directly 1,200,000 texts occupy KServe; over HTTP they are refused, over gRPC they are fast."""
+    count = 1_200_000
     send = _binary("/v2/models/identity_bytes/infer", "BYTES", count, bytes(4 * count))
     _is_held_up(kserve_sacrifice, {"http": kserve_gateways["http"]}, send, {"413"})
 
