@@ -2,10 +2,10 @@
 
 `jobs`: requests per second and CPU time. `codecs`: codecs without I/O. `stages`: the cost of each
 stage of a small request. `sharing`: batches and caches. `memory`: memory of large requests.
-`workers`: two worker processes and one. `start`: the time until the first response. `migration`:
-recording, replay, mirror. `all`: all above. `profile`: functions of a small request by the profiler
-of the interpreter. `path`: the files that it passes. `report` and `chart` measure nothing: they
-write the page and the charts of a results.json again.
+`workers`: two worker processes and one. `start`: the time until the first response. `tail`:
+latencies at a fixed rate. `migration`: recording, replay, mirror. `all`: all above. `profile`:
+functions of a small request by the profiler of the interpreter. `path`: the files that it passes.
+`report` and `chart` measure nothing: they write the page and the charts of a results.json again.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from benchmarks import (
     rounds,
     stages,
     start,
+    tail,
     workers,
 )
 from benchmarks.goals import judged
@@ -168,6 +169,12 @@ def _start(arguments: Namespace, store: Store) -> bool:
     return _keep(store, "start", rows, report.start_table(rows))
 
 
+def _tail(arguments: Namespace, store: Store) -> bool:
+    wanted = frozenset(filter(None, arguments.systems.split(",")))
+    rows = tail.run(arguments.rounds, wanted, say)
+    return _keep(store, "tail", rows, report.tail_table(rows))
+
+
 def _migration(arguments: Namespace, store: Store) -> bool:
     rows = migration.run(arguments.rounds, say)
     return _keep(store, "migration", rows, migration.table(rows))
@@ -202,6 +209,7 @@ _MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
     "held": _held,
     "workers": _workers,
     "start": _start,
+    "tail": _tail,
     "migration": _migration,
 }
 _SECTIONS = {
@@ -213,6 +221,7 @@ _SECTIONS = {
     "memory": ["held"],
     "workers": ["workers"],
     "start": ["start"],
+    "tail": ["tail"],
     "migration": ["migration"],
 }
 _PRINTERS = {"profile": stages.profile, "path": stages.path}

@@ -94,6 +94,19 @@ class Measured:
     p99_us: float
 
 
+@dataclass(frozen=True)
+class TimedReply:
+    """The reply to one request of an open loop.
+
+    Attributes:
+        us: From sending the request to the end of the reply.
+        is_ok: Whether the status is 200.
+    """
+
+    us: int
+    is_ok: bool
+
+
 def tools() -> dict[str, str]:
     """Return the load generator of each carrier."""
     return {
@@ -125,6 +138,36 @@ def _run(target: Target, connections: int, seconds: float, core: int) -> Measure
         if tool == "h2load":
             return _h2load(target, connections, seconds, core, folder)
         return _python(tool, target, connections, seconds, core, folder)
+
+
+def open_loop(
+    target: Target, connections: int, rate: int, seconds: float, core: int
+) -> list[TimedReply]:
+    """Send *target* over HTTP/1 *rate* times per second, however late the replies are.
+
+    Raises:
+        RuntimeError: h2load is missing, has failed, or got no reply.
+    """
+    if shutil.which("h2load") is None:
+        raise RuntimeError("h2load is not installed: apt-get install nghttp2-client")
+    with tempfile.TemporaryDirectory() as name:
+        body, log = Path(name) / "body", Path(name) / "log"
+        body.write_bytes(target.message.body)
+        words = ["h2load", "--h1", "-t1", f"-c{connections}", f"--rps={rate / connections:g}"]
+        words += [f"-D{max(1, round(seconds))}", f"--data={body}", f"--log-file={log}"]
+        for field in target.message.fields:
+            words += ["-H", ": ".join(field)]
+        out = output([*words, _url(target)], core, seconds)
+        replies = timed_replies(log.read_text())
+    if not replies:
+        raise RuntimeError(f"h2load finished no request: {out[-500:]}")
+    return replies
+
+
+def timed_replies(log: str) -> list[TimedReply]:
+    """Return the replies in a log of h2load: start, status and microseconds in each line."""
+    lines = (line.split("\t") for line in log.splitlines())
+    return [TimedReply(int(us), status == "200") for _, status, us in lines]
 
 
 def ask(target: Target) -> Message:
@@ -187,7 +230,7 @@ def _h2load(target: Target, connections: int, seconds: float, core: int, folder:
     counts, time = _H2_COUNTS.search(out), _H2_TIME.search(out)
     if counts is None or time is None:
         raise RuntimeError(f"h2load gave no result: {out[-500:]}")
-    latencies = sorted(int(line.split("\t")[2]) for line in log.read_text().splitlines())
+    latencies = sorted(each.us for each in timed_replies(log.read_text()))
     if not latencies:
         raise RuntimeError(f"h2load finished no request: {out[-500:]}")
     return Measured(

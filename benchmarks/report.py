@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import batching, kept, machine, resident, stages, start
+from benchmarks import batching, kept, machine, resident, stages, start, tail
 from benchmarks.codecs import Timing
 from benchmarks.goals import Judged, judged
 from benchmarks.rounds import Row
@@ -17,6 +17,7 @@ _TITLES = {
     "held": "Memory of large requests",
     "workers": "Workers",
     "start": "Start",
+    "tail": "Latencies at a fixed rate",
 }
 _HEAD = (
     "The benchmark runner writes this page from results.json. README.md explains how to read it. "
@@ -73,6 +74,24 @@ def codec_table(timings: Sequence[Timing]) -> str:
         for timing in timings
     ]
     return _table(head, lines, left=2)
+
+
+def tail_table(rows: Sequence[tail.Row]) -> str:
+    """Return the table of latencies at a fixed rate."""
+    head = ["system", "req/s due", "requests", "p50 us", "p99 us", "p99.9 us", "errors"]
+    lines = [
+        [
+            row.system,
+            f"{row.rate:,}",
+            f"{row.requests:,}",
+            f"{row.p50_us:,.0f}",
+            f"{row.p99_us:,.0f}",
+            f"{row.p99_9_us:,.0f}",
+            str(row.errors),
+        ]
+        for row in rows
+    ]
+    return _table(head, lines, left=1)
 
 
 def batch_table(rows: Sequence[batching.Row]) -> str:

@@ -88,7 +88,7 @@ class Sample:
 def run(job: Job, settings: Settings, wanted: frozenset[str], say: Say) -> list[Row]:
     """Run *job* for the systems whose names contain one of *wanted*, or for all of them."""
     with ExitStack() as stack:
-        up = _start(job, wanted, stack, say)
+        up = start_systems(job, wanted, stack, say)
         samples: dict[str, list[Sample]] = {name: [] for name in up}
         for name, (running, target) in up.items():
             load.run(target, job.connections, 1, cores()[1])  # warm-up
@@ -109,9 +109,13 @@ def run(job: Job, settings: Settings, wanted: frozenset[str], say: Say) -> list[
     return rows_of(job, samples)
 
 
-def _start(
+def start_systems(
     job: Job, wanted: frozenset[str], stack: ExitStack, say: Say
 ) -> dict[str, tuple[Running, Target]]:
+    """Start the systems of a job whose names contain one of *wanted*, or all of them.
+
+    Their replies are checked. *stack* stops them. *say* gets the reason if one does not start.
+    """
     up: dict[str, tuple[Running, Target]] = {}
     chosen = [
         each for each in job.contenders if not wanted or any(part in each.name for part in wanted)
