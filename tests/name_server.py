@@ -22,14 +22,14 @@ class NameServer(asyncio.DatagramProtocol):
         records: Texts of the records by name and type, such as ("triton.", "A"). A name without any
             record does not exist.
         ttl_s: Of all records.
-        asked: How many questions there were.
+        query_count: How many questions there were.
         port: Where it listens on 127.0.0.1.
     """
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, str], list[str]] = {}
         self.ttl_s = 30
-        self.asked = 0
+        self.query_count = 0
         self.port = 0
         self._transport: Any = None
 
@@ -37,7 +37,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
-        self.asked += 1
+        self.query_count += 1
         query = dns.message.from_wire(data)
         response = dns.message.make_response(query)
         response.flags |= dns.flags.RA
@@ -46,7 +46,7 @@ class NameServer(asyncio.DatagramProtocol):
         texts = self.records.get((name, kind), [])
         if texts:
             response.answer.append(dns.rrset.from_text_list(name, self.ttl_s, "IN", kind, texts))
-        elif not any(known == name for known, _ in self.records):
+        elif not any(record_name == name for record_name, _ in self.records):
             response.set_rcode(dns.rcode.NXDOMAIN)
         self._transport.sendto(response.to_wire(), addr)
 

@@ -154,9 +154,9 @@ def read_message(data: bytes) -> Message:
     found = fields(data)
     status = None
     if 1 in found:
-        said = fields(found[1][-1])
-        text = said.get(2, [b""])[-1].decode()
-        status = (said.get(1, [0])[-1], text, said.get(3, [0])[-1])
+        status_fields = fields(found[1][-1])
+        text = status_fields.get(2, [b""])[-1].decode()
+        status = (status_fields.get(1, [0])[-1], text, status_fields.get(3, [0])[-1])
     tensors = None
     if 5 in found:
         tensors = tuple(_read_tensor(each) for each in fields(found[5][-1]).get(1, []))
@@ -342,12 +342,12 @@ class Client:
         assert len(body) == body_size, "the connection ended inside a frame"
         meta = fields(body[:meta_size])
         assert set(meta) <= {2, 3, 4}, f"no answer has the fields {sorted(meta)}"
-        said = fields(meta[2][-1])
+        response_fields = fields(meta[2][-1])
         data = unpack(meta.get(3, [NONE])[-1], body[meta_size:])
         return Answer(
             signed(meta.get(4, [0])[-1]),
-            said.get(1, [0])[-1],
-            said.get(2, [b""])[-1].decode(),
+            response_fields.get(1, [0])[-1],
+            response_fields.get(2, [b""])[-1].decode(),
             read_message(data),
             len(data),
         )

@@ -91,10 +91,10 @@ def _read(exchange: dict[str, Any]) -> tuple[Any, Any]:
     first, headers, body = _split(request)
     method, target, _ = first.split(" ")
     path, _, query = target.partition("?")
-    said, answered, content = _split(response)
+    status_line, answered, content = _split(response)
     return (
         HttpRequest(method, path, query, headers, (memoryview(body),)),
-        HttpResponse(int(said.split(" ")[1]), answered, (content,)),
+        HttpResponse(int(status_line.split(" ")[1]), answered, (content,)),
     )
 
 
@@ -138,10 +138,10 @@ def array_of(items: list[dict[str, Any]]) -> Any:
 def typed(call: InferRequest, reply: InferResponse) -> InferResponse:
     """Return an answer with the datatypes of the model, as `Complete` fills them in."""
     assert call.model is not None
-    known = {tensor.name: tensor.datatype for tensor in METADATA[call.model.name].outputs}
+    datatypes = {tensor.name: tensor.datatype for tensor in METADATA[call.model.name].outputs}
     return reply.changed(
         outputs=tuple(
-            Tensor(one.name, one.datatype or known[one.name], one.shape, one.data)
+            Tensor(one.name, one.datatype or datatypes[one.name], one.shape, one.data)
             for one in reply.outputs
         )
     )

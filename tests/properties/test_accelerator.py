@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.accelerator import EXTENSION, PYTHON_VERSIONS
 from tests.accelerated_parts import PARTS, damaged, flipped, outcome, use_functions
-from tests.unit.transports.http2.test_fast_paths import ANSWERS, CALLS, told_in_pieces
+from tests.unit.transports.http2.test_fast_paths import ANSWERS, CALLS, replay_pieces
 
 compiled = pytest.importorskip(EXTENSION, reason="the extension is not built: no C compiler")
 
@@ -61,7 +61,7 @@ def test_frames_in_any_pieces_are_told_the_same(random: Random, client: bool) ->
     for source in (PYTHON_VERSIONS, vars(compiled)):
         with pytest.MonkeyPatch.context() as patch:
             use_functions(source, patch)
-            found.append(told_in_pieces(pieces, client=client))
+            found.append(replay_pieces(pieces, client=client))
     assert found[0] == found[1]
 
 

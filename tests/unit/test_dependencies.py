@@ -24,8 +24,8 @@ BROKEN = {"protobuf": ("6.30.*", "6.31.*", "6.32.*", "6.33.0", "6.33.4")}
 
 def required() -> dict[str, str]:
     """Return the version specifiers of the direct dependencies, by name."""
-    wanted = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
-    found = (re.match(r"([A-Za-z0-9_.-]+)\s*([^;]*)", each) for each in wanted)
+    requirements = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    found = (re.match(r"([A-Za-z0-9_.-]+)\s*([^;]*)", each) for each in requirements)
     return {match[1].lower(): match[2].strip() for match in found if match is not None}
 
 

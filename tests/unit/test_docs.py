@@ -173,8 +173,8 @@ def test_configuration_in_the_readme_is_valid(text: str) -> None:
 def test_flags_in_the_readme_exist() -> None:
     """A flag of `gateway serve` in the README is one that the command has."""
     result = CliRunner().invoke(command_line(["serve"]), ["serve", "--help"])
-    known = set(FLAG.findall(result.stdout))
+    flags = set(FLAG.findall(result.stdout))
     lines = [line for code in readme_code("console") for line in code.splitlines()]
     used = {flag for line in lines if "gateway serve" in line for flag in FLAG.findall(line)}
     assert used
-    assert set() == used - known
+    assert set() == used - flags

@@ -165,15 +165,15 @@ async def test_a_stream_without_aclose_is_fine() -> None:
 
     class Plain:
         def __init__(self) -> None:
-            self._left = 1
+            self._remaining = 1
 
         def __aiter__(self) -> AsyncIterator[InferResponse]:
             return self
 
         async def __anext__(self) -> InferResponse:
-            if not self._left:
+            if not self._remaining:
                 raise StopAsyncIteration
-            self._left -= 1
+            self._remaining -= 1
             return response("1")
 
     assert ["item 1"] == await answers(ScriptedService(Plain()), "stream")
@@ -479,14 +479,14 @@ class ListTap:
 
     def __init__(self, *, chooses: bool = True) -> None:
         self.chooses = chooses
-        self.ended: list[TappedCall] = []
+        self.exchanges: list[TappedCall] = []
         self.refusals: list[tuple[str, Any, str, Any]] = []
 
     def begin(self, call: Call[Any], /) -> TappedCall | None:
         return TappedCall(call, 0.0) if self.chooses else None
 
     def end(self, exchange: TappedCall, /) -> None:
-        self.ended.append(exchange)
+        self.exchanges.append(exchange)
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
         self.refusals.append((codec, wire, error.message, response))
@@ -501,22 +501,22 @@ async def test_a_tap_receives_call_reply_and_response() -> None:
     """A unary call ends with its reply and the message to the client."""
     tap = ListTap()
     assert ["reply True"] == await tapped(tap, ScriptedService(True), "live")
-    (ended,) = tap.ended
-    assert type(ended.call) is ServerLiveRequest
-    replies: list[Any] = [reply for _, reply in ended.items]
-    assert (replies, ended.responses) == ([True], ["reply True"])
-    assert ended.error is None
+    (exchange,) = tap.exchanges
+    assert type(exchange.call) is ServerLiveRequest
+    replies: list[Any] = [reply for _, reply in exchange.items]
+    assert (replies, exchange.responses) == ([True], ["reply True"])
+    assert exchange.error is None
 
 
 async def test_a_tap_receives_the_items_of_a_stream() -> None:
     """Each reply of a stream has its time, and an error ends it."""
     tap = ListTap()
     stream = FakeStream([response("1"), response("2"), NotFound("gone")])
-    said = await tapped(tap, ScriptedService(stream), "stream")
-    (ended,) = tap.ended
-    assert [item.id for _, item in ended.items] == ["1", "2"]
-    assert ended.error == (ErrorCode.NOT_FOUND, "gone")
-    assert ended.responses == said
+    responses = await tapped(tap, ScriptedService(stream), "stream")
+    (exchange,) = tap.exchanges
+    assert [item.id for _, item in exchange.items] == ["1", "2"]
+    assert exchange.error == (ErrorCode.NOT_FOUND, "gone")
+    assert exchange.responses == responses
     assert stream.closed
 
 
@@ -524,9 +524,9 @@ async def test_a_tap_receives_errors_and_refusals() -> None:
     """An error of the service ends the call, and a message that is no call is refused."""
     tap = ListTap()
     await tapped(tap, ScriptedService(NotFound("gone")), "live")
-    assert tap.ended[0].error == (ErrorCode.NOT_FOUND, "gone")
-    said = await tapped(tap, ScriptedService(), "rubbish")
-    assert tap.refusals == [("text", "rubbish", "'rubbish' is no call", said[0])]
+    assert tap.exchanges[0].error == (ErrorCode.NOT_FOUND, "gone")
+    responses = await tapped(tap, ScriptedService(), "rubbish")
+    assert tap.refusals == [("text", "rubbish", "'rubbish' is no call", responses[0])]
 
 
 async def test_a_tap_that_chooses_nothing_changes_nothing() -> None:
@@ -535,7 +535,7 @@ async def test_a_tap_that_chooses_nothing_changes_nothing() -> None:
     assert ["reply True"] == await tapped(tap, ScriptedService(True), "live")
     items = [response("1")]
     assert ["item 1"] == await tapped(tap, ScriptedService(FakeStream(items)), "stream")
-    assert tap.ended == []
+    assert tap.exchanges == []
 
 
 async def test_a_broken_tap_costs_no_response() -> None:
@@ -557,7 +557,7 @@ async def test_a_client_that_leaves_ends_a_tapped_call() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert tap.ended[0].error == (ErrorCode.CANCELLED, "the client disconnected")
+    assert tap.exchanges[0].error == (ErrorCode.CANCELLED, "the client disconnected")
 
 
 class LongInference(TextCodec):
@@ -571,12 +571,12 @@ class LongInference(TextCodec):
 
 async def test_a_long_message_with_other_inputs_is_refused() -> None:
     """The model is asked once for its inputs; the elements of other ones are not read."""
-    known = ModelMetadata(
+    model_metadata = ModelMetadata(
         name="m", platform="python", inputs=(TensorMetadata("a", Datatype.FP32, (-1,)),)
     )
 
     def answer(call: Call[Any]) -> Any:
-        return known if type(call) is ModelMetadataRequest else "x"
+        return model_metadata if type(call) is ModelMetadataRequest else "x"
 
     service = ScriptedService(always=answer)
     frontend: Frontend[str, str] = Frontend(LongInference(), service)

@@ -24,35 +24,35 @@ def metadata(*names: str, platform: str = "onnxruntime_onnx") -> ModelMetadata:
     return ModelMetadata(name="m", platform=platform, inputs=inputs)
 
 
-async def check(known: KnownInputs, *names: str) -> None:
-    await known.check(UncheckedInputs(M, names), CONTEXT)
+async def check(known_inputs: KnownInputs, *names: str) -> None:
+    await known_inputs.check(UncheckedInputs(M, names), CONTEXT)
 
 
 async def test_a_model_that_replies_at_once() -> None:
     """The first message is compared, as those of a model in the same process."""
     service = ScriptedService(metadata("a", "b"))
-    known = KnownInputs(service)
-    assert not known.accepts(M, ("a",))
+    known_inputs = KnownInputs(service)
+    assert not known_inputs.accepts(M, ("a",))
     with pytest.raises(InvalidRequest, match="has no input 'x'; its inputs are 'a', 'b'"):
-        await check(known, "a", "x")
+        await check(known_inputs, "a", "x")
     (question,) = service.calls
     assert isinstance(question, ModelMetadataRequest)
     assert (M, CONTEXT) == (question.model, question.context)
-    assert known.accepts(M, ("b", "a"))
-    assert not known.accepts(M, ("x",))
-    assert not known.accepts(ModelRef("other"), ("a",))
+    assert known_inputs.accepts(M, ("b", "a"))
+    assert not known_inputs.accepts(M, ("x",))
+    assert not known_inputs.accepts(ModelRef("other"), ("a",))
 
 
 class Slow:
     """Replies when it is told to."""
 
     def __init__(self, found: ModelMetadata) -> None:
-        self.asked = 0
+        self.question_count = 0
         self.go = asyncio.Event()
         self._found = found
 
     async def __call__(self, _call: Call[Any], /) -> Any:
-        self.asked += 1
+        self.question_count += 1
         await self.go.wait()
         return self._found
 
@@ -60,32 +60,32 @@ class Slow:
 async def test_nothing_waits_for_a_server() -> None:
     """The first messages pass; one question is asked, and its reply serves later ones."""
     service = Slow(metadata("a"))
-    known = KnownInputs(service)
-    await check(known, "x")
-    await check(known, "x")
-    assert 1 == service.asked
+    known_inputs = KnownInputs(service)
+    await check(known_inputs, "x")
+    await check(known_inputs, "x")
+    assert 1 == service.question_count
     service.go.set()
     await settle()
     with pytest.raises(InvalidRequest):
-        await check(known, "x")
-    assert 2 == service.asked
-    assert not known.accepts(M, ("x",))
+        await check(known_inputs, "x")
+    assert 2 == service.question_count
+    assert not known_inputs.accepts(M, ("x",))
 
 
 async def test_a_mismatch_is_asked_again() -> None:
     """A model may have changed, or a caller's route may lead to another one."""
     service = ScriptedService(metadata("a"), metadata("a", "x"), metadata("a"))
-    known = KnownInputs(service)
-    await check(known, "a")
-    await check(known, "a", "x")
-    assert known.accepts(M, ("a", "x"))
+    known_inputs = KnownInputs(service)
+    await check(known_inputs, "a")
+    await check(known_inputs, "a", "x")
+    assert known_inputs.accepts(M, ("a", "x"))
     with pytest.raises(InvalidRequest):
-        await check(known, "a", "y")
+        await check(known_inputs, "a", "y")
     assert 3 == len(service.calls)
 
 
-def accepts_all(known: KnownInputs, names: Collection[str]) -> bool:
-    return known.accepts(M, names)
+def accepts_all(known_inputs: KnownInputs, names: Collection[str]) -> bool:
+    return known_inputs.accepts(M, names)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,6 @@ def accepts_all(known: KnownInputs, names: Collection[str]) -> bool:
 )
 async def test_models_whose_inputs_are_not_compared(found: Any) -> None:
     """MLServer names no platform and accepts other inputs; a server may not reply at all."""
-    known = KnownInputs(ScriptedService(found))
-    await check(known, "x")
-    assert accepts_all(known, ("x", "y"))
+    known_inputs = KnownInputs(ScriptedService(found))
+    await check(known_inputs, "x")
+    assert accepts_all(known_inputs, ("x", "y"))

@@ -1,9 +1,10 @@
-"""Names of modules and classes: each class name occurs once, and no module has a household name."""
+"""Names: each class name occurs once, no module has a household name, and values are nouns."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 # The first test parses the whole package: 2 s, and ten times that on a machine with other work.
 pytestmark = pytest.mark.timeout(120)
 
-PACKAGE = Path(__file__).parents[2] / "gateway"
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "gateway"
 
 # Generated, or a role that every protocol or transport implementation has under the same name.
 ROLES = frozenset(
@@ -95,6 +97,24 @@ BANNED_CLASSES = frozenset(
     {"Alarm", "Answer", "Asked", "Door", "Known", "Mould", "Pace", "Place", "Said", "Seat", "Taken"}
 )
 
+# Participles that do not say what a value is or what a function does.
+PARTICIPLES = frozenset(
+    {"asked", "joined", "lacks", "meant", "placed", "said", "settled", "taken", "told"}
+)
+
+# Folders and files without such names. Others of `benchmarks`, `gateway` and `tests` still have some.
+NOUN_ROOTS = (
+    "tests/accelerated_parts.py",
+    "tests/cases",
+    "tests/conftest.py",
+    "tests/fakes.py",
+    "tests/gpu",
+    "tests/name_server.py",
+    "tests/scheduling.py",
+    "tests/simulation",
+    "tests/unit",
+)
+
 
 def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if "schema" not in path.parts]
@@ -148,3 +168,69 @@ def test_a_package_says_what_lives_there(package: Path) -> None:
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     assert text is not None
     assert len(text.split()) > 4
+
+
+def stored_names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each variable, parameter, function and attribute of a module."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ) as named:
+                yield named.lineno, name
+
+
+def participles(text: str) -> list[tuple[int, str]]:
+    """Return those of the stored names that are a participle, with their lines."""
+    return [(line, name) for line, name in stored_names(text) if name.strip("_") in PARTICIPLES]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "told = 1",
+        "told: int = 1",
+        "told += 1",
+        "[told for told in x]",
+        "(told := 1)",
+        "x._told = 1",
+        "def told_(): pass",
+        "async def told(): pass",
+        "def f(*, told): pass",
+        "lambda told: 0",
+        "for told, x in y: pass",
+        "with x as told: pass",
+        "try: pass\nexcept ValueError as told: pass",
+        "match x:\n case [told, *_]: pass",
+        "match x:\n case [*told]: pass",
+    ],
+)
+def test_participles_are_found_wherever_a_name_is_stored(text: str) -> None:
+    """Underscores around a name do not hide it."""
+    assert ["told"] == [name.strip("_") for _, name in participles(text)]
+
+
+@pytest.mark.parametrize("text", ["f(told=x.told)", "x[told]", "is_told = untold = 'told'"])
+def test_names_of_others_are_not_participles(text: str) -> None:
+    """What is only read, or only contains such a word, is not counted."""
+    assert [] == participles(text)
+
+
+@pytest.mark.parametrize("root", NOUN_ROOTS)
+def test_values_are_named_by_nouns(root: str) -> None:
+    """A participle such as `told` does not say what a variable holds or a function does."""
+    path = REPOSITORY / root
+    paths = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    assert paths
+    assert [] == [
+        f"{each.relative_to(REPOSITORY)}:{line} {name}"
+        for each in paths
+        for line, name in participles(each.read_text())
+    ]

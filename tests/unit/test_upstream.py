@@ -148,11 +148,11 @@ async def test_asks_a_server_once_who_it_is() -> None:
     """Calls that come together wait for one question, and the same upstream answers them."""
     names: list[str] = []
     plain = ScriptedService(metadata("triton"))
-    settled = ScriptedService(always=True)
+    dialect_service = ScriptedService(always=True)
 
     def make(name: str) -> ScriptedService:
         names.append(name)
-        return settled
+        return dialect_service
 
     service = DialectDetectingUpstream(plain, make)
     assert all(await asyncio.gather(service(READY), service(READY)))
@@ -267,8 +267,8 @@ async def test_a_decoupled_model_is_asked_for_a_stream_and_remembered() -> None:
     upstream: Upstream[str, str] = Upstream("u", SingleFirst(decoupled=True), client)
     for _ in range(2):
         assert ["a", "b"] == [item.id async for item in await upstream(STREAM)]
-    asked = ["InferRequest", "StreamInferRequest", "StreamInferRequest"]
-    assert asked == [text for text, _ in client.sent]
+    expected = ["InferRequest", "StreamInferRequest", "StreamInferRequest"]
+    assert expected == [text for text, _ in client.sent]
     assert 2 == client.closed_streams
 
 

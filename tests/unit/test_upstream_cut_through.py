@@ -106,7 +106,7 @@ class Heads(FakeCodec, CutThroughCodec[str, str]):
         raise AssertionError(call)
 
 
-async def asked(wire: str, service: Any, refused: list[str]) -> Any:
+async def ask_early(wire: str, service: Any, refused: list[str]) -> Any:
     """Ask a frontend early."""
 
     async def whole() -> str:
@@ -122,7 +122,7 @@ async def asked(wire: str, service: Any, refused: list[str]) -> Any:
 async def test_a_frontend_begins_with_the_head() -> None:
     """Its service is called while bytes are still to come; the call has an id."""
     service = ScriptedService(True)
-    assert "reply True" == await asked("early", service, [])
+    assert "reply True" == await ask_early("early", service, [])
     (call,) = service.calls
     assert streaming_body_of(call) is not None
     assert call.context.request_id
@@ -131,12 +131,12 @@ async def test_a_frontend_begins_with_the_head() -> None:
 async def test_a_frontend_waits_where_the_codec_needs_all() -> None:
     """The whole request is read when it has come."""
     service = ScriptedService(True)
-    assert "reply True" == await asked("whole", service, [])
+    assert "reply True" == await ask_early("whole", service, [])
     assert ModelRef("all of it") == service.calls[0].model
 
 
 @pytest.mark.parametrize(
-    ("wire", "refused", "said"),
+    ("wire", "refused", "message"),
     [
         ("what", [], "invalid_argument: 'what' is no call"),
         ("bug", [], "internal: internal error of the gateway"),
@@ -144,10 +144,10 @@ async def test_a_frontend_waits_where_the_codec_needs_all() -> None:
     ],
 )
 async def test_what_is_wrong_is_said_in_the_protocols_form(
-    wire: str, refused: list[str], said: str
+    wire: str, refused: list[str], message: str
 ) -> None:
     """A wrong head, a bug and a body that there is no room for are answers."""
-    assert said == await asked(wire, ScriptedService(), refused)
+    assert message == await ask_early(wire, ScriptedService(), refused)
 
 
 def test_a_frontend_says_how_much_is_enough() -> None:

@@ -55,7 +55,7 @@ class Server:
     """Refuses inferences that are not streams."""
 
     def __init__(self, items: Sequence[InferResponse] = (ITEM,)) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.closed_streams = 0
         self.refusal: GatewayError = REFUSED
         self._items = items
@@ -63,13 +63,13 @@ class Server:
     async def send(
         self, wire: Any, /, *, deadline: float | None, decode: Callable[[Any], Any]
     ) -> Any:
-        self.asked.append(type(wire).__name__)
+        self.requests.append(type(wire).__name__)
         if isinstance(wire, InferRequest):
             raise self.refusal
         return decode(True)
 
     async def stream(self, wire: Any, /, *, deadline: float | None) -> AsyncGenerator[Any, None]:
-        self.asked.append(type(wire).__name__)
+        self.requests.append(type(wire).__name__)
         assert wire.request == CALL.changed(model=wire.model)
         try:
             for item in self._items:
@@ -86,7 +86,7 @@ async def test_a_model_that_wants_a_stream_gets_one() -> None:
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     for _ in range(2):
         assert ITEM.changed(is_final=True) == await upstream(CALL)
-    assert ["InferRequest", "StreamInferRequest", "StreamInferRequest"] == server.asked
+    assert ["InferRequest", "StreamInferRequest", "StreamInferRequest"] == server.requests
     assert 2 == server.closed_streams
 
 
@@ -97,7 +97,7 @@ async def test_a_queue_timeout_changes_nothing() -> None:
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     server.stream = _any_stream  # type: ignore[method-assign]
     assert ITEM.changed(is_final=True) == await upstream(call)
-    assert ["InferRequest"] == server.asked
+    assert ["InferRequest"] == server.requests
 
 
 async def _any_stream(_wire: Any, /, *, deadline: float | None) -> AsyncGenerator[Any, None]:
@@ -136,7 +136,7 @@ async def test_other_errors_and_calls_pass() -> None:
         with pytest.raises(type(error)):
             await upstream(CALL)
     assert await upstream(ModelReadyRequest(model=M))
-    assert ["InferRequest", "InferRequest", "ModelReadyRequest"] == server.asked
+    assert ["InferRequest", "InferRequest", "ModelReadyRequest"] == server.requests
 
 
 async def test_a_protocol_without_streams_raises_the_refusal() -> None:
@@ -146,7 +146,7 @@ async def test_a_protocol_without_streams_raises_the_refusal() -> None:
     for _ in range(2):
         with pytest.raises(Decoupled):
             await upstream(CALL)
-    assert {"InferRequest"} == set(server.asked)
+    assert {"InferRequest"} == set(server.requests)
 
 
 async def test_forgets_the_oldest_of_too_many_models() -> None:
@@ -156,6 +156,6 @@ async def test_forgets_the_oldest_of_too_many_models() -> None:
     for number in range(1025):
         await upstream(CALL.changed(model=ModelRef(f"m{number}")))
     for number, expected in ((1024, 1), (0, 2)):
-        del server.asked[:]
+        del server.requests[:]
         await upstream(CALL.changed(model=ModelRef(f"m{number}")))
-        assert expected == len(server.asked)
+        assert expected == len(server.requests)

@@ -90,8 +90,8 @@ async def is_ready() -> bool:
 
 async def test_a_default_port_of_the_metrics_in_use_is_a_sentence() -> None:
     """Beside a Triton it is not free: the line has the other address of the same page."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         free, used = Address("127.0.0.1", 0), Address("127.0.0.1", port)
         default = AdminConfig.model_construct(set(), address=free, metrics=used)
         with capture_logs() as logs:

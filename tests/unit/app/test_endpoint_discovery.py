@@ -55,7 +55,7 @@ class Names:
     def __init__(self, *urls: str, leave_s: float = 60.0) -> None:
         self.clock = FakeClock()
         self.records: dict[str, HostAddresses | OSError] = {}
-        self.asked = asyncio.Event()
+        self.lookup = asyncio.Event()
         self.servers: dict[str, Server] = {}
         self.removed: list[str] = []
         self.endpoints = Endpoints(
@@ -92,7 +92,7 @@ class Names:
         return BuiltEndpoint(endpoint, prober, identity, withheld, None, (server.close,))
 
     async def _look_up(self, host: str, _port: int) -> HostAddresses:
-        self.asked.set()
+        self.lookup.set()
         found = self.records.get(host, OSError("unknown name"))
         if isinstance(found, OSError):
             raise found
@@ -289,9 +289,9 @@ async def test_ranks_and_weights_follow_the_records() -> None:
 async def until_asked_again(names: Names) -> float:
     """Follow the names until the next look-up; return the seconds that it took."""
     began = names.clock.now
-    names.asked.clear()
+    names.lookup.clear()
     names.discovery.start()
-    await names.asked.wait()
+    await names.lookup.wait()
     elapsed = names.clock.now - began
     await names.discovery.close()
     return elapsed

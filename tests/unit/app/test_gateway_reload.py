@@ -47,9 +47,9 @@ async def test_nothing_refers_to_a_replaced_entry() -> None:
             await gateway.reload(load_text(text))
             assert [None] * len(references) == [reference() for reference in references]
     finally:
-        begun = monotonic()
+        start = monotonic()
         await gateway.stop()
-        assert monotonic() - begun < 30  # it does not wait for `drain`
+        assert monotonic() - start < 30  # it does not wait for `drain`
 
 
 async def test_models_and_upstreams_are_kept_or_replaced() -> None:

@@ -161,9 +161,9 @@ async def test_one_deadline_holds_for_all_steps() -> None:
     """The caller's deadline ends the steps, and their models hear of it."""
     async with gateway(SLOW) as one:
         loop = asyncio.get_running_loop()
-        asked = call("waits", X, deadline=loop.time() + 0.1)
+        request = call("waits", X, deadline=loop.time() + 0.1)
         with pytest.raises(DeadlineExceeded):
-            await one.service(asked)
+            await one.service(request)
         await until(lambda: not RUNNING)
 
 

@@ -162,8 +162,8 @@ def test_what_callers_share_is_told() -> None:
     far = "the first of a that serves the model, in batches of up to 8 rows"
     assert ("upstreams", (far,)) == explain(SHARED, "far")
     routed = SHARED + "routes: [{targets: [{upstream: a, model: far}]}]"
-    told = "100% to upstream 'a' (oip+grpc://a:8001) as model 'far', in batches of up to 8 rows"
-    assert (told,) == explain(routed, "any")[1]
+    sentence = "100% to upstream 'a' (oip+grpc://a:8001) as model 'far', in batches of up to 8 rows"
+    assert (sentence,) == explain(routed, "any")[1]
     # The gateway's own model is none of the upstream's, whatever their names.
     not_own = SHARED + "routes: [{targets: [{upstream: a, model: own}]}]"
     assert not explain(not_own, "any")[1][0].endswith("s")

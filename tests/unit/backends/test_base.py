@@ -228,24 +228,24 @@ async def test_requests_that_do_not_fit(call: InferRequest, message: str) -> Non
     """A request that does not fit the metadata is refused before the model runs."""
     model = await started(lambda _inputs, _job: pytest.fail("the model ran"))
     calls: list[Any] = [call, StreamInferRequest(model=M, request=call)]
-    for asked in calls:
+    for request in calls:
         with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$"):
-            await model(asked)
+            await model(request)
     await model.stop()
 
 
 @pytest.mark.parametrize("inputs", [(IN_A, IN_B), (IN_B, IN_A)], ids=["declared", "other"])
 async def test_inputs_come_in_the_models_order(inputs: tuple[Tensor, ...]) -> None:
     """In whatever order they are sent, a model is given its inputs as it declares them."""
-    given: list[str] = []
+    names: list[str] = []
 
     def infer(arrays: Inputs, _job: Job) -> Arrays:
-        given.extend(arrays)
+        names.extend(arrays)
         return {"Y": A, "Z": B}
 
     model = await started(infer)
     await model(CALL.changed(inputs=inputs))
-    assert ["A", "B"] == given
+    assert ["A", "B"] == names
     await model.stop()
 
 
@@ -305,8 +305,8 @@ async def test_outputs_that_do_not_fit_are_the_models_fault(
 
 async def test_outputs_are_not_copied() -> None:
     """An output shares the model's memory; text and strings become BYTES."""
-    given = {"Y": A, "Z": np.array(["é"], object)}
-    model = await started(giving(given))
+    outputs = {"Y": A, "Z": np.array(["é"], object)}
+    model = await started(giving(outputs))
     reply = await model(CALL)
     assert np.shares_memory(A, reply.outputs[0].data.array)  # type: ignore[union-attr]  # ArrayData
     assert array_tensor("Z", np.array(["é".encode()], object)) == reply.outputs[1]
@@ -628,13 +628,13 @@ async def test_a_model_that_ran_too_long_is_whole_when_it_starts_again() -> None
     """What was not given back when the model stopped is not missing afterwards."""
     gate = Gate()
     model = await started(gate)
-    left = asyncio.ensure_future(model(CALL))
+    slow_call = asyncio.ensure_future(model(CALL))
     await until(lambda: gate.running == 1)
     with capture_logs():
         await model.stop(timeout_s=0.01)
     gate.open.set()
     await model.start()
     assert "7" == (await model(CALL)).id
-    assert "7" == (await left).id
+    assert "7" == (await slow_call).id
     await until(lambda: model._pool.is_idle)
     await model.stop()

@@ -53,9 +53,9 @@ async def streamed(name: str, *inputs: Tensor, **fields: Any) -> list[InferRespo
 async def test_speak_gives_a_word_at_a_time() -> None:
     """A stream has an answer for each word, and no more than were asked for."""
     text = items_tensor("text", (1,), ["zwölf Boxkämpfer  jagen".encode()])
-    said = await streamed("speak", text, parameters={"pause_ms": 0})
+    replies = await streamed("speak", text, parameters={"pause_ms": 0})
     assert [["zwölf"], [" Boxkämpfer"], ["  jagen"]] == [
-        [bytes(token).decode() for token in as_items(reply.outputs[0])] for reply in said
+        [bytes(token).decode() for token in as_items(reply.outputs[0])] for reply in replies
     ]
     assert 2 == len(await streamed("speak", text, parameters={"pause_ms": 0, "max_tokens": 2}))
 
@@ -88,27 +88,27 @@ async def test_identity_gives_back_every_datatype_and_shape(
     """There is an identity for each datatype, and it takes any shape."""
     count = int(np.prod(shape))
     if datatype is Datatype.BYTES:
-        given = items_tensor("INPUT0", shape, [b"\xff\x00" * n for n in range(count)])
+        tensor = items_tensor("INPUT0", shape, [b"\xff\x00" * n for n in range(count)])
     else:
         array = np.arange(count).astype(datatype.numpy_dtype).reshape(shape)
-        given = array_tensor("INPUT0", array, datatype)
-    reply = await ask(f"identity_{datatype.name.lower()}", given)
-    assert (given.renamed("OUTPUT0"),) == reply.outputs
+        tensor = array_tensor("INPUT0", array, datatype)
+    reply = await ask(f"identity_{datatype.name.lower()}", tensor)
+    assert (tensor.renamed("OUTPUT0"),) == reply.outputs
 
 
 async def test_slow_gives_the_number_back() -> None:
     """It waits so many milliseconds; a negative number is none."""
     for number in (1, -5):
-        given = array_tensor("INPUT0", np.array([number], np.int32))
-        assert [[number]] == values(await ask("slow", given))
+        tensor = array_tensor("INPUT0", np.array([number], np.int32))
+        assert [[number]] == values(await ask("slow", tensor))
 
 
 async def test_slow_ends_when_its_caller_leaves() -> None:
     """A caller that leaves frees the model long before its time."""
     model = PythonBackend("m", "gateway.backends.examples:slow")
     await model.start()
-    given = array_tensor("INPUT0", np.array([60_000], np.int32))
-    task = asyncio.ensure_future(model(InferRequest(model=ModelRef("m"), inputs=(given,))))
+    tensor = array_tensor("INPUT0", np.array([60_000], np.int32))
+    task = asyncio.ensure_future(model(InferRequest(model=ModelRef("m"), inputs=(tensor,))))
     await settle()
     task.cancel()
     await model.stop(timeout_s=5)
@@ -126,8 +126,8 @@ async def test_repeat_stream_answers_once_for_each_element() -> None:
     """Each answer has the element and its index."""
     model = PythonBackend("m", "gateway.backends.examples:repeat_stream")
     await model.start()
-    given = array_tensor("IN", np.array([7, 9], np.int32))
-    request = InferRequest(model=ModelRef("m"), inputs=(given,))
+    tensor = array_tensor("IN", np.array([7, 9], np.int32))
+    request = InferRequest(model=ModelRef("m"), inputs=(tensor,))
     items = await model(StreamInferRequest(model=ModelRef("m"), request=request))
     assert [[[7], [0]], [[9], [1]]] == [values(item) async for item in items]
     await model.stop()
@@ -135,8 +135,8 @@ async def test_repeat_stream_answers_once_for_each_element() -> None:
 
 async def test_params_echo_gives_the_parameters_back() -> None:
     """As JSON in an output, and as parameters of the answer."""
-    given = array_tensor("INPUT0", np.zeros(0, np.int32))
-    reply = await ask("params_echo", given, parameters={"b": True, "a": 1.5, "c": "x", "d": 3})
+    tensor = array_tensor("INPUT0", np.zeros(0, np.int32))
+    reply = await ask("params_echo", tensor, parameters={"b": True, "a": 1.5, "c": "x", "d": 3})
     assert [[b'{"a": 1.5, "b": true, "c": "x", "d": 3}']] == values(reply)
     assert {"echo_a": 1.5, "echo_b": True, "echo_c": "x", "echo_d": 3} == reply.parameters
 
@@ -147,8 +147,8 @@ async def test_sequence_sum_remembers_each_sequence_until_its_end() -> None:
     await model.start()
 
     async def add(value: int, sequence: Sequence | None) -> Any:
-        given = array_tensor("INPUT", np.array([[value]], np.int32))
-        call = InferRequest(model=ModelRef("m"), inputs=(given,), sequence=sequence)
+        tensor = array_tensor("INPUT", np.array([[value]], np.int32))
+        call = InferRequest(model=ModelRef("m"), inputs=(tensor,), sequence=sequence)
         return values(await model(call))[0][0][0]
 
     assert 5 == await add(5, Sequence(1, start=True))

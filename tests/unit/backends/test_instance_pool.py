@@ -20,8 +20,8 @@ async def test_no_two_have_one_instance() -> None:
     """Each gets an instance of its own until there is none; the next waits for one given back."""
     some = places(2)
     assert some.is_idle
-    taken = {await some.acquire(), await some.acquire()}
-    assert {0, 1} == taken
+    instances = {await some.acquire(), await some.acquire()}
+    assert {0, 1} == instances
     third = asyncio.ensure_future(some.acquire())
     await settle()
     assert (1, False) == (some.waiting, third.done())
@@ -37,9 +37,9 @@ async def test_first_come_first_served() -> None:
     order: list[str] = []
 
     async def wait(name: str) -> None:
-        given = await some.acquire()
+        instance = await some.acquire()
         order.append(name)
-        some.release(given)
+        some.release(instance)
 
     waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
     await settle()

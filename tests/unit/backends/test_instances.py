@@ -193,21 +193,21 @@ async def test_on_a_gpu_each_instance_has_a_session(
 @pytest.mark.parametrize("instances", [1, 2])
 async def test_one_more_waits(instances: int) -> None:
     """Beyond the instances an inference is not begun before one of them has ended."""
-    begun: list[int] = []
+    starts: list[int] = []
     gate = threading.Event()
 
     def hold(inputs: Arrays) -> Arrays:
-        begun.append(1)
+        starts.append(1)
         gate.wait(5)
         return {"Y": inputs["X"]}
 
     model = PythonBackend("m", hold, inputs=X, outputs=Y, instances=instances)
     await model.start()
     calls = [asyncio.ensure_future(model(CALL)) for _ in range(instances + 1)]
-    await until(lambda: len(begun) == instances)
+    await until(lambda: len(starts) == instances)
     await settle()
-    assert (instances, 1) == (len(begun), model._pool.waiting)
+    assert (instances, 1) == (len(starts), model._pool.waiting)
     gate.set()
     await asyncio.gather(*calls)
-    assert instances + 1 == len(begun)
+    assert instances + 1 == len(starts)
     await model.stop()

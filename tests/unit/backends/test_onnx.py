@@ -61,11 +61,11 @@ async def test_every_datatype_goes_in_and_out(
     model = await started(written(tmp_path, onnx_models.identity(element_type, dims)))
     count = int(np.prod(shape))
     if datatype is Datatype.BYTES:
-        given = items_tensor("X", shape, [f"é\0{n}".encode() for n in range(count)])
+        tensor = items_tensor("X", shape, [f"é\0{n}".encode() for n in range(count)])
     else:
         array = np.arange(count).astype(datatype.numpy_dtype).reshape(shape)
-        given = array_tensor("X", array, datatype)
-    assert (given.renamed("Y"),) == (await ask(model, given)).outputs
+        tensor = array_tensor("X", array, datatype)
+    assert (tensor.renamed("Y"),) == (await ask(model, tensor)).outputs
     await model.stop()
 
 
@@ -286,9 +286,9 @@ async def test_demo_digits_in_both_versions() -> None:
     scans = load_scans()
     pixels = np.array([scan.pixels for scan in scans], np.float32)
     assert (len(scans), SIDE * SIDE) == pixels.shape
-    for asked, found in (("", "2"), ("1", "1")):
+    for version, found in (("", "2"), ("1", "1")):
         reply = await model(
-            InferRequest(model=ModelRef("digits", asked), inputs=(array_tensor("X", pixels),))
+            InferRequest(model=ModelRef("digits", version), inputs=(array_tensor("X", pixels),))
         )
         labels, probabilities = (as_numpy(output) for output in reply.outputs)
         right = (labels == [scan.digit for scan in scans]).mean()
@@ -302,10 +302,10 @@ async def test_demo_language_reads_text() -> None:
     """A model of BYTES takes and gives text."""
     model = onnx_model("language", DEMO / "language", OnnxOptions(device="cpu"))
     await model.start()
-    given = items_tensor(
+    tensor = items_tensor(
         "text", (2,), [b"Where is the station?", "Wo finde ich Brötchen?".encode()]
     )
-    reply = await model(InferRequest(model=ModelRef("language"), inputs=(given,)))
+    reply = await model(InferRequest(model=ModelRef("language"), inputs=(tensor,)))
     assert [b"en", b"de"] == list(as_items(reply.outputs[0]))
     await model.stop()
 

@@ -263,14 +263,14 @@ async def refusing(_inputs: Arrays) -> Arrays:
 async def test_an_error_was_left_to_the_garbage_collector(source: str) -> None:
     """What a model raises is gone with whoever was told: it holds the request's tensors."""
     model = await started({"refusing": refusing, "failing": failing}[source])
-    told: list[weakref.ref[GatewayError]] = []
+    references: list[weakref.ref[GatewayError]] = []
     gc.disable()
     try:
         try:
             await model(call(1))
         except GatewayError as error:
-            told.append(weakref.ref(error))
-        assert [None] == [left() for left in told]
+            references.append(weakref.ref(error))
+        assert [None] == [reference() for reference in references]
     finally:
         gc.enable()
     await model.stop()
@@ -290,13 +290,13 @@ async def test_coroutine_that_fails_is_the_models_failure() -> None:
 
 async def test_coroutine_is_cancelled_with_its_caller() -> None:
     """A caller that leaves cancels a coroutine at once."""
-    left = asyncio.Event()
+    cancellation = asyncio.Event()
 
     async def waiting(_inputs: Arrays) -> Arrays:
         try:
             await asyncio.Event().wait()
         finally:
-            left.set()
+            cancellation.set()
         return {}
 
     model = await started(waiting)
@@ -304,7 +304,7 @@ async def test_coroutine_is_cancelled_with_its_caller() -> None:
     await settle()
     task.cancel()
     await settle()
-    assert left.is_set()
+    assert cancellation.is_set()
     await model.stop()
 
 

@@ -34,12 +34,14 @@ def backend(
     )
 
 
-@pytest.mark.parametrize(("asked", "found"), [("", "10"), ("9", "9"), ("10", "10"), ("2", "2")])
-async def test_newest_is_the_highest_number(asked: str, found: str) -> None:
+@pytest.mark.parametrize(
+    ("requested_version", "found"), [("", "10"), ("9", "9"), ("10", "10"), ("2", "2")]
+)
+async def test_newest_is_the_highest_number(requested_version: str, found: str) -> None:
     """Without a version the highest number answers; a named one answers itself."""
     model = Versions("m", [backend("9"), backend("10"), backend("2")])
     await model.start()
-    reply = await model(InferRequest(model=ModelRef("m", asked)))
+    reply = await model(InferRequest(model=ModelRef("m", requested_version)))
     assert (ModelRef("m", found), [int(found)]) == (
         reply.model,
         as_numpy(reply.outputs[0]).tolist(),
@@ -59,8 +61,8 @@ async def test_metadata_lists_all_versions() -> None:
     """Metadata of any version names every one, in the order of their numbers."""
     model = Versions("m", [backend("10"), backend("9")])
     await model.start()
-    for asked in ("", "9"):
-        metadata = await model(ModelMetadataRequest(model=ModelRef("m", asked)))
+    for version in ("", "9"):
+        metadata = await model(ModelMetadataRequest(model=ModelRef("m", version)))
         assert ("m", ("9", "10"), OUT) == (metadata.name, metadata.versions, metadata.outputs)
     await model.stop()
 

@@ -33,8 +33,8 @@ def test_notices_growth_of_more_than_three_percent(instructions: int, problems: 
 
 def test_shows_the_change_since_the_record() -> None:
     """Each way has a row, with the change of its instructions."""
-    shown = table([Count("json-grpc", 500_000, 1, 2, 3)], {"json-grpc": COUNT})
-    assert shown.splitlines()[-1] == "| json-grpc | 500,000 | +25.0% | 1 | 2 | 3 |"
+    text = table([Count("json-grpc", 500_000, 1, 2, 3)], {"json-grpc": COUNT})
+    assert text.splitlines()[-1] == "| json-grpc | 500,000 | +25.0% | 1 | 2 | 3 |"
 
 
 def test_reads_what_it_has_recorded(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ PAIR = ("gateway", "triton")
 
 def row(job: str, system: str, **fields: Any) -> dict[str, object]:
     """Return a row as results.json has it."""
-    given = {"rate": 1000.0, "cpu_us": 50.0, "ratio": 1.0, "spread": 0.1, "p50_us": 100.0}
-    given |= {"added_us": 60.0, "p99_us": 140.0, "errors": 0}
-    return Row(job, system, **(given | fields)).document()
+    values = {"rate": 1000.0, "cpu_us": 50.0, "ratio": 1.0, "spread": 0.1, "p50_us": 100.0}
+    values |= {"added_us": 60.0, "p99_us": 140.0, "errors": 0}
+    return Row(job, system, **(values | fields)).document()
 
 
 def jobs(*rows: dict[str, object]) -> dict[str, Any]:

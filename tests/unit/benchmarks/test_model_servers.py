@@ -17,9 +17,9 @@ def test_tritons_model_is_made_of_the_case(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
     write_triton_model(tmp_path, small())
-    said = (tmp_path / "config.pbtxt").read_text()
-    assert 'name: "add_sub"' in said
-    assert 'output [ { name: "OUTPUT1" data_type: TYPE_INT32 dims: [1, 16] } ]' in said
+    config = (tmp_path / "config.pbtxt").read_text()
+    assert 'name: "add_sub"' in config
+    assert 'output [ { name: "OUTPUT1" data_type: TYPE_INT32 dims: [1, 16] } ]' in config
     header = (tmp_path / "1" / "answer.h").read_text()
     assert '{"OUTPUT0", 8, 2, shape_0, 64, data_0}' in header
     assert "data_0[] = {3, 0, 0, 0, 4, 0, 0, 0, " in header

@@ -50,8 +50,8 @@ def test_the_chart_is_well_formed() -> None:
     root = ET.fromstring(svg(results()))  # noqa: S314  # our own
     width = float(root.attrib["width"])
     rectangles = list(root.iter(f"{SVG}rect"))
-    shown = sum(len(systems) for _, systems in SHOWN.values())
-    assert shown + 2 == len(rectangles)  # two of them in the legend
+    bars = sum(len(systems) for _, systems in SHOWN.values())
+    assert bars + 2 == len(rectangles)  # two of them in the legend
     for each in rectangles:
         assert 0 <= float(each.attrib["x"])
         assert float(each.attrib["x"]) + float(each.attrib["width"]) <= width

@@ -55,13 +55,13 @@ def test_errors_of_all_rounds_are_counted() -> None:
 
 def test_a_stolen_measurement_is_repeated() -> None:
     """The first one of which the host took little counts, or else the best of three."""
-    said: list[str] = []
+    messages: list[str] = []
     shares = iter([0.5, 0.1, 0.0])
-    found = least_stolen(lambda: replace(sample(1.0), stolen=next(shares)), said.append)
-    assert (0.1, 1) == (found.stolen, len(said))
+    found = least_stolen(lambda: replace(sample(1.0), stolen=next(shares)), messages.append)
+    assert (0.1, 1) == (found.stolen, len(messages))
     shares = iter([0.5, 0.3, 0.4])
-    found = least_stolen(lambda: replace(sample(1.0), stolen=next(shares)), said.append)
-    assert (0.3, 4) == (found.stolen, len(said))
+    found = least_stolen(lambda: replace(sample(1.0), stolen=next(shares)), messages.append)
+    assert (0.3, 4) == (found.stolen, len(messages))
 
 
 def test_the_worst_round_says_how_much_was_stolen() -> None:

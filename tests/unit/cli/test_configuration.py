@@ -76,13 +76,13 @@ def test_terminals_show_colours(
     }
     monkeypatch.delenv("NO_COLOR", raising=False)
     for path, expected in coloured.items():
-        shown = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
-        assert expected in shown.stdout
+        result = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
+        assert expected in result.stdout
         assert "\x1b" not in gateway("validate", path).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     for path in coloured:
-        shown = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
-        assert "\x1b" not in shown.stdout
+        result = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
+        assert "\x1b" not in result.stdout
 
 
 def test_lines_with_secrets_are_not_shown(bad: Path) -> None:
@@ -175,17 +175,17 @@ def test_a_call_that_no_route_takes_is_status_1(good: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--model", "m", "--header", "x"], "--header is 'x'; expected NAME=VALUE"),
         ([], "--model"),
     ],
 )
-def test_explain_used_wrongly_is_status_2(good: Path, arguments: list[str], said: str) -> None:
+def test_explain_used_wrongly_is_status_2(good: Path, arguments: list[str], message: str) -> None:
     """A wrong flag is named."""
     result = gateway("explain", good, *arguments)
     assert (2, "") == (result.exit_code, result.stdout)
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_explain_needs_a_right_configuration(bad: Path) -> None:

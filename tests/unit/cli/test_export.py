@@ -79,11 +79,11 @@ def test_perf_analyzer_gets_inputs_and_expected_outputs(tmp_path: Path) -> None:
 
 def test_calls_without_elements_are_left_out_with_the_reason(tmp_path: Path) -> None:
     """Arrays need elements; JSON lines do not."""
-    left: list[str] = []
+    reasons: list[str] = []
     for write in (export.write_npz, export.write_perf_analyzer):
         count = write(
-            iter([recorded(1, "none")]), tmp_path / "x", lambda _, reason: left.append(reason)
+            iter([recorded(1, "none")]), tmp_path / "x", lambda _, reason: reasons.append(reason)
         )
         assert count == 0
-    assert left == ["payload not recorded"] * 2
+    assert reasons == ["payload not recorded"] * 2
     assert export.write_jsonl(iter([recorded(1, "none")]), tmp_path / "y", ignore) == 1

@@ -13,7 +13,7 @@ CONFIG = Path(__file__).parents[3] / "config"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "expected exactly one of CONFIG.yaml"),
         (["--demo", "--upstream", "grpc://h"], "expected exactly one of CONFIG.yaml"),
@@ -26,8 +26,8 @@ CONFIG = Path(__file__).parents[3] / "config"
         ([str(CONFIG / "demo.yaml"), "--http", "0"], "--http is not allowed with CONFIG.yaml"),
     ],
 )
-def test_wrong_use_is_status_2(arguments: list[str], said: str) -> None:
+def test_wrong_use_is_status_2(arguments: list[str], message: str) -> None:
     """What cannot be done as told is said before anything starts."""
     result = CliRunner().invoke(command_line(["serve"]), ["serve", *arguments])
     assert (2, "") == (result.exit_code, result.stdout)
-    assert said in result.stderr
+    assert message in result.stderr

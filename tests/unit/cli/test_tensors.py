@@ -20,9 +20,9 @@ NUMBERS = [datatype for datatype in Datatype if datatype.is_integer or datatype.
 def test_numbers_come_back_as_they_were_written(datatype: Datatype) -> None:
     """What a number's datatype can hold is read and shown without a change."""
     value = [[0, 1, 2], [3, 64, 100]]
-    shown = json_of(tensor_of("X", value, datatype))
+    found = json_of(tensor_of("X", value, datatype))
     expected = {"name": "X", "datatype": datatype.name, "shape": [2, 3], "data": value}
-    assert expected == shown
+    assert expected == found
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_flat_list_is_laid_out_where_that_leaves_no_choice(
 
 
 @pytest.mark.parametrize(
-    ("datatype", "value", "said"),
+    ("datatype", "value", "message"),
     [
         (Datatype.INT8, [128], "128 is out of range; INT8 is -128 to 127"),
         (Datatype.UINT8, [-1], "-1 is out of range; UINT8 is 0 to 255"),
@@ -96,9 +96,9 @@ def test_a_flat_list_is_laid_out_where_that_leaves_no_choice(
         (Datatype.INT32, [[], [1]], "different lengths at the same level"),
     ],
 )
-def test_refuses_what_would_change(datatype: Datatype, value: Any, said: str) -> None:
+def test_refuses_what_would_change(datatype: Datatype, value: Any, message: str) -> None:
     """Nothing is wrapped, rounded, converted or filled up."""
-    with pytest.raises(InvalidTensor, match=said):
+    with pytest.raises(InvalidTensor, match=message):
         tensor_of("X", value, datatype)
 
 
@@ -151,7 +151,7 @@ def test_reads_json_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("hello", "'hello' is not JSON"),
         ("", "'' is not JSON"),
@@ -160,9 +160,9 @@ def test_reads_json_from_a_file(tmp_path: Path) -> None:
         ("@none.json", "cannot read 'none.json': No such file or directory"),
     ],
 )
-def test_refuses_what_is_not_json(text: str, said: str) -> None:
+def test_refuses_what_is_not_json(text: str, message: str) -> None:
     """Text that is not JSON, and files that are not there, are named."""
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_value(text)
 
 

@@ -72,11 +72,11 @@ def cosine(a: Sequence[Number], b: Sequence[Number], least: float) -> bool:
 def top_k(a: Sequence[Number], b: Sequence[Number], count: int, order: bool) -> bool:
     """Try every set that is a choice of the largest on both sides."""
     count = min(count, len(a))
-    for chosen in itertools.combinations(range(len(a)), count):
-        rest = [each for each in range(len(a)) if each not in chosen]
-        if any(side[i] < side[j] for side in (a, b) for i in chosen for j in rest):
+    for subset in itertools.combinations(range(len(a)), count):
+        rest = [each for each in range(len(a)) if each not in subset]
+        if any(side[i] < side[j] for side in (a, b) for i in subset for j in rest):
             continue
-        if not order or not any(a[i] > a[j] and b[i] < b[j] for i in chosen for j in chosen):
+        if not order or not any(a[i] > a[j] and b[i] < b[j] for i in subset for j in subset):
             return True
     return False
 

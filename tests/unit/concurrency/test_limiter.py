@@ -255,12 +255,12 @@ async def test_a_client_fills_its_share_of_the_queue_only() -> None:
 async def test_what_one_client_holds_alone_may_exceed_its_share() -> None:
     """A message larger than the share is taken while its client holds nothing else."""
     budget = MemoryBudget(100)
-    held = Reservation(budget, 0.01, budget.share("one"))
-    assert held.try_grow(30)
-    assert held.try_grow(30)
+    reservation = Reservation(budget, 0.01, budget.share("one"))
+    assert reservation.try_grow(30)
+    assert reservation.try_grow(30)
     other = Reservation(budget, 0.01, budget.share("one"))
     assert not other.try_grow(1)
-    held.close()
+    reservation.close()
     assert other.try_grow(1)
 
 
@@ -276,19 +276,19 @@ def test_a_share_is_forgotten_with_its_client() -> None:
 async def test_a_body_that_does_not_move_gives_way() -> None:
     """When another waits, the stalest reservation ends, and the other is served in time."""
     budget = MemoryBudget(100)
-    told: list[Overloaded] = []
+    refusals: list[Overloaded] = []
     still = Reservation(budget, 0.1, budget.share("still"))
     assert still.try_grow(60)
-    still.move_with(lambda: 7, told.append)
+    still.move_with(lambda: 7, refusals.append)
     moves = iter(range(1000))
     moving = Reservation(budget, 0.1, budget.share("moving"))
     assert moving.try_grow(40)
-    moving.move_with(lambda: next(moves), told.append)
+    moving.move_with(lambda: next(moves), refusals.append)
     waiting = Reservation(budget, 1, budget.share("waiting"))
     await waiting.grow(50)
     assert ([0, 40, 50], ["in_flight_bytes"]) == (
         [each.size_bytes for each in (still, moving, waiting)],
-        [error.limit for error in told],
+        [error.limit for error in refusals],
     )
 
 
@@ -299,14 +299,14 @@ async def test_bodies_that_wait_for_one_another_are_not_all_refused() -> None:
 
     async def body() -> None:
         nonlocal done
-        held = Reservation(budget, 0.02, budget.share("one"))
+        reservation = Reservation(budget, 0.02, budget.share("one"))
         try:
             for _ in range(4):
-                await held.grow(5)
+                await reservation.grow(5)
                 await asyncio.sleep(0)
             done += 1
         finally:
-            held.close()
+            reservation.close()
 
     found = await asyncio.gather(*(body() for _ in range(10)), return_exceptions=True)
     assert {type(None), Overloaded} >= {type(each) for each in found}
@@ -316,8 +316,8 @@ async def test_bodies_that_wait_for_one_another_are_not_all_refused() -> None:
 async def test_responses_may_exceed_the_limit_by_a_quarter() -> None:
     """What ends a request is taken before what begins one, and bounded as well."""
     budget = MemoryBudget(100, share_bytes=100)
-    held = Reservation(budget, 0)
-    assert held.try_grow(100)
+    reservation = Reservation(budget, 0)
+    assert reservation.try_grow(100)
     answer = Reservation(budget, 0)
     assert (True, False) == (answer.try_grow_response(25), answer.try_grow_response(1))
     assert not Reservation(budget, 0).try_grow(1)
@@ -330,7 +330,7 @@ async def _storm(operations: int, seed: int) -> list[tuple[int, int]]:
     slots = ConcurrencyLimiter("requests_in_flight", 8, 32, 3)
     route = ConcurrencyLimit("r", in_flight=6, queue=32, wait_s=0.002)
     pool = InstancePool(ModelRef("m"), 4, 1000)
-    left = operations
+    remaining = operations
 
     async def hold() -> None:
         await asyncio.sleep(choice.choice((0, 0, 0, 0.001)))
@@ -338,21 +338,21 @@ async def _storm(operations: int, seed: int) -> list[tuple[int, int]]:
             time.sleep(0.003)  # noqa: ASYNC251  # a loop that is held up
 
     async def client(name: str) -> None:
-        nonlocal left
-        while left > 0:
-            left -= 1
+        nonlocal remaining
+        while remaining > 0:
+            remaining -= 1
             kind = choice.randrange(5)
             try:
                 if kind == 0:
-                    held = Reservation(budget, 0.002, budget.share(name))
+                    reservation = Reservation(budget, 0.002, budget.share(name))
                     try:
                         for _ in range(choice.randrange(1, 4)):
-                            await held.grow(choice.randrange(1, 200))
+                            await reservation.grow(choice.randrange(1, 200))
                             await hold()
-                        held.try_grow_response(choice.randrange(1, 300))
+                        reservation.try_grow_response(choice.randrange(1, 300))
                         await hold()
                     finally:
-                        held.close()
+                        reservation.close()
                 elif kind == 1:
                     share = slots.share(name)
                     await slots.wait(0.002, share)
@@ -378,7 +378,7 @@ async def _storm(operations: int, seed: int) -> list[tuple[int, int]]:
                 await asyncio.sleep(0)
 
     async def leaver(tasks: list[asyncio.Task[None]]) -> None:
-        while left > 0:
+        while remaining > 0:
             await asyncio.sleep(0.001)
             place = choice.randrange(len(tasks))
             tasks[place].cancel()

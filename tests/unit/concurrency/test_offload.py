@@ -67,29 +67,29 @@ def test_other_threads_are_not_bound() -> None:
 
 async def test_the_next_work_begins_when_the_last_result_is_taken() -> None:
     """Results do not pile up while the event loop is busy."""
-    begun: list[int] = []
-    taken: list[int] = []
+    starts: list[int] = []
+    results: list[int] = []
 
     async def one(number: int) -> None:
-        await off_loop(begun.append, number)
-        assert len(begun) == len(taken) + 1
-        taken.append(number)
+        await off_loop(starts.append, number)
+        assert len(starts) == len(results) + 1
+        results.append(number)
 
     first = asyncio.gather(*(one(number) for number in range(5)))
     await asyncio.sleep(0)
     time.sleep(0.02)  # noqa: ASYNC251  # the busy loop
-    assert len(begun) <= 1
+    assert len(starts) <= 1
     await first
-    assert taken == [0, 1, 2, 3, 4]
+    assert results == [0, 1, 2, 3, 4]
 
 
 async def test_work_of_a_caller_that_left_does_not_block_others() -> None:
     """It ends on its thread, and the next one begins."""
     go_on = threading.Event()
-    left = asyncio.create_task(off_loop(go_on.wait, 10))
+    slow_work = asyncio.create_task(off_loop(go_on.wait, 10))
     await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.gather(left, return_exceptions=True)
+    slow_work.cancel()
+    await asyncio.gather(slow_work, return_exceptions=True)
     found = asyncio.create_task(off_loop(int, "7"))
     await asyncio.sleep(0)
     go_on.set()

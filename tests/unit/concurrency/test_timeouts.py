@@ -152,14 +152,14 @@ async def test_a_past_deadline_expires_soon() -> None:
 
 async def test_cancelled_deadlines_do_not_expire() -> None:
     """A cancelled deadline does not expire; an expired one may be cancelled."""
-    wheel, kept, gone = TimerWheel(), Target(), Target()
+    wheel, target, other = TimerWheel(), Target(), Target()
     when = monotonic() + STEP_S
-    step = wheel.schedule(kept, when)
-    wheel.cancel(gone, wheel.schedule(gone, when))
+    step = wheel.schedule(target, when)
+    wheel.cancel(other, wheel.schedule(other, when))
     async with asyncio.timeout(5):
-        await kept.expired.wait()
-    wheel.cancel(kept, step)
-    assert not gone.expired.is_set()
+        await target.expired.wait()
+    wheel.cancel(target, step)
+    assert not other.expired.is_set()
 
 
 async def test_a_closed_wheel_expires_nothing() -> None:
@@ -193,14 +193,14 @@ def test_wheel_moves_to_another_loop() -> None:
 
 async def test_empty_steps_are_dropped() -> None:
     """After many cancelled deadlines, at most the step of the last one stays."""
-    wheel, target, kept = TimerWheel(), Target(), Target()
+    wheel, target, last = TimerWheel(), Target(), Target()
     when = monotonic() + 60
-    step = wheel.schedule(kept, when)
+    step = wheel.schedule(last, when)
     for number in range(100):
         wheel.cancel(target, wheel.schedule(target, when + number * STEP_S))
     assert 2 == len(wheel._steps)  # what it holds shows nowhere else
-    wheel.cancel(kept, step)
-    wheel.cancel(kept, step)
+    wheel.cancel(last, step)
+    wheel.cancel(last, step)
     assert 1 == len(wheel._steps)
 
 

@@ -74,7 +74,7 @@ def test_own_errors_are_never_brief() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "public_text"),
     [
         (
             "cannot connect to upstream 127.0.0.1:9: Connect call failed ('127.0.0.1', 9)",
@@ -87,13 +87,13 @@ def test_own_errors_are_never_brief() -> None:
         ("12 requests are in flight, at most 12: none ended", None),
     ],
 )
-def test_addresses_of_servers_are_withheld(text: str, shown: str | None) -> None:
+def test_addresses_of_servers_are_withheld(text: str, public_text: str | None) -> None:
     """Clients see no address of a server, in any form; the class of the error stays."""
     error = Unavailable(text)
     found = without_addresses(error)
-    assert (shown or text) == found.message
+    assert (public_text or text) == found.message
     assert type(found) is Unavailable
-    assert (shown is None) == (found is error)
+    assert (public_text is None) == (found is error)
 
 
 def test_texts_of_servers_and_of_requests_keep_addresses() -> None:

@@ -24,41 +24,41 @@ STREAM = StreamInferRequest(model=MODEL, request=InferRequest(model=MODEL))
 
 async def test_end_is_told_once_when_the_stream_ends() -> None:
     """The end of a stream is told once, though it is closed after that."""
-    told: list[BaseException | None] = []
+    ends: list[BaseException | None] = []
     items = FakeStream([ITEM, ITEM])
-    watched = on_stream_end(STREAM, items, told.append)
+    watched = on_stream_end(STREAM, items, ends.append)
     assert [ITEM, ITEM] == [item async for item in watched]
     await close_stream(watched)
-    assert ([None], 1) == (told, items.closed)
+    assert ([None], 1) == (ends, items.closed)
 
 
 async def test_failure_is_told_with_its_error() -> None:
     """A stream that fails tells what went wrong."""
-    told: list[BaseException | None] = []
+    ends: list[BaseException | None] = []
     error = Unavailable("gone")
-    watched = NotifyingStream(FakeStream([ITEM, error]), told.append)
+    watched = NotifyingStream(FakeStream([ITEM, error]), ends.append)
     assert ITEM == await anext(watched)
     with pytest.raises(Unavailable):
         await anext(watched)
-    assert [error] == told
+    assert [error] == ends
 
 
 async def test_stream_closed_before_it_began_is_told() -> None:
     """A stream nobody reads still ends when it is closed: a generator would not notice."""
-    told: list[BaseException | None] = []
+    ends: list[BaseException | None] = []
     items = FakeStream([ITEM])
-    watched = NotifyingStream(items, told.append)
+    watched = NotifyingStream(items, ends.append)
     await watched.aclose()
     await watched.aclose()
-    assert ([None], 2) == (told, items.closed)
+    assert ([None], 2) == (ends, items.closed)
 
 
 async def test_plain_reply_ends_at_once() -> None:
     """A reply that is no stream is complete when it is there."""
-    told: list[BaseException | None] = []
+    ends: list[BaseException | None] = []
     call = InferRequest(model=MODEL)
-    assert on_stream_end(call, ITEM, told.append) is ITEM
-    assert [None] == told
+    assert on_stream_end(call, ITEM, ends.append) is ITEM
+    assert [None] == ends
 
 
 async def test_mapped_changes_each_answer_and_closes() -> None:

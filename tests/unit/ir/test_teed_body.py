@@ -47,9 +47,9 @@ def test_what_is_piped_is_kept() -> None:
     assert body.kept() is None
     body.pipe_to(sink)
     assert (sink.pieces, body.is_started, body.remaining_bytes) == ([b"abcdefgh"], True, 0)
-    kept = body.kept()
-    assert kept is not None
-    rebuilt = with_kept_body(changed, body.start, kept)
+    content = body.kept()
+    assert content is not None
+    rebuilt = with_kept_body(changed, body.start, content)
     assert [bytes(as_raw(each)) for each in rebuilt.inputs] == [b"ab", b"abc", b"defgh"]
     assert budget.used_bytes == 8
     body.release()
@@ -63,9 +63,9 @@ async def test_what_is_read_is_kept() -> None:
     buffered = await with_buffered_body(changed)
     assert isinstance(buffered, InferRequest)
     assert bytes(as_raw(buffered.inputs[2])) == b"defgh"
-    kept = body.kept()
-    assert kept is not None
-    assert bytes(kept) == b"abcdefgh"
+    content = body.kept()
+    assert content is not None
+    assert bytes(content) == b"abcdefgh"
 
 
 def test_a_body_without_room_passes_and_is_not_kept() -> None:
@@ -83,9 +83,9 @@ def test_an_incomplete_body_is_not_kept() -> None:
     body.write(memoryview(b"abc"))
     assert body.kept() is None
     body.write(memoryview(b"defgh"))
-    kept = body.kept()
-    assert kept is not None
-    assert bytes(kept) == b"abcdefgh"
+    content = body.kept()
+    assert content is not None
+    assert bytes(content) == b"abcdefgh"
 
 
 def test_a_received_call_has_no_tee() -> None:

@@ -296,9 +296,9 @@ def test_few_models_are_kept() -> None:
     run = Run().do("start")
     for number in range(200):
         run.seconds(1, replace(GOOD, models=models(**{f"m{number}": "1"})))
-    known = json.loads(run.state.models)
-    assert 64 == len(known)
-    assert "m199" in known
+    stored_models = json.loads(run.state.models)
+    assert 64 == len(stored_models)
+    assert "m199" in stored_models
 
 
 def test_a_restart_keeps_step_weight_and_counts() -> None:

@@ -356,6 +356,6 @@ def test_damaged_counts_are_not_used(damaged: dict[str, list[float]]) -> None:
         guards.add(call)
     again = Guards(guards_of(ALL_GUARDS))
     assert list(damaged) == again.resume({**guards.counts(), **damaged})
-    for kept, new, found in zip(guards.verdicts(), fresh.verdicts(), again.verdicts(), strict=True):
-        expected = new if found.guard in damaged else kept
+    for old, new, found in zip(guards.verdicts(), fresh.verdicts(), again.verdicts(), strict=True):
+        expected = new if found.guard in damaged else old
         assert expected.evidence.partition("; ")[0] == found.evidence.partition("; ")[0]

@@ -205,8 +205,8 @@ def test_ensembles_without_their_models_are_left_out(tmp_path: Path) -> None:
     outer = ENSEMBLE.replace('"twice"', '"outer"').replace("sum.v1", "twice")
     found = import_repository(repository(tmp_path, twice=ENSEMBLE, outer=outer))
     assert (found.models, found.pipelines) == ({}, {})
-    left = [str(each) for each in found.unmapped if "left out" in str(each)]
-    assert left == [
+    omissions = [str(each) for each in found.unmapped if "left out" in str(each)]
+    assert omissions == [
         f"{tmp_path}/twice/config.pbtxt:1: ensemble left out: its model 'sum.v1' is not imported",
         f"{tmp_path}/outer/config.pbtxt:1: ensemble left out: its model 'twice' is not imported",
     ]

@@ -12,8 +12,8 @@ def step(name: str, **inputs: str) -> Step:
     return Step(name, ModelRef(f"m-{name}"), {key: parse_source(s) for key, s in inputs.items()})
 
 
-def outputs(**given: str) -> dict[str, Source]:
-    return {name: parse_source(text) for name, text in given.items()}
+def outputs(**texts: str) -> dict[str, Source]:
+    return {name: parse_source(text) for name, text in texts.items()}
 
 
 DIAMOND = Graph(
@@ -37,18 +37,18 @@ def test_what_the_request_gives() -> None:
 
 def test_what_is_asked_of_a_step() -> None:
     """Outputs that nobody uses are not asked for; those that several use are asked for once."""
-    asked = {one.name: tuple(DIAMOND.used_outputs(one)) for one in DIAMOND.steps}
+    used_outputs = {one.name: tuple(DIAMOND.used_outputs(one)) for one in DIAMOND.steps}
     assert {
         "last": ("y",),
         "left": ("y",),
         "right": ("y",),
         "first": ("a", "b"),
         "aside": ("s",),
-    } == asked
+    } == used_outputs
 
 
 @pytest.mark.parametrize(
-    ("wanted", "names"),
+    ("output_names", "names"),
     [
         (("y",), ["last", "left", "right", "first"]),
         (("a",), ["first"]),
@@ -57,10 +57,10 @@ def test_what_is_asked_of_a_step() -> None:
         (("y", "a", "x", "s", "l"), ["last", "left", "right", "first", "aside"]),
     ],
 )
-def test_steps_that_are_needed(wanted: tuple[str, ...], names: list[str]) -> None:
+def test_steps_that_are_needed(output_names: tuple[str, ...], names: list[str]) -> None:
     """Only what leads to the outputs is run."""
     for _ in range(2):
-        assert names == [one.name for one in DIAMOND.required_steps(wanted)]
+        assert names == [one.name for one in DIAMOND.required_steps(output_names)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_no_source(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "given", "expected"),
+    ("steps", "output_texts", "expected"),
     [
         (
             [step("a", x="nobody.y")],
@@ -133,15 +133,15 @@ def test_what_is_no_source(text: str) -> None:
     ids=["input", "output", "unused", "request", "dot", "cycle", "itself"],
 )
 def test_faults_have_a_place(
-    steps: list[Step], given: dict[str, str], expected: list[tuple[str, str]]
+    steps: list[Step], output_texts: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
     """Everything wrong is found, and the graph is not made."""
-    found = [(".".join(path), text) for path, text in graph_errors(steps, outputs(**given))]
+    found = [(".".join(path), text) for path, text in graph_errors(steps, outputs(**output_texts))]
     assert [path for path, _ in expected] == [path for path, _ in found]
     for (_, text), (_, words) in zip(found, expected, strict=True):
         assert words in text
     with pytest.raises(ValueError, match=f"pipeline 'p': {expected[0][0]}: "):
-        Graph("p", "1", steps, outputs(**given))
+        Graph("p", "1", steps, outputs(**output_texts))
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ SPLIT = graph(
 )
 
 
-def tensors(*given: tuple[str, Datatype]) -> tuple[TensorMetadata, ...]:
-    return tuple(TensorMetadata(name, datatype, (-1,)) for name, datatype in given)
+def tensors(*pairs: tuple[str, Datatype]) -> tuple[TensorMetadata, ...]:
+    return tuple(TensorMetadata(name, datatype, (-1,)) for name, datatype in pairs)
 
 
 FP32, INT64 = Datatype.FP32, Datatype.INT64
@@ -90,12 +90,12 @@ class Metadata:
 
     def __init__(self, models: Mapping[str, Any] = MODELS) -> None:
         self.models = dict(models)
-        self.asked = 0
+        self.question_count = 0
 
     async def __call__(self, call: Call[R], /) -> R:
         assert isinstance(call, ModelMetadataRequest)
         assert call.model is not None
-        self.asked += 1
+        self.question_count += 1
         found = self.models[call.model.name]
         if isinstance(found, BaseException):
             raise found
@@ -114,7 +114,7 @@ def call(*inputs: Tensor, **fields: Any) -> InferRequest:
     return InferRequest(model=P, inputs=inputs or (X, T), **fields)
 
 
-def asked(inner: ScriptedService) -> list[str]:
+def called_models(inner: ScriptedService) -> list[str]:
     return [str(one.model) for one in inner.calls]
 
 
@@ -191,13 +191,13 @@ async def test_steps_run_side_by_side() -> None:
     inner = ScriptedService()
     task = asyncio.ensure_future(pipeline(inner)(call()))
     await settle()
-    assert ["m-a", "m-b"] == asked(inner)
+    assert ["m-a", "m-b"] == called_models(inner)
     inner.waiting[1].set_result(answer(cast("InferRequest", inner.calls[1])))
     await settle()
     assert 2 == len(inner.calls)
     inner.waiting[0].set_result(answer(cast("InferRequest", inner.calls[0])))
     await settle()
-    assert "m-c version 7" == asked(inner)[-1]
+    assert "m-c version 7" == called_models(inner)[-1]
     inner.waiting[2].set_result(answer(cast("InferRequest", inner.calls[2])))
     assert shared(X, (await task).outputs[0])
 
@@ -209,9 +209,9 @@ async def test_steps_run_side_by_side() -> None:
 async def test_only_what_is_needed_is_run(outputs: tuple[str, ...], models: list[str]) -> None:
     """A caller that wants less of the pipeline pays for less."""
     inner = ScriptedService(always=answer)
-    wanted = tuple(RequestedOutput(name) for name in outputs)
-    reply = await pipeline(inner)(call(outputs=wanted))
-    assert (models, outputs) == (asked(inner), tuple(one.name for one in reply.outputs))
+    requested_outputs = tuple(RequestedOutput(name) for name in outputs)
+    reply = await pipeline(inner)(call(outputs=requested_outputs))
+    assert (models, outputs) == (called_models(inner), tuple(one.name for one in reply.outputs))
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ async def test_without_metadata_names_are_checked() -> None:
     assert 3 == len((await service(call(T.renamed("x"), T))).outputs)
     with pytest.raises(InvalidRequest, match="needs input 't'"):
         await service(call(X))
-    count = metadata.asked
+    count = metadata.question_count
     await service(call())
-    assert count == metadata.asked, "who cannot be asked is not asked for each request"
+    assert count == metadata.question_count, "who cannot be asked is not asked for each request"
     metadata.models = dict(MODELS)
     clock.advance(11)
     with pytest.raises(InvalidRequest, match="input 'x' has datatype INT64"):
@@ -365,12 +365,12 @@ async def test_metadata_that_cannot_be_had() -> None:
     message = r"pipeline 'p', step 'b' \(model 'm-b'\): away"
     with pytest.raises(Unavailable, match=message):
         await pipeline(ScriptedService(), metadata=metadata)(ModelMetadataRequest(model=P))
-    given = ModelMetadata(name="p", inputs=tensors(("x", FP32), ("t", INT64)), outputs=tensors(
+    signature = ModelMetadata(name="p", inputs=tensors(("x", FP32), ("t", INT64)), outputs=tensors(
         ("out", FP32), ("same", FP32), ("given", FP32)
     ))  # fmt: skip
-    service = pipeline(ScriptedService(), metadata=metadata, configured=given)
-    assert given.outputs == (await service(ModelMetadataRequest(model=P))).outputs
-    part = ModelMetadata(name="p", inputs=given.inputs)
+    service = pipeline(ScriptedService(), metadata=metadata, configured=signature)
+    assert signature.outputs == (await service(ModelMetadataRequest(model=P))).outputs
+    part = ModelMetadata(name="p", inputs=signature.inputs)
     with pytest.raises(Unavailable, match=message):
         await pipeline(ScriptedService(), metadata=metadata, configured=part)(
             ModelMetadataRequest(model=P)
@@ -419,7 +419,7 @@ async def test_a_pipeline_is_ready_when_all_its_models_are(answers: list[Any], r
     """A model that cannot be asked is not ready."""
     inner = ScriptedService(*answers)
     assert ready is await pipeline(inner)(ModelReadyRequest(model=P))
-    assert ["m-a", "m-b", "m-c version 7"] == asked(inner)
+    assert ["m-a", "m-b", "m-c version 7"] == called_models(inner)
 
 
 async def test_readiness_needs_no_metadata() -> None:

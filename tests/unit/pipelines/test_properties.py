@@ -44,13 +44,13 @@ def graphs(draw: st.DrawFn) -> tuple[Graph, tuple[str, ...]]:
         inputs = {key: draw(st.sampled_from(sources)) for key in ("l", "r")}
         steps.append(Step(name, ModelRef("m"), inputs))
         sources += [Source(name, "sum"), Source(name, "difference")]
-    chosen = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=4))
+    output_sources = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=4))
     used = {source.step for step in steps for source in step.inputs.values()}
-    used |= {source.step for source in chosen}
-    chosen += [Source(step.name, "sum") for step in steps if step.name not in used]
-    outputs = {f"o{number}": source for number, source in enumerate(chosen)}
-    wanted = draw(st.lists(st.sampled_from(sorted(outputs)), unique=True))
-    return Graph("p", "1", draw(st.permutations(steps)), outputs), tuple(wanted)
+    used |= {source.step for source in output_sources}
+    output_sources += [Source(step.name, "sum") for step in steps if step.name not in used]
+    outputs = {f"o{number}": source for number, source in enumerate(output_sources)}
+    output_names = draw(st.lists(st.sampled_from(sorted(outputs)), unique=True))
+    return Graph("p", "1", draw(st.permutations(steps)), outputs), tuple(output_names)
 
 
 class Sums:
@@ -58,15 +58,15 @@ class Sums:
 
     def __init__(self, turns: list[int]) -> None:
         self._turns = turns
-        self.asked = 0
+        self.call_count = 0
 
     async def __call__(self, call: Call[R], /) -> R:
         if isinstance(call, ModelMetadataRequest):
             return cast("R", METADATA)
         assert isinstance(call, InferRequest)
         assert call.model is not None
-        turns = self._turns[self.asked % len(self._turns)]
-        self.asked += 1
+        turns = self._turns[self.call_count % len(self._turns)]
+        self.call_count += 1
         for _ in range(turns):
             await asyncio.sleep(0)
         left, right = (as_numpy(tensor) for tensor in call.inputs)
@@ -86,10 +86,10 @@ def numpys(graph: Graph, source: Source) -> Any:
 
 @given(graphs(), st.lists(st.integers(0, 5), min_size=1, max_size=7))
 def test_any_graph_gives_numpys_result(
-    given_: tuple[Graph, tuple[str, ...]], turns: list[int]
+    graph_and_outputs: tuple[Graph, tuple[str, ...]], turns: list[int]
 ) -> None:
     """Each output is right, each step that is needed is asked once, and no other."""
-    graph, wanted = given_
+    graph, output_names = graph_and_outputs
     inner = Sums(turns)
 
     async def ask() -> InferResponse:
@@ -99,14 +99,14 @@ def test_any_graph_gives_numpys_result(
             InferRequest(
                 model=ModelRef("p"),
                 inputs=tuple(array_tensor(name, own[name]) for name in graph.inputs),
-                outputs=tuple(RequestedOutput(name) for name in wanted),
+                outputs=tuple(RequestedOutput(name) for name in output_names),
             )
         )
 
     reply = asyncio.run(ask())
-    names = [name for name in graph.outputs if name in (wanted or graph.outputs)]
+    names = [name for name in graph.outputs if name in (output_names or graph.outputs)]
     assert names == [tensor.name for tensor in reply.outputs]
     for tensor in reply.outputs:
         expected = numpys(graph, graph.outputs[tensor.name])
         assert expected.tolist() == as_numpy(tensor).tolist()
-    assert len(graph.required_steps(tuple(names))) == inner.asked
+    assert len(graph.required_steps(tuple(names))) == inner.call_count

@@ -35,8 +35,8 @@ def step(name: str, **inputs: str) -> Step:
 
 
 def graph(*steps: Step, **outputs: str) -> Graph:
-    given = {name: parse_source(text) for name, text in outputs.items()}
-    return Graph("p", "2", list(steps), given)
+    sources = {name: parse_source(text) for name, text in outputs.items()}
+    return Graph("p", "2", list(steps), sources)
 
 
 CHAIN = graph(step("a", x="request.in"), step("b", x="a.y"), out="b.y", given="request.in")

@@ -54,18 +54,18 @@ class Metered:
     """Remembers what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
-        self.held = 0
+        self.outcomes: list[str] = []
+        self.stored_bytes = 0
 
     def looked_up(self, outcome: str) -> None:
-        self.told.append(outcome)
+        self.outcomes.append(outcome)
 
     def stored(self, size_bytes: int) -> None:
-        self.held += size_bytes
+        self.stored_bytes += size_bytes
 
     def evicted(self, reason: str, size_bytes: int) -> None:
-        self.told.append(reason)
-        self.held -= size_bytes
+        self.outcomes.append(reason)
+        self.stored_bytes -= size_bytes
 
 
 def made(*script: Any, **fields: Any) -> tuple[Cache, ScriptedService, Metered, FakeClock]:
@@ -83,7 +83,7 @@ async def test_the_second_time_nobody_is_asked() -> None:
     assert reply(7, id="b", parameters={"p": 1}) == await cache(ask(1, id="b"))
     assert reply(7, id="", parameters={"p": 1}) == await cache(ask(1))
     assert 1 == len(target.calls)
-    assert ["miss", "hit", "hit"] == meter.told
+    assert ["miss", "hit", "hit"] == meter.outcomes
 
 
 async def test_the_target_is_asked_for_whole_answers() -> None:
@@ -120,8 +120,12 @@ async def test_answers_grow_old() -> None:
     assert reply(7) == await cache(ask(1))
     clock.advance(1)
     assert reply(8) == await cache(ask(1))
-    assert ["miss", "hit", "expired", "miss"] == meter.told
-    assert (2, ENTRY_BYTES, ENTRY_BYTES) == (len(target.calls), cache.used_bytes, meter.held)
+    assert ["miss", "hit", "expired", "miss"] == meter.outcomes
+    assert (2, ENTRY_BYTES, ENTRY_BYTES) == (
+        len(target.calls),
+        cache.used_bytes,
+        meter.stored_bytes,
+    )
 
 
 async def test_the_least_recently_used_makes_room() -> None:
@@ -129,8 +133,8 @@ async def test_the_least_recently_used_makes_room() -> None:
     cache, _, meter, _ = made(reply(1), reply(2), reply(3), max_bytes=2 * ENTRY_BYTES)
     for value in (1, 2, 1, 3, 1):
         assert reply(value) == await cache(ask(value))
-    assert ["miss", "miss", "hit", "miss", "evicted", "hit"] == meter.told
-    assert (2 * ENTRY_BYTES, 2 * ENTRY_BYTES) == (cache.used_bytes, meter.held)
+    assert ["miss", "miss", "hit", "miss", "evicted", "hit"] == meter.outcomes
+    assert (2 * ENTRY_BYTES, 2 * ENTRY_BYTES) == (cache.used_bytes, meter.stored_bytes)
 
 
 async def test_an_answer_larger_than_all_room_is_not_kept() -> None:
@@ -138,7 +142,7 @@ async def test_an_answer_larger_than_all_room_is_not_kept() -> None:
     cache, _, meter, _ = made(reply(1), reply(2, 2), max_bytes=ENTRY_BYTES)
     for values in ((1,), (2,), (1,)):
         await cache(ask(*values))
-    assert ["miss", "miss", "hit"] == meter.told
+    assert ["miss", "miss", "hit"] == meter.outcomes
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ async def test_errors_are_not_kept() -> None:
     with pytest.raises(UpstreamError):
         await cache(ask(1))
     assert reply(7) == await cache(ask(1))
-    assert ["miss", "miss"] == meter.told
+    assert ["miss", "miss"] == meter.outcomes
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ async def test_never_shared(call: InferRequest) -> None:
     """What depends on more than the request, or is answered elsewhere, is asked each time."""
     cache, target, meter, _ = made(reply(1), reply(2))
     assert [reply(1), reply(2)] == [await cache(call), await cache(call)]
-    assert ([call, call], []) == (target.calls, meter.told)
+    assert ([call, call], []) == (target.calls, meter.outcomes)
 
 
 async def test_streams_and_questions_pass() -> None:
@@ -197,7 +201,7 @@ async def test_streams_and_questions_pass() -> None:
     cache, _, meter, _ = made(stream, metadata)
     assert stream is await cache(StreamInferRequest(model=M, request=ask(1)))
     assert metadata == await cache(ModelMetadataRequest(model=M))
-    assert [] == meter.told
+    assert [] == meter.outcomes
 
 
 @pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
@@ -214,7 +218,7 @@ async def test_another_model_gives_other_answers(kind: Any) -> None:
     assert reply(8) == await on_its_way
     target._script += [reply(9), reply(10)]
     assert [reply(9), reply(10)] == [await cache(ask(1)), await cache(ask(2))]
-    assert ["miss", "miss", "cleared", "miss", "miss"] == meter.told
+    assert ["miss", "miss", "cleared", "miss", "miss"] == meter.outcomes
 
 
 # --- one call for all who ask now ---
@@ -227,7 +231,7 @@ async def test_many_share_a_call() -> None:
     await settle()
     target.waiting[0].set_result(reply(7, id="a"))
     assert [reply(7, id=name) for name in "abc"] == await asyncio.gather(*tasks)
-    assert (1, ["miss", "shared", "shared"]) == (len(target.calls), meter.told)
+    assert (1, ["miss", "shared", "shared"]) == (len(target.calls), meter.outcomes)
 
 
 async def test_who_caused_the_call_may_leave() -> None:
@@ -300,7 +304,7 @@ async def test_the_time_of_one_is_not_that_of_others(error: type[GatewayError]) 
     target.waiting[1].set_result(reply(7))
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert [error, reply(7, id=""), reply(7, id="c")] == [type(found[0]), *found[1:]]
-    assert ["miss", "shared", "shared", "miss", "shared"] == meter.told
+    assert ["miss", "shared", "shared", "miss", "shared"] == meter.outcomes
 
 
 async def test_a_target_that_gives_up() -> None:

@@ -139,14 +139,14 @@ class Target:
     def __init__(self, refusal: Exception | None = None, labels: Any = None) -> None:
         self._refusal = refusal
         self.labels = {} if labels is None else labels
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
 
     async def __call__(self, call: Any, /) -> Any:
         if isinstance(call, ModelMetadataRequest):
             return metadata(8).changed(labels=self.labels)
         if isinstance(call, ModelLoadRequest):
             return None
-        self.asked.append(call)
+        self.calls.append(call)
         request = call.request if isinstance(call, StreamInferRequest) else call
         output = array_tensor("o", VALUES)
         if isinstance(request, InferRequest) and request.outputs[0].classes:
@@ -174,7 +174,7 @@ async def test_a_target_that_computes_classes_is_asked(call: Any) -> None:
     target = Target()
     reply = await first(await Classify(target, by_target=None)(call))
     assert [b"theirs", b"too"] == as_items(reply.outputs[0])
-    assert [call] == target.asked
+    assert [call] == target.calls
 
 
 @BOTH
@@ -183,7 +183,7 @@ async def test_a_target_that_cannot_is_computed_for(call: Any) -> None:
     target = Target(Unsupported("no classes in this dialect"))
     reply = await first(await Classify(target, by_target=None)(call))
     assert [b"4.0:1", b"3.0:2", b"5.5:0", b"5.5:3"] == as_items(reply.outputs[0])
-    assert 2 == len(target.asked)
+    assert 2 == len(target.calls)
 
 
 async def test_a_targets_own_refusal_is_the_answer() -> None:
@@ -191,7 +191,7 @@ async def test_a_targets_own_refusal_is_the_answer() -> None:
     target = Target(Unsupported("decoupled", origin=Origin("c", "wire")))
     with pytest.raises(Unsupported, match="decoupled"):
         await Classify(target, by_target=None)(ASKED)
-    assert [ASKED] == target.asked
+    assert [ASKED] == target.calls
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_classes_that_are_better_computed_here(call: InferRequest, labels:
     """With labels from YAML, and for protocols whose values are numbers and not six decimals."""
     target = Target(labels=labels)
     await Classify(target, by_target=None)(call)
-    assert [0] == [asked.outputs[0].classes for asked in target.asked]
+    assert [0] == [call.outputs[0].classes for call in target.calls]
 
 
 class Untold(Target):
@@ -235,7 +235,7 @@ async def test_a_target_is_never_asked_for_classes_of_text(
     target = Textual()
     with pytest.raises(InvalidRequest, match=f"output 'o' is {datatype.name}"):
         await first(await Classify(target, by_target=by_target)(call))
-    assert [] == target.asked
+    assert [] == target.calls
 
 
 @BOTH
@@ -244,7 +244,7 @@ async def test_without_metadata_a_target_is_asked_for_the_output_as_it_is(call: 
     target = Untold()
     reply = await first(await Classify(target, by_target=None)(call))
     assert [b"5.5:4", b"5.5:7"] == as_items(reply.outputs[0])
-    assert 1 == len(target.asked)
+    assert 1 == len(target.calls)
 
 
 async def test_an_output_that_the_metadata_lack_is_asked_for_as_it_is() -> None:
@@ -252,7 +252,7 @@ async def test_an_output_that_the_metadata_lack_is_asked_for_as_it_is() -> None:
     target = Target()
     call = InferRequest(model=M, outputs=(RequestedOutput("other", 2),))
     await Classify(target, by_target=None)(call)
-    assert [0] == [asked.outputs[0].classes for asked in target.asked]
+    assert [0] == [call.outputs[0].classes for call in target.calls]
 
 
 @pytest.mark.parametrize(("labelled", "classes_asked"), [("o", 2), ("other", 0)])
@@ -263,11 +263,13 @@ async def test_a_target_with_labels_is_asked_by_callers_with_numbers_too(
 
     def answer(call: Any) -> Any:
         if isinstance(call, ModelMetadataRequest):
-            known = metadata(8).changed(labels={})
-            asked = Need.BATCHING in call.context.needs
+            plain_metadata = metadata(8).changed(labels={})
+            needs_configuration = Need.BATCHING in call.context.needs
             output = {"name": labelled, "label_filename": "labels.txt"}
             own = ModelConfiguration({"name": "m", "output": [output]})
-            return known.changed(configuration=own) if asked else known
+            return (
+                plain_metadata.changed(configuration=own) if needs_configuration else plain_metadata
+            )
         return InferResponse(model=M, outputs=(array_tensor("o", VALUES),))
 
     target = ScriptedService(always=answer)
@@ -314,14 +316,14 @@ async def test_a_target_that_ends_at_empty_outputs_is_not_asked_for_their_classe
                 configuration=ModelConfiguration({"name": "m", "output": [output]}),
             )
 
-    given = array_tensor("i", np.zeros((rows, 4), "<f4"))
+    tensor = array_tensor("i", np.zeros((rows, 4), "<f4"))
     if isinstance(call, StreamInferRequest):
-        call = call.changed(request=call.request.changed(inputs=(given,)))
+        call = call.changed(request=call.request.changed(inputs=(tensor,)))
     else:
-        call = call.changed(inputs=(given,))
+        call = call.changed(inputs=(tensor,))
     target = Fragile()
     await first(await Classify(target, by_target=None, ends_at_empty=lambda: True)(call))
-    requests = [getattr(one, "request", one) for one in target.asked]
+    requests = [getattr(one, "request", one) for one in target.calls]
     assert [classes_asked] == [request.outputs[0].classes for request in requests]
 
 
@@ -352,8 +354,8 @@ def test_few_of_many_classes_are_those_of_a_full_sort(size: int, count: int) -> 
         values = np.random.default_rng(seed).integers(-4, 4, size).astype("<f4")
         values[::7] = np.nan
         values[3] = -np.inf
-        kept = np.where(np.isnan(values), -np.inf, values)
-        order = sorted(range(size), key=lambda index: (-kept[index], index))[:count]
+        scores = np.where(np.isnan(values), -np.inf, values)
+        order = sorted(range(size), key=lambda index: (-scores[index], index))[:count]
         expected = [f"{values[index].item()!r}:{index}".encode() for index in order]
         assert expected == classes(array_tensor("o", values), count, 1, ())
 

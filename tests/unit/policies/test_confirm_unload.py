@@ -34,8 +34,8 @@ async def test_waits_until_the_model_is_not_ready(last: object) -> None:
     """The question is put again until the server says no, or does not know the model."""
     layer, service, clock = unloading(None, True, True, last, Unsupported("no index"))
     await layer(UNLOAD)
-    asked = [ModelUnloadRequest, *[ModelReadyRequest] * 3, RepositoryIndexRequest]
-    assert asked == [type(call) for call in service.calls]
+    expected = [ModelUnloadRequest, *[ModelReadyRequest] * 3, RepositoryIndexRequest]
+    assert expected == [type(call) for call in service.calls]
     assert [0.05, 0.05] == clock.sleeps
 
 

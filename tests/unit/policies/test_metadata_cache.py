@@ -71,8 +71,8 @@ async def test_failures_are_not_remembered() -> None:
 async def test_what_can_be_done_without_is_not_asked_for_again_at_once() -> None:
     """A failure is None, and remembered for ten seconds, or until the model may have changed."""
     clock = FakeClock()
-    gone = Unavailable("gone")
-    service = ScriptedService(gone, gone, FOUND)
+    outage = Unavailable("gone")
+    service = ScriptedService(outage, outage, FOUND)
     cache = MetadataCache(service, clock=clock)
     assert [None, None] == [await cache.get_or_none(M), await cache.get_or_none(M)]
     assert 1 == len(service.calls)
@@ -163,11 +163,11 @@ async def test_doubted_answers_are_asked_for_again() -> None:
     batching = ModelMetadataRequest(model=M, context=Context(needs=needs))
     for call in (CALL, batching):
         await cache(call)
-    for seconds, asked in ((0.5, 2), (0.5, 4), (0.9, 4), (5.0, 6)):
+    for seconds, call_count in ((0.5, 2), (0.5, 4), (0.9, 4), (5.0, 6)):
         clock.advance(seconds)
         cache.invalidate_if_stale(M)
         cache.invalidate_if_stale(ModelRef("other"))
         cache.invalidate_if_stale(None)
         for call in (CALL, batching):
             await cache(call)
-        assert asked == len(service.calls)
+        assert call_count == len(service.calls)

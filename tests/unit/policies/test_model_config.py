@@ -75,8 +75,11 @@ def test_dimensions_of_a_model_that_batches_are_those_of_one_item() -> None:
 async def test_whether_a_model_is_stateful_is_told_both_ways() -> None:
     """A configuration with sequence batching makes metadata that say so, and the other way round."""
     stateful = ModelConfiguration({"max_batch_size": 8, "sequence_batching": {"oldest": {}}})
-    asked = ModelMetadataRequest(model=M, context=BATCHING)
-    found = [await ModelConfigurationLayer(target(told))(asked) for told in (TOLD, stateful)]
+    question = ModelMetadataRequest(model=M, context=BATCHING)
+    found = [
+        await ModelConfigurationLayer(target(configuration))(question)
+        for configuration in (TOLD, stateful)
+    ]
     assert [False, True] == [one.stateful for one in found]
     assert [False, True] == [configuration_of(one).stateful for one in found]
 
@@ -119,22 +122,22 @@ async def test_nothing_more_is_asked_than_is_needed(
 async def test_the_configuration_says_which_outputs_have_labels() -> None:
     """An output with a file of labels is named, others are not."""
     outputs = [{"name": "Y", "label_filename": "l.txt"}, {"name": "Z", "label_filename": ""}]
-    told = ModelConfiguration({"name": "m", "max_batch_size": 8, "output": outputs})
-    found = await ModelConfigurationLayer(target(told))(
+    configuration = ModelConfiguration({"name": "m", "max_batch_size": 8, "output": outputs})
+    found = await ModelConfigurationLayer(target(configuration))(
         ModelMetadataRequest(model=M, context=BATCHING)
     )
-    assert told is found.configuration
-    assert frozenset({"Y"}) == told.labelled
+    assert configuration is found.configuration
+    assert frozenset({"Y"}) == configuration.labelled
 
 
 async def test_the_configuration_says_whether_a_model_has_sequences() -> None:
     """A known largest batch stays, and sequences are looked up all the same."""
-    told = ModelConfiguration({"name": "m", "max_batch_size": 8, "sequence_batching": {}})
+    configuration = ModelConfiguration({"name": "m", "max_batch_size": 8, "sequence_batching": {}})
     metadata = METADATA.changed(max_batch_size=4)
-    found = await ModelConfigurationLayer(target(told, metadata))(
+    found = await ModelConfigurationLayer(target(configuration, metadata))(
         ModelMetadataRequest(model=M, context=BATCHING)
     )
-    assert metadata.changed(stateful=True, configuration=told) == found
+    assert metadata.changed(stateful=True, configuration=configuration) == found
 
 
 async def test_a_target_without_configuration_leaves_batching_to_the_shapes() -> None:

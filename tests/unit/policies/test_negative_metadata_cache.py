@@ -18,38 +18,38 @@ FOUND = ModelMetadata(name="m")
 async def test_metadata_are_remembered() -> None:
     """The model is asked once in a while, and how it batches is asked for."""
     clock, target = FakeClock(), ScriptedService(FOUND, None)
-    known = MetadataCache(target, ttl_s=10, clock=clock)
+    cache = MetadataCache(target, ttl_s=10, clock=clock)
     assert [FOUND, FOUND] == [
-        await known.get_or_none(M, batching=True),
-        await known.get_or_none(M, batching=True),
+        await cache.get_or_none(M, batching=True),
+        await cache.get_or_none(M, batching=True),
     ]
     assert frozenset({Need.BATCHING}) == target.calls[0].context.needs
     clock.advance(10)
     target._script.clear()
     target._script.append(NotFound("gone"))
-    assert None is await known.get_or_none(M, batching=True)
+    assert None is await cache.get_or_none(M, batching=True)
 
 
 async def test_so_is_a_failure() -> None:
     """A model that does not tell is not asked with every request."""
     clock, target = FakeClock(), ScriptedService(NotFound("no"), FOUND)
-    known = MetadataCache(target, ttl_s=10, clock=clock)
+    cache = MetadataCache(target, ttl_s=10, clock=clock)
     assert [None, None] == [
-        await known.get_or_none(M, batching=True),
-        await known.get_or_none(M, batching=True),
+        await cache.get_or_none(M, batching=True),
+        await cache.get_or_none(M, batching=True),
     ]
     assert 1 == len(target.calls)
     clock.advance(10)
-    assert FOUND == await known.get_or_none(M, batching=True)
+    assert FOUND == await cache.get_or_none(M, batching=True)
 
 
 async def test_what_may_have_changed_is_asked_again() -> None:
     """After it was loaded anew, both what it said and its silence are forgotten."""
     target = ScriptedService(NotFound("no"), FOUND, FOUND)
-    known = MetadataCache(target)
+    cache = MetadataCache(target)
     for expected in (None, FOUND, FOUND):
-        assert expected == await known.get_or_none(M, batching=True)
-        known.forget(M)
+        assert expected == await cache.get_or_none(M, batching=True)
+        cache.forget(M)
     assert 3 == len(target.calls)
 
 
@@ -57,7 +57,7 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients name versions; only so many are remembered."""
     monkeypatch.setattr(module, "_LIMIT", 2)
     target = ScriptedService(always=NotFound("no"))
-    known = MetadataCache(target)
+    cache = MetadataCache(target)
     for version in ("1", "2", "3", "1"):
-        await known.get_or_none(ModelRef("m", version), batching=True)
+        await cache.get_or_none(ModelRef("m", version), batching=True)
     assert 4 == len(target.calls)

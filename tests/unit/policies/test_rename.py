@@ -49,10 +49,10 @@ def renaming(service: ScriptedService, **names: Any) -> Rename:
 async def test_request_and_reply_are_renamed_both_ways() -> None:
     """The target sees its own names, the caller sees those it used; swapped names work."""
     service = ScriptedService(reply("OUT", "other"))
-    asked = request(
+    call = request(
         "a", "b", "c", outputs=(RequestedOutput("y", 3, {"k": 1}), RequestedOutput("other"))
     )
-    found = await renaming(service)(asked)
+    found = await renaming(service)(call)
     assert [
         request(
             "b",
@@ -68,15 +68,15 @@ async def test_request_and_reply_are_renamed_both_ways() -> None:
 async def test_renaming_shares_the_data() -> None:
     """Only the names are new."""
     service = ScriptedService(reply("OUT"))
-    asked = request("a")
-    await renaming(service)(asked)
+    call = request("a")
+    await renaming(service)(call)
     sent = service.calls[0]
     assert isinstance(sent, InferRequest)
-    assert sent.inputs[0].data is asked.inputs[0].data
+    assert sent.inputs[0].data is call.inputs[0].data
 
 
 @pytest.mark.parametrize(
-    ("fixed", "asked", "sent", "reported"),
+    ("fixed", "version", "sent", "reported"),
     [
         (None, "", "", "7"),
         (None, "2", "2", "2"),
@@ -85,10 +85,10 @@ async def test_renaming_shares_the_data() -> None:
         ("", "2", "", "2"),
     ],
 )
-async def test_versions(fixed: str | None, asked: str, sent: str, reported: str) -> None:
+async def test_versions(fixed: str | None, version: str, sent: str, reported: str) -> None:
     """A route may fix the version; the answer has the version that was asked for."""
     service = ScriptedService(reply())
-    found = await renaming(service, version=fixed)(request(model=ModelRef("public", asked)))
+    found = await renaming(service, version=fixed)(request(model=ModelRef("public", version)))
     assert (ModelRef("inner", sent), ModelRef("public", reported)) == (
         service.calls[0].model,
         found.model,
@@ -100,9 +100,9 @@ async def test_what_needs_no_renaming_keeps_its_wire_form() -> None:
     origin = Origin("oip.http", b"wire")
     answer = InferResponse(model=ModelRef("public", "7"), outputs=(tensor("z"),), origin=origin)
     service = ScriptedService(answer)
-    asked = request("c").with_context(origin=origin)
-    assert await Rename(service, inputs={"a": "b"}, outputs={"y": "OUT"})(asked) is answer
-    assert service.calls[0] is asked
+    call = request("c").with_context(origin=origin)
+    assert await Rename(service, inputs={"a": "b"}, outputs={"y": "OUT"})(call) is answer
+    assert service.calls[0] is call
 
 
 async def test_changed_call_drops_its_wire_form() -> None:
@@ -134,11 +134,11 @@ async def test_streams_are_renamed_item_by_item() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fixed", "asked", "versions"),
+    ("fixed", "version", "versions"),
     [(None, "", ("6", "7")), ("7", "", ("7",)), ("7", "2", ("2",))],
 )
 async def test_metadata_is_in_the_callers_names(
-    fixed: str | None, asked: str, versions: tuple[str, ...]
+    fixed: str | None, version: str, versions: tuple[str, ...]
 ) -> None:
     """Metadata shows what the caller can use, labels included."""
     int32 = Datatype.INT32
@@ -153,7 +153,7 @@ async def test_metadata_is_in_the_callers_names(
     )
     service = ScriptedService(inner)
     rename = renaming(service, version=fixed)
-    call = ModelMetadataRequest(model=ModelRef("public", asked), context=Context(protocol="p"))
+    call = ModelMetadataRequest(model=ModelRef("public", version), context=Context(protocol="p"))
     assert ModelMetadata(
         name="public",
         versions=versions,
@@ -189,8 +189,8 @@ async def test_model_alone_is_renamed() -> None:
     """Without tensor names only the model's name changes."""
     service = ScriptedService(reply("OUT"))
     found = await Rename(service, model="inner")(request("a", outputs=(RequestedOutput("OUT"),)))
-    asked = request("a", model=ModelRef("inner"), outputs=(RequestedOutput("OUT"),))
-    assert ([asked], reply("OUT", model=ModelRef("public", "7"))) == (service.calls, found)
+    call = request("a", model=ModelRef("inner"), outputs=(RequestedOutput("OUT"),))
+    assert ([call], reply("OUT", model=ModelRef("public", "7"))) == (service.calls, found)
 
 
 async def test_configuration_is_under_the_callers_names() -> None:

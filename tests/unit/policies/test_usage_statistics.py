@@ -143,8 +143,8 @@ async def test_a_version_is_told_alone() -> None:
     """Another version of the model is left out."""
     counting, _ = tally()
     await counting(INFER)
-    asked = ModelStatisticsRequest(model=ModelRef("m", "2"), own=True)
-    assert ["2"] == [one.version for one in await counting(asked)]
+    question = ModelStatisticsRequest(model=ModelRef("m", "2"), own=True)
+    assert ["2"] == [one.version for one in await counting(question)]
 
 
 async def test_other_calls_pass() -> None:

@@ -33,14 +33,14 @@ def target(name: str, weight: int = 1, *, ready: bool = True, answer: object = R
     return Target(name, ScriptedService(always=answer), weight, lambda: ready)
 
 
-async def taken_by(balance: Balance, times: int) -> str:
+async def answering_targets(balance: Balance, times: int) -> str:
     """Return the names of the targets that answered, joined."""
     names = ""
     for _ in range(times):
-        token = CALL_PATH.set(taken := CallPath())
+        token = CALL_PATH.set(path := CallPath())
         await balance(CALL)
         CALL_PATH.reset(token)
-        names += taken.target
+        names += path.target
     return names
 
 
@@ -58,7 +58,7 @@ async def names(balance: Balance, times: int, call: InferRequest = CALL) -> list
 async def test_smooth_turns_have_no_bursts() -> None:
     """Weights 5, 1, 1 give nginx's published order."""
     balance = Balance("r", [target("a", 5), target("b"), target("c")])
-    assert "aabacaa" * 2 == await taken_by(balance, 14)
+    assert "aabacaa" * 2 == await answering_targets(balance, 14)
 
 
 async def test_a_further_attempt_goes_to_another_target() -> None:
@@ -66,7 +66,7 @@ async def test_a_further_attempt_goes_to_another_target() -> None:
     balance = Balance("r", [target("a", 99), target("b", 1)])
     token = ATTEMPT.set(attempt := CallAttempt(("a",)))
     try:
-        assert "bbb" == await taken_by(balance, 3)
+        assert "bbb" == await answering_targets(balance, 3)
         assert "b" == attempt.tried
     finally:
         ATTEMPT.reset(token)
@@ -144,7 +144,7 @@ async def test_random_follows_the_draw() -> None:
     """The drawn number falls into the shares in order of the targets."""
     draws = iter([0.0, 0.74, 0.75, 0.999])
     balance = Balance("r", [target("a", 3), target("b")], choose=Random(lambda: next(draws)))
-    assert "aabb" == await taken_by(balance, 4)
+    assert "aabb" == await answering_targets(balance, 4)
 
 
 def test_random_survives_rounding() -> None:
@@ -156,15 +156,15 @@ def test_random_survives_rounding() -> None:
 async def test_weight_zero_takes_nothing() -> None:
     """A target of weight 0 takes no calls and does not count for readiness."""
     balance = Balance("r", [target("a", 0, ready=False), target("b")], readiness=Readiness.ALL)
-    assert "bbb" == await taken_by(balance, 3)
+    assert "bbb" == await answering_targets(balance, 3)
     assert balance.ready()
 
 
 async def test_targets_not_ready_are_passed_over() -> None:
     """Calls go to ready targets; with none ready, to all."""
     down = [target("a", ready=False), target("b", ready=False)]
-    assert "cc" == await taken_by(Balance("r", [*down, target("c")]), 2)
-    assert "abab" == await taken_by(Balance("r", down), 4)
+    assert "cc" == await answering_targets(Balance("r", [*down, target("c")]), 2)
+    assert "abab" == await answering_targets(Balance("r", down), 4)
 
 
 @pytest.mark.parametrize(

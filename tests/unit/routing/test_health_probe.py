@@ -40,12 +40,12 @@ class Identified:
     def __init__(self, service: ScriptedService, server: object = TRITON) -> None:
         self._service = service
         self.server = server
-        self.asked = 0
+        self.question_count = 0
 
     async def __call__(self, call: Any, /) -> Any:
         if not isinstance(call, ServerMetadataRequest):
             return await self._service(call)
-        self.asked += 1
+        self.question_count += 1
         if isinstance(self.server, Exception):
             raise self.server
         return self.server
@@ -130,15 +130,15 @@ async def test_probes_go_on_until_closed() -> None:
 
 async def test_a_server_that_has_become_ready_says_who_it_is() -> None:
     """It may be another one than before, and is unknown meanwhile."""
-    told: list[ServerMetadata | None] = []
+    identities: list[ServerMetadata | None] = []
     server = Identified(ScriptedService(True, True, False, False, True))
-    probe, endpoint, _ = prober(server, identify=told.append)
+    probe, endpoint, _ = prober(server, identify=identities.append)
     for expected in (TRITON, TRITON, None, None):
         await probe.probe()
         assert expected == endpoint.server
     server.server = other = ServerMetadata("triton", "2.60.0")
     await probe.probe()
-    assert [TRITON, None, other] == told
+    assert [TRITON, None, other] == identities
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ async def test_a_server_that_has_become_ready_says_who_it_is() -> None:
 )
 async def test_a_server_that_does_not_say_who_it_is(error: Exception, times: int) -> None:
     """It is asked again only if it may answer then."""
-    told: list[ServerMetadata | None] = []
+    identities: list[ServerMetadata | None] = []
     server = Identified(ScriptedService(True, True), error)
-    probe, _, _ = prober(server, identify=told.append)
+    probe, _, _ = prober(server, identify=identities.append)
     assert await probe.probe()
     assert await probe.probe()
-    assert ([], times) == (told, server.asked)
+    assert ([], times) == (identities, server.question_count)
 
 
 async def test_an_older_probe_does_not_replace_a_newer_result() -> None:

@@ -70,14 +70,14 @@ def test_shares_follow_weights(policy: BalancingPolicy, *, has_key: bool) -> Non
 def test_weighted_turns_have_no_bursts() -> None:
     """Turns of the heavier endpoint are spread, and who was away makes up for nothing."""
     balancer, (a, b) = weighted(BalancingPolicy.ROUND_ROBIN, 2.0, 1.0)
-    chosen = [balancer.choose([a, b], CALL, 0.0) for _ in range(9)]
-    assert 3 == chosen.count(b)
-    assert all(b in chosen[start : start + 4] for start in range(6))
+    choices = [balancer.choose([a, b], CALL, 0.0) for _ in range(9)]
+    assert 3 == choices.count(b)
+    assert all(b in choices[start : start + 4] for start in range(6))
     third = endpoints(1)[0]
     for _ in range(30):
         balancer.choose([a, third], CALL, 0.0)
-    chosen = [balancer.choose([a, b], CALL, 0.0) for _ in range(9)]
-    assert 3 == chosen.count(b)
+    choices = [balancer.choose([a, b], CALL, 0.0) for _ in range(9)]
+    assert 3 == choices.count(b)
 
 
 @pytest.mark.parametrize("policy", [BalancingPolicy.LEAST_REQUEST, BalancingPolicy.PEAK_EWMA])
@@ -119,12 +119,12 @@ def test_peak_ewma_weighs_calls_by_latency() -> None:
 
 def test_an_unmeasured_endpoint_does_not_get_all_calls() -> None:
     """Its calls in flight count even before the first one ends."""
-    known, new = endpoints(2)
-    known.latency.observe(0.002, 0.0)
+    old, new = endpoints(2)
+    old.latency.observe(0.002, 0.0)
     balancer = LoadBalancer(BalancingPolicy.PEAK_EWMA)
     for _ in range(30):
-        balancer.choose([known, new], CALL, 0.0).pending += 1
-    assert known.pending >= 8
+        balancer.choose([old, new], CALL, 0.0).pending += 1
+    assert old.pending >= 8
 
 
 def test_latency_rises_at_once_and_is_forgotten() -> None:

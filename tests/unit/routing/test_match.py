@@ -107,7 +107,7 @@ def test_explanation_names_what_failed_and_what_holds() -> None:
         Rule(model="digits", versions=("3",), protocols=("oip.*",), headers={"x-tier": "s*"}),
         Rule(versions=("1",)),
     ]
-    asked = call(version="3", headers=(("x-tier", "silver"),))
+    request = call(version="3", headers=(("x-tier", "silver"),))
     assert [
         Verdict(
             0,
@@ -126,7 +126,7 @@ def test_explanation_names_what_failed_and_what_holds() -> None:
             ("matches model 'digits', version '3', protocol 'oip.*', header 'x-tier' 's*'",),
         ),
         Verdict(2, False, ("version '3' does not match '1'",)),
-    ] == Matcher(rules).explain(asked)
+    ] == Matcher(rules).explain(request)
     assert ("no version does not match '1'",) == Matcher(rules).explain(call())[2].reasons
 
 

@@ -27,10 +27,10 @@ class Server:
         self.models = list(models)
         self.index = index
         self.away = away
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     async def __call__(self, call: Call[Any], /) -> Any:
-        self.asked.append(type(call).__name__)
+        self.calls.append(type(call).__name__)
         await asyncio.sleep(0)
         if self.away:
             raise Unavailable("away")
@@ -53,7 +53,7 @@ async def test_one_upstream_is_not_asked() -> None:
     server = Server("m")
     found: Any = await Discover({"a": server})(about("m"))
     assert server is found
-    assert ["ModelMetadataRequest"] == server.asked
+    assert ["ModelMetadataRequest"] == server.calls
 
 
 async def test_finds_the_upstream_that_lists_the_model() -> None:
@@ -63,7 +63,7 @@ async def test_finds_the_upstream_that_lists_the_model() -> None:
     for _ in range(2):
         found: Any = await discover(about("m"))
         assert two is found
-    assert ["RepositoryIndexRequest"] == one.asked
+    assert ["RepositoryIndexRequest"] == one.calls
 
 
 async def test_the_order_of_upstreams_decides() -> None:
@@ -78,7 +78,7 @@ async def test_asks_for_the_model_where_there_is_no_index() -> None:
     one, two = Server("a", index=False), Server("m", index=False)
     found: Any = await Discover({"one": one, "two": two})(about("m"))
     assert two is found
-    assert ["RepositoryIndexRequest", "ModelReadyRequest"] == one.asked
+    assert ["RepositoryIndexRequest", "ModelReadyRequest"] == one.calls
 
 
 async def test_nobody_has_it() -> None:
@@ -90,7 +90,7 @@ async def test_nobody_has_it() -> None:
             ModelNotFound, match="no upstream serves model 'm'; upstreams: one, two"
         ):
             await discover(about("m"))
-    assert 1 == len(one.asked)
+    assert 1 == len(one.calls)
 
 
 async def test_one_that_is_away_might_have_it() -> None:
@@ -109,7 +109,7 @@ async def test_many_callers_ask_once() -> None:
     one, two = Server("a"), Server("m")
     discover = Discover({"one": one, "two": two})
     await asyncio.gather(*(discover(about("m")) for _ in range(10)))
-    assert 1 == one.asked.count("RepositoryIndexRequest")
+    assert 1 == one.calls.count("RepositoryIndexRequest")
 
 
 async def test_a_caller_that_leaves_ends_nobody_elses_question() -> None:
@@ -142,7 +142,7 @@ async def test_a_finding_grows_old() -> None:
     discover = Discover({"one": one, "two": two}, ttl_s=0.0)
     await discover(about("m"))
     await discover(about("m"))
-    assert 2 == one.asked.count("RepositoryIndexRequest")
+    assert 2 == one.calls.count("RepositoryIndexRequest")
 
 
 async def test_an_error_about_the_model_means_no() -> None:

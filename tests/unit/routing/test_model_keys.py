@@ -30,7 +30,9 @@ ENTRIES = tuple(
 )
 
 
-def known(*indexes: tuple[RepositoryEntry, ...], clock: FakeClock | None = None) -> ModelKeyIndex:
+def key_index(
+    *indexes: tuple[RepositoryEntry, ...], clock: FakeClock | None = None
+) -> ModelKeyIndex:
     index = ScriptedService(*(indexes or (ENTRIES,)))
     return ModelKeyIndex(index, lambda name: name != "nobody", clock=clock or FakeClock())
 
@@ -57,7 +59,7 @@ def known(*indexes: tuple[RepositoryEntry, ...], clock: FakeClock | None = None)
 )
 async def test_what_a_key_means(key: str, model: ModelRef) -> None:
     """A whole key before a plain name, and both before the last "-" of one nobody lists."""
-    assert model == await known().find(key)
+    assert model == await key_index().find(key)
 
 
 async def test_a_key_without_a_version_asks_nobody() -> None:
@@ -71,7 +73,7 @@ async def test_models_are_listed_again_when_a_key_is_new() -> None:
     """A key that is not listed is looked up again, but not more than once a second."""
     clock = FakeClock()
     listed = (RepositoryEntry("late-x", "", ModelState.READY),)
-    finds = known((), listed, clock=clock)
+    finds = key_index((), listed, clock=clock)
     assert ModelRef("late", "9") == await finds.find("late-9")
     assert ModelRef("late-x") == await finds.find("late-x")  # as well a name, listed or not
     clock.advance(1.0)
@@ -110,7 +112,7 @@ async def test_only_inferences_without_a_version_have_keys(
 ) -> None:
     """Metadata is asked for by the plain name; a version that is given is one."""
     inner = ScriptedService(REPLY)
-    await ResolveModelKeys(inner, known())(call)
+    await ResolveModelKeys(inner, key_index())(call)
     assert [expected] == [seen.model for seen in inner.calls]
 
 
@@ -118,7 +120,9 @@ async def test_the_inference_of_a_stream_has_the_model_too() -> None:
     """Whoever looks at either finds name and version."""
     inner = ScriptedService(REPLY)
     request = InferRequest(model=ModelRef("simple-1"))
-    await ResolveModelKeys(inner, known())(StreamInferRequest(model=request.model, request=request))
+    await ResolveModelKeys(inner, key_index())(
+        StreamInferRequest(model=request.model, request=request)
+    )
     (seen,) = inner.calls
     assert isinstance(seen, StreamInferRequest)
     assert (ModelRef("simple", "1"), ModelRef("simple", "1")) == (seen.model, seen.request.model)

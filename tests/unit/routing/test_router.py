@@ -32,12 +32,12 @@ async def test_model_call_goes_to_its_route_and_is_noted() -> None:
         [Route("one", Rule(model="x"), first), Route("two", Rule(model="m*"), second)],
         ScriptedService(),
     )
-    token = CALL_PATH.set(taken := CallPath())
+    token = CALL_PATH.set(path := CallPath())
     try:
         assert REPLY == await router(infer("m1"))
     finally:
         CALL_PATH.reset(token)
-    assert ("two", [], [infer("m1")]) == (taken.route, first.calls, second.calls)
+    assert ("two", [], [infer("m1")]) == (path.route, first.calls, second.calls)
 
 
 async def test_server_call_goes_to_the_server() -> None:

@@ -25,9 +25,11 @@ def test_shares_follow_weights() -> None:
 def test_only_the_keys_of_a_lost_place_move() -> None:
     """When a place goes away the others keep their keys."""
     keys = [str(key) for key in range(300)]
-    left = {"a": 1.0, "b": 1.0}
-    kept = [key for key in keys if rendezvous(key, PLACES) != "c"]
-    assert [rendezvous(key, PLACES) for key in kept] == [rendezvous(key, left) for key in kept]
+    remaining = {"a": 1.0, "b": 1.0}
+    stable_keys = [key for key in keys if rendezvous(key, PLACES) != "c"]
+    assert [rendezvous(key, PLACES) for key in stable_keys] == [
+        rendezvous(key, remaining) for key in stable_keys
+    ]
 
 
 def test_sequence_stays_while_places_come() -> None:
@@ -44,14 +46,14 @@ def test_lost_place_ends_the_sequence_with_an_error() -> None:
     """A sequence does not go on elsewhere, nor when its place is back; started again it may."""
     affinity = SequenceAffinity("endpoint")
     place = affinity.assign(M, Sequence("s", start=True), PLACES)
-    left = {name: 1.0 for name in PLACES if name != place}
-    for there in (left, left, PLACES):
+    remaining = {name: 1.0 for name in PLACES if name != place}
+    for there in (remaining, remaining, PLACES):
         with pytest.raises(Unavailable) as caught:
             affinity.assign(M, Sequence("s"), there)
         assert caught.value.message == (
             f"sequence 's' is lost: its endpoint '{place}' is not available; restart the sequence"
         )
-    assert affinity.assign(M, Sequence("s", start=True), left) in left
+    assert affinity.assign(M, Sequence("s", start=True), remaining) in remaining
 
 
 def test_end_forgets_the_sequence() -> None:

@@ -43,13 +43,13 @@ class Server:
 
     def __init__(self, **models: ModelConfiguration | Exception) -> None:
         self.models = models
-        self.asked: list[str] = []
+        self.questions: list[str] = []
         self.inferred: list[Any] = []
 
     async def __call__(self, call: Any, /) -> Any:
         if isinstance(call, ModelConfigRequest):
             assert call.model is not None
-            self.asked.append(call.model.name)
+            self.questions.append(call.model.name)
             found = self.models[call.model.name]
             if isinstance(found, Exception):
                 raise found
@@ -58,7 +58,7 @@ class Server:
         return REPLY
 
 
-def asked(sequence_id: int | str) -> InferRequest:
+def sequence_request(sequence_id: int | str) -> InferRequest:
     """Return a request of a sequence."""
     return InferRequest(model=M, sequence=Sequence(sequence_id, start=True))
 
@@ -70,7 +70,7 @@ def asked(sequence_id: int | str) -> InferRequest:
 async def test_ids_of_the_right_type_pass(data_type: str | None, sequence_id: int | str) -> None:
     """A model that is not given its ids takes both types."""
     server = Server(m=configuration(data_type))
-    call = asked(sequence_id)
+    call = sequence_request(sequence_id)
     assert REPLY == await before(server)(call)
     assert [call] == server.inferred
 
@@ -83,9 +83,9 @@ async def test_ids_of_the_wrong_type_are_refused(data_type: str, sequence_id: in
     server = Server(m=configuration(data_type))
     check = before(server, allows_unknown=True)
     with pytest.raises(InvalidRequest, match="has the wrong type"):
-        await check(asked(sequence_id))
+        await check(sequence_request(sequence_id))
     with pytest.raises(InvalidRequest, match="has the wrong type"):
-        await check(StreamInferRequest(model=M, request=asked(sequence_id)))
+        await check(StreamInferRequest(model=M, request=sequence_request(sequence_id)))
     assert [] == server.inferred
 
 
@@ -95,8 +95,8 @@ async def test_an_ensembles_steps_are_asked_too() -> None:
     ensemble = ModelConfiguration({"ensemble_scheduling": {"step": steps}})
     server = Server(m=ensemble, inner=configuration("TYPE_UINT64"))
     with pytest.raises(InvalidRequest, match="the model needs a number"):
-        await before(server)(asked("seven"))
-    assert ["m", "inner"] == server.asked
+        await before(server)(sequence_request("seven"))
+    assert ["m", "inner"] == server.questions
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ async def test_text_ids_are_refused_where_the_type_is_unknown(
     server = Server(m=found)
     check = before(server)
     with pytest.raises(InvalidRequest, match="sequence_ids: text"):
-        await check(asked("seven"))
-    assert REPLY == await check(asked(7))
-    assert REPLY == await before(server, allows_unknown=True)(asked("seven"))
+        await check(sequence_request("seven"))
+    assert REPLY == await check(sequence_request(7))
+    assert REPLY == await before(server, allows_unknown=True)(sequence_request("seven"))
 
 
 async def test_a_text_id_hid_that_the_model_is_unknown() -> None:
@@ -119,9 +119,9 @@ async def test_a_text_id_hid_that_the_model_is_unknown() -> None:
     server = Server(m=NotFound("no m"))
     check = before(server)
     with pytest.raises(ModelNotFound, match="model 'm' is unknown to its server"):
-        await check(asked("seven"))
-    assert REPLY == await check(asked(7))
-    assert REPLY == await before(server, allows_unknown=True)(asked("seven"))
+        await check(sequence_request("seven"))
+    assert REPLY == await check(sequence_request(7))
+    assert REPLY == await before(server, allows_unknown=True)(sequence_request("seven"))
 
 
 async def test_a_server_that_cannot_be_reached_is_asked_again() -> None:
@@ -129,9 +129,9 @@ async def test_a_server_that_cannot_be_reached_is_asked_again() -> None:
     server = Server(m=Unavailable("gone"))
     check = before(server)
     with pytest.raises(Unavailable, match="gone"):
-        await check(asked("seven"))
+        await check(sequence_request("seven"))
     server.models["m"] = configuration("TYPE_STRING")
-    assert REPLY == await check(asked("seven"))
+    assert REPLY == await check(sequence_request("seven"))
 
 
 async def test_a_configuration_is_asked_for_once() -> None:
@@ -141,13 +141,13 @@ async def test_a_configuration_is_asked_for_once() -> None:
     types = SequenceIdTypes(ttl_s=30, clock=clock)
     service = Endpoints("up", [Endpoint("e", server)], sequence_ids=types)
     for _ in range(3):
-        await service(asked(7))
-    assert ["m"] == server.asked
+        await service(sequence_request(7))
+    assert ["m"] == server.questions
     types.forget()
-    await service(asked(7))
+    await service(sequence_request(7))
     clock.advance(31)
-    await service(asked(7))
-    assert ["m"] * 3 == server.asked
+    await service(sequence_request(7))
+    assert ["m"] * 3 == server.questions
 
 
 async def test_calls_outside_of_sequences_go_through() -> None:

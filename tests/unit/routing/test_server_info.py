@@ -197,10 +197,10 @@ async def test_a_forgotten_index_is_asked_for_again() -> None:
 
 async def test_log_settings_are_told_where_they_can_be_had() -> None:
     """The gateway's own log; a change is logged itself, with who made it."""
-    told = {"log_info": True}
-    server = ServerInfo(ServerOptions(metadata=WHO, log=lambda changes: {**told, **changes}))
+    settings = {"log_info": True}
+    server = ServerInfo(ServerOptions(metadata=WHO, log=lambda changes: {**settings, **changes}))
     with capture_logs() as lines:
-        assert told == await server(LogSettingsRequest(own=True))
+        assert settings == await server(LogSettingsRequest(own=True))
         changed = await server(LogSettingsRequest(own=True, changes={"log_info": False}))
     assert {"log_info": False} == changed
     assert ["log settings changed"] == [line["event"] for line in lines]

@@ -88,8 +88,8 @@ async def test_nobody_can_be_asked(answers: tuple[Any, ...], error: type[Excepti
 
 async def test_statistics_are_those_of_all() -> None:
     """The same model at two upstreams is added up; models that are not served are left out."""
-    asked = targets((used("m", 3), used("n", 1)), LACKS, (used("m", 4), used("hidden", 9)))
-    found = await asked(ModelStatisticsRequest())
+    service = targets((used("m", 3), used("n", 1)), LACKS, (used("m", 4), used("hidden", 9)))
+    found = await service(ModelStatisticsRequest())
     assert (used("m", 3) + used("m", 4), used("n", 1)) == found
     assert (7, 70, 4) == (
         found[0].inference_count,

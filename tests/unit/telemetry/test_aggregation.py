@@ -136,8 +136,8 @@ def test_the_page_is_what_prometheus_reads() -> None:
     totals = MetricsAggregator()
     totals.update("one", snapshot(metrics.registry))
     accept = "application/openmetrics-text; version=1.0.0"
-    for wanted in ("", accept):
-        assert metrics.page(wanted) == write_page(totals.collect(), wanted)
+    for accept_header in ("", accept):
+        assert metrics.page(accept_header) == write_page(totals.collect(), accept_header)
 
 
 def test_figures_of_workers() -> None:

@@ -21,7 +21,7 @@ def settings(level: str = "info") -> tuple[LogSettings, list[str]]:
 
 def test_tells_without_changing() -> None:
     """Every setting of the extension is there."""
-    told, levels = settings()
+    log_settings, levels = settings()
     expected = {
         "log_file": "",
         "log_info": True,
@@ -30,7 +30,7 @@ def test_tells_without_changing() -> None:
         "log_verbose_level": 0,
         "log_format": "json",
     }
-    assert (expected, []) == (told({}), levels)
+    assert (expected, []) == (log_settings({}), levels)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_tells_without_changing() -> None:
 )
 def test_changes_the_level(level: str, changes: Settings, after: str) -> None:
     """The lowest level that is wanted holds from then on, and is told."""
-    told, levels = settings(level)
-    found = told(changes)
+    log_settings, levels = settings(level)
+    found = log_settings(changes)
     assert [after] == levels
-    assert (found, [after]) == (told(found), levels)
+    assert (found, [after]) == (log_settings(found), levels)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_changes_the_level(level: str, changes: Settings, after: str) -> None:
 )
 def test_what_cannot_be_set(changes: Settings, error: type[GatewayError], text: str) -> None:
     """A contradiction, or what the configuration alone decides, changes nothing."""
-    told, levels = settings()
+    log_settings, levels = settings()
     with pytest.raises(error, match=text):
-        told(changes)
+        log_settings(changes)
     assert [] == levels
 
 

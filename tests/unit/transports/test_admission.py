@@ -76,27 +76,27 @@ async def test_cancelled_waiter_keeps_nothing() -> None:
 async def test_reservation_gives_all_back_once() -> None:
     """What a reservation grew to is released, and only once."""
     budget = MemoryBudget(10)
-    held = Reservation(budget, 0)
-    await held.grow(3)
-    await held.grow(4)
+    reservation = Reservation(budget, 0)
+    await reservation.grow(3)
+    await reservation.grow(4)
     assert budget.used_bytes == 7
     with pytest.raises(Overloaded):
-        await held.grow(4)
-    held.close()
-    held.close()
+        await reservation.grow(4)
+    reservation.close()
+    reservation.close()
     assert budget.used_bytes == 0
 
 
 def test_reservation_is_one_step_ahead_of_what_has_come() -> None:
     """It begins with 256 KiB, doubles when three quarters are used, and ends with the message."""
     budget = MemoryBudget(1 << 30)
-    held = Reservation(budget, 0)
+    reservation = Reservation(budget, 0)
     steps = []
     for arrived in range(0, 3_000_000, 50_000):
-        more = held.step(arrived, 3_000_000)
+        more = reservation.step(arrived, 3_000_000)
         if more:
             steps.append((arrived, more))
-            assert held.try_grow(more)
+            assert reservation.try_grow(more)
     assert [
         (0, 262_144),
         (200_000, 262_144),
@@ -262,9 +262,9 @@ async def test_a_client_that_uses_little_does_not_wait() -> None:
 def test_the_margin_for_small_clients_has_an_end() -> None:
     """The sum of requests and responses is at most five quarters of the limit."""
     budget = MemoryBudget(640)
-    taken = 0
-    while budget.try_acquire_response(10, budget.share(taken)):
-        taken += 1
+    number = 0
+    while budget.try_acquire_response(10, budget.share(number)):
+        number += 1
     assert budget.used == 800
 
 
@@ -272,16 +272,16 @@ def test_scarce_memory_is_reported_once() -> None:
     """Buffers count as soon as they are allocated, and what is in use counts as well."""
     seen: list[bool] = []
     budget = MemoryBudget(800, on_scarce=seen.append)
-    held = Reservation(budget, 0)
-    held.allocated(100)
+    reservation = Reservation(budget, 0)
+    reservation.allocated(100)
     assert seen == []
-    held.allocated(1)
-    held.allocated(50)
+    reservation.allocated(1)
+    reservation.allocated(50)
     assert seen == [True]
-    held.allocated(-100)
+    reservation.allocated(-100)
     assert (seen, budget.is_scarce) == ([True], True)
-    held.allocated(-51)
+    reservation.allocated(-51)
     assert (seen, budget.is_scarce) == ([True, False], False)
     assert budget.try_acquire(200)
-    held.allocated(0)
+    reservation.allocated(0)
     assert seen == [True, False, True]

@@ -61,13 +61,15 @@ async def test_deadline_reaches_the_frontend() -> None:
     assert echo.seen[0].deadline == deadline
 
 
-@pytest.mark.parametrize("left", [0.02, -1.0])
-async def test_deadline_ends_the_call(left: float) -> None:
+@pytest.mark.parametrize("remaining_s", [0.02, -1.0])
+async def test_deadline_ends_the_call(remaining_s: float) -> None:
     """At the deadline the frontend is closed."""
     echo = HttpEcho(wait_s=5)
     with pytest.raises(DeadlineExceeded):
-        await http_memory(echo).send(HttpRequest("GET", "/"), deadline=time.monotonic() + left)
-    assert echo.closed == (left > 0)
+        await http_memory(echo).send(
+            HttpRequest("GET", "/"), deadline=time.monotonic() + remaining_s
+        )
+    assert echo.closed == (remaining_s > 0)
 
 
 async def test_stream_yields_every_answer() -> None:

@@ -22,11 +22,11 @@ def test_a_repeated_field_is_told() -> None:
 def test_what_fields_were_read_as_is_kept() -> None:
     """A reader is asked once, and again when another one was meanwhile; an error is not kept."""
     headers = Headers((("A", "b"),))
-    asked: list[Headers] = []
+    calls: list[Headers] = []
 
     def first(fields: Headers) -> int:
-        asked.append(fields)
-        return len(asked)
+        calls.append(fields)
+        return len(calls)
 
     def broken(_fields: Headers) -> int:
         raise ValueError("no number")

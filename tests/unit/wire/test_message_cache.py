@@ -5,7 +5,7 @@ import pytest
 from gateway.wire.message_cache import MaskedMessageCache, ParseCache
 
 
-def shown(memory: ParseCache[int], *keys: bytes) -> None:
+def show(memory: ParseCache[int], *keys: bytes) -> None:
     """Show keys to *memory* twice each, and keep what it wants."""
     for key in keys:
         memory.should_admit(key)
@@ -26,7 +26,7 @@ def test_a_key_is_wanted_when_it_comes_again() -> None:
 def test_only_so_many_are_kept() -> None:
     """The oldest goes, the others stay."""
     memory: ParseCache[int] = ParseCache(2, 8)
-    shown(memory, b"a", b"bb", b"ccc")
+    show(memory, b"a", b"bb", b"ccc")
     assert 2 == len(memory)
     assert [None, 2, 3] == [memory.get(key) for key in (b"a", b"bb", b"ccc")]
 

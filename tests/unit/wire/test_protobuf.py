@@ -212,9 +212,9 @@ def test_writes_messages_around_tails(size: int) -> None:
     expected = oip.ModelInferRequest(raw_input_contents=[data])
     tensor = expected.inputs.add(name="x", shape=[1, 224, -1])
     tensor.contents.MergeFromString(KEY[6] + pb.varint(size) + data)
-    joined = b"".join(outer)
-    assert expected == oip.ModelInferRequest.FromString(joined)
-    assert len(joined) == pb.size_bytes(outer)
+    message = b"".join(outer)
+    assert expected == oip.ModelInferRequest.FromString(message)
+    assert len(message) == pb.size_bytes(outer)
 
 
 def test_carries_tails_without_a_copy() -> None:

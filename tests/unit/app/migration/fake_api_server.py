@@ -129,34 +129,34 @@ class FakeApiServer:
             ]
             return 200, {"items": items, "metadata": {}}
         name = name or body["metadata"]["name"]
-        known = self.objects.get((kind, name))
+        current = self.objects.get((kind, name))
         if verb == "create":
-            if known is not None:
+            if current is not None:
                 return 409, {"message": f"{name} already exists"}
             return 201, self.put(kind, name, body)
-        if known is None:
+        if current is None:
             return 404, {"message": f"{name} not found"}
         if verb == "delete":
             del self.objects[kind, name]
             return 200, {"status": "Success"}
         if verb == "update":
             version = body["metadata"].get("resourceVersion")
-            if version not in (None, known["metadata"]["resourceVersion"]):
+            if version not in (None, current["metadata"]["resourceVersion"]):
                 return 409, {"message": "the object has been modified"}
             return 200, self.put(kind, name, body)
-        return 200, known
+        return 200, current
 
     def put(self, kind: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Write an object; it keeps its version if nothing has changed."""
         times = [body.get("spec", {}).get(each) for each in ("acquireTime", "renewTime")]
         assert all(each is None or MICRO_TIME.fullmatch(each) for each in times), times
-        known = self.objects.get((kind, name))
+        current = self.objects.get((kind, name))
         body = copy.deepcopy(body)
         body["metadata"].pop("resourceVersion", None)
-        if known is not None:
-            before = {key: each for key, each in known.items() if key != "metadata"}
+        if current is not None:
+            before = {key: each for key, each in current.items() if key != "metadata"}
             if before == {key: each for key, each in body.items() if key != "metadata"}:
-                return known
+                return current
         self._version += 1
         body["metadata"] |= {"namespace": "models", "resourceVersion": str(self._version)}
         self.objects[kind, name] = body

@@ -538,7 +538,7 @@ async def second(replicas: list[Leader], calls: int = 0, verdicts: str = "hhh") 
         await each.seconds(1, calls, names[verdict])
 
 
-async def begun(replicas: list[Leader]) -> None:
+async def start_and_pause(replicas: list[Leader]) -> None:
     await second(replicas)
     await replicas[0].do("start")
     for _ in range(20):
@@ -551,7 +551,7 @@ async def begun(replicas: list[Leader]) -> None:
 
 async def test_replicas_have_one_weight(replicas: list[Leader]) -> None:
     """The one that leads counts the calls of all, and the others follow within a second."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     assert [("paused", 1, 5.0)] * 3 == [each.at for each in replicas]
     assert [[0.05, 0.05]] * 3 == [each.processes.shares for each in replicas]
     before = replicas[0].controller.document("m")["calls"]["found"]  # type: ignore[index]
@@ -562,7 +562,7 @@ async def test_replicas_have_one_weight(replicas: list[Leader]) -> None:
 
 async def test_a_guard_holds_if_it_holds_at_all_replicas(replicas: list[Leader]) -> None:
     """One that is undecided, or of which nothing is known lately, keeps the step."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     await replicas[0].do("resume")
     for _ in range(10):
         await second(replicas, calls=100, verdicts="hhu")
@@ -575,7 +575,7 @@ async def test_a_guard_holds_if_it_holds_at_all_replicas(replicas: list[Leader])
 @pytest.mark.parametrize("cause", ["comparisons", "clients", "clients of all"])
 async def test_a_trip_at_one_replica_counts_for_all(replicas: list[Leader], cause: str) -> None:
     """Two seconds later all have weight 0, although another gateway leads."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     if cause == "clients":
         replicas[2].processes.calls(4, ErrorCode.UNAVAILABLE)
         assert [0.0, 0.05] == replicas[2].processes.shares
@@ -593,7 +593,7 @@ async def test_a_trip_at_one_replica_counts_for_all(replicas: list[Leader], caus
 
 async def test_another_replica_leads_when_the_first_one_ends(replicas: list[Leader]) -> None:
     """It continues at the same step, and its weights are newer than those of the first one."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     await replicas[0].controller.stop()
     rest = replicas[1:]
     await second(rest, verdicts="hh")
@@ -608,7 +608,7 @@ async def test_another_replica_leads_when_the_first_one_ends(replicas: list[Lead
 
 async def test_a_replica_that_is_gone_is_not_waited_for(replicas: list[Leader]) -> None:
     """For fifteen seconds a rollback waits for it."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     replicas[0].wall.advance(1)
     await replicas[0].do("rollback")
     for _ in range(3):

@@ -28,7 +28,7 @@ from gateway.migration.cutover import CommandRefused, CutoverEvent, CutoverState
 from gateway.migration.cutover_files import StateConflict, UnusableState, encode_state
 from tests.fakes import FakeClock
 from tests.unit.app.migration.fake_api_server import FakeApiServer
-from tests.unit.app.migration.test_controller import TEXT, Leader, begun, second
+from tests.unit.app.migration.test_controller import TEXT, Leader, second, start_and_pause
 
 KUBERNETES = "coordinate: kubernetes"
 LEASE = "leases", "tensor-gateway-m"
@@ -96,7 +96,7 @@ async def test_one_of_three_is_elected_and_all_have_its_weight(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """The Lease names it, the ConfigMap has the state, and it counts the calls of all."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     assert [True, False, False] == leads(replicas)
     spec = server.objects[LEASE]["spec"]
     assert spec["holderIdentity"].startswith("gateway-a-1-")
@@ -118,7 +118,7 @@ async def test_a_trip_at_any_of_three_takes_all_to_weight_0(
     replicas: list[Leader], tripping: int
 ) -> None:
     """The process itself is at 0 at once, and all gateways two seconds later."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     replicas[tripping].processes.calls(4, ErrorCode.UNAVAILABLE)
     assert [0.0, 0.05] == replicas[tripping].processes.shares
     for _ in range(2):
@@ -133,7 +133,7 @@ async def test_a_leader_that_ends_hands_over_at_once(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """It gives the Lease up; the next one continues at the same step."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     await replicas[0].controller.stop()
     assert server.objects[LEASE]["spec"].get("holderIdentity", "") == ""
     rest = replicas[1:]
@@ -149,7 +149,7 @@ async def test_a_leader_that_ends_hands_over_at_once(
 
 async def test_a_silent_leader_is_replaced_after_fifteen_seconds(replicas: list[Leader]) -> None:
     """Before, the weights stay and nobody decides; afterwards it follows, when it goes on."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     rest = replicas[1:]
     for _ in range(14):
         await second(rest, verdicts="hh")
@@ -175,7 +175,7 @@ async def test_a_leader_that_is_cut_off_stops_deciding_at_once(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """Its weights stay, its own guard works, one warning says why; another gateway takes over."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     await replicas[0].do("resume")
     await second(replicas)
     server.cut_off.add("token-a")
@@ -187,8 +187,8 @@ async def test_a_leader_that_is_cut_off_stops_deciding_at_once(
         await replicas[0].seconds(9, 1000)
     assert ("baking", 1, 5.0) == replicas[0].at
     assert [0.05, 0.05] == replicas[0].processes.shares
-    told = [each for each in logs if each["log_level"] in ("warning", "error")]
-    assert ["Kubernetes unreachable"] == [each["event"] for each in told]
+    problems = [each for each in logs if each["log_level"] in ("warning", "error")]
+    assert ["Kubernetes unreachable"] == [each["event"] for each in problems]
     with pytest.raises(CommandRefused, match="out of reach: the API server of Kubernetes cannot"):
         await replicas[0].do("pause")
     replicas[0].processes.calls(30, ErrorCode.UNAVAILABLE)
@@ -208,7 +208,7 @@ async def test_a_rollback_works_at_once_while_nothing_can_be_reached(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """The gateway of the operator has weight 0, and all others when the API server is back."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.update({"token-a", "token-b", "token-c"})
     await second(replicas)
     before = saved(server)
@@ -241,7 +241,7 @@ async def test_a_rollback_of_a_gateway_that_was_cut_off_wins_against_later_steps
     replicas: list[Leader], server: FakeApiServer, at: int
 ) -> None:
     """Another one leads meanwhile, and its epochs grow; it rolls back when it knows."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     cut_off = replicas[at]
     rest = [each for each in replicas if each is not cut_off]
     server.cut_off.add(f"token-{'ab'[at]}")
@@ -272,7 +272,7 @@ async def test_a_later_attempt_is_not_rolled_back_by_an_earlier_command(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """Who resumed elsewhere, meanwhile, knew better."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.add("token-b")
     await second(replicas)
     await replicas[1].do("rollback")
@@ -288,7 +288,7 @@ async def test_a_rollback_that_cannot_be_written_is_done_here(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """The API server fails, or somebody else writes, between the last look and the command."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.add("token-a")
     assert [True] == leads(replicas[:1])
     await replicas[0].do("rollback")
@@ -312,7 +312,7 @@ async def test_a_rollback_that_nobody_learned_of_is_an_error_at_the_end(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """The gateway ends before the API server is back."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.add("token-a")
     await second(replicas)
     await replicas[0].do("rollback")
@@ -326,7 +326,7 @@ async def test_a_rollback_outlives_a_kill_while_nothing_can_be_reached(
     replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
 ) -> None:
     """A gateway that is started again has weight 0 from the first call, and rolls back for all."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.update({"token-a", "token-b", "token-c"})
     await second(replicas)
     await replicas[0].do("rollback")
@@ -356,7 +356,7 @@ async def test_a_rollback_before_a_kill_does_not_count_when_somebody_has_resumed
     replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
 ) -> None:
     """The gateway that is started again begins with the share of the later attempt."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.add("token-b")
     await second(replicas)
     await replicas[1].do("rollback")
@@ -404,7 +404,7 @@ async def test_a_follower_that_is_cut_off_keeps_its_weight(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """The others go on without it after fifteen seconds, and it catches up later."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.add("token-c")
     await replicas[0].do("rollback")
     for _ in range(12):
@@ -424,7 +424,7 @@ async def test_a_server_that_stalls_changes_no_weight(
     replicas: list[Leader], server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call is given up, and the event loop runs meanwhile."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.stalled.add("token-a")
     monkeypatch.setattr(kubernetes_replicas, "_TIMEOUT_S", (0.3, 0.3))
     turns = 0
@@ -451,7 +451,7 @@ async def test_a_short_failure_does_not_begin_the_bake_time_anew(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """The same gateway leads again, with what it knew."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     await replicas[0].do("resume")
     for _ in range(3):
         await second(replicas, verdicts="huu")
@@ -472,7 +472,7 @@ async def test_a_state_that_has_changed_meanwhile_is_read_and_decided_upon_anew(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """Nothing of the other change is lost, and the trip still counts in the same second."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     found = server.objects[STATE]
     changed = {**found, "data": {**found["data"], "note": "of somebody else"}}
     server.put(*STATE, changed)
@@ -493,7 +493,7 @@ async def test_a_state_of_an_older_epoch_is_refused(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     """A ConfigMap from a backup cannot bring calls back to the new target."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     old = server.objects[STATE]
     await replicas[0].do("rollback")
     for _ in range(3):
@@ -518,7 +518,7 @@ async def test_a_restart_continues_from_the_first_call_on(
     replicas: list[Leader], enter_pod: EnterPod, tmp_path: Path
 ) -> None:
     """A new gateway has the weight before it has decided anything."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     enter_pod("d")
     late = Leader(tmp_path / "d", KUBERNETES)
     assert [0.05, 0.05] == late.processes.shares
@@ -529,7 +529,7 @@ async def test_a_gateway_that_begins_while_nothing_can_be_reached_sends_no_calls
     replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
 ) -> None:
     """It follows as soon as it can."""
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.add("token-d")
     enter_pod("d")
     late = Leader(tmp_path / "d", KUBERNETES)
@@ -544,7 +544,7 @@ async def test_a_gateway_that_begins_while_nothing_can_be_reached_sends_no_calls
 async def test_a_leader_ends_while_nothing_can_be_reached(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    await begun(replicas)
+    await start_and_pause(replicas)
     server.cut_off.update({"token-a", "token-b"})
     for each in replicas[:2]:
         await each.controller.stop()

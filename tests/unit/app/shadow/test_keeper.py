@@ -59,31 +59,31 @@ def keeper(launcher: Launcher, count: int = 2) -> ShadowKeeper:
     return ShadowKeeper(LOADED, count, cast("Launch", launcher.launch), AT_ONCE)
 
 
-def metrics(kept: ShadowKeeper) -> dict[str, float]:
-    return {each.name: each.value for metric in kept.collect() for each in metric.samples}
+def metrics(shadow_keeper: ShadowKeeper) -> dict[str, float]:
+    return {each.name: each.value for metric in shadow_keeper.collect() for each in metric.samples}
 
 
 async def test_the_process_gets_a_socket_to_each_worker() -> None:
     """It has the role `shadow`, and the sockets stay the same when it is started again."""
     launcher = Launcher()
-    kept = keeper(launcher)
-    ends = [kept.serving_ends(number)[""].fileno() for number in (1, 2)]
-    await kept.start()
+    shadow_keeper = keeper(launcher)
+    ends = [shadow_keeper.serving_ends(number)[""].fileno() for number in (1, 2)]
+    await shadow_keeper.start()
     setup = launcher.started[0].setup
     assert (setup.slot.role, sorted(setup.serving[""])) == ("shadow", [1, 2])
     launcher.started[0].over.set_result(-signal.SIGKILL)
     await settle()
     assert launcher.started[1].setup.serving == setup.serving
-    assert [kept.serving_ends(number)[""].fileno() for number in (1, 2)] == ends
-    assert metrics(kept)["gateway_shadow_restarts_total"] == 1
-    await kept.stop()
+    assert [shadow_keeper.serving_ends(number)[""].fileno() for number in (1, 2)] == ends
+    assert metrics(shadow_keeper)["gateway_shadow_restarts_total"] == 1
+    await shadow_keeper.stop()
 
 
 async def test_a_process_that_dies_is_started_again() -> None:
     """Each death is one event, also while it cannot start; the serving processes go on."""
     launcher = Launcher()
-    kept = keeper(launcher)
-    await kept.start()
+    shadow_keeper = keeper(launcher)
+    await shadow_keeper.start()
     launcher.failures = ["d: Permission denied"] * 10
     with capture_logs() as logs:
         launcher.started[0].over.set_result(-signal.SIGKILL)
@@ -91,28 +91,28 @@ async def test_a_process_that_dies_is_started_again() -> None:
             await settle()
     died = [each["ended"] for each in logs if each["event"] == "shadow process died"]
     assert died == ["was killed by SIGKILL", *["d: Permission denied"] * 10]
-    assert metrics(kept)["gateway_shadow_up"] == 1
-    await kept.stop()
-    assert metrics(kept)["gateway_shadow_up"] == 0
+    assert metrics(shadow_keeper)["gateway_shadow_up"] == 1
+    await shadow_keeper.stop()
+    assert metrics(shadow_keeper)["gateway_shadow_up"] == 0
 
 
 async def test_the_first_start_may_fail() -> None:
     """A gateway that cannot record from the beginning does not start."""
     launcher = Launcher()
     launcher.failures = ["d: Permission denied"]
-    kept = keeper(launcher)
+    shadow_keeper = keeper(launcher)
     with pytest.raises(StartError, match="Permission denied"):
-        await kept.start()
-    await kept.stop()
+        await shadow_keeper.start()
+    await shadow_keeper.stop()
 
 
 async def test_stopping_twice_is_harmless() -> None:
     """The process is not started again."""
     launcher = Launcher()
-    kept = keeper(launcher)
-    await kept.start()
-    await kept.stop()
-    await kept.stop()
+    shadow_keeper = keeper(launcher)
+    await shadow_keeper.start()
+    await shadow_keeper.stop()
+    await shadow_keeper.stop()
     assert len(launcher.started) == 1
 
 
@@ -128,18 +128,18 @@ async def test_other_targets_replace_the_process_of_a_migration() -> None:
     """A reload of an upstream replaces it without an event; one of a weight does not."""
     launcher = Launcher()
     loaded = load_text(MIGRATION.format(port=2, weight=1))
-    kept = ShadowKeeper(loaded, 1, cast("Launch", launcher.launch), AT_ONCE)
-    assert sorted(kept.serving_ends(1)) == ["m"]
-    await kept.start()
+    shadow_keeper = ShadowKeeper(loaded, 1, cast("Launch", launcher.launch), AT_ONCE)
+    assert sorted(shadow_keeper.serving_ends(1)) == ["m"]
+    await shadow_keeper.start()
     with capture_logs() as logs:
-        kept.change(load_text(MIGRATION.format(port=2, weight=5)))
+        shadow_keeper.change(load_text(MIGRATION.format(port=2, weight=5)))
         await settle()
         assert len(launcher.started) == 1
-        kept.change(load_text(MIGRATION.format(port=3, weight=5)))
+        shadow_keeper.change(load_text(MIGRATION.format(port=3, weight=5)))
         for _ in range(10):
             await settle()
     assert len(launcher.started) == 2
     assert launcher.started[1].setup.serving == launcher.started[0].setup.serving
     assert [each["event"] for each in logs] == ["shadow process started"]
-    assert metrics(kept)["gateway_shadow_restarts_total"] == 0
-    await kept.stop()
+    assert metrics(shadow_keeper)["gateway_shadow_restarts_total"] == 0
+    await shadow_keeper.stop()

@@ -40,8 +40,8 @@ async def test_a_model_may_write_to_the_array_of_its_reply() -> None:
     assert found is not None
     row = record_of(found[0], Privacy(payload="full"), None).tensors[-1]
     assert row.data == bytes(16)
-    kept = as_numpy(exchange.items[0][1].outputs[0])
-    assert np.shares_memory(kept, np.frombuffer(row.data, np.float32))
+    recorded_array = as_numpy(exchange.items[0][1].outputs[0])
+    assert np.shares_memory(recorded_array, np.frombuffer(row.data, np.float32))
 
 
 async def test_a_defect_costs_one_sample() -> None:

@@ -26,15 +26,15 @@ listeners:
 def test_every_port_is_settled_and_held() -> None:
     """Workers are told which ports the zeros have become, and nobody else can have them."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        chosen = free.getsockname()[1]
-    addresses = SharedSockets(load_text(TEXT.replace("PORT", str(chosen))))
+        fixed_port = free.getsockname()[1]
+    addresses = SharedSockets(load_text(TEXT.replace("PORT", str(fixed_port))))
     first, second = addresses.loaded.config.listeners
     assert first.http is not None
     assert first.grpc is not None
     assert first.streams[0].address.tcp is not None
     assert second.http is not None
-    ports = [first.http.port, first.grpc.port, first.streams[0].address.tcp.port, chosen]
-    assert chosen == second.http.port
+    ports = [first.http.port, first.grpc.port, first.streams[0].address.tcp.port, fixed_port]
+    assert fixed_port == second.http.port
     assert len({0, *ports}) == len(ports) + 1
     for port in ports:
         with pytest.raises(OSError, match="in use"):
@@ -47,8 +47,8 @@ def test_every_port_is_settled_and_held() -> None:
 
 def test_one_that_cannot_be_had_frees_the_others() -> None:
     """An address in use is named, and what was held before it is let go."""
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as probe:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as probe:
+        port = listener.getsockname()[1]
         probe.bind(("127.0.0.1", 0))
         mine = probe.getsockname()[1]
         probe.close()

@@ -33,7 +33,7 @@ class FakeChild:
         self.setup = setup
         self.metrics: Snapshot = ()
         self.is_ready = True
-        self.heard: list[str] = []
+        self.commands: list[str] = []
         self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
         self.over: asyncio.Future[int] = asyncio.Future()
         self.ends_when_told = True
@@ -64,7 +64,7 @@ class FakeChild:
         return self.is_ready
 
     async def update_metrics(self) -> None:
-        self.heard.append("count")
+        self.commands.append("count")
 
     async def reload(self, loaded: LoadedConfig, drained: frozenset[str]) -> dict[str, list[str]]:
         if self.refuses(loaded):
@@ -73,12 +73,12 @@ class FakeChild:
         return {"replaced": ["route a"]}
 
     def stop(self) -> None:
-        self.heard.append("stop")
+        self.commands.append("stop")
         if self.ends_when_told:
             self.end(0)
 
     def kill(self) -> None:
-        self.heard.append("kill")
+        self.commands.append("kill")
         self.end(KILLED)
 
     async def wait(self) -> int:
@@ -157,7 +157,7 @@ async def test_one_that_cannot_start_ends_the_others(
     nursery.born[1].startup.set_result("model 'm': no such file")
     with pytest.raises(StartError, match="model 'm': no such file"):
         await starting
-    assert [["kill"], ["kill"]] == [child.heard for child in nursery.born]
+    assert [["kill"], ["kill"]] == [child.commands for child in nursery.born]
 
 
 async def test_one_that_died_is_started_again(supervisor: Supervisor, nursery: Nursery) -> None:
@@ -167,7 +167,7 @@ async def test_one_that_died_is_started_again(supervisor: Supervisor, nursery: N
         nursery.born[0].end(KILLED)
         again = await nursery.reached(3)
     assert (1, False) == (again.setup.slot.number, again.setup.should_log_warnings)
-    assert [] == nursery.born[1].heard
+    assert [] == nursery.born[1].commands
     died = next(line for line in lines if line["event"] == "worker died")
     assert (1, "was killed by SIGKILL") == (died["worker"], died["ended"])
     assert 'gateway_worker_restarts_total{worker="1"} 1.0' in await page(supervisor)
@@ -184,7 +184,7 @@ async def test_one_that_keeps_dying_is_given_up(supervisor: Supervisor, nursery:
     async with asyncio.timeout(5):
         await failed
     assert 1 == await supervisor.stop()
-    assert ["stop"] == nursery.born[1].heard
+    assert ["stop"] == nursery.born[1].commands
 
 
 async def test_one_that_cannot_start_again_is_told_of(
@@ -229,14 +229,14 @@ async def test_one_that_served_well_may_die_again(
         clock.advance(60)
         child.end(KILLED)
         child = await nursery.reached(born)
-    assert [] == nursery.born[1].heard
+    assert [] == nursery.born[1].commands
 
 
 async def test_stop_lets_all_finish(supervisor: Supervisor, nursery: Nursery) -> None:
     """Each is told to stop, none is started again, and the status is 0."""
     await supervisor.start()
     assert 0 == await supervisor.stop()
-    assert [["stop"], ["stop"]] == [child.heard for child in nursery.born]
+    assert [["stop"], ["stop"]] == [child.commands for child in nursery.born]
     assert not await supervisor.ready()
 
 
@@ -253,7 +253,7 @@ async def test_stop_during_the_start_lets_calls_complete(
     starting.cancel()
     await asyncio.wait({starting})
     assert 0 == await supervisor.stop()
-    assert [["stop"], ["stop"]] == [child.heard for child in nursery.born]
+    assert [["stop"], ["stop"]] == [child.commands for child in nursery.born]
 
 
 async def test_a_death_on_the_way_out_shows_in_the_status(
@@ -279,7 +279,7 @@ async def test_one_that_is_born_while_all_stop_is_stopped(
     child.ends_when_told = False
     stopping = asyncio.ensure_future(supervisor.stop())
     await settle()
-    assert ["stop"] == child.heard
+    assert ["stop"] == child.commands
     child.end(-signal.SIGTERM)
     assert 0 == await stopping
 
@@ -293,7 +293,7 @@ async def test_one_that_takes_too_long_is_killed(
     await supervisor.start()
     nursery.born[0].ends_when_told = False
     assert 1 == await supervisor.stop()
-    assert [["stop", "kill"], ["stop"]] == [child.heard for child in nursery.born]
+    assert [["stop", "kill"], ["stop"]] == [child.commands for child in nursery.born]
 
 
 async def test_ready_while_any_worker_is(supervisor: Supervisor, nursery: Nursery) -> None:
@@ -349,7 +349,7 @@ async def test_reload_that_one_worker_refuses_is_undone(
     second.refuses = lambda _loaded: True
     with pytest.raises(StartError, match="worker 2: it cannot"):
         await supervisor.reload(OTHER)
-    assert "stop" in first.heard
+    assert "stop" in first.commands
     third = await nursery.reached(3)
     assert third.loaded is LOADED
 

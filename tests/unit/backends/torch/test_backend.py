@@ -92,14 +92,14 @@ async def test_torchscript_takes_its_signature_from_the_configuration(
     tmp_path: Path, module: Any, outputs: str
 ) -> None:
     """Outputs are told by their names where they have some, else by their places."""
-    given = signature("a b", outputs)
-    model = await started(scripted(tmp_path, module), signature=given)
+    metadata = signature("a b", outputs)
+    model = await started(scripted(tmp_path, module), signature=metadata)
     assert ModelMetadata(
         name="m",
         versions=("1",),
         platform="pytorch_torchscript",
-        inputs=given.inputs,
-        outputs=given.outputs,
+        inputs=metadata.inputs,
+        outputs=metadata.outputs,
     ) == await model(ModelMetadataRequest(model=M))
     expected = {"s": A + B, "sum": A + B, "d": A - B, "difference": A - B}
     found = arrays(await ask(model, b=B, a=A))
@@ -170,8 +170,8 @@ async def test_optional_inputs_may_be_left_out(tmp_path: Path, names: str) -> No
 async def test_frozen_torchscript_is_served(tmp_path: Path) -> None:
     """A program without modules has no training mode to leave."""
     path = models.freeze(models.Weight(), tmp_path / "model.pt")
-    given = ModelMetadata(name="m", inputs=(fp32("x"),), outputs=(fp32("y", 3),))
-    model = await started(path, signature=given)
+    metadata = ModelMetadata(name="m", inputs=(fp32("x"),), outputs=(fp32("y", 3),))
+    model = await started(path, signature=metadata)
     assert {"y": [0.0, 1.0, 2.0]} == arrays(await ask(model, x=A))
     await model.stop()
     with pytest.raises(NotReady):
@@ -192,8 +192,8 @@ def test_a_program_is_moved_to_its_device(tmp_path: Path) -> None:
     path = exported(tmp_path, models.Weight())
     for device in ("cpu", "meta"):
         program = open_program(torch, path, ProgramKind.EXPORTED, torch.device(device))
-        given = torch.zeros(2, 3, device=device)
-        assert device == program.call({"x": given}).device.type
+        tensor = torch.zeros(2, 3, device=device)
+        assert device == program.call({"x": tensor}).device.type
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ async def test_every_datatype_goes_in_and_out(
 ) -> None:
     """What the model gives back is bit for bit what it was given."""
     tensor = TensorMetadata("x", datatype, shape)
-    given = ModelMetadata(
+    metadata = ModelMetadata(
         name="m", inputs=(tensor,), outputs=(TensorMetadata("y", datatype, shape),)
     )
-    model = await started(scripted(tmp_path, models.Identity()), signature=given)
+    model = await started(scripted(tmp_path, models.Identity()), signature=metadata)
     bits = np.arange(int(np.prod(shape))).astype(datatype.numpy_dtype).reshape(shape)
     sent = array_tensor("x", bits, datatype)
     reply = await model(InferRequest(model=M, inputs=(sent,)))
@@ -332,8 +332,8 @@ async def test_instances_do_not_race_for_state(tmp_path: Path, module: Any, lowe
 async def test_instances_run_at_once(tmp_path: Path) -> None:
     """As many inferences are in the program at a time as there are instances."""
     path = exported(tmp_path, models.Identity(), torch.zeros(2), dynamic={"x": {0: models.BATCH}})
-    given = ModelMetadata(name="m", inputs=(fp32("X", -1),), outputs=(fp32("Y", -1),))
-    model = await started(path, signature=given, instances=3)
+    metadata = ModelMetadata(name="m", inputs=(fp32("X", -1),), outputs=(fp32("Y", -1),))
+    model = await started(path, signature=metadata, instances=3)
     meeting = Meeting(3)
     program = model._program
     assert program is not None
@@ -368,10 +368,10 @@ async def test_sizes_that_were_not_exported_are_the_callers_mistake(
 
 async def test_failure_inside_torchscript_is_told_without_its_trace(tmp_path: Path) -> None:
     """The last line says what went wrong; lines of the program's source do not help a caller."""
-    given = ModelMetadata(
+    metadata = ModelMetadata(
         name="m", inputs=(fp32("a", -1), fp32("b", -1)), outputs=(fp32("s", -1), fp32("d", -1))
     )
-    model = await started(scripted(tmp_path, models.Sums()), signature=given)
+    model = await started(scripted(tmp_path, models.Sums()), signature=metadata)
     one, other = np.zeros(2, np.float32), np.zeros(3, np.float32)
     with pytest.raises(UpstreamError, match="failed: RuntimeError: The size of tensor a") as caught:
         await ask(model, a=one, b=other)
@@ -381,8 +381,8 @@ async def test_failure_inside_torchscript_is_told_without_its_trace(tmp_path: Pa
 
 async def test_too_little_memory_refuses_and_serves_on(tmp_path: Path) -> None:
     """What cannot be allocated is the gateway's limit, not its end."""
-    given = ModelMetadata(name="m", inputs=(fp32("x", 1),), outputs=(fp32("y", 1),))
-    model = await started(scripted(tmp_path, models.Huge()), signature=given)
+    metadata = ModelMetadata(name="m", inputs=(fp32("x", 1),), outputs=(fp32("y", 1),))
+    model = await started(scripted(tmp_path, models.Huge()), signature=metadata)
     with pytest.raises(Overloaded, match=r"has not enough memory on cpu for this request: .*alloc"):
         await ask(model, x=np.ones(1, np.float32))
     assert {"y": [0.0]} == arrays(await ask(model, x=np.zeros(1, np.float32)))
@@ -430,7 +430,7 @@ async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "message"),
+    ("module", "metadata", "message"),
     [
         (models.Sums(), None, "no datatypes and shapes; expected a 'signature'.*has inputs 'a', 'b'"),
         (models.Sums(), signature("a", "s"), "has inputs 'a'; the program has inputs 'a', 'b'"),
@@ -457,16 +457,16 @@ async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 async def test_a_signature_that_is_wrong_shows_at_load(
-    tmp_path: Path, module: Any, given: ModelMetadata | None, message: str
+    tmp_path: Path, module: Any, metadata: ModelMetadata | None, message: str
 ) -> None:
     """TorchScript is run once with zeros, and what it gives is held to the signature."""
     with pytest.raises(LoadError, match=message) as caught:
-        await started(scripted(tmp_path, module), signature=given)
+        await started(scripted(tmp_path, module), signature=metadata)
     assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("metadata", "message"),
     [
         (
             signature("a b", "sum other"),
@@ -488,11 +488,11 @@ async def test_a_signature_that_is_wrong_shows_at_load(
     ids=["output", "shape", "datatype"],
 )
 async def test_a_signature_that_contradicts_the_program(
-    tmp_path: Path, given: ModelMetadata, message: str
+    tmp_path: Path, metadata: ModelMetadata, message: str
 ) -> None:
     """An exported program knows better, and both are named."""
     with pytest.raises(LoadError, match=message):
-        await started(exported(tmp_path), signature=given)
+        await started(exported(tmp_path), signature=metadata)
 
 
 async def test_unsigned_numbers_that_this_pytorch_lacks(
@@ -502,9 +502,9 @@ async def test_unsigned_numbers_that_this_pytorch_lacks(
     path = scripted(tmp_path, models.Identity())
     monkeypatch.delattr(torch, "uint16")
     tensor = TensorMetadata("x", Datatype.UINT16, (1,))
-    given = ModelMetadata(name="m", inputs=(tensor,), outputs=(fp32("y"),))
+    metadata = ModelMetadata(name="m", inputs=(tensor,), outputs=(fp32("y"),))
     with pytest.raises(LoadError, match=r"'x' is UINT16, which PyTorch \d.* does not support"):
-        await started(path, signature=given)
+        await started(path, signature=metadata)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
@@ -616,17 +616,17 @@ async def test_missing_pytorch_says_how_to_get_it(
 
 async def test_shapes_to_warm_up_with(tmp_path: Path) -> None:
     """Where ones do not fit, the configuration says what does; none at all can be asked for."""
-    given = ModelMetadata(
+    metadata = ModelMetadata(
         name="m",
         inputs=(fp32("a", -1, -1), fp32("b", -1, 3)),
         outputs=(fp32("s", -1, 2), fp32("d", -1, 2)),
     )
     path = scripted(tmp_path, models.Sums())
     with pytest.raises(LoadError, match=r"the warm-up failed: .*its metadata has"):
-        await started(path, signature=given)
+        await started(path, signature=metadata)
     with pytest.raises(LoadError, match="the warm-up failed: The size of tensor a"):
-        await started(path, signature=given, shapes={"a": (2, 2)})
-    await (await started(path, signature=given, warm_up=0)).stop()
+        await started(path, signature=metadata, shapes={"a": (2, 2)})
+    await (await started(path, signature=metadata, warm_up=0)).stop()
 
 
 async def test_each_instance_warms_up_so_often(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def runner(stream: Stream) -> StreamRunner:
     )
 
 
-def given(*arrays: npt.NDArray[Any]) -> list[tuple[Datatype, npt.NDArray[Any]]]:
+def as_fp32(*arrays: npt.NDArray[Any]) -> list[tuple[Datatype, npt.NDArray[Any]]]:
     return [(Datatype.FP32, array) for array in arrays]
 
 
@@ -56,7 +56,7 @@ def test_all_is_done_on_the_stream_and_waited_for_once() -> None:
         return [tensors[0] + tensors[1], tensors[0]]
 
     one, other = np.ones((2, 3), np.float32), np.full((2, 3), 4, np.float32)
-    found = runner(stream)(call, given(one, other))
+    found = runner(stream)(call, as_fp32(one, other))
     assert [(one + other).tolist(), one.tolist()] == [array.tolist() for array in found]
     assert ["on", "call", "wait", "off"] == stream.events
 
@@ -68,7 +68,7 @@ def test_staging_is_kept_and_grows() -> None:
     for size in (100, 60, 128, 129):
         array = np.arange(size, dtype=np.float32)
         assert [array.tolist()] == [
-            found.tolist() for found in runs(lambda tensors: tensors, given(array))
+            found.tolist() for found in runs(lambda tensors: tensors, as_fp32(array))
         ]
         places.append(runs._staging[0].data_ptr())
     sizes = [staged.numel() for staged in runs._staging]
@@ -78,8 +78,8 @@ def test_staging_is_kept_and_grows() -> None:
 def test_an_answer_outlives_the_next_inference() -> None:
     """What went out in one answer is not written over by the next."""
     runs = runner(Stream())
-    first = runs(lambda tensors: tensors, given(np.zeros(4, np.float32)))
-    second = runs(lambda tensors: tensors, given(np.ones(4, np.float32)))
+    first = runs(lambda tensors: tensors, as_fp32(np.zeros(4, np.float32)))
+    second = runs(lambda tensors: tensors, as_fp32(np.ones(4, np.float32)))
     assert ([0.0] * 4, [1.0] * 4) == (first[0].tolist(), second[0].tolist())
 
 

@@ -37,13 +37,13 @@ REPLY = InferResponse(model=M, outputs=(output("y"), output("z")))
 
 
 def ask(*outputs: Any) -> InferRequest:
-    wanted = [RequestedOutput(one) if isinstance(one, str) else one for one in outputs]
-    return InferRequest(model=M, outputs=tuple(wanted))
+    requested_outputs = [RequestedOutput(one) if isinstance(one, str) else one for one in outputs]
+    return InferRequest(model=M, outputs=tuple(requested_outputs))
 
 
 def made(metadata: Any = METADATA) -> tuple[NormalizeOutputs, ScriptedService, ScriptedService]:
-    target, told = ScriptedService(always=REPLY), ScriptedService(always=metadata)
-    return NormalizeOutputs(target, MetadataCache(told)), target, told
+    target, metadata_service = ScriptedService(always=REPLY), ScriptedService(always=metadata)
+    return NormalizeOutputs(target, MetadataCache(metadata_service)), target, metadata_service
 
 
 async def test_every_output_by_name_is_all_of_them() -> None:
@@ -81,29 +81,29 @@ async def test_a_model_that_does_not_tell() -> None:
 
 async def test_a_model_without_a_name() -> None:
     """The target that is asked for no model in particular is asked about none."""
-    alike, target, told = made()
+    alike, target, metadata_service = made()
     assert REPLY is await alike(ask("y", "z").changed(model=None))
-    assert ModelRef("") == told.calls[0].model
+    assert ModelRef("") == metadata_service.calls[0].model
     assert () == target.calls[0].outputs  # type: ignore[attr-defined]  # an inference
 
 
 async def test_who_asks_for_no_output_costs_nothing() -> None:
     """No question is asked where there is nothing to compare, nor for streams and the rest."""
-    alike, target, told = made()
+    alike, target, metadata_service = made()
     call = ask()
     assert REPLY is await alike(call)
     stream = FakeStream([])
     target._script += [stream, METADATA]
     assert stream is await alike(StreamInferRequest(model=M, request=ask("y", "z")))
     assert METADATA == await alike(ModelMetadataRequest(model=M))
-    assert (call, []) == (target.calls[0], told.calls)
+    assert (call, []) == (target.calls[0], metadata_service.calls)
 
 
 async def test_a_model_that_is_loaded_again_is_asked_again() -> None:
     """It may have other outputs."""
-    alike, target, told = made()
+    alike, target, metadata_service = made()
     await alike(ask("y", "z"))
     target._script.append(lambda _call: None)
     await alike(ModelLoadRequest(model=M))
     await alike(ask("y", "z"))
-    assert 2 == len(told.calls)
+    assert 2 == len(metadata_service.calls)

@@ -107,8 +107,8 @@ class Bench:
         )
 
     async def _service(self, call: Any, /) -> Any:
-        asked = self.metadata if isinstance(call, ModelMetadataRequest) else self.target
-        return await asked(call)
+        service = self.metadata if isinstance(call, ModelMetadataRequest) else self.target
+        return await service(call)
 
     async def start(self, *calls: Any) -> list[asyncio.Task[Any]]:
         tasks = [asyncio.ensure_future(self.batch(call)) for call in calls]
@@ -284,8 +284,8 @@ async def test_models_that_do_not_batch(metadata: Any) -> None:
     bench = Bench(always=tenfold, metadata=metadata)
     assert [[10], [20]] == await outcomes(await bench.start(ask(1), ask(2)))
     assert [[1], [2]] == bench.sent
-    (asked,) = bench.metadata.calls
-    assert Need.BATCHING in asked.context.needs
+    (question,) = bench.metadata.calls
+    assert Need.BATCHING in question.context.needs
 
 
 async def test_metadata_are_asked_again_after_a_while() -> None:

@@ -25,7 +25,7 @@ M = ModelRef("m")
 
 
 def model(max_batch_size: int | None = 8, **inputs: Any) -> ModelMetadata:
-    declared = tuple(TensorMetadata(name, *told) for name, told in inputs.items())
+    declared = tuple(TensorMetadata(name, *description) for name, description in inputs.items())
     return ModelMetadata(name="m", inputs=declared, outputs=declared, max_batch_size=max_batch_size)
 
 
@@ -33,8 +33,10 @@ def request(*inputs: Tensor, batch_size: int | None = 1) -> InferRequest:
     return InferRequest(model=M, inputs=inputs, batch_size=batch_size)
 
 
-def share(name: str, whole: bytes, index: int, dims: Any = None, given: Any = None) -> Tensor:
-    return Tensor(name, None, dims, SlicedData(memoryview(whole), index, given))
+def share(
+    name: str, whole: bytes, index: int, dims: Any = None, declared_bytes: Any = None
+) -> Tensor:
+    return Tensor(name, None, dims, SlicedData(memoryview(whole), index, declared_bytes))
 
 
 TWO = model(a=(Datatype.INT32, (-1, 2)), b=(Datatype.UINT8, (-1, 3)))

@@ -99,8 +99,8 @@ def test_no_elements_stand_in_too() -> None:
 )
 def test_nothing_else_changes(tensor: Tensor) -> None:
     """What is no stand-in for what is declared stays, and the tuple is the same one."""
-    given = (tensor,)
-    assert INPUTS.replace(given) is given
+    tensors = (tensor,)
+    assert INPUTS.replace(tensors) is tensors
 
 
 def test_tensors_without_names_go_by_place() -> None:
@@ -169,7 +169,7 @@ def test_what_was_widened_is_taken_back(name: str, values: npt.NDArray[Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("name", "values", "message"),
     [
         ("BOOL", np.array([0, 2], np.uint8), "is BOOL, sent as UINT8: element 1 is 2"),
         ("UINT16", np.array([65536], np.int32), "element 0 is 65536; expected .* from 0 to 65535"),
@@ -180,10 +180,10 @@ def test_what_was_widened_is_taken_back(name: str, values: npt.NDArray[Any]) -> 
     ],
 )
 def test_what_cannot_have_been_widened_is_refused(
-    name: str, values: npt.NDArray[Any], said: str
+    name: str, values: npt.NDArray[Any], message: str
 ) -> None:
     """Nothing is wrapped or rounded: the error names input, datatypes, place and value."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         WIDENED.replace((array_tensor(name, values),))
 
 
@@ -197,16 +197,16 @@ def test_what_cannot_have_been_widened_is_refused(
 )
 def test_no_other_kind_of_number_was_widened(name: str, values: npt.NDArray[Any]) -> None:
     """Integers are no floats and floats no integers: they stay, and the model refuses them."""
-    given = (array_tensor(name, values),)
-    assert WIDENED.replace(given) is given
+    tensors = (array_tensor(name, values),)
+    assert WIDENED.replace(tensors) is tensors
 
 
 def test_order_is_that_of_the_names_and_others_follow() -> None:
     """Tensors go where their names stand; those that are not named keep their order behind."""
     a, b, c, d = (array_tensor(name, np.zeros(1, np.int32)) for name in "abcd")
     assert (b, d, c, a) == in_order((c, a, d, b), ["b", "d"])
-    given = (b, d, a)
-    assert in_order(given, ["b", "d"]) is given
+    tensors = (b, d, a)
+    assert in_order(tensors, ["b", "d"]) is tensors
 
 
 class Model:
@@ -314,8 +314,10 @@ async def test_outputs_that_go_by_place_come_in_the_models_order() -> None:
 async def test_outputs_asked_for_come_in_the_order_asked() -> None:
     """Then nobody has to be asked for the model's."""
     model = Model(BYTES, HALVES)
-    asked = (RequestedOutput("half"), RequestedOutput("mask"))
-    reply = await Complete(model.service, frozenset())(request(needs=IN_ORDER, outputs=asked))
+    requested_outputs = (RequestedOutput("half"), RequestedOutput("mask"))
+    reply = await Complete(model.service, frozenset())(
+        request(needs=IN_ORDER, outputs=requested_outputs)
+    )
     assert (0, ["half", "mask"]) == (model.questions, [tensor.name for tensor in reply.outputs])
 
 

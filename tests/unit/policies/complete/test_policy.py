@@ -54,7 +54,7 @@ class Model:
     def __init__(self, *outputs: Tensor, metadata: ModelMetadata | GatewayError = METADATA) -> None:
         self._outputs = outputs
         self._metadata = metadata
-        self.asked = 0
+        self.question_count = 0
         self.inputs: tuple[Tensor, ...] = ()
         self.stream = FakeStream([self._reply(), self._reply()])
         self.service = ScriptedService(always=self._answer)
@@ -64,7 +64,7 @@ class Model:
 
     def _answer(self, call: Call[Any]) -> Any:
         if isinstance(call, ModelMetadataRequest):
-            self.asked += 1
+            self.question_count += 1
             if isinstance(self._metadata, GatewayError):
                 raise self._metadata
             return self._metadata
@@ -85,7 +85,7 @@ async def test_nothing_missing_nothing_asked() -> None:
     model = Model(WHOLE)
     call = request(WHOLE, needs=ALL_NEEDS)
     await Complete(model.service, ALL_NEEDS)(call)
-    assert 0 == model.asked
+    assert 0 == model.question_count
     assert model.service.calls[0] is call
 
 
@@ -93,7 +93,7 @@ async def test_nothing_needed_nothing_asked() -> None:
     """What the next codec can do without is not filled in."""
     model = Model(NAMELESS)
     await Complete(model.service, frozenset())(request(NAMELESS))
-    assert (0, (NAMELESS,)) == (model.asked, model.inputs)
+    assert (0, (NAMELESS,)) == (model.question_count, model.inputs)
 
 
 async def test_missing_parts_are_filled_in_and_metadata_is_remembered() -> None:
@@ -103,7 +103,7 @@ async def test_missing_parts_are_filled_in_and_metadata_is_remembered() -> None:
     for _ in range(2):
         await complete(request(NAMELESS))
         assert (WHOLE,) == model.inputs
-    assert 1 == model.asked
+    assert 1 == model.question_count
 
 
 async def test_bare_bytes_are_made_whole_though_nothing_is_needed() -> None:
@@ -127,7 +127,7 @@ async def test_cache_beneath_is_used() -> None:
     cache = MetadataCache(model.service)
     await cache(ModelMetadataRequest(model=M))
     await Complete(cache, ALL_NEEDS)(request(NAMELESS))
-    assert 1 == model.asked
+    assert 1 == model.question_count
 
 
 async def test_answers_get_what_the_caller_needs() -> None:
@@ -200,8 +200,8 @@ async def test_a_large_sequence_id_is_left_out_where_no_sequence_is(
     metadata = METADATA.changed(max_batch_size=max_batch_size)
     service = ScriptedService(REFUSED, metadata, answer)
     call = request(WHOLE).changed(sequence=LARGE)
-    asked: Call[Any] = call if kind == "unary" else StreamInferRequest(model=M, request=call)
-    assert answer is await Complete(service, frozenset())(asked)
+    outer_call: Call[Any] = call if kind == "unary" else StreamInferRequest(model=M, request=call)
+    assert answer is await Complete(service, frozenset())(outer_call)
     assert call.changed(sequence=None) == inference_of(service.calls[-1])
 
 
@@ -267,8 +267,8 @@ async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) 
         await close_stream(await complete(StreamInferRequest(model=M, request=call)))
     else:
         await complete(call)
-    asked = model.service.calls[-1]
-    inner = asked.request if isinstance(asked, StreamInferRequest) else asked
+    last_call = model.service.calls[-1]
+    inner = last_call.request if isinstance(last_call, StreamInferRequest) else last_call
     assert isinstance(inner, InferRequest)
     assert ({}, {"b": 3}) == (dict(inner.flat_members), dict(inner.parameters))
     assert (array_tensor("A", ARRAY),) == model.inputs

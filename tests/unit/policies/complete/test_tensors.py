@@ -46,7 +46,7 @@ def whole(name: str, datatype: Datatype, shape: tuple[int, ...], data: bytes) ->
 class Case:
     name: str
     declared: tuple[TensorMetadata, ...]
-    given: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
     expected: tuple[Tensor, ...]
     needs: frozenset[Need] = ALL_NEEDS
     batches: bool = False
@@ -180,14 +180,14 @@ CASES = [
 def test_fills_what_is_missing(case: Case) -> None:
     """What is missing comes from the metadata, and the data is the same memory."""
     filling = TensorCompleter("input", ModelRef("m"), case.declared, case.batches, InvalidRequest)
-    assert case.expected == filling.complete(case.given, case.needs)
+    assert case.expected == filling.complete(case.tensors, case.needs)
 
 
 @dataclass(frozen=True)
 class Misfit:
     name: str
     declared: tuple[TensorMetadata, ...]
-    given: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
     message: str
     batches: bool = False
     kind: str = "input"
@@ -311,7 +311,7 @@ def test_names_what_does_not_fit(
     """The error is of the side at fault and names what was found and what was needed."""
     filling = TensorCompleter(case.kind, ModelRef("m", "2"), case.declared, case.batches, failure)
     with pytest.raises(failure, match=f"^{re.escape(case.message)}$"):
-        filling.complete(case.given, case.needs)
+        filling.complete(case.tensors, case.needs)
 
 
 def test_broken_text_is_refused() -> None:

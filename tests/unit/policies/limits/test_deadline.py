@@ -45,7 +45,7 @@ async def test_earliest_deadline_is_passed_on(
     timeout = CallLimits(service, route_s, clock=FakeClock(1000.0))
     call = InferRequest(model=M, timeout_us=request_us, context=Context(deadline=caller))
     assert REPLY == await timeout(call)
-    assert [expected] == [asked.context.deadline for asked in service.calls]
+    assert [expected] == [each.context.deadline for each in service.calls]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ async def test_a_stream_is_told_what_its_caller_set(
     request = InferRequest(model=M, timeout_us=request_us)
     call = StreamInferRequest(model=M, request=request, context=Context(deadline=caller))
     await CallLimits(service, 1.0, clock=FakeClock(1000.0))(call)
-    assert [expected] == [asked.context.deadline for asked in service.calls]
+    assert [expected] == [each.context.deadline for each in service.calls]
 
 
 async def test_origin_survives_a_deadline() -> None:
@@ -84,10 +84,10 @@ async def test_past_deadline_asks_nobody(left_s: float) -> None:
 async def test_late_answer_is_cancelled() -> None:
     """At the deadline the caller gets an error and the work is cancelled."""
     service = ScriptedService()
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(DeadlineExceeded) as caught:
         await CallLimits(service, 0.02)(InferRequest(model=M))
-    assert 0.02 <= time.monotonic() - begun < 1
+    assert 0.02 <= time.monotonic() - start < 1
     assert ("no response from model 'm' before the deadline", 1) == (
         caught.value.message,
         service.cancelled,

@@ -166,20 +166,20 @@ async def test_the_next_attempt_goes_elsewhere(elsewhere: bool) -> None:
 
 async def test_an_attempt_that_takes_too_long_is_cancelled_and_repeated() -> None:
     """The first attempt is cancelled at its own timeout, well before the deadline of the call."""
-    ended = asyncio.Event()
+    cancellation = asyncio.Event()
 
     async def hang(_call: object) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            cancellation.set()
 
     service = ScriptedService(hang, REPLY)
     rules = RetryRules(reasons=frozenset({"timeout"}))
     retries = RetryBudget(rules, draw=lambda: 0.0)
     limits = CallLimits(AttemptTimeout(service, 0.02), 5.0, retries=retries)
     assert REPLY == await limits(CALL)
-    assert ended.is_set()
+    assert cancellation.is_set()
     ends = [call.context.deadline for call in service.calls]
     assert ends[0] is not None
     assert ends[1] is not None
@@ -192,10 +192,10 @@ async def test_the_deadline_covers_all_attempts() -> None:
     rules = RetryRules(reasons=frozenset({"timeout"}), attempts=5)
     retries = RetryBudget(rules, draw=lambda: 0.0)
     limits = CallLimits(AttemptTimeout(service, 0.04), 0.1, retries=retries)
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await limits(CALL)
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - start < 1.0
     assert 2 <= len(service.calls) == service.cancelled
 
 

@@ -63,9 +63,11 @@ async def test_what_the_caller_set_holds_for_all_of_it() -> None:
         await CallLimits(ScriptedService(), 10.0)(call)
 
 
-@pytest.mark.parametrize("asked", [None, 1003.0])
-async def test_an_upstream_is_told_what_the_caller_set(asked: float | None) -> None:
+@pytest.mark.parametrize("deadline", [None, 1003.0])
+async def test_an_upstream_is_told_what_the_caller_set(deadline: float | None) -> None:
     """When the route's time ends is not known before all has come."""
     service = ScriptedService(REPLY)
-    await CallLimits(service, 5.0, clock=FakeClock(1000.0))(waiting(FakeArriving(b"x", 0), asked))
-    assert [asked] == [call.context.deadline for call in service.calls]
+    await CallLimits(service, 5.0, clock=FakeClock(1000.0))(
+        waiting(FakeArriving(b"x", 0), deadline)
+    )
+    assert [deadline] == [call.context.deadline for call in service.calls]

@@ -73,8 +73,8 @@ def forwarding(
 
 async def test_tensors_stay_where_they_are(folder: Path) -> None:
     """The call goes on as it is, and the outputs of the reply stay in shared memory."""
-    placed = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 16, 16))
-    reply = InferResponse(model=M, outputs=(placed, Z))
+    shared_output = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 16, 16))
+    reply = InferResponse(model=M, outputs=(shared_output, Z))
     inner = ScriptedService(reply, FakeStream([reply]))
     service = forwarding(folder, inner)
     await service(REGISTER)
@@ -195,8 +195,8 @@ async def test_places_lie_in_registered_regions(folder: Path) -> None:
 
 async def test_the_offset_of_a_region_is_moved_to_the_tensors(folder: Path) -> None:
     """Triton before 2.61 adds the offset of a region twice."""
-    placed = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 48, 16))
-    inner = ScriptedService(always=InferResponse(model=M, outputs=(placed, Z)))
+    shared_output = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 48, 16))
+    inner = ScriptedService(always=InferResponse(model=M, outputs=(shared_output, Z)))
     region = SharedRegion(name="r", size_bytes=64, key="/seg", offset=32)
     whole = SharedRegion(name="r", size_bytes=96, key="/seg")
     upstream = ScriptedService(lambda _: None, (whole,))

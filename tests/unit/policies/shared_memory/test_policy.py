@@ -234,13 +234,13 @@ async def test_map_gives_back_what_it_holds(segment: Path, ending: str) -> None:
     """Room is given back when the target fails, and when the caller leaves."""
     inner = ScriptedService(*([Unavailable("gone")] if ending == "failure" else []))
     service, room = mapped(segment, inner)
-    asked = asyncio.ensure_future(service(CALL))
+    task = asyncio.ensure_future(service(CALL))
     await asyncio.sleep(0)
     if ending == "cancellation":
         assert room.used == 16
-        asked.cancel()
+        task.cancel()
     with pytest.raises((Unavailable, asyncio.CancelledError)):
-        await asked
+        await task
     assert room.used == 0
 
 

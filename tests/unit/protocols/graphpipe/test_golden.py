@@ -59,7 +59,7 @@ def infer_call(entry: dict[str, Any]) -> InferRequest:
     return call
 
 
-def joined(message: HttpRequest | HttpResponse) -> bytes:
+def join_body(message: HttpRequest | HttpResponse) -> bytes:
     return b"".join(message.body)
 
 
@@ -116,8 +116,8 @@ def test_request_written_again_reads_the_same(entry: dict[str, Any]) -> None:
     """What we write for a recorded request reads the same by flatc's classes, and by us."""
     call = infer_call(entry)
     again = CODEC.encode_call(call)
-    sent = oracle.read_request(joined(request_of(entry)))
-    found = oracle.read_request(joined(again))
+    sent = oracle.read_request(join_body(request_of(entry)))
+    found = oracle.read_request(join_body(again))
     assert sent is not None
     assert found is not None
     assert (sent.config, sent.tensors) == (found.config, found.tensors)
@@ -125,7 +125,7 @@ def test_request_written_again_reads_the_same(entry: dict[str, Any]) -> None:
     assert tuple("" if "" in sent.output_names else n for n in sent.output_names if n) == (
         found.output_names
     )
-    read = CODEC.decode_call(HttpRequest("POST", again.path, body=(joined(again),)))
+    read = CODEC.decode_call(HttpRequest("POST", again.path, body=(join_body(again),)))
     assert isinstance(read, InferRequest)
     check_same(call.inputs, read.inputs)
 
@@ -153,8 +153,10 @@ def test_response_means_what_its_index_says(entry: dict[str, Any]) -> None:
     for expected, tensor in zip(entry["outputs"], reply.outputs, strict=True):
         check_tensor(expected, tensor)
     again = CODEC.encode_reply(call, reply)
-    assert oracle.read_response(joined(response_of(entry))) == oracle.read_response(joined(again))
-    assert oracle.has_both_vectors(joined(again))
+    assert oracle.read_response(join_body(response_of(entry))) == oracle.read_response(
+        join_body(again)
+    )
+    assert oracle.has_both_vectors(join_body(again))
 
 
 @pytest.mark.parametrize("entry", [entry for entry in INFER if entry["errors"]], ids=name_of)
@@ -167,7 +169,7 @@ def test_recorded_error_is_raised(entry: dict[str, Any]) -> None:
     kind = ModelNotFound if expected["code"] == 404 else InvalidRequest
     assert (kind, expected["message"]) == (type(raised.value), raised.value.message)
     again = CODEC.encode_error(call, raised.value)
-    errors = oracle.read_response(joined(again))[1]
+    errors = oracle.read_response(join_body(again))[1]
     assert ((expected["code"], expected["message"]),) == errors
 
 
@@ -194,10 +196,10 @@ def test_metadata_means_what_its_index_says(entry: dict[str, Any]) -> None:
     """Inputs and outputs come in the model's order, by name, type and shape."""
     call = ModelMetadataRequest(model=ModelRef("simple"))
     metadata = CODEC.decode_reply(call, response_of(entry))
-    plain = oracle.read_metadata(joined(response_of(entry)))
+    plain = oracle.read_metadata(join_body(response_of(entry)))
     for expected, tensors in ((plain.inputs, metadata.inputs), (plain.outputs, metadata.outputs)):
         assert [(e.name, e.shape) for e in expected] == [(t.name, t.shape) for t in tensors]
-    again = oracle.read_metadata(joined(CODEC.encode_reply(call, metadata)))
+    again = oracle.read_metadata(join_body(CODEC.encode_reply(call, metadata)))
     assert [(e.name, e.shape, e.number) for e in (*plain.inputs, *plain.outputs)] == [
         (e.name, e.shape, e.number) for e in (*again.inputs, *again.outputs)
     ]
@@ -212,7 +214,7 @@ def test_malformed_message_is_refused_cleanly(entry: dict[str, Any]) -> None:
             call = CODEC.decode_call(request_of(entry))
     except GatewayError as error:
         answer = CODEC.encode_error(None, error)
-        tensors, errors = oracle.read_response(joined(answer))
+        tensors, errors = oracle.read_response(join_body(answer))
         assert (200, (), 1) == (answer.status, tensors, len(errors))
         assert errors[0][0] in (400, 413)
     # This one is well-formed on the wire: only a model with inputs can refuse it.

@@ -259,8 +259,8 @@ def test_get_shows_metadata_as_json() -> None:
     """The keys are the Go server's; types are numbers, with names beside them."""
     call = CODEC.decode_call(HttpRequest("GET", "/graphpipe/m"))
     answer = CODEC.encode_reply(call, METADATA)
-    shown = json.loads(body_of(answer))
-    assert ("m", "tensor-gateway") == (shown["Name"], shown["Server"])
+    document = json.loads(body_of(answer))
+    assert ("m", "tensor-gateway") == (document["Name"], document["Server"])
     assert {
         "Name": "flag",
         "Description": "BOOL as Uint8",
@@ -268,9 +268,9 @@ def test_get_shows_metadata_as_json() -> None:
         "Type": 1,
         "TypeName": "Uint8",
         "Datatype": "BOOL",
-    } == shown["Inputs"][1]
+    } == document["Inputs"][1]
     assert (None, 0, None) == tuple(
-        shown["Outputs"][1][key] for key in ("Shape", "Type", "Datatype")
+        document["Outputs"][1][key] for key in ("Shape", "Type", "Datatype")
     )
     assert "application/json" == answer.headers.get("content-type")
 
@@ -287,8 +287,8 @@ def test_get_lists_models_where_none_is_named() -> None:
     answer = CODEC.encode_reply(call, entries)
     paths = [model["Path"] for model in json.loads(body_of(answer))["Models"]]
     assert ["/graphpipe/a%20b/1", "/graphpipe/c", None] == paths
-    asked = CODEC.encode_call(RepositoryIndexRequest())
-    assert ("GET", "/graphpipe") == (asked.method, asked.path)
+    wire = CODEC.encode_call(RepositoryIndexRequest())
+    assert ("GET", "/graphpipe") == (wire.method, wire.path)
     assert entries == CODEC.decode_reply(RepositoryIndexRequest(), answer)
 
 
@@ -347,7 +347,7 @@ def test_input_names_are_given_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "there", "expected"),
+    ("names", "there", "expected"),
     [
         ((), ("a", "b"), [0, 1]),
         (("b", "a"), ("a", "b"), [1, 0]),
@@ -361,31 +361,31 @@ def test_input_names_are_given_once() -> None:
     ],
 )
 def test_outputs_come_in_the_order_asked_for(
-    asked: tuple[str, ...], there: tuple[str, ...], expected: list[int]
+    names: tuple[str, ...], there: tuple[str, ...], expected: list[int]
 ) -> None:
     """By name, "" by place, repeated ones repeated; an answer without names by place."""
-    call = CODEC.decode_call(post(infer_body((), asked, 1)))
+    call = CODEC.decode_call(post(infer_body((), names, 1)))
     assert expected == places(call, reply_of(*there))
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [(("b", "a", "b"), ["b", "a"]), (("a", ""), []), ((), [])]
+    ("names", "expected"), [(("b", "a", "b"), ["b", "a"]), (("a", ""), []), ((), [])]
 )
-def test_an_output_is_asked_for_once(asked: tuple[str, ...], expected: list[str]) -> None:
+def test_an_output_is_asked_for_once(names: tuple[str, ...], expected: list[str]) -> None:
     """Upstreams are asked for each output once, for all where one is only a place."""
-    call = CODEC.decode_call(post(infer_body((), asked, 1)))
+    call = CODEC.decode_call(post(infer_body((), names, 1)))
     assert isinstance(call, InferRequest)
     assert expected == [output.name for output in call.outputs]
 
 
 @pytest.mark.parametrize(
-    ("asked", "there"), [(("c",), ("a", "b")), (("a", "", ""), ("a", "b")), (("a", "b"), ("",))]
+    ("names", "there"), [(("c",), ("a", "b")), (("a", "", ""), ("a", "b")), (("a", "b"), ("",))]
 )
 def test_an_output_that_is_not_there_is_the_upstreams_fault(
-    asked: tuple[str, ...], there: tuple[str, ...]
+    names: tuple[str, ...], there: tuple[str, ...]
 ) -> None:
     """The answer names the missing output and those there are."""
-    call = CODEC.decode_call(post(infer_body((), asked, 1)))
+    call = CODEC.decode_call(post(infer_body((), names, 1)))
     with pytest.raises(UpstreamProtocolError, match="lacks the requested output"):
         CODEC.encode_reply(call, reply_of(*there))
 
@@ -822,5 +822,5 @@ def test_description_names_what_has_no_field() -> None:
 
 def test_a_call_of_another_codec_is_answered_by_its_outputs() -> None:
     """A call that this codec did not read is answered in the order of its own outputs."""
-    asked = InferRequest(model=MODEL, outputs=(RequestedOutput("b"), RequestedOutput("a")))
-    assert [1, 0] == places(asked, reply_of("a", "b"))
+    call = InferRequest(model=MODEL, outputs=(RequestedOutput("b"), RequestedOutput("a")))
+    assert [1, 0] == places(call, reply_of("a", "b"))

@@ -214,9 +214,9 @@ def test_health_and_server_are_told_by_metadata() -> None:
         assert CODEC.decode_reply(question, answer)
         assert when_down is CODEC.decode_reply(question, down)
     assert ServerMetadata("srv", "1.0") == CODEC.decode_reply(ServerMetadataRequest(), answer)
-    gone = Frame((oracle.build_response([], [(404, "gone")]),))
+    not_found = Frame((oracle.build_response([], [(404, "gone")]),))
     with pytest.raises(ModelNotFound):
-        CODEC.decode_reply(questions[2], gone)
+        CODEC.decode_reply(questions[2], not_found)
 
 
 def test_what_streams_cannot_ask_is_unsupported() -> None:

@@ -82,9 +82,9 @@ def test_an_answer_may_be_begun_before_it_is_known(case: ReplyCase) -> None:
     used = SizePrefixFramer(MessageLimits())
     frame = GraphPipeStreamCodec().encode_reply(case.call, case.reply)
     plain = b"".join(used.send(frame))
-    begun = used.begin() + used.begin() + b"".join(used.send(frame))
+    data = used.begin() + used.begin() + b"".join(used.send(frame))
     again = b"".join(used.send(frame))
-    [read] = SizePrefixFramer(MessageLimits()).receive(begun)
+    [read] = SizePrefixFramer(MessageLimits()).receive(data)
     message, padded = b"".join(frame.payload), bytes(read.payload[0])
     assert plain == again
     assert message == padded[: len(message)]
@@ -97,5 +97,5 @@ def test_an_answer_may_be_begun_before_it_is_known(case: ReplyCase) -> None:
 def test_a_frame_of_exactly_the_step_is_begun_too() -> None:
     """No padding is needed where the size begins with a zero by itself."""
     used = framer()
-    begun = used.begin() + b"".join(used.send(Frame((bytes(256),))))
-    assert struct.pack("<I", 256) + bytes(256) == begun
+    data = used.begin() + b"".join(used.send(Frame((bytes(256),))))
+    assert struct.pack("<I", 256) + bytes(256) == data

@@ -601,9 +601,9 @@ def test_errors_of_servers_are_raised(name: str, code: ErrorCode) -> None:
 
 def test_answers_out_of_order_keep_their_numbers() -> None:
     """Two answers in one read are told apart by their correlation ids."""
-    asked = [frame.correlation for frame in frames_of("brpc/req_two_pipelined.bin")]
+    request_numbers = [frame.correlation for frame in frames_of("brpc/req_two_pipelined.bin")]
     answered = [frame.correlation for frame in frames_of("brpc/res_two_out_of_order.bin")]
-    assert (2, asked[::-1]) == (len(set(asked)), answered)
+    assert (2, request_numbers[::-1]) == (len(set(request_numbers)), answered)
 
 
 def test_an_attachment_of_an_answer_is_skipped() -> None:

@@ -47,14 +47,14 @@ def name_of(case: CallCase | ReplyCase) -> str:
     return case.name
 
 
-def asked(message: pb.GrpsMessage, method: str = "Predict") -> Any:
+def decode_call(message: pb.GrpsMessage, method: str = "Predict") -> Any:
     """Return the call that a client's message is."""
     return CODEC.decode_call(
         GrpcRequest(SERVICE + method, (memoryview(message.SerializeToString()),))
     )
 
 
-def said(wire: GrpcResponse) -> pb.GrpsMessage:
+def read_message(wire: GrpcResponse) -> pb.GrpsMessage:
     """Return the message of an answer, as the library reads it."""
     return pb.GrpsMessage.FromString(b"".join(wire.message))
 
@@ -108,12 +108,12 @@ def test_float_tensors_are_views_both_ways() -> None:
 
 def test_a_stream_is_one_message_for_each_answer() -> None:
     """Each with its own Status; an error is one more message, the call succeeds."""
-    call = asked(pb.GrpsMessage(str_data="x"), "PredictStreaming")
+    call = decode_call(pb.GrpsMessage(str_data="x"), "PredictStreaming")
     assert isinstance(call, StreamInferRequest)
     item = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"a"]),))
-    assert ("a", 200) == (said(CODEC.encode_item(call, item)).str_data, 200)
+    assert ("a", 200) == (read_message(CODEC.encode_item(call, item)).str_data, 200)
     wire = CODEC.encode_error(call, Unavailable("gone"))
-    found = said(wire).status
+    found = read_message(wire).status
     assert (GrpcStatus.OK, 503, "gone", pb.Status.FAILURE) == (
         wire.status,
         found.code,
@@ -195,7 +195,7 @@ def test_a_status_of_an_upstream_goes_back_in_its_own_words() -> None:
     message = pb.GrpsMessage(status=pb.Status(code=442, msg="t" * 5000, status=pb.Status.FAILURE))
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_reply(INFER, GrpcResponse((memoryview(message.SerializeToString()),)))
-    found = said(CODEC.encode_error(INFER, caught.value)).status
+    found = read_message(CODEC.encode_error(INFER, caught.value)).status
     assert (ErrorCode.INVALID_ARGUMENT, 442, 1024) == (
         caught.value.code,
         found.code,

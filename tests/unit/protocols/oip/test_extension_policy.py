@@ -235,7 +235,7 @@ def test_exactly_what_is_on_is_advertised(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "expected"),
     [
         ({"model_configuration": "true"}, {"model_configuration": True}),
         ({"repository_index": "false"}, {"repository_index": False}),
@@ -245,9 +245,9 @@ def test_exactly_what_is_on_is_advertised(
         ({"nonfinite": "literal"}, {"nonfinite": "literal"}),
     ],
 )
-def test_options_of_yaml_get_their_types(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_options_of_yaml_get_their_types(options: dict[str, Any], expected: dict[str, Any]) -> None:
     """In YAML every scalar is text."""
-    assert expected == check_options(given)
+    assert expected == check_options(options)
 
 
 @pytest.mark.parametrize(

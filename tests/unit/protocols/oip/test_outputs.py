@@ -58,8 +58,8 @@ def test_parameters_ask_for_it() -> None:
 
 def test_classification_count_means_classification() -> None:
     """Either name asks for classes; both together are refused."""
-    asked = requested_output("o", {"classification_count": 3}, DEFAULT_LIMITS, least_classes=0)
-    assert RequestedOutput("o", 3) == asked
+    output = requested_output("o", {"classification_count": 3}, DEFAULT_LIMITS, least_classes=0)
+    assert RequestedOutput("o", 3) == output
     both = {"classification_count": 3, "classification": 3}
     with pytest.raises(InvalidRequest, match="expected one of the two"):
         requested_output("o", both, DEFAULT_LIMITS, least_classes=0)

@@ -61,13 +61,13 @@ async def describe(call: ModelMetadataRequest) -> ModelMetadata:
     name = "" if call.model is None else call.model.name
     if name not in METADATA:
         raise ModelNotFound(f"no model {name!r}", model=call.model)
-    known = METADATA[name]
+    metadata = METADATA[name]
     return ModelMetadata(
-        name=known.name,
-        versions=known.versions,
-        inputs=known.inputs,
-        outputs=known.outputs,
-        max_batch_size=known.max_batch_size,
+        name=metadata.name,
+        versions=metadata.versions,
+        inputs=metadata.inputs,
+        outputs=metadata.outputs,
+        max_batch_size=metadata.max_batch_size,
         labels={"OUTPUT0": LABELS} if name == "simple" else {},
     )
 
@@ -132,8 +132,8 @@ def behind(carrier: str) -> Service:
     """Return the models as an old server's, asked over *carrier*."""
     if carrier == "straight":
         return model()
-    asked: Service = Upstream("old", codec(carrier), InMemory(Frontend(codec(carrier), model())))
-    return ServerStatusLayer(Complete(asked, codec(carrier).needs))
+    upstream: Service = Upstream("old", codec(carrier), InMemory(Frontend(codec(carrier), model())))
+    return ServerStatusLayer(Complete(upstream, codec(carrier).needs))
 
 
 async def answer_to(exchange: Exchange, service: Service) -> Any:
@@ -141,7 +141,7 @@ async def answer_to(exchange: Exchange, service: Service) -> Any:
     return await client.send(exchange.request, deadline=None, decode=lambda found: found)
 
 
-def shown(response: Any) -> Any:
+def read_as_client(response: Any) -> Any:
     """Return what a client makes of an inference's answer: outputs by name, in order."""
     if isinstance(response, GrpcResponse):
         message = pb.InferResponse.FromString(bytes(response.view))
@@ -182,7 +182,7 @@ COMPUTED = [one for one in EXCHANGES if computed(one)]
 async def test_client_reads_what_it_read(exchange: Exchange, way: str) -> None:
     """The answer of our models holds what the recorded answer holds."""
     answer = await answer_to(exchange, behind(way))
-    assert shown(exchange.response) == shown(answer)
+    assert read_as_client(exchange.response) == read_as_client(answer)
 
 
 @pytest.mark.parametrize("way", ["straight", "http", "grpc"])
@@ -214,8 +214,8 @@ async def test_status_lists_every_model(carrier: str, way: str) -> None:
         else pb.StatusResponse.FromString(body).server_status
     )
     assert set(INDEX["models"]) == set(status.model_status)
-    for name, told in INDEX["models"].items():
-        expected = text_format.Parse(told["config_text"], pb.ModelConfig())
+    for name, entry in INDEX["models"].items():
+        expected = text_format.Parse(entry["config_text"], pb.ModelConfig())
         found = status.model_status[name].config
         assert expected.max_batch_size == found.max_batch_size
         assert read_of(expected) == read_of(found)
@@ -231,7 +231,7 @@ async def test_text_of_a_batch_comes_back() -> None:
     """BYTES go through every layer with their empty and arbitrary elements."""
     exchange = next(one for one in EXCHANGES if one.name == "http-infer-string-batch2.2")
     for way in ("straight", "http", "grpc"):
-        name, size, _id, outputs = shown(await answer_to(exchange, behind(way)))
+        name, size, _id, outputs = read_as_client(await answer_to(exchange, behind(way)))
         assert (name, size, outputs[0][2]) == (
             "identity_bytes",
             2,

@@ -117,11 +117,11 @@ def test_inputs_have_the_values_of_the_client(exchange: Exchange) -> None:
     call = decoded(exchange)
     metadata = METADATA[call.model.name]
     whole = apply_batch_size(call, metadata, whole=True)
-    told = {name: array_of(items) for name, items in exchange.inputs.items()}
+    arrays = {name: array_of(items) for name, items in exchange.inputs.items()}
     for tensor in whole.inputs:
         if isinstance(tensor.data, SharedMemoryData):
             continue
-        expected = told[tensor.name] if metadata.supports_batching else told[tensor.name][0]
+        expected = arrays[tensor.name] if metadata.supports_batching else arrays[tensor.name][0]
         np.testing.assert_array_equal(expected, as_numpy(tensor))
 
 
@@ -243,11 +243,11 @@ def test_refusal_comes_back_as_it_came(exchange: Exchange) -> None:
 def refusal_of(exchange: Exchange, call: Any) -> GatewayError:
     """Return the error that the recorded answer is, to an upstream that passes it on."""
     codec = CODECS[exchange.carrier]
-    asked = call
+    question = call
     if isinstance(call, ServerStatusRequest):
-        asked = ModelMetadataRequest(model=call.about)
+        question = ModelMetadataRequest(model=call.about)
     with pytest.raises(GatewayError) as caught:
-        codec.decode_reply(asked, exchange.response)
+        codec.decode_reply(question, exchange.response)
     assert isinstance(caught.value, GatewayError)
     return caught.value
 

@@ -18,9 +18,9 @@ from gateway.wire.grpc import GrpcStatus
 def test_options_are_read() -> None:
     """Options become values; none are the defaults."""
     assert read_options({}) == TrtisOptions()
-    given = {"server_id": "me", "version_zero": "latest", "model_control": True}
-    assert read_options(given).server_id == "me"
-    assert check_options(given) == given
+    options = {"server_id": "me", "version_zero": "latest", "model_control": True}
+    assert read_options(options).server_id == "me"
+    assert check_options(options) == options
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_every_grpc_status_is_some_error(status: GrpcStatus) -> None:
 
 def test_scalars_of_yaml_are_read() -> None:
     """A configuration's numbers and flags come as text."""
-    given = {"max_batch_size": "8", "model_control": "true", "repository_index": "false"}
+    options = {"max_batch_size": "8", "model_control": "true", "repository_index": "false"}
     expected = {"max_batch_size": 8, "model_control": True, "repository_index": False}
-    assert expected == check_options(given)
+    assert expected == check_options(options)

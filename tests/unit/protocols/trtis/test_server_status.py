@@ -116,9 +116,9 @@ def test_versions_and_states_are_told() -> None:
     assert found.version_status[2].ready_state_reason.message == "broken"
     for versions in ((), ("main",)):
         bare = ServerStatus(is_ready=True, models=(ModelStatus(model(versions=versions)),))
-        (told,) = write_status(bare, OPTIONS).model_status.values()
+        (model_status,) = write_status(bare, OPTIONS).model_status.values()
         assert {1: pb.MODEL_READY} == {
-            number: one.ready_state for number, one in told.version_status.items()
+            number: one.ready_state for number, one in model_status.version_status.items()
         }
 
 
@@ -131,9 +131,9 @@ def test_the_first_version_without_a_number_is_1() -> None:
     status = ServerStatus(
         is_ready=True, models=(ModelStatus(model(versions=("blue", "green", "7")), entries),)
     )
-    told = write_status(status, OPTIONS).model_status["m"].version_status
+    version_status = write_status(status, OPTIONS).model_status["m"].version_status
     assert {1: pb.MODEL_LOADING, 7: pb.MODEL_READY} == {
-        number: version.ready_state for number, version in told.items()
+        number: version.ready_state for number, version in version_status.items()
     }
 
 

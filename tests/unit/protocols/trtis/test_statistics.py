@@ -27,11 +27,14 @@ HTTP: Any = HttpCodec(DEFAULT_LIMITS, {})
 GRPC: Any = GrpcCodec(DEFAULT_LIMITS, {})
 OLD = pb.ServerStatus()
 for name, version in (("m", 1), ("m", 3), ("other", 1)):
-    told = OLD.model_status[name].version_status[version]
-    told.model_execution_count, told.model_inference_count = 5 * version, 9 * version
-    told.last_inference_timestamp_milliseconds = 1234
+    version_status = OLD.model_status[name].version_status[version]
+    version_status.model_execution_count, version_status.model_inference_count = (
+        5 * version,
+        9 * version,
+    )
+    version_status.last_inference_timestamp_milliseconds = 1234
     for size, runs in ((1, 3), (2, 2)):
-        stats = told.infer_stats[size]
+        stats = version_status.infer_stats[size]
         stats.success.count, stats.success.total_time_ns = runs, 1000 * runs
         stats.queue.count, stats.queue.total_time_ns = runs, 100 * runs
         stats.compute.count, stats.compute.total_time_ns = runs, 700 * runs
@@ -47,7 +50,7 @@ def counters(found: ModelStatistics) -> pb.ModelVersionStatus:
 
 def test_counts_are_told_by_version() -> None:
     """Each size has its executions, and 1 the requests that the server batched together."""
-    told = counters(
+    version_status = counters(
         ModelStatistics(
             name="m",
             version="1",
@@ -62,18 +65,21 @@ def test_counts_are_told_by_version() -> None:
         )
     )
     assert (5, 12, 77) == (
-        told.model_execution_count,
-        told.model_inference_count,
-        told.last_inference_timestamp_milliseconds,
+        version_status.model_execution_count,
+        version_status.model_inference_count,
+        version_status.last_inference_timestamp_milliseconds,
     )
-    found = {size: (one.compute.count, one.success.count) for size, one in told.infer_stats.items()}
+    found = {
+        size: (one.compute.count, one.success.count)
+        for size, one in version_status.infer_stats.items()
+    }
     assert {1: (0, 2), 2: (4, 4), 4: (1, 1)} == found
-    assert pb.MODEL_READY == told.ready_state
+    assert pb.MODEL_READY == version_status.ready_state
 
 
 def test_requests_are_told_where_all_had_one_size() -> None:
     """With one size of batch the requests in all are those of that size."""
-    told = counters(
+    version_status = counters(
         ModelStatistics(
             name="m",
             version="1",
@@ -81,7 +87,7 @@ def test_requests_are_told_where_all_had_one_size() -> None:
             batches={1: BatchStatistics(compute_infer=Duration(7, 40))},
         )
     )
-    (stats,) = told.infer_stats.values()
+    (stats,) = version_status.infer_stats.values()
     assert not stats.HasField("queue")
     assert [(7, 70), (1, 2), (7, 40)] == [
         (one.count, one.total_time_ns) for one in (stats.success, stats.failed, stats.compute)
@@ -142,8 +148,8 @@ def test_no_counter_falls_and_the_sums_are_those_of_the_server(
 
 def test_counts_of_another_version_are_not_this_ones() -> None:
     """A version of which nothing is counted has no counters."""
-    told = counters(ModelStatistics(name="m", version="2", inference_count=12))
-    assert (0, 0) == (told.model_inference_count, len(told.infer_stats))
+    version_status = counters(ModelStatistics(name="m", version="2", inference_count=12))
+    assert (0, 0) == (version_status.model_inference_count, len(version_status.infer_stats))
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,10 @@ async def answered(
     server = GrpcServer("127.0.0.1:0", [mount], limits, MemoryBudget(1 << 30), listens=False)
     await server.start()
     connection: GrpcServerConnection = server.connection()
-    kept = Kept()
-    connection.connection_made(kept)
-    said = b"" if length is None else literal(b"content-length", b"%d" % length)
-    head = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEAD + said)
+    transport = Kept()
+    connection.connection_made(transport)
+    length_header = b"" if length is None else literal(b"content-length", b"%d" % length)
+    head = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEAD + length_header)
     connection.data_received(h2.PREFACE + h2.settings([]) + head)
     granted, at, room = 0, 0, 65_535
     while at < len(body) and room > 0:
@@ -88,18 +88,18 @@ async def answered(
             piece = body[at : at + FRAME]
             at, room = at + len(piece), room - len(piece)
             sent += h2.frame(h2.DATA, h2.END_STREAM if at == len(body) else 0, 1, piece)
-        seen = len(kept.written)
+        seen = len(transport.written)
         for begin in range(0, len(sent), read):
             connection.data_received(sent[begin : begin + read])
         await asyncio.sleep(0)
-        more = grants(kept.written[seen:])
+        more = grants(transport.written[seen:])
         granted, room = granted + more, room + more
         if not sent:
             break
     for _ in range(5):
         await asyncio.sleep(0)
     await server.stop()
-    return frontend.sizes, granted, kept.written
+    return frontend.sizes, granted, transport.written
 
 
 def grants(data: bytes) -> int:
@@ -117,8 +117,8 @@ def grants(data: bytes) -> int:
 async def test_no_more_is_let_in_than_is_missing(read: int) -> None:
     """A message larger than the window is granted the rest of itself, however its frames come."""
     size = 200_000
-    asked, granted, _ = await answered(b"\0" + size.to_bytes(4, "big") + bytes(size), read)
-    assert [size] == asked
+    sizes, granted, _ = await answered(b"\0" + size.to_bytes(4, "big") + bytes(size), read)
+    assert [size] == sizes
     assert 5 + size - 65_535 == granted
 
 
@@ -127,8 +127,8 @@ async def test_nothing_is_read_after_what_is_too_large(read: int) -> None:
     """A call refused in one frame is not begun with the next, which looks like a message."""
     too_large = b"\0" + (LIMIT + 1).to_bytes(4, "big")
     good = b"\0" + (FRAME - 5).to_bytes(4, "big") + bytes(FRAME - 5)
-    asked, granted, written = await answered(too_large.ljust(FRAME, b"x") + good * 3, read)
-    assert [] == asked
+    sizes, granted, written = await answered(too_large.ljust(FRAME, b"x") + good * 3, read)
+    assert [] == sizes
     assert granted == 0
     assert b"at most 1048576 are allowed" in written
 
@@ -139,6 +139,6 @@ async def test_an_announced_length_is_held_to(wrong: int, read: int) -> None:
     """A call that says how long it is has that length, or is reset, in whatever frames it comes."""
     size = 60_000
     body = b"\0" + size.to_bytes(4, "big") + bytes(size)
-    asked, _, written = await answered(body, read, len(body) + wrong)
-    assert ([] if wrong else [size]) == asked
+    sizes, _, written = await answered(body, read, len(body) + wrong)
+    assert ([] if wrong else [size]) == sizes
     assert (h2.reset(1, h2.PROTOCOL_ERROR) in written) == (wrong != 0)

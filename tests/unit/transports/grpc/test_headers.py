@@ -100,8 +100,8 @@ def test_fields_that_http2_forbids_are_a_fault(extra: list[tuple[bytes, bytes]])
 @pytest.mark.parametrize("missing", [b":method", b":scheme", b":path"])
 def test_missing_pseudo_fields_are_a_fault(missing: bytes) -> None:
     """A request needs its method, scheme and path."""
-    left = [field for field in CALL if field[0] != missing]
-    assert isinstance(read_request_head(left, 1 << 20), Http2StreamError)
+    fields = [field for field in CALL if field[0] != missing]
+    assert isinstance(read_request_head(fields, 1 << 20), Http2StreamError)
 
 
 def test_fields_without_pseudo_fields_are_no_head() -> None:

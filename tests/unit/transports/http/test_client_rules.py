@@ -13,13 +13,16 @@ from gateway.wire.http import Headers, HttpRequest
 @pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb"])
 def test_the_request_id_of_a_request_is_a_field_of_its_own(request_id: str) -> None:
     """Behind those of the codec; a content coding is refused unless the codec takes one."""
-    kept = Headers((("Host", "h"), ("grpc-timeout", "1S"), ("X-Odd", "a\nb")))
+    odd_headers = Headers((("Host", "h"), ("grpc-timeout", "1S"), ("X-Odd", "a\nb")))
     field = [("x-request-id", request_id.replace("\r\n", "%0D%0A"))] if request_id else []
     plain = [("X-Odd", "a%0Ab"), ("Accept-Encoding", "identity"), *field]
     coded = [("accept-encoding", "gzip"), *field]
     for _ in range(2):
-        for headers, expected in ((kept, plain), (Headers((("accept-encoding", "gzip"),)), coded)):
+        for headers, expected in (
+            (odd_headers, plain),
+            (Headers((("accept-encoding", "gzip"),)), coded),
+        ):
             wire = HttpRequest("POST", "/", "", headers, request_id=request_id)
             assert expected == header_fields(wire, None)
-            (name, _left) = header_fields(wire, time.monotonic() + 5)[-1]
+            (name, _timeout) = header_fields(wire, time.monotonic() + 5)[-1]
             assert "grpc-timeout" == name

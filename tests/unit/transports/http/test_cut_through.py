@@ -21,10 +21,10 @@ class Early:
 
     def __init__(self, enough: int | None) -> None:
         self.enough = enough
-        self.asked: list[HttpRequest] = []
+        self.requests: list[HttpRequest] = []
 
     def early_bytes(self, wire: HttpRequest, /) -> int | None:
-        self.asked.append(wire)
+        self.requests.append(wire)
         return self.enough
 
 
@@ -43,17 +43,17 @@ def head(
     )
 
 
-def begun(frontend: Any, asked: Head, **limits: int) -> int | None:
+def dispatch_bytes(frontend: Any, request_head: Head, **limits: int) -> int | None:
     return early_dispatch_bytes(
-        frontend, asked, ServerLimits(**{"cut_through_bytes": 64 * KIB, **limits})
+        frontend, request_head, ServerLimits(**{"cut_through_bytes": 64 * KIB, **limits})
     )
 
 
 def test_a_large_body_is_begun_with_what_is_enough() -> None:
     """The frontend says how much; it is shown the request without its body."""
     frontend = Early(300)
-    assert 300 == begun(frontend, head(1 << 20, ("a", "b")))
-    (wire,) = frontend.asked
+    assert 300 == dispatch_bytes(frontend, head(1 << 20, ("a", "b")))
+    (wire,) = frontend.requests
     assert ("POST", "/v2/x", "q=1", "b", ()) == (
         wire.method,
         wire.path,
@@ -64,7 +64,7 @@ def test_a_large_body_is_begun_with_what_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "limits", "enough"),
+    ("request_head", "limits", "enough"),
     [
         (head(None, chunked=True), {}, 300),
         (head(None), {}, 300),
@@ -79,14 +79,16 @@ def test_a_large_body_is_begun_with_what_is_enough() -> None:
         (head(1 << 20), {}, 2 << 20),
     ],
 )
-def test_others_are_received_whole(asked: Head, limits: dict[str, int], enough: int | None) -> None:
+def test_others_are_received_whole(
+    request_head: Head, limits: dict[str, int], enough: int | None
+) -> None:
     """In chunks, coded, with little to come, switched off, too large, or with too large a head."""
-    assert begun(Early(enough), asked, **limits) is None
+    assert dispatch_bytes(Early(enough), request_head, **limits) is None
 
 
 def test_a_frontend_that_knows_nothing_of_it_has_bodies_whole() -> None:
     """The default of `ServerFrontend` dispatches nothing early."""
-    assert begun(Echo(), head(1 << 20)) is None
+    assert dispatch_bytes(Echo(), head(1 << 20)) is None
 
 
 def test_most_places_are_for_whole_requests() -> None:

@@ -38,9 +38,9 @@ def lines(response: HttpResponse) -> list[bytes]:
 @pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb"])
 def test_the_request_id_is_a_field_of_its_own(request_id: str) -> None:
     """Behind those of the codec, which stay as they are; what would end a line is escaped."""
-    said = [b"HTTP/1.1 200 OK", b"Content-Type: application/json", b"X-Odd: a%0D%0Ab: c"]
+    fixed_lines = [b"HTTP/1.1 200 OK", b"Content-Type: application/json", b"X-Odd: a%0D%0Ab: c"]
     field = b"x-request-id: " + request_id.replace("\r\n", "%0D%0A").encode()
-    expected = [*said, *([field] if request_id else []), b"Content-Length: 2"]
+    expected = [*fixed_lines, *([field] if request_id else []), b"Content-Length: 2"]
     for _ in range(2):
         assert expected == lines(HttpResponse(200, PLAIN, (b"{}",), request_id=request_id))
 
@@ -62,14 +62,14 @@ async def test_without_a_socket_the_request_id_is_a_header_too() -> None:
 
     class Named:
         async def handle(self, wire: HttpRequest, /) -> HttpResponse:
-            said = (wire.headers.get("x-request-id") or "").encode()
-            return HttpResponse(200, PLAIN, (said,), request_id="r")
+            request_id = (wire.headers.get("x-request-id") or "").encode()
+            return HttpResponse(200, PLAIN, (request_id,), request_id="r")
 
         async def __call__(self, wire: HttpRequest, /) -> Any:
             yield await self.handle(wire)
 
     frontend: Any = Named()
-    asked = HttpRequest("GET", "/", request_id="q")
-    answer = await http_memory(frontend).send(asked, deadline=None)
+    request = HttpRequest("GET", "/", request_id="q")
+    answer = await http_memory(frontend).send(request, deadline=None)
     assert "r" == answer.headers.get("x-request-id")
     assert b"q" == bytes(answer.view)

@@ -139,8 +139,8 @@ def test_knows_a_head_again_once_it_was_found_right() -> None:
     unkept, _ = read(HeadReader(LIMITS, memory), HEAD)
     assert unkept is not first
     memory.note(again)
-    known, rest = read(HeadReader(LIMITS, memory), HEAD + b"hello")
-    assert known is again
+    cached_head, rest = read(HeadReader(LIMITS, memory), HEAD + b"hello")
+    assert cached_head is again
     assert b"hello" == rest
     other, _ = read(HeadReader(LIMITS, memory), HEAD.replace(b"two", b"six"))
     assert other is not again

@@ -36,18 +36,18 @@ def coming(size: int) -> ReceivingRequest:
 
 async def test_a_large_body_is_received_where_it_stays() -> None:
     """What a socket is read into is the body that the frontend is given."""
-    asked = coming(SIZE)
+    request = coming(SIZE)
     lease = Reservation(MemoryBudget(SIZE), 0.1)
-    reading = asyncio.create_task(asked.body(SIZE, ServerLimits(), lease))
+    reading = asyncio.create_task(request.body(SIZE, ServerLimits(), lease))
     await asyncio.sleep(0)
     rooms: list[memoryview] = []
     sent = b""
-    while not asked.is_complete:
-        room = asked.room()
+    while not request.is_complete:
+        room = request.room()
         assert room is not None
         piece = bytes([len(rooms) % 256]) * min(PIECE, len(room))
         room[: len(piece)] = piece
-        asked.received(len(piece))
+        request.received(len(piece))
         rooms.append(room)
         sent += piece
     body = await reading
@@ -59,14 +59,14 @@ async def test_a_large_body_is_received_where_it_stays() -> None:
 
 async def test_a_small_body_that_comes_in_one_piece_is_a_view() -> None:
     """It is taken from the data once, and given as it is to whoever asks, whole or not at all."""
-    asked = coming(5)
-    before = asked.buffered_body
-    assert 3 == asked.feed(b"abchello"[:5], 3)
-    halfway = asked.buffered_body
-    assert 8 == asked.feed(b"abchello", 3)
-    body = asked.buffered_body
+    request = coming(5)
+    before = request.buffered_body
+    assert 3 == request.feed(b"abchello"[:5], 3)
+    halfway = request.buffered_body
+    assert 8 == request.feed(b"abchello", 3)
+    body = request.buffered_body
     assert before is halfway is None
     assert body is not None
     assert b"hello" == body.tobytes()
-    again = await asked.body(5, ServerLimits(), Reservation(MemoryBudget(5), 0.1))
+    again = await request.body(5, ServerLimits(), Reservation(MemoryBudget(5), 0.1))
     assert body.obj is again.obj

@@ -49,11 +49,12 @@ def test_reads_the_same_however_it_is_cut(
     framing: str, streamed: bool, cuts: set[int], heads: bool
 ) -> None:
     """Status, fields and body do not depend on pieces, framing, and whether the head is known."""
-    known = ResponseHeadCache()
+    head_cache = ResponseHeadCache()
     for _ in range(2 * heads):
-        fed(ResponseReader(PEER, "GET", streamed=streamed, heads=known), FRAMED[framing])
+        fed(ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache), FRAMED[framing])
     answer = fed(
-        ResponseReader(PEER, "GET", streamed=streamed, heads=known), *cut(FRAMED[framing], cuts)
+        ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache),
+        *cut(FRAMED[framing], cuts),
     )
     assert answer.ended()
     body = b"".join(answer.pieces) if streamed else bytes(answer.body())
@@ -66,24 +67,26 @@ def test_reads_the_same_however_it_is_cut(
 @pytest.mark.parametrize("framing", FRAMED)
 def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> None:
     """Of a head that came before, nothing is read anew, and everything is as it was."""
-    known = ResponseHeadCache()
-    said = []
+    head_cache = ResponseHeadCache()
+    results = []
     for _ in range(3):
-        answer = fed(ResponseReader(PEER, "GET", streamed=streamed, heads=known), FRAMED[framing])
+        answer = fed(
+            ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache), FRAMED[framing]
+        )
         assert answer.ended()
         body = b"".join(answer.pieces) if streamed else bytes(answer.body())
-        said.append((answer.head, answer.is_persistent, body))
-    assert said[0] == said[1] == said[2]
-    assert (framing != "interim") == len(known)
+        results.append((answer.head, answer.is_persistent, body))
+    assert results[0] == results[1] == results[2]
+    assert (framing != "interim") == len(head_cache)
 
 
 def known_after(times: int, data: bytes, peer: UpstreamErrors = PEER) -> ResponseHeadCache:
     """Return what is known of heads after *data* came so many times."""
-    known = ResponseHeadCache()
+    head_cache = ResponseHeadCache()
     for _ in range(times):
         with contextlib.suppress(TooLarge):
-            ResponseReader(peer, "GET", streamed=False, heads=known).feed(data)
-    return known
+            ResponseReader(peer, "GET", streamed=False, heads=head_cache).feed(data)
+    return head_cache
 
 
 def test_an_answer_of_a_known_head_is_given_at_once() -> None:
@@ -136,19 +139,19 @@ def test_a_large_body_is_received_where_it_stays() -> None:
 
 def test_a_known_head_is_checked_against_the_limit_each_time() -> None:
     """A body that is too large is refused the second time as it was the first."""
-    known = ResponseHeadCache()
+    head_cache = ResponseHeadCache()
     for streamed in (True, True, False, False):
-        answer = ResponseReader(PEER, "GET", streamed=streamed, heads=known)
+        answer = ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache)
         with contextlib.nullcontext() if streamed else pytest.raises(TooLarge):
             answer.feed(HEAD + b"Content-Length: 101\r\n\r\n")
 
 
 def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
     """What is remembered of an answer to GET is read by the method of the next request."""
-    known = ResponseHeadCache()
+    head_cache = ResponseHeadCache()
     for _ in range(2):
-        fed(ResponseReader(PEER, "GET", streamed=False, heads=known), FRAMED["length"])
-    answer = ResponseReader(PEER, "HEAD", streamed=False, heads=known)
+        fed(ResponseReader(PEER, "GET", streamed=False, heads=head_cache), FRAMED["length"])
+    answer = ResponseReader(PEER, "HEAD", streamed=False, heads=head_cache)
     head = FRAMED["length"].removesuffix(b"hello")
     assert answer.feed(FRAMED["length"]) == len(head)
     assert answer.is_done
@@ -172,13 +175,13 @@ def test_answers_without_a_body_end_with_their_head(method: str, head: bytes) ->
 
 def test_leaves_what_follows_an_answer() -> None:
     """Bytes behind the end do not belong to the answer, whether its head is known or not."""
-    known = ResponseHeadCache()
+    head_cache = ResponseHeadCache()
     data = FRAMED["length"]
     for _ in range(3):
-        answer = ResponseReader(PEER, "GET", streamed=False, heads=known)
+        answer = ResponseReader(PEER, "GET", streamed=False, heads=head_cache)
         assert len(data) == answer.feed(data + b"HTTP/1.1 200 OK")
         assert b"hello" == bytes(answer.body())
-    assert 1 == len(known)
+    assert 1 == len(head_cache)
 
 
 @pytest.mark.parametrize(

@@ -137,12 +137,12 @@ async def test_a_body_is_received_at_its_place_from_its_head_on() -> None:
     scene = Scene()
     body = bytes(range(250)) * (LENGTH // 250)
     scene.send(head() + body[:1000])
-    held = scene.budget.used_bytes
-    placed = scene.has_a_place
+    used_bytes = scene.budget.used_bytes
+    has_place = scene.has_a_place
     scene.send(body[1000:])
     await settle(lambda: bool(scene.frontend.seen))
     (seen,) = scene.frontend.seen
-    assert (LENGTH, True, 0) == (held, placed, scene.socket.pauses)
+    assert (LENGTH, True, 0) == (used_bytes, has_place, scene.socket.pauses)
     assert body == bytes(seen.view)
     assert seen.view.readonly
     scene.frontend.go.set()
@@ -171,12 +171,12 @@ async def test_a_body_that_stops_half_way_gives_its_bytes_back() -> None:
     for turns in (0, 3):
         scene = Scene()
         scene.send(head() + b"x" * 1000)
-        held = scene.budget.used_bytes
+        used_bytes = scene.budget.used_bytes
         for _ in range(turns):
             await asyncio.sleep(0)
         await scene.close()
         await settle(lambda scene=scene: scene.budget.used_bytes == 0)  # type: ignore[misc]  # mypy: lambdas' defaults
-        assert (LENGTH, []) == (held, scene.frontend.seen)
+        assert (LENGTH, []) == (used_bytes, scene.frontend.seen)
 
 
 @pytest.mark.parametrize(

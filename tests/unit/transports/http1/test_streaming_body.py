@@ -81,7 +81,7 @@ class Scene:
         )
         self.source.arrival = self.arrival
 
-    async def begun(self, size: int = 1000) -> CutThroughBody:
+    async def receive_start(self, size: int = 1000) -> CutThroughBody:
         """Return the arrival when its head has come, with *size* bytes."""
         beginning = asyncio.ensure_future(self.arrival.begin())
         await settle()
@@ -93,7 +93,7 @@ class Scene:
 async def test_the_head_is_what_was_waited_for() -> None:
     """It is complete, whatever came with it, and nothing is read until somebody wants the rest."""
     scene = Scene()
-    arrival = await scene.begun(5000)
+    arrival = await scene.receive_start(5000)
     assert scene.body[:100] == bytes(arrival.head)
     assert arrival.head.readonly
     assert not scene.source.reading
@@ -106,7 +106,7 @@ async def test_everything_is_poured_in_order(piece: int) -> None:
     """Whatever the pieces in which it comes, the taker has the rest to the last bit."""
     scene = Scene(100_000 if piece == 1 else 1 << 20)
     scene.source.piece = piece
-    arrival = await scene.begun(150)
+    arrival = await scene.receive_start(150)
     cup = Cup()
     arrival.pipe_to(cup)
     scene.source.send()
@@ -119,13 +119,13 @@ async def test_everything_is_poured_in_order(piece: int) -> None:
 async def test_a_full_taker_is_given_no_more() -> None:
     """After `hold` nothing is given and nothing read; `go_on` gives what came, in order."""
     scene = Scene()
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     cup = Cup()
     arrival.pipe_to(cup)
-    taken = len(cup.content)
+    received_bytes = len(cup.content)
     arrival.pause()
     scene.source.send()
-    assert taken == len(cup.content)
+    assert received_bytes == len(cup.content)
     assert not scene.source.reading
     draw = random.Random(1)  # noqa: S311  # the same each time
     while not arrival.is_complete or arrival.remaining_bytes:
@@ -139,7 +139,7 @@ async def test_a_full_taker_is_given_no_more() -> None:
 async def test_a_taker_that_pauses_within_a_piece_is_obeyed() -> None:
     """What `take` itself asks for holds for the very next piece."""
     scene = Scene()
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
 
     class Narrow(Cup):
         def write(self, piece: memoryview, /) -> None:
@@ -160,7 +160,7 @@ async def test_a_taker_that_pauses_within_a_piece_is_obeyed() -> None:
 async def test_the_whole_can_be_had_instead() -> None:
     """What came and what comes lies in one buffer; asking again gives the same."""
     scene = Scene()
-    arrival = await scene.begun(5000)
+    arrival = await scene.receive_start(5000)
     asking = asyncio.ensure_future(arrival.read_all())
     await settle()
     assert HELD_BYTES == scene.budget.used_bytes
@@ -176,7 +176,7 @@ async def test_the_whole_can_be_had_instead() -> None:
 async def test_what_was_poured_is_gone() -> None:
     """The whole cannot be had once pouring has begun."""
     scene = Scene()
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     arrival.pipe_to(Cup())
     with pytest.raises(Unavailable, match="cannot be sent a second time"):
         await arrival.read_all()
@@ -186,11 +186,11 @@ async def test_what_was_poured_is_gone() -> None:
 async def test_it_counts_for_what_it_holds() -> None:
     """In the budget stands what is held at most, not what is to come; less for a small body."""
     scene = Scene(64 << 20)
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     assert HELD_BYTES == scene.budget.used_bytes
     arrival.close()
     small = Scene(100_000)
-    other = await small.begun()
+    other = await small.receive_start()
     assert 100_000 == small.budget.used_bytes
     other.close()
 
@@ -200,7 +200,7 @@ async def test_no_room_is_said() -> None:
     with pytest.raises(Overloaded):
         await Scene(budget=1000).arrival.begin()
     scene = Scene(4 << 20, budget=1 << 20)
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     asking = asyncio.ensure_future(arrival.read_all())
     await settle()
     scene.source.send()  # as far as there is memory for it
@@ -212,7 +212,7 @@ async def test_no_room_is_said() -> None:
 async def test_a_body_that_comes_too_slowly_is_given_up() -> None:
     """Its pace is watched without anybody waiting for it, and the limit is named."""
     scene = Scene(body_idle_timeout_s=0.02)
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     arrival.pipe_to(Cup())
     async with asyncio.timeout(5):
         while not scene.faults:  # noqa: ASYNC110  # nothing announces it
@@ -224,7 +224,7 @@ async def test_a_body_that_comes_too_slowly_is_given_up() -> None:
 async def test_time_in_which_nothing_is_read_does_not_count() -> None:
     """A client is not blamed for an upstream that takes nothing."""
     scene = Scene(body_idle_timeout_s=0.05)
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     cup = Cup()
     arrival.pipe_to(cup)
     arrival.pause()
@@ -240,7 +240,7 @@ async def test_time_in_which_nothing_is_read_does_not_count() -> None:
 async def test_a_client_that_is_not_read_is_looked_after() -> None:
     """While nothing is read, and only then, the connection is looked at every few milliseconds."""
     scene = Scene()
-    arrival = await scene.begun(1000)
+    arrival = await scene.receive_start(1000)
     arrival.pipe_to(Cup())
     await asyncio.sleep(0.1)
     before = len(scene.source.looked)
@@ -255,10 +255,10 @@ async def test_a_client_that_is_not_read_is_looked_after() -> None:
 async def test_the_rest_can_be_let_go() -> None:
     """What nobody wants is read and dropped, in one buffer, until the next request can come."""
     scene = Scene(8 << 20)
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     cup = Cup()
     arrival.pipe_to(cup)
-    given = cup.content
+    content = cup.content
     arrival.detach()
     assert not scene.source.reading
     dropping = asyncio.ensure_future(arrival.drop())
@@ -266,7 +266,7 @@ async def test_the_rest_can_be_let_go() -> None:
     scene.source.send()
     await dropping
     assert arrival.is_complete
-    assert given == cup.content
+    assert content == cup.content
     arrival.close()
 
 
@@ -277,7 +277,7 @@ async def test_a_client_that_leaves_ends_every_wait(wait: str) -> None:
     if wait == "begin":
         waiting = asyncio.ensure_future(scene.arrival.begin())
     else:
-        arrival = await scene.begun()
+        arrival = await scene.receive_start()
         waiting = asyncio.ensure_future(getattr(arrival, wait)())
     await settle()
     scene.arrival.fail(ConnectionResetError("the client has left"))
@@ -306,7 +306,7 @@ async def test_what_is_at_hand_is_taken_as_it_is() -> None:
 async def test_closing_twice_is_harmless() -> None:
     """Nothing is given after the end."""
     scene = Scene()
-    arrival = await scene.begun()
+    arrival = await scene.receive_start()
     cup = Cup()
     arrival.pipe_to(cup)
     before = len(cup.pieces)

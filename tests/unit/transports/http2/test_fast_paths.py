@@ -75,12 +75,12 @@ ANSWERS = {
 }
 
 
-def told(sent: bytes, size: int, *, client: bool) -> Any:
+def replay(sent: bytes, size: int, *, client: bool) -> Any:
     """Return all that came of *sent*, given in pieces of *size*: what was told, kept and said."""
-    return told_in_pieces([sent[at : at + size] for at in range(0, len(sent), size)], client=client)
+    return replay_pieces([sent[at : at + size] for at in range(0, len(sent), size)], client=client)
 
 
-def told_in_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
+def replay_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
     """Return all that came of *pieces*: what was told, kept and said."""
     seen = Seen(client=client, streams=4)
     seen.core.feed(h2.settings([]) if client else PREFACE)
@@ -101,23 +101,23 @@ def told_in_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
 def test_a_call_in_one_read_is_told_as_one_in_pieces(name: str) -> None:
     """Whatever a client sends, it is the same in one read, in several and twice over."""
     sent = CALLS[name]
-    assert told(sent, 10, client=False) == told(sent, len(sent), client=False)
+    assert replay(sent, 10, client=False) == replay(sent, len(sent), client=False)
 
 
 @pytest.mark.parametrize("name", [name for name in ANSWERS if name != "bad trailers"])
 def test_an_answer_in_one_read_is_told_as_one_in_pieces(name: str) -> None:
     """Whatever a server sends, it is the same in one read and in several."""
     sent = ANSWERS[name]
-    assert told(sent, 10, client=True) == told(sent, len(sent), client=True)
+    assert replay(sent, 10, client=True) == replay(sent, len(sent), client=True)
 
 
 def test_an_answer_with_broken_trailers_is_reset() -> None:
     """In one read, nothing is told of an answer but that it is broken."""
-    log, of, streams, said, fault = told(ANSWERS["bad trailers"], 1000, client=True)
+    log, of, streams, output, fault = replay(ANSWERS["bad trailers"], 1000, client=True)
     assert ("reset", 1, h2.PROTOCOL_ERROR) == log[1]
     assert {3: b"x" * 9} == of
     assert [5] == streams
-    assert h2.reset(1, h2.PROTOCOL_ERROR) == said
+    assert h2.reset(1, h2.PROTOCOL_ERROR) == output
     assert fault is None
 
 

@@ -83,7 +83,7 @@ async def test_name_that_the_dns_does_not_know_is_asked_of_the_system() -> None:
     """The file /etc/hosts has names, too; nobody tells their time to live."""
     async with name_server() as server:
         found = await look_up_all("localhost", 8001, server.resolver())
-        assert server.asked
+        assert server.query_count
     assert found.ttl_s is None
     assert "127.0.0.1" in [each.address for each in found.found]
 

@@ -14,9 +14,9 @@ from gateway.transports.net.port_reservation import PortReservation
 @pytest.fixture
 def guard() -> Iterator[PortReservation]:
     """Hold a free port of the loopback."""
-    held = PortReservation("127.0.0.1", 0)
-    yield held
-    held.close()
+    reservation = PortReservation("127.0.0.1", 0)
+    yield reservation
+    reservation.close()
 
 
 def listening(port: int, *options: int) -> socket.socket:

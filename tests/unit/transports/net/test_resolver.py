@@ -22,10 +22,10 @@ class Names:
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)
         self.works = True
-        self.asked = 0
+        self.lookups = 0
 
     async def __call__(self, _host: str, _port: int) -> list[str]:
-        self.asked += 1
+        self.lookups += 1
         if not self.works:
             raise socket.gaierror("no answer")
         return list(self.addresses)
@@ -68,10 +68,10 @@ async def test_name_is_remembered_for_the_floor() -> None:
         upstream = UpstreamConnector("host", port, floor_s=5.0, resolve=names, clock=clock)
         for _ in range(3):
             assert "127.0.0.1" == await peer_of(upstream)
-        assert 1 == names.asked
+        assert 1 == names.lookups
         clock.now = 5.0
         await peer_of(upstream)
-    assert 2 == names.asked
+    assert 2 == names.lookups
 
 
 async def test_every_address_is_tried_and_a_dead_one_comes_last() -> None:
@@ -113,7 +113,7 @@ async def test_addresses_are_not_looked_up() -> None:
         assert "127.0.0.1" == await peer_of(UpstreamConnector("127.0.0.1", port, resolve=names))
         assert "127.0.0.1" == await peer_of(UpstreamConnector("localhost", port))
         assert "127.0.0.1" in await look_up("localhost", port)
-    assert 0 == names.asked
+    assert 0 == names.lookups
 
 
 async def test_unix_socket(tmp_path: Path) -> None:

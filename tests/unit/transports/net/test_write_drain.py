@@ -15,13 +15,13 @@ class Sink:
     """A transport whose client reads a byte between two looks at the buffer, or nothing."""
 
     def __init__(self, *, reads: bool) -> None:
-        self.left = 1_000_000
+        self.buffered_bytes = 1_000_000
         self.is_aborted = False
         self._reads = reads
 
     def get_write_buffer_size(self) -> int:
-        self.left -= self._reads
-        return self.left
+        self.buffered_bytes -= self._reads
+        return self.buffered_bytes
 
     def abort(self) -> None:
         self.is_aborted = True

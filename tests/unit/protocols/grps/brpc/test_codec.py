@@ -77,8 +77,12 @@ def test_a_number_is_written_and_read(number: int) -> None:
 def test_a_number_is_written_into_a_frame_that_was_joined() -> None:
     """However a payload was cut, the frame is the same."""
     wire = CODEC.encode_call(CALL)
-    joined = b"".join(wire.payload)
-    shapes = [wire.payload, (joined,), (joined[:5], joined[5:30], joined[30:])]
+    payload_bytes = b"".join(wire.payload)
+    shapes = [
+        wire.payload,
+        (payload_bytes,),
+        (payload_bytes[:5], payload_bytes[5:30], payload_bytes[30:]),
+    ]
     assert 1 == len({sent(Frame(payload)) for payload in shapes})
 
 
@@ -95,11 +99,11 @@ def test_a_framer_tells_what_it_waits_for() -> None:
     """The header's size until it is there, then the frame's; nothing between frames."""
     data = sent(CODEC.encode_call(CALL))
     framer = BaiduFramer(DEFAULT_LIMITS)
-    wanted = [framer.wanted]
+    sizes = [framer.wanted]
     for piece in (data[:1], data[1:11], data[11:20], data[20:]):
         framer.receive(piece)
-        wanted.append(framer.wanted)
-    assert [0, 12, 12, len(data), 0] == wanted
+        sizes.append(framer.wanted)
+    assert [0, 12, 12, len(data), 0] == sizes
 
 
 def test_frames_before_a_fault_are_given() -> None:
@@ -163,8 +167,8 @@ def test_a_frame_may_be_begun_before_it_is_known() -> None:
     """The magic goes out first, once; the next frame leaves it out."""
     framer = server_framer(DEFAULT_LIMITS)
     wire = CODEC.encode_reply(ServerLiveRequest(), True)
-    begun = framer.begin() + framer.begin() + sent(wire, 5, framer)
-    assert (begun, begun) == (sent(wire, 5), sent(wire, 5, framer))
+    data = framer.begin() + framer.begin() + sent(wire, 5, framer)
+    assert (data, data) == (sent(wire, 5), sent(wire, 5, framer))
 
 
 @pytest.mark.parametrize("name", ["none", "snappy", "gzip", "zlib"])

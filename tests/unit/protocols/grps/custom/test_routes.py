@@ -119,11 +119,11 @@ def test_an_error_of_a_stream_is_its_last_event_or_an_answer_of_its_own() -> Non
     """Once the stream has begun it is an event; before, there is no stream yet."""
     call = ask({**BODY, "stream": True})
     assert isinstance(call, StreamInferRequest)
-    said = '{"error":{"message":"boom","code":500}}'
+    document = '{"error":{"message":"boom","code":500}}'
     late = CODEC.encode_late_error(call, UpstreamError("boom"))
-    assert f"data: {said}\n\n" == bytes(late.view).decode()
+    assert f"data: {document}\n\n" == bytes(late.view).decode()
     early = CODEC.encode_error(call, UpstreamError("boom"))
-    assert (500, "application/json", said) == (
+    assert (500, "application/json", document) == (
         early.status,
         early.headers.get("content-type"),
         bytes(early.view).decode(),

@@ -74,7 +74,7 @@ def post(
     return HttpRequest("POST", path, query, headers, (memoryview(body),))
 
 
-def asked(wire: HttpRequest, codec: HttpCodec = CODEC) -> Any:
+def decode_call(wire: HttpRequest, codec: HttpCodec = CODEC) -> Any:
     """Return the call that a request is."""
     return codec.decode_call(wire)
 
@@ -133,18 +133,18 @@ def test_series_of_no_such_name_are_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("healthy", "status", "said"),
+    ("healthy", "status", "body"),
     [
         (True, 200, SUCCESS),
         (False, 503, {"code": 503, "msg": "Service Unavailable", "status": "FAILURE"}),
     ],
 )
 def test_readiness_is_said_as_real_servers_do(
-    healthy: bool, status: int, said: dict[str, Any]
+    healthy: bool, status: int, body: dict[str, Any]
 ) -> None:
     """Not ready is 503 in the Status and as HTTP status; ready is 200 OK SUCCESS."""
     wire = CODEC.encode_reply(ServerReadyRequest(), healthy)
-    assert (status, {"status": said}) == (wire.status, json_of(wire))
+    assert (status, {"status": body}) == (wire.status, json_of(wire))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_wrong_paths_and_methods(
 )
 def test_content_types_are_read_tolerantly(kind: str) -> None:
     """Parameters and case do not matter, unlike on real servers."""
-    assert InferRequest is type(asked(post(b'{"str_data":"x"}', kind=kind)))
+    assert InferRequest is type(decode_call(post(b'{"str_data":"x"}', kind=kind)))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_content_types_are_read_tolerantly(kind: str) -> None:
 def test_bad_content_is_refused(body: bytes, kind: str | None, text: str) -> None:
     """Without a type, with another, or without a body: 400 that says so."""
     with pytest.raises(InvalidRequest, match=text) as caught:
-        asked(post(body, kind=kind))
+        decode_call(post(body, kind=kind))
     assert 400 == CODEC.encode_error(None, caught.value).status
 
 
@@ -204,25 +204,25 @@ def test_bad_content_is_refused(body: bytes, kind: str | None, text: str) -> Non
 )
 def test_the_model_of_the_payload_comes_first(body: bytes, query: str, model: str) -> None:
     """Payload, then query, then the default; a key is never split here."""
-    assert ModelRef(model) == asked(post(body, query)).model
+    assert ModelRef(model) == decode_call(post(body, query)).model
 
 
 def test_a_configured_key_is_a_model_with_a_version() -> None:
     """The option `models` says what a key stands for."""
     codec = HttpCodec(DEFAULT_LIMITS, {"models": {"a-b-2-rc": "a-b/2-rc"}})
-    call = asked(post(b'{"str_data":"x"}', "model=a-b-2-rc"), codec)
+    call = decode_call(post(b'{"str_data":"x"}', "model=a-b-2-rc"), codec)
     assert ModelRef("a-b", "2-rc") == call.model
 
 
 def test_no_model_and_no_default_is_not_found() -> None:
     """A listener without a default model cannot guess."""
     with pytest.raises(ModelNotFound, match="no default model"):
-        asked(post(b'{"str_data":"x"}'), HttpCodec(DEFAULT_LIMITS, {}))
+        decode_call(post(b'{"str_data":"x"}'), HttpCodec(DEFAULT_LIMITS, {}))
 
 
 def test_text_takes_the_place_of_an_input_and_comes_back_as_text() -> None:
     """str_data is an unnamed BYTES element without a shape, and mirrored in the answer."""
-    call = asked(post('{"str_data":"hällo"}'.encode()))
+    call = decode_call(post('{"str_data":"hällo"}'.encode()))
     [tensor] = call.inputs
     assert ("", Datatype.BYTES, None, ["hällo".encode()], {"grps_form": "str_data"}) == (
         tensor.name,
@@ -238,7 +238,7 @@ def test_text_takes_the_place_of_an_input_and_comes_back_as_text() -> None:
 def test_bytes_come_back_as_bytes() -> None:
     """An octet-stream request is one element; the answer is the raw bytes without a Status."""
     body = bytes(range(256))
-    call = asked(post(body, "model=k", "application/octet-stream"))
+    call = decode_call(post(body, "model=k", "application/octet-stream"))
     assert ([body], ModelRef("k")) == ([bytes(i) for i in as_items(call.inputs[0])], call.model)
     wire = answer(call, items_tensor("out", (1,), [body]))
     assert (200, "application/octet-stream", body) == (
@@ -251,26 +251,26 @@ def test_bytes_come_back_as_bytes() -> None:
 def test_bytes_of_a_body_are_not_copied() -> None:
     """An octet-stream body is handed on as the view that it came in."""
     wire = post(bytes(1000), "", "application/octet-stream")
-    item = as_items(asked(wire).inputs[0])[0]
+    item = as_items(decode_call(wire).inputs[0])[0]
     assert np.shares_memory(np.frombuffer(item, np.uint8), np.frombuffer(wire.view, np.uint8))
 
 
 def test_no_bytes_are_said_in_json() -> None:
     """An answer of no bytes has a Status, as the Python server says it."""
-    call = asked(post(b"x", "", "application/octet-stream"))
+    call = decode_call(post(b"x", "", "application/octet-stream"))
     wire = answer(call, items_tensor("out", (1,), [b""]))
     assert {"status": SUCCESS, "bin_data": ""} == json_of(wire)
 
 
 def test_text_that_is_none_goes_out_as_bytes() -> None:
     """A model that answers text with bytes that are not UTF-8 is not misquoted."""
-    call = asked(post(b'{"str_data":"x"}'))
+    call = decode_call(post(b'{"str_data":"x"}'))
     assert b"\xff\xfe" == bytes(answer(call, items_tensor("out", (1,), [b"\xff\xfe"])).view)
 
 
 def test_tensors_come_back_as_tensors() -> None:
     """Gtensors in, gtensors out, int64 as text, defaults left out."""
-    call = asked(
+    call = decode_call(
         post(b'{"gtensors":{"tensors":[{"dtype":"DT_FLOAT32","shape":[1],"flat_float32":[1]}]}}')
     )
     wire = answer(
@@ -301,7 +301,7 @@ def test_outputs_are_widened_without_loss(
     datatype: str, array: Any, dtype: str, member: str, elements: list[Any]
 ) -> None:
     """A datatype that grps lacks goes out as the next wider one."""
-    call = asked(post(b'{"str_data":"x"}'))
+    call = decode_call(post(b'{"str_data":"x"}'))
     wire = answer(call, array_tensor("y", array, Datatype(datatype)))
     [tensor] = json_of(wire)["gtensors"]["tensors"]
     assert (dtype, elements) == (tensor["dtype"], tensor[member])
@@ -316,7 +316,7 @@ def test_outputs_are_widened_without_loss(
 )
 def test_outputs_that_cannot_be_said_are_a_failure(tensor: Tensor, text: str) -> None:
     """What would be lost is refused with 500 and the element's place, never changed."""
-    call = asked(post(b'{"str_data":"x"}'))
+    call = decode_call(post(b'{"str_data":"x"}'))
     with pytest.raises(Unconvertible, match=text) as caught:
         answer(call, tensor)
     assert 500 == CODEC.encode_error(call, caught.value).status
@@ -324,7 +324,7 @@ def test_outputs_that_cannot_be_said_are_a_failure(tensor: Tensor, text: str) ->
 
 def test_ndarray_in_and_out() -> None:
     """An ndarray is one unnamed FP32 tensor; asked for, one FP32 output goes out as one."""
-    call = asked(post(b'{"ndarray":[[1,2.5]]}', "return-ndarray=True"))
+    call = decode_call(post(b'{"ndarray":[[1,2.5]]}', "return-ndarray=True"))
     assert ("", [[1.0, 2.5]]) == (call.inputs[0].name, as_numpy(call.inputs[0]).tolist())
     assert {"status": SUCCESS, "ndarray": [[1.5, 2.0]]} == json_of(answer(call, FP32))
     odd = array_tensor("y", np.array([np.nan, np.inf, -np.inf, 0.1], np.float32))
@@ -334,7 +334,7 @@ def test_ndarray_in_and_out() -> None:
 
 def test_a_scalar_ndarray_has_rank_0() -> None:
     """A bare number is a tensor without dimensions, both ways."""
-    call = asked(post(b'{"ndarray":0}', "return-ndarray=true"))
+    call = decode_call(post(b'{"ndarray":0}', "return-ndarray=true"))
     assert () == call.inputs[0].shape
     assert 7.0 == json_of(answer(call, array_tensor("y", np.array(7, np.float32))))["ndarray"]
 
@@ -342,14 +342,14 @@ def test_a_scalar_ndarray_has_rank_0() -> None:
 @pytest.mark.parametrize("outputs", [(FP32, FP32.renamed("z")), (items_tensor("y", (1,), [b""]),)])
 def test_other_outputs_are_no_ndarray(outputs: tuple[Tensor, ...]) -> None:
     """More than one output, or one that is not FP32: 500, the outputs named."""
-    call = asked(post(b'{"str_data":"x"}', "return-ndarray=true"))
+    call = decode_call(post(b'{"str_data":"x"}', "return-ndarray=true"))
     with pytest.raises(Unconvertible, match="'y' of"):
         answer(call, *outputs)
 
 
 def test_only_the_word_true_counts() -> None:
     """return-ndarray=1 asks for nothing."""
-    call = asked(post(b'{"ndarray":[1]}', "return-ndarray=1&streaming=1"))
+    call = decode_call(post(b'{"ndarray":[1]}', "return-ndarray=1&streaming=1"))
     assert (InferRequest, "gtensors") == (type(call), list(json_of(answer(call, FP32)))[1])
 
 
@@ -358,7 +358,7 @@ GMAP = b'{"gmap":{"s_s":{"a":"b"},"s_b":{"k":"AAE="},"s_i32":{"i":1},"s_i64":{"j
 
 def test_a_map_is_parameters_and_tensors_and_comes_back() -> None:
     """Every field of gmap keeps its name in the IR, so that a map can be answered by a map."""
-    call = asked(post(GMAP))
+    call = decode_call(post(GMAP))
     assert {
         "grps_form": "gmap",
         "gmap.s_s.a": "b",
@@ -377,7 +377,7 @@ STREAM = "streaming=TRUE"
 
 def test_a_stream_is_parts_of_one_answer() -> None:
     """Each answer is one part with the configured type; an error is one more message."""
-    call = asked(post(b'{"str_data":"x"}', STREAM))
+    call = decode_call(post(b'{"str_data":"x"}', STREAM))
     assert StreamInferRequest is type(call)
     item = InferResponse(
         model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"hi"]),), is_final=False
@@ -394,7 +394,7 @@ def test_a_stream_is_parts_of_one_answer() -> None:
 
 def test_a_stream_without_answers_is_an_empty_body() -> None:
     """As a real server has it; after an answer there is nothing more to say."""
-    call = asked(post(b'{"str_data":"x"}', STREAM))
+    call = decode_call(post(b'{"str_data":"x"}', STREAM))
     end = CODEC.encode_end(call, None)
     assert end is not None
     assert (200, "application/octet-stream", b"") == (
@@ -407,7 +407,7 @@ def test_a_stream_without_answers_is_an_empty_body() -> None:
 
 def test_streamed_bytes_are_raw() -> None:
     """A part of bytes has no Status around it."""
-    call = asked(post(b"x", STREAM, "application/octet-stream"))
+    call = decode_call(post(b"x", STREAM, "application/octet-stream"))
     item = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"\xff"]),))
     assert b"\xff" == bytes(CODEC.encode_item(call, item).view)
 
@@ -415,7 +415,7 @@ def test_streamed_bytes_are_raw() -> None:
 def test_a_stream_of_ndarrays_is_refused() -> None:
     """Streaming and return-ndarray together are 400, in the real servers' words."""
     with pytest.raises(InvalidRequest, match="not supported at the same time"):
-        asked(post(b'{"str_data":"x"}', f"{STREAM}&return-ndarray=true"))
+        decode_call(post(b'{"str_data":"x"}', f"{STREAM}&return-ndarray=true"))
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_the_switch_of_streams_is_configurable(mode: str, wire: str) -> None:
 def test_text_true_in_a_body_asks_for_no_stream() -> None:
     """In the body only the boolean counts."""
     codec = HttpCodec(DEFAULT_LIMITS, {"default_model": "m", "streaming": {"mode": "body_param"}})
-    assert InferRequest is type(asked(post(b'{"str_data":"x","streaming":"true"}'), codec))
+    assert InferRequest is type(decode_call(post(b'{"str_data":"x","streaming":"true"}'), codec))
 
 
 def test_http_always_200_is_an_option() -> None:
@@ -473,7 +473,7 @@ METADATA = ModelMetadata(
 
 def test_model_metadata_is_yaml_that_a_gateway_reads_back() -> None:
     """A version that looks like a number is quoted, a widened datatype is told as well."""
-    call = asked(post(b'{"str_data":"simple"}', path="/grps/v1/metadata/model"))
+    call = decode_call(post(b'{"str_data":"simple"}', path="/grps/v1/metadata/model"))
     wire = CODEC.encode_reply(call, METADATA)
     text = json_of(wire)["str_data"]
     assert ("version: '1'" in text, "dtype: DT_INT32" in text) == (True, True)
@@ -501,7 +501,7 @@ def test_server_metadata_lists_all_models() -> None:
 def test_model_metadata_needs_a_name(body: bytes) -> None:
     """Without one it is 400."""
     with pytest.raises(InvalidRequest):
-        asked(post(body, path="/grps/v1/metadata/model"))
+        decode_call(post(body, path="/grps/v1/metadata/model"))
 
 
 # The other direction: requests to a grps server.
@@ -509,8 +509,8 @@ def test_model_metadata_needs_a_name(body: bytes) -> None:
 
 def test_requests_go_out_in_the_callers_form() -> None:
     """Text as text, bytes as octet-stream with the model in the query, tensors as JSON."""
-    text = asked(post(b'{"str_data":"x"}', "model=k-1"))
-    raw = asked(post(b"\x00", "model=k/1", "application/octet-stream"))
+    text = decode_call(post(b'{"str_data":"x"}', "model=k-1"))
+    raw = decode_call(post(b"\x00", "model=k/1", "application/octet-stream"))
     tensors = InferRequest(model=ModelRef("k", "2"), inputs=(FP32,))
     sent = [CODEC.encode_call(call) for call in (text, raw, tensors)]
     assert ({"str_data": "x", "model": "k-1"}, "model=k%2F1", "k-2") == (
@@ -567,7 +567,7 @@ def test_a_key_does_not_serve_a_version_that_it_does_not_name(
 
 
 @pytest.mark.parametrize(
-    ("keys", "model", "asked", "versions"),
+    ("keys", "model", "name", "versions"),
     [
         ({"m": "m-1"}, ModelRef("m"), "m", ("1",)),
         ({"m": "m-1"}, ModelRef("m", "1"), "m", ("1",)),
@@ -579,12 +579,12 @@ def test_a_key_does_not_serve_a_version_that_it_does_not_name(
     ],
 )
 def test_metadata_follow_the_keys(
-    keys: dict[str, str], model: ModelRef, asked: str, versions: tuple[str, ...]
+    keys: dict[str, str], model: ModelRef, name: str, versions: tuple[str, ...]
 ) -> None:
     """Metadata are asked for by the server's own name, and have the version of the key."""
     codec = HttpCodec(DEFAULT_LIMITS, {"keys": keys})
     call = ModelMetadataRequest(model=model)
-    assert asked == json_of_request(codec.encode_call(call))["str_data"]
+    assert name == json_of_request(codec.encode_call(call))["str_data"]
     body = orjson.dumps({"str_data": "name: x\nversion: '7'\n"})
     found = codec.decode_reply(call, HttpResponse(200, body=(memoryview(body),)))
     assert versions == found.versions
@@ -772,7 +772,7 @@ def test_limits_hold() -> None:
 def test_duplicate_keys_are_refused(body: bytes) -> None:
     """Another parser might keep the other one."""
     with pytest.raises(MalformedMessage, match="twice"):
-        asked(post(body))
+        decode_call(post(body))
 
 
 @pytest.mark.parametrize("count", [10, 5000])
@@ -781,12 +781,12 @@ def test_keys_in_long_lists_are_seen(count: int) -> None:
     numbers = b"1," * count
     body = b'{"str_data":"x","y":[' + numbers + b'{"a":1,"a":2}]}'
     with pytest.raises(MalformedMessage, match="'a' twice"):
-        asked(post(body))
+        decode_call(post(body))
 
 
 def test_a_colon_in_text_is_no_duplicate() -> None:
     """Text with colons is looked at closely, and taken."""
-    assert InferRequest is type(asked(post(b'{"str_data":"a:b:c"}')))
+    assert InferRequest is type(decode_call(post(b'{"str_data":"a:b:c"}')))
 
 
 def test_brpcs_http_errors_have_its_code() -> None:

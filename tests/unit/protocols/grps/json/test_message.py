@@ -29,7 +29,7 @@ def text_of(tensor: Tensor) -> str:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "member", "given", "found"),
+    ("dtype", "member", "elements", "found"),
     [
         ("DT_UINT8", "flat_uint8", [0, 255], [0, 255]),
         ("DT_INT8", "flatInt8", [-128, "127"], [-128, 127]),
@@ -44,15 +44,15 @@ def text_of(tensor: Tensor) -> str:
     ],
 )
 def test_numbers_are_taken_in_every_spelling(
-    dtype: Any, member: str, given: list[Any], found: list[Any]
+    dtype: Any, member: str, elements: list[Any], found: list[Any]
 ) -> None:
     """Numbers, digits in text, integral floats, words; names in both spellings."""
-    tensor = tensor_of(dtype=dtype, shape=[len(given)], **{member: given})
+    tensor = tensor_of(dtype=dtype, shape=[len(elements)], **{member: elements})
     assert str(found) == text_of(tensor)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given", "text"),
+    ("dtype", "elements", "text"),
     [
         ("DT_UINT8", [256], "256 at index 0, out of the range of DT_UINT8"),
         ("DT_UINT8", [0, -1], "-1 at index 1"),
@@ -75,11 +75,11 @@ def test_numbers_are_taken_in_every_spelling(
         ("DT_STRING", [1], "1 at index 0: expected a string"),
     ],
 )
-def test_elements_that_do_not_fit_are_named(dtype: str, given: list[Any], text: str) -> None:
+def test_elements_that_do_not_fit_are_named(dtype: str, elements: list[Any], text: str) -> None:
     """Value, place and need: nothing is rounded, wrapped or guessed."""
     member = f"flat_{dtype.removeprefix('DT_').lower()}"
     with pytest.raises(InvalidTensor, match=text):
-        tensor_of(name="x", dtype=dtype, shape=[len(given)], **{member: given})
+        tensor_of(name="x", dtype=dtype, shape=[len(elements)], **{member: elements})
 
 
 @pytest.mark.parametrize(

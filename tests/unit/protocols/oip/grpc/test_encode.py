@@ -26,7 +26,7 @@ X = array_tensor("X", np.arange(6, dtype="<i2").reshape(2, 3))
 BIG = array_tensor("BIG", np.arange(4096, dtype="<i4"))
 
 
-def joined(parts: Iterable[bytes | bytearray | memoryview] | None) -> bytes:
+def join(parts: Iterable[bytes | bytearray | memoryview] | None) -> bytes:
     assert parts is not None
     return b"".join(parts)
 
@@ -47,7 +47,7 @@ def test_writes_a_request_as_the_library_does() -> None:
         raw_input_contents=[np.arange(6, dtype="<i2").tobytes()],
     )
     found = WRITER.request(M, "abc", {"k": "v"}, [X], [RequestedOutput("Y", parameters={"n": -1})])
-    assert expected.SerializeToString() == joined(found)
+    assert expected.SerializeToString() == join(found)
 
 
 def test_writes_a_response_as_the_library_does() -> None:
@@ -65,13 +65,13 @@ def test_writes_a_response_as_the_library_does() -> None:
         raw_output_contents=[np.arange(6, dtype="<i2").tobytes()],
     )
     tensor = Tensor("X", X.datatype, X.shape, X.data, {"u": 2**64 - 1})
-    assert expected.SerializeToString() == joined(WRITER.response(ModelRef("m"), "", {}, [tensor]))
+    assert expected.SerializeToString() == join(WRITER.response(ModelRef("m"), "", {}, [tensor]))
 
 
 def test_the_same_a_second_time() -> None:
     """A tensor of the same description is written alike, one of another shape is not."""
     flat = array_tensor("X", np.arange(6, dtype="<i2"))
-    first, second, other = (joined(WRITER.response(M, "", {}, [t])) for t in (X, X, flat))
+    first, second, other = (join(WRITER.response(M, "", {}, [t])) for t in (X, X, flat))
     assert first == second
     assert [6] == list(pb.ModelInferResponse.FromString(other).outputs[0].shape)
 
@@ -85,14 +85,16 @@ def test_large_data_are_parts_of_their_own() -> None:
 
 def test_an_output_in_shared_memory_has_an_empty_place() -> None:
     """Clients count raw contents with the outputs; of inputs those in the message are counted."""
-    placed = Tensor("S", X.datatype, X.shape, SharedMemoryData("r", 4, 12))
+    shared_tensor = Tensor("S", X.datatype, X.shape, SharedMemoryData("r", 4, 12))
     rows = np.arange(6, dtype="<i2").tobytes()
-    answer = pb.ModelInferResponse.FromString(joined(WRITER.response(M, "", {}, [placed, X])))
+    answer = pb.ModelInferResponse.FromString(join(WRITER.response(M, "", {}, [shared_tensor, X])))
     assert [b"", rows] == list(answer.raw_output_contents)
     keys = {"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"}
     assert keys == set(answer.outputs[0].parameters)
-    asked = pb.ModelInferRequest.FromString(joined(WRITER.request(M, "", {}, [placed, raw(X)], [])))
-    assert [rows] == list(asked.raw_input_contents)
+    request = pb.ModelInferRequest.FromString(
+        join(WRITER.request(M, "", {}, [shared_tensor, raw(X)], []))
+    )
+    assert [rows] == list(request.raw_input_contents)
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
@@ -134,11 +136,11 @@ def test_most_messages_are_written_at_once_and_alike(
     tensors: tuple[Tensor, ...], request_id: str
 ) -> None:
     """Tensors, raw or arrays, small or large, are written with the very bytes of the writer of everything."""
-    wanted = (RequestedOutput("Y"), RequestedOutput("Z"))
-    plain = FastInferEncoder(RAW_INPUTS).write(M, request_id, tensors, wanted)
-    assert joined(WRITER.request(M, request_id, {}, tensors, wanted)) == joined(plain)
+    requested_outputs = (RequestedOutput("Y"), RequestedOutput("Z"))
+    plain = FastInferEncoder(RAW_INPUTS).write(M, request_id, tensors, requested_outputs)
+    assert join(WRITER.request(M, request_id, {}, tensors, requested_outputs)) == join(plain)
     plain = FastInferEncoder(RAW_OUTPUTS).write(M, request_id, tensors)
-    assert joined(WRITER.response(M, request_id, {}, tensors)) == joined(plain)
+    assert join(WRITER.response(M, request_id, {}, tensors)) == join(plain)
 
 
 def test_large_data_written_at_once_are_not_copied() -> None:
@@ -154,7 +156,7 @@ def test_arrays_that_are_not_in_rows_are_written_in_rows() -> None:
     """An array's elements go out in the order of its shape, however they lie in memory."""
     turned = array_tensor("X", np.arange(6, dtype="<i2").reshape(3, 2).T)
     plain = FastInferEncoder(RAW_OUTPUTS).write(M, "", [turned])
-    assert joined(WRITER.response(M, "", {}, [turned])) == joined(plain)
+    assert join(WRITER.response(M, "", {}, [turned])) == join(plain)
 
 
 @pytest.mark.parametrize(

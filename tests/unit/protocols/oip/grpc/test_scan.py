@@ -221,8 +221,8 @@ def test_unknown_fields_are_passed_over() -> None:
     """Fields and groups that no one knows are no error, at any depth but in map entries."""
     unknown = nested(99, b"\xff") + b"\xa3\x06\xa4\x06"
     inner = Tensor(name="X", datatype="INT8", shape=[1]).SerializeToString() + unknown
-    wanted = Wanted(name="Y").SerializeToString() + unknown
-    found, _, _ = scan(unknown + nested(5, inner) + nested(6, wanted))
+    output = Wanted(name="Y").SerializeToString() + unknown
+    found, _, _ = scan(unknown + nested(5, inner) + nested(6, output))
     assert (["X"], [("Y", {})]) == ([tensor.name for tensor in found.tensors], found.outputs)
 
 

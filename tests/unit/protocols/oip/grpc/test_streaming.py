@@ -33,7 +33,7 @@ M = ModelRef("m")
 CALL = StreamInferRequest(model=M, request=InferRequest(model=M, id="7"))
 
 
-def asked(message: pb.ModelInferRequest | bytes, *metadata: tuple[str, str]) -> GrpcRequest:
+def to_wire(message: pb.ModelInferRequest | bytes, *metadata: tuple[str, str]) -> GrpcRequest:
     data = message if isinstance(message, bytes) else message.SerializeToString()
     return GrpcRequest(STREAM, (memoryview(data),), metadata)
 
@@ -68,7 +68,7 @@ def marked(final: bool, **fields: Any) -> pb.ModelInferResponse:
 def test_a_request_that_cannot_be_read_is_answered_in_the_stream_with_its_id() -> None:
     """Its id and model are found although the rest of it is wrong."""
     wrong = pb.ModelInferRequest(model_name="m", id="9", raw_input_contents=[b"left over"])
-    found = answered(CODEC.encode_error(None, refusal(asked(wrong))))
+    found = answered(CODEC.encode_error(None, refusal(to_wire(wrong))))
     assert "message has 1 raw contents for 0 tensors" in found.error_message
     assert ("m", "9") == (found.infer_response.model_name, found.infer_response.id)
 
@@ -76,14 +76,14 @@ def test_a_request_that_cannot_be_read_is_answered_in_the_stream_with_its_id() -
 @pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x02\xff\xfe"], ids=["cut", "no text"])
 def test_bytes_that_are_no_message_are_answered_in_the_stream(data: bytes) -> None:
     """A message of which nothing can be told is answered, and the stream goes on."""
-    found = answered(CODEC.encode_error(None, refusal(asked(data))))
+    found = answered(CODEC.encode_error(None, refusal(to_wire(data))))
     assert found.error_message
     assert ("", "") == (found.infer_response.model_name, found.infer_response.id)
 
 
 def test_a_client_may_want_errors_as_the_status_of_the_stream() -> None:
     """With `triton_grpc_error` an error has a status, and ends the stream."""
-    wire = asked(pb.ModelInferRequest(model_name="m", id="9"), ("triton_grpc_error", "true"))
+    wire = to_wire(pb.ModelInferRequest(model_name="m", id="9"), ("triton_grpc_error", "true"))
     expected = GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no m")
     call = opened(wire)
     assert expected == CODEC.encode_error(call, NotFound("no m"))
@@ -91,7 +91,7 @@ def test_a_client_may_want_errors_as_the_status_of_the_stream() -> None:
     own = GrpcResponse(status=GrpcStatus.ABORTED, details="own words")
     error = UpstreamError("own words", origin=Origin("oip.grpc", own))
     assert own == CODEC.encode_error(call, error)
-    broken = asked(b"\xff\xff", ("triton_grpc_error", "true"))
+    broken = to_wire(b"\xff\xff", ("triton_grpc_error", "true"))
     assert GrpcStatus.INVALID_ARGUMENT is CODEC.encode_error(None, refusal(broken)).status
 
 
@@ -103,7 +103,7 @@ def test_the_end_is_marked_for_who_asks(last: InferResponse | None) -> None:
         id="9",
         parameters={"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)},
     )
-    call = opened(asked(wants))
+    call = opened(to_wire(wants))
     assert {} == call.request.parameters
     end = CODEC.encode_end(call, last)
     assert end is not None
@@ -119,7 +119,7 @@ def test_the_mark_that_is_asked_for_is_true_or_false() -> None:
         parameters={"triton_enable_empty_final_response": pb.InferParameter(int64_param=1)},
     )
     with pytest.raises(InvalidRequest, match="'triton_enable_empty_final_response' is 1"):
-        CODEC.decode_call(asked(wrong))
+        CODEC.decode_call(to_wire(wrong))
 
 
 def test_an_envelope_in_pieces_is_read_as_protobuf_has_it() -> None:

@@ -379,10 +379,10 @@ def test_an_inference_that_the_gateway_refuses_as_not_ready_is_409(call: Call[An
 
 def test_not_ready_status_is_an_option() -> None:
     """KServe's 409 for "not ready" can be chosen."""
-    chosen = codec(not_ready_status=409)
-    assert 409 == chosen.encode_error(None, NotReady("loading")).status
-    assert 409 == chosen.encode_reply(ModelReadyRequest(model=M), False).status
-    assert 503 == chosen.encode_reply(ServerLiveRequest(), False).status
+    kserve_codec = codec(not_ready_status=409)
+    assert 409 == kserve_codec.encode_error(None, NotReady("loading")).status
+    assert 409 == kserve_codec.encode_reply(ModelReadyRequest(model=M), False).status
+    assert 503 == kserve_codec.encode_reply(ServerLiveRequest(), False).status
 
 
 INFINITE = array_tensor("y", np.array([np.inf, np.nan], "f4"))

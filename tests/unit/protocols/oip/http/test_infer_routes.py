@@ -134,16 +134,16 @@ def test_values_are_counted_before_they_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"parameters": {"binary_data_output": True}},
         {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]},
     ],
 )
-def test_events_have_no_binary_outputs(asked: dict[str, Any]) -> None:
+def test_events_have_no_binary_outputs(fields: dict[str, Any]) -> None:
     """Who wants them in a stream is told at once what to do."""
     with pytest.raises(InvalidRequest, match="streams over HTTP are JSON"):
-        LISTENER.decode_call(post("infer_stream", {"inputs": [X_JSON], **asked}))
+        LISTENER.decode_call(post("infer_stream", {"inputs": [X_JSON], **fields}))
 
 
 def test_binary_inputs_may_ask_for_a_stream() -> None:
@@ -362,11 +362,11 @@ def test_generate_has_one_status_for_the_errors_of_a_model() -> None:
     assert 404 == LISTENER.encode_error(call, ModelNotFound("m")).status
 
 
-@pytest.mark.parametrize(("own", "shown"), [("", "<id_unknown>"), ("7", "7")])
-def test_the_error_of_a_server_has_the_clients_id(own: str, shown: str) -> None:
+@pytest.mark.parametrize(("own", "expected_id"), [("", "<id_unknown>"), ("7", "7")])
+def test_the_error_of_a_server_has_the_clients_id(own: str, expected_id: str) -> None:
     """Triton's text begins with the id of the request, which is the gateway's where there is none."""
     call = InferRequest(model=M, inputs=(X,), id=own, context=Context(request_id="gateway-1"))
     text = f'{{"error":"[request id: {own or "gateway-1"}] bad"}}'.encode()
     with pytest.raises(InvalidRequest) as raised:
         LISTENER.decode_reply(call, HttpResponse(400, Headers(()), (text,)))
-    assert f"[request id: {shown}] bad" == raised.value.message
+    assert f"[request id: {expected_id}] bad" == raised.value.message

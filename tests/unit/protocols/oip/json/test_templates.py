@@ -82,7 +82,7 @@ def codec(limits: MessageLimits = DEFAULT_LIMITS) -> HttpCodec:
     return HttpCodec(limits, {})
 
 
-def asked(reader: HttpCodec, wire: HttpRequest) -> object:
+def decode_request(reader: HttpCodec, wire: HttpRequest) -> object:
     """Return what a request says, or how it is refused."""
     try:
         call = reader.decode_call(wire)
@@ -143,13 +143,13 @@ def test_a_change_of_any_byte_is_seen(nested: bool) -> None:
     text = compact(TWO)
     if nested:
         text = text.replace(b"[1,-2,3]", b"[[1,-2,3]]")
-    whole = asked(codec(), request(text))
+    whole = decode_request(codec(), request(text))
     for changed in mutations(text):
-        first = asked(codec(), request(changed))
-        assert first == asked(reader, request(changed)), changed
-        assert first == asked(reader, request(changed)), changed
-        assert first == asked(reader, request(changed)), changed
-    assert whole == asked(reader, request(text))
+        first = decode_request(codec(), request(changed))
+        assert first == decode_request(reader, request(changed)), changed
+        assert first == decode_request(reader, request(changed)), changed
+        assert first == decode_request(reader, request(changed)), changed
+    assert whole == decode_request(reader, request(text))
 
 
 def test_a_change_of_any_byte_of_a_binary_request_is_seen() -> None:
@@ -161,9 +161,9 @@ def test_a_change_of_any_byte_of_a_binary_request_is_seen() -> None:
         reader.decode_call(request(text, tail))
     assert 1 == len(moulds_of(reader))
     for changed in mutations(text):
-        first = asked(codec(), request(changed, tail))
-        assert first == asked(reader, request(changed, tail)), changed
-        assert first == asked(reader, request(changed, tail)), changed
+        first = decode_request(codec(), request(changed, tail))
+        assert first == decode_request(reader, request(changed, tail)), changed
+        assert first == decode_request(reader, request(changed, tail)), changed
     for wire in (
         request(text, tail[1:]),
         request(text, tail + b"1"),
@@ -172,7 +172,7 @@ def test_a_change_of_any_byte_of_a_binary_request_is_seen() -> None:
         request(text),
         request(text, bytes(12)),
     ):
-        assert asked(codec(), wire) == asked(reader, wire)
+        assert decode_request(codec(), wire) == decode_request(reader, wire)
 
 
 def test_a_change_of_any_byte_of_an_answer_is_seen() -> None:
@@ -203,14 +203,14 @@ def test_an_answer_shorter_than_its_json_is_refused() -> None:
 def test_nested_elements_are_read_by_a_mould_too() -> None:
     """As deep as the shape; flat ones then are read as all are, and the other way around."""
     nested = compact(TWO).replace(b"[1,-2,3]", b"[[1,-2,3]]")
-    for known in (nested, compact(TWO)):
+    for text in (nested, compact(TWO)):
         reader = codec()
         for _ in range(3):
-            reader.decode_call(request(known))
+            reader.decode_call(request(text))
         for found in NESTED:
             wire = request(compact(TWO).replace(b"[1,-2,3]", found))
-            assert asked(codec(), wire) == asked(reader, wire), found
-        read, _ = moulds_of(reader).parse(memoryview(known), len(known))
+            assert decode_request(codec(), wire) == decode_request(reader, wire), found
+        read, _ = moulds_of(reader).parse(memoryview(text), len(text))
         assert read is not None
 
 
@@ -270,7 +270,9 @@ def test_what_has_no_mould_is_read_as_ever(tensor: dict[str, Any]) -> None:
     """Elements that are no flat list of numbers, and keys that only look like those of holes."""
     text = compact({"inputs": [{"name": "A", "shape": [1, 2], **tensor}]})
     reader = codec()
-    assert [asked(codec(), request(text))] * 4 == [asked(reader, request(text)) for _ in range(4)]
+    assert [decode_request(codec(), request(text))] * 4 == [
+        decode_request(reader, request(text)) for _ in range(4)
+    ]
 
 
 def test_elements_that_do_not_fit_are_refused_in_the_same_words() -> None:
@@ -281,18 +283,18 @@ def test_elements_that_do_not_fit_are_refused_in_the_same_words() -> None:
     text = compact(TWO)
     for found in ("[1,2]", "[1,2,3,4]", "[1,2,2147483648]", "[1,2,3.0]", "[]", '"abc"', "[1,2,]"):
         wire = request(text.replace(b"[1,-2,3]", found.encode()))
-        assert asked(codec(), wire) == asked(reader, wire), found
+        assert decode_request(codec(), wire) == decode_request(reader, wire), found
     for found in ("[1e39,1]", "[1]", "[1e400,1]", f"[{10**400},1]", "[01,1]"):
         wire = request(text.replace(b"[0.5,1]", found.encode()))
-        assert asked(codec(), wire) == asked(reader, wire), found
+        assert decode_request(codec(), wire) == decode_request(reader, wire), found
     for found in ('"data":[1]', '"data":"a-1"'):
         wire = request(text.replace(b'"id":"a-1"', found.encode()))
-        assert asked(codec(), wire) == asked(reader, wire), found
+        assert decode_request(codec(), wire) == decode_request(reader, wire), found
     wire = request(text.replace(b'"data":[1,-2,3]', b'"id":"123"'))
-    assert asked(codec(), wire) == asked(reader, wire)
+    assert decode_request(codec(), wire) == decode_request(reader, wire)
     for found in ("[1]", '""', '"' + "x" * 1025 + '"'):
         wire = request(text.replace(b'"a-1"', found.encode()))
-        assert asked(codec(), wire) == asked(reader, wire), found
+        assert decode_request(codec(), wire) == decode_request(reader, wire), found
 
 
 @pytest.mark.parametrize("limit", [{"json_bytes": 150}, {"name_bytes": 2}, {"json_depth": 3}])
@@ -300,10 +302,10 @@ def test_limits_refuse_what_they_refused(limit: dict[str, int]) -> None:
     """The first message that breaks a limit and the third are refused alike."""
     limits = MessageLimits(**limit)
     reader = codec(limits)
-    first = asked(codec(limits), request(compact(TWO)))
+    first = decode_request(codec(limits), request(compact(TWO)))
     assert isinstance(first, tuple)
     assert not isinstance(first[0], InferRequest)
-    assert [first] * 3 == [asked(reader, request(compact(TWO))) for _ in range(3)]
+    assert [first] * 3 == [decode_request(reader, request(compact(TWO))) for _ in range(3)]
 
 
 def test_no_view_of_a_body_is_remembered() -> None:
@@ -330,7 +332,9 @@ def test_a_text_without_holes_is_found_by_itself() -> None:
     calls = [read(reader, request(text, body)) for body in (b"1234", b"5678", b"abcd", b"efgh")]
     assert [b"1234", b"5678", b"abcd", b"efgh"] == [bytes(as_raw(one.inputs[0])) for one in calls]
     assert 1 == len(moulds_of(reader))
-    assert asked(codec(), request(text, b"123")) == asked(reader, request(text, b"123"))
+    assert decode_request(codec(), request(text, b"123")) == decode_request(
+        reader, request(text, b"123")
+    )
 
 
 def test_moulds_are_bounded() -> None:

@@ -45,13 +45,13 @@ def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) 
     values = np.linspace(0, 1, count).astype(datatype.numpy_dtype)
     values[:1], values[1:2] = bounds.min, bounds.max
     raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
-    wanted = json.dumps(values.tolist(), separators=(",", ":")).encode()
-    assert wanted == elements_text("output", raw, "")
+    expected = json.dumps(values.tolist(), separators=(",", ":")).encode()
+    assert expected == elements_text("output", raw, "")
     head = b'{"name":"t","datatype":"%b","shape":[%d],"data":' % (datatype.name.encode(), count)
     for tensor in (raw, array_tensor("t", values)):
         text: list[bytes] = []
         long = append_elements(text, JsonTarget("output", ""), tensor, datatype, (count,))
-        assert (False, head + wanted + b"}") == (long, b"".join(text))
+        assert (False, head + expected + b"}") == (long, b"".join(text))
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_long_elements_are_a_buffer_of_their_own() -> None:
     many = array_tensor("t", np.arange(40_000, dtype=np.int32))
     one = array_tensor("u", np.ones(1, np.int8))
     reply = InferResponse(model=ModelRef("m"), outputs=(many, one))
-    asked = InferRequest(model=ModelRef("m"), inputs=(many, one))
+    call = InferRequest(model=ModelRef("m"), inputs=(many, one))
     mlserver = HttpCodec(DEFAULT_LIMITS, {"dialect": "mlserver"})
     for kind, body in (
         ("outputs", encode_response(InferRequest(), reply, ALL_JSON, TARGETS).body),
-        ("inputs", mlserver.encode_call(asked).body),
+        ("inputs", mlserver.encode_call(call).body),
     ):
         assert elements_text("output", many, "") in body
         first, second = json.loads(b"".join(body))[kind]

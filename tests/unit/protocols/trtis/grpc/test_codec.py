@@ -326,18 +326,20 @@ def test_answers_other_calls() -> None:
     profile = CODEC.decode_call(ask(pb.ProfileRequest(cmd="stop"), "Profile"))
     wire = CODEC.encode_reply(profile, True)
     assert pb.ProfileResponse.FromString(bytes(wire.view)).request_status.code == pb.SUCCESS
-    told = WIDE.encode_reply(SharedStatusRequest(), (SYSTEM,))
-    regions = pb.SharedMemoryControlResponse.FromString(bytes(told.view)).shared_memory_status
+    regions_response = WIDE.encode_reply(SharedStatusRequest(), (SYSTEM,))
+    regions = pb.SharedMemoryControlResponse.FromString(
+        bytes(regions_response.view)
+    ).shared_memory_status
     assert list(regions.shared_memory_region) == list(regions.declared_region)
-    assert (SYSTEM,) == WIDE.decode_reply(SharedStatusRequest(), told)
+    assert (SYSTEM,) == WIDE.decode_reply(SharedStatusRequest(), regions_response)
     done = WIDE.encode_reply(ModelLoadRequest(model=M), None)
     assert WIDE.decode_reply(ModelLoadRequest(model=M), done) is None
     metadata = ModelMetadata(
         name="m", versions=("2",), inputs=(TensorMetadata("x", Datatype.BYTES, (-1, 2)),)
     )
     status = ServerStatus(is_ready=True, models=(ModelStatus(metadata),))
-    shown = CODEC.encode_reply(ServerStatusRequest(), status)
-    found = CODEC.decode_reply(ModelMetadataRequest(model=M), shown)
+    status_response = CODEC.encode_reply(ServerStatusRequest(), status)
+    found = CODEC.decode_reply(ModelMetadataRequest(model=M), status_response)
     assert found == ModelMetadata(
         name="m",
         versions=("2",),
@@ -345,9 +347,9 @@ def test_answers_other_calls() -> None:
         inputs=metadata.inputs,
         max_batch_size=128,
     )
-    assert CODEC.decode_reply(ModelReadyRequest(model=M), shown) is True
-    assert len(CODEC.decode_reply(RepositoryIndexRequest(), shown)) == 1
-    assert CODEC.decode_reply(ServerMetadataRequest(), shown).name == "inference:0"
+    assert CODEC.decode_reply(ModelReadyRequest(model=M), status_response) is True
+    assert len(CODEC.decode_reply(RepositoryIndexRequest(), status_response)) == 1
+    assert CODEC.decode_reply(ServerMetadataRequest(), status_response).name == "inference:0"
 
 
 @pytest.mark.parametrize(
@@ -482,5 +484,5 @@ def test_unknown_fields_are_passed_over() -> None:
 def test_cuda_regions_are_told_with_their_device() -> None:
     """A region on a device has no key."""
     region = SharedRegion(name="c", size_bytes=9, device=0)
-    told = WIDE.encode_reply(SharedStatusRequest(), (region,))
-    assert (region,) == WIDE.decode_reply(SharedStatusRequest(), told)
+    response = WIDE.encode_reply(SharedStatusRequest(), (region,))
+    assert (region,) == WIDE.decode_reply(SharedStatusRequest(), response)

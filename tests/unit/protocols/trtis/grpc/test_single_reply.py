@@ -50,7 +50,7 @@ class OldServer:
 
     def __init__(self, *answers: pb.InferResponse) -> None:
         self.answers = answers
-        self.asked: list[GrpcRequest] = []
+        self.requests: list[GrpcRequest] = []
 
     async def send(
         self, wire: GrpcRequest, /, *, deadline: float | None, decode: Any
@@ -60,7 +60,7 @@ class OldServer:
     async def stream(
         self, wire: GrpcRequest, /, *, deadline: float | None
     ) -> AsyncIterator[GrpcResponse]:
-        self.asked.append(wire)
+        self.requests.append(wire)
         for answer in self.answers:
             yield GrpcResponse((memoryview(answer.SerializeToString()),))
 
@@ -84,7 +84,7 @@ async def test_a_stream_asks_an_old_server_once(text: str, number: int) -> None:
     call = StreamInferRequest(model=ModelRef("m"), request=ASKED.changed(id=text))
     (item,) = [item async for item in await Upstream("old", CODEC, server)(call)]
     assert (text, True, b"01234567") == (item.id, item.is_final, bytes(as_raw(item.outputs[0])))
-    (wire,) = server.asked
+    (wire,) = server.requests
     message = pb.InferRequest.FromString(bytes(wire.view))
     assert (STREAM, number) == (wire.method, message.meta_data.id)
     assert [bytes(as_raw(X))] == list(message.raw_input)

@@ -342,8 +342,8 @@ def test_classes_are_written_from_their_elements() -> None:
     line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
     found = text_format.Parse(line, pb.InferResponseHeader()).output[0]
     assert not found.HasField("raw")
-    told = [[(one.idx, one.label) for one in classes.cls] for classes in found.batch_classes]
-    assert told == [[(3, "c:at"), (0, "")], [(2, ""), (1, "dog")]]
+    labels = [[(one.idx, one.label) for one in classes.cls] for classes in found.batch_classes]
+    assert labels == [[(3, "c:at"), (0, "")], [(2, ""), (1, "dog")]]
     assert found.batch_classes[0].cls[0].value == 9.5
     empty = CODEC.encode_reply(call, REPLY.changed(outputs=(items_tensor("y", (0,), []),)))
     assert (empty.headers.get("nv-inferresponse") or "").count("batch_classes") == 2

@@ -328,7 +328,7 @@ STATUS.model_status["m"].version_status[4].ready_state_reason.message = "wait"
 STATUS.model_status["bare"].SetInParent()
 
 
-def told(**model: Any) -> HttpResponse:
+def status_response(**model: Any) -> HttpResponse:
     status = pb.ServerStatus()
     status.model_status["m"].config.CopyFrom(pb.ModelConfig(**model))
     return answer(OK, body=status.SerializeToString())
@@ -378,12 +378,12 @@ def test_refuses_unusable_configurations(
 ) -> None:
     """A configuration that cannot be used is an error that says why."""
     with pytest.raises(failure, match=text):
-        CODEC.decode_reply(ModelMetadataRequest(model=M), told(**model))
+        CODEC.decode_reply(ModelMetadataRequest(model=M), status_response(**model))
 
 
 def test_unknown_datatype_is_not_told() -> None:
     """A datatype that this schema does not know is left untold."""
-    wire = told(input=[{"name": "a", "dims": [2], "data_type": 99}])
+    wire = status_response(input=[{"name": "a", "dims": [2], "data_type": 99}])
     (found,) = CODEC.decode_reply(ModelMetadataRequest(model=M), wire).inputs
     assert (found.datatype, found.shape) == (None, (2,))
 
