@@ -108,16 +108,16 @@ def _counts(arguments: Namespace) -> int:
 
 def _jobs(arguments: Namespace, store: Store) -> bool:
     settings = Settings(arguments.rounds, arguments.seconds)
-    wanted = frozenset(filter(None, arguments.systems.split(",")))
+    name_parts = frozenset(filter(None, arguments.systems.split(",")))
     done = store.done("jobs")
     rows = [Row(**row) for row in store.sections.get("jobs", {}).get("rows", ())]
     failed = False
     for job in all_jobs():
         if job.name in done or (arguments.only is not None and arguments.only not in job.name):
             continue
-        begun = time.monotonic()
+        started_s = time.monotonic()
         try:
-            rows += rounds.run(job, settings, wanted, say)
+            rows += rounds.run(job, settings, name_parts, say)
         except (RuntimeError, OSError, SubprocessError) as error:
             say(f"  failed: {job.name}: {error}")
             failed = True
@@ -125,7 +125,7 @@ def _jobs(arguments: Namespace, store: Store) -> bool:
         done = [*done, job.name]
         documents = [row.document() for row in rows]
         store.put("jobs", documents, report.job_table(rows), done)
-        say(f"  done: {job.name}, {time.monotonic() - begun:.0f} s")
+        say(f"  done: {job.name}, {time.monotonic() - started_s:.0f} s")
     print(report.job_table(rows), end="\n\n", flush=True)
     goals = [goal for goal in judged(store.sections) if goal.measured is not None]
     if goals:
@@ -153,25 +153,25 @@ def _batches(arguments: Namespace, store: Store) -> bool:
     return _keep(store, "batches", rows, report.batch_table(rows))
 
 
-def _kept(arguments: Namespace, store: Store) -> bool:
+def _caching(arguments: Namespace, store: Store) -> bool:
     rows = kept.run(_KEPT_PER_ROUND * arguments.rounds, say)
     return _keep(store, "kept", rows, report.kept_table(rows))
 
 
-def _held(_arguments: Namespace, store: Store) -> bool:
+def _memory(_arguments: Namespace, store: Store) -> bool:
     rows = resident.run(say)
     return _keep(store, "held", rows, report.held_table(rows))
 
 
 def _start(arguments: Namespace, store: Store) -> bool:
-    wanted = frozenset(filter(None, arguments.systems.split(",")))
-    rows = start.run(arguments.rounds, wanted, say)
+    name_parts = frozenset(filter(None, arguments.systems.split(",")))
+    rows = start.run(arguments.rounds, name_parts, say)
     return _keep(store, "start", rows, report.start_table(rows))
 
 
 def _tail(arguments: Namespace, store: Store) -> bool:
-    wanted = frozenset(filter(None, arguments.systems.split(",")))
-    rows = tail.run(arguments.rounds, wanted, say)
+    name_parts = frozenset(filter(None, arguments.systems.split(",")))
+    rows = tail.run(arguments.rounds, name_parts, say)
     return _keep(store, "tail", rows, report.tail_table(rows))
 
 
@@ -205,8 +205,8 @@ _MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
     "codecs": _codecs,
     "stages": _stages,
     "batches": _batches,
-    "kept": _kept,
-    "held": _held,
+    "kept": _caching,
+    "held": _memory,
     "workers": _workers,
     "start": _start,
     "tail": _tail,

@@ -117,13 +117,13 @@ def run(rounds: int, seconds: float, say: Say) -> list[Row]:
 
 def models(*, batches: bool) -> dict[str, object]:
     """Return the section `models` of the configuration."""
-    said = {"batching": BATCHING} if batches else {}
-    return {MODEL: {"backend": "python", "options": {"callable": CALLABLE}, **said}}
+    settings = {"batching": BATCHING} if batches else {}
+    return {MODEL: {"backend": "python", "options": {"callable": CALLABLE}, **settings}}
 
 
 def _reached(transport: str, batches: bool, stack: ExitStack) -> System:
-    said = {"models": models(batches=batches)}
-    running = stack.enter_context(systems.serving(said, transport))
+    sections = {"models": models(batches=batches)}
+    running = stack.enter_context(systems.serving(sections, transport))
     return System(transport, batches, partial(_sample, running, _targets(running)))
 
 

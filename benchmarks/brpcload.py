@@ -25,7 +25,7 @@ class Asking(asyncio.Protocol):
         self._frame = frame
         self._end = end
         self._latencies = latencies
-        self._held = b""
+        self._buffer = b""
         self._asked_ns = 0
         self._size = 0
         self._transport: Any = None
@@ -37,14 +37,14 @@ class Asking(asyncio.Protocol):
         self._ask()
 
     def data_received(self, data: bytes) -> None:
-        self._held += data
-        needed = bytes_of_frame(self._held)
-        if needed == 0 or len(self._held) < needed:
+        self._buffer += data
+        needed = bytes_of_frame(self._buffer)
+        if needed == 0 or len(self._buffer) < needed:
             return
         self._latencies.append((time.perf_counter_ns() - self._asked_ns) // 1000)
         self._size = self._size or needed
-        self.errors += len(self._held) != self._size
-        self._held = b""
+        self.errors += len(self._buffer) != self._size
+        self._buffer = b""
         if time.perf_counter() < self._end:
             self._ask()
         else:
@@ -62,8 +62,8 @@ class Asking(asyncio.Protocol):
 async def _main(question: dict[str, Any], frame: bytes) -> dict[str, float]:
     loop = asyncio.get_running_loop()
     latencies: list[int] = []
-    begun = time.perf_counter()
-    end = begun + question["seconds"]
+    started_s = time.perf_counter()
+    end = started_s + question["seconds"]
     asking = []
     for _ in range(question["connections"]):
         _, protocol = await loop.create_connection(
@@ -71,7 +71,7 @@ async def _main(question: dict[str, Any], frame: bytes) -> dict[str, float]:
         )
         asking.append(protocol)
     await asyncio.gather(*(each.over for each in asking))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started_s
     latencies.sort()
     return {
         "requests": len(latencies),
@@ -83,5 +83,5 @@ async def _main(question: dict[str, Any], frame: bytes) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    print(json.dumps(uvloop.run(_main(asked, Path(asked["body"]).read_bytes()))))
+    question = json.loads(sys.argv[1])
+    print(json.dumps(uvloop.run(_main(question, Path(question["body"]).read_bytes()))))

@@ -35,7 +35,7 @@ class Http(asyncio.Protocol):
         self._answer = _http_answer(answer, fields)
         self._ready = _http_answer(b'{"ready":true}', {"Content-Type": "application/json"})
         self._head = b""
-        self._left = 0
+        self._remaining = 0
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: Any) -> None:
@@ -43,23 +43,23 @@ class Http(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         while data:
-            if self._left:
-                taken = min(self._left, len(data))
-                self._left -= taken
-                if not self._left:
+            if self._remaining:
+                size = min(self._remaining, len(data))
+                self._remaining -= size
+                if not self._remaining:
                     self._transport.write(self._answer)
-                if taken == len(data):
+                if size == len(data):
                     return
-                data = data[taken:]
+                data = data[size:]
             data = self._head + data
             end = data.find(b"\r\n\r\n")
             if end < 0:
                 self._head = data
                 return
             self._head = b""
-            self._left = _content_length(data[:end])
+            self._remaining = _content_length(data[:end])
             data = data[end + 4 :]
-            if not self._left:
+            if not self._remaining:
                 self._transport.write(self._ready)
 
 

@@ -97,9 +97,9 @@ def bars(sections: Mapping[str, Any]) -> dict[str, list[Bar]]:
     found: dict[str, list[Bar]] = {}
     for job, (title, systems) in SHOWN.items():
         ratios = {system: results.times(job, system) for system in systems}
-        shown = [Bar(system, ratio) for system, ratio in ratios.items() if ratio]
-        if shown:
-            found[title] = shown
+        group = [Bar(system, ratio) for system, ratio in ratios.items() if ratio]
+        if group:
+            found[title] = group
     return found
 
 
@@ -175,10 +175,10 @@ def _legend() -> Iterator[str]:
 
 def _groups(groups: Mapping[str, Sequence[Bar]], axis: _Axis) -> Iterator[str]:
     y = _TOP
-    for title, shown in groups.items():
+    for title, group in groups.items():
         y += _TITLE
         yield f'<text class="job" x="16" y="{y - 7}">{escape(title)}</text>'
-        for bar in shown:
+        for bar in group:
             yield from _bar(bar, axis, y)
             y += _ROW
         y += _GAP

@@ -207,14 +207,14 @@ def _by_json(text: bytes) -> list[npt.NDArray[Any]]:
 def micros(step: Step) -> float:
     """Return the CPU time of *step* in microseconds, the minimum of several batches."""
     step()
-    begun = time.process_time()
+    started_s = time.process_time()
     step()
-    once = max(time.process_time() - begun, 1e-7)
+    once = max(time.process_time() - started_s, 1e-7)
     count = max(1, int(_BATCH_S / once))
     best = float("inf")
     for _ in range(_BATCHES):
-        begun = time.process_time()
+        started_s = time.process_time()
         for _ in range(count):
             step()
-        best = min(best, (time.process_time() - begun) / count)
+        best = min(best, (time.process_time() - started_s) / count)
     return best * 1e6

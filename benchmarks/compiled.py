@@ -144,7 +144,7 @@ def main() -> int:
             us = {build: float("inf") for build in builds}
             for _ in range(arguments.rounds):
                 for found, folder in builds.items():
-                    us[found] = min(us[found], _asked(folder, way.name, arguments.batches))
+                    us[found] = min(us[found], _measure_us(folder, way.name, arguments.batches))
             gain = us["plain"] / us["compiled"]
             print(
                 f"{way.name:10} plain {us['plain']:6.1f} us, compiled {us['compiled']:6.1f} us, "
@@ -175,8 +175,8 @@ def build(folder: Path, modules: Sequence[str]) -> None:
     )
     missing = [name for name in modules if not [*folder.glob(f"{name[:-3]}.*.so")]]
     if done.returncode or missing:
-        said = (done.stdout + done.stderr)[-2000:]
-        raise RuntimeError(f"mypyc ended with {done.returncode} without {missing}: {said}")
+        output = (done.stdout + done.stderr)[-2000:]
+        raise RuntimeError(f"mypyc ended with {done.returncode} without {missing}: {output}")
 
 
 def _copy(folder: Path) -> None:
@@ -187,7 +187,7 @@ def _copy(folder: Path) -> None:
     shutil.copy(_ROOT / "pyproject.toml", folder)
 
 
-def _asked(folder: Path, way: str, batches: int) -> float:
+def _measure_us(folder: Path, way: str, batches: int) -> float:
     words = ["-m", "benchmarks.compiled", "--whole-of", way, "--batches", str(batches)]
     done = subprocess.run(
         [sys.executable, *words],

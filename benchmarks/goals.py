@@ -38,7 +38,7 @@ class Results:
         rows = [Row(**row) for row in sections.get("jobs", {}).get("rows", ())]
         self._rows = {(row.job, row.system): row for row in rows if _is_steady(row)}
         self._codecs: list[Mapping[str, Any]] = sections.get("codecs", {}).get("rows", [])
-        self._held: list[Mapping[str, Any]] = sections.get("held", {}).get("rows", [])
+        self._memory_rows: list[Mapping[str, Any]] = sections.get("held", {}).get("rows", [])
         found = [Row(**row) for row in sections.get("workers", {}).get("rows", ())]
         self.two_workers = next(
             (row.ratio for row in found if row.system == TWO and _is_steady(row)), None
@@ -62,9 +62,9 @@ class Results:
         """Return the timings of a codec."""
         return [one for one in self._codecs if one["codec"] == name and step in one["step"]]
 
-    def held(self, what: str) -> Mapping[str, Any] | None:
+    def memory(self, what: str) -> Mapping[str, Any] | None:
         """Return the memory of large requests, or None if it was not measured."""
-        return next((one for one in self._held if one["what"] == what), None)
+        return next((one for one in self._memory_rows if one["what"] == what), None)
 
 
 def _is_steady(row: Row) -> bool:
@@ -192,12 +192,12 @@ def _graphpipe(results: Results) -> float | None:
 
 
 def _passed(results: Results) -> float | None:
-    found = results.held(PASSED_ON)
+    found = results.memory(PASSED_ON)
     return None if found is None else found["peak_mib"] / found["requests"]
 
 
 def _received(results: Results) -> float | None:
-    found = results.held(RECEIVED)
+    found = results.memory(RECEIVED)
     return None if found is None else found["peak_mib"] / found["allowed_mib"]
 
 

@@ -81,9 +81,9 @@ def ask_brpc(port: int, frame: bytes, timeout_s: float) -> bytes:
     return bytes(answer)
 
 
-def bytes_of_frame(begun: bytes | bytearray) -> int:
+def bytes_of_frame(start: bytes | bytearray) -> int:
     """Return the size of the frame that begins like this, or 0 before its header is complete."""
-    return 0 if len(begun) < _HEADER.size else _HEADER.size + _HEADER.unpack_from(begun)[1]
+    return 0 if len(start) < _HEADER.size else _HEADER.size + _HEADER.unpack_from(start)[1]
 
 
 def _array(tensor: Any) -> npt.NDArray[Any]:

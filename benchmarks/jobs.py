@@ -171,13 +171,15 @@ def _grpc_to_http(name: str, case: Case, connections: int) -> Job:
 def _grpc_to_grpc(name: str, case: Case, connections: int) -> Job:
     """Compare grps over brpc and over gRPC with Open Inference, all to Open Inference over gRPC."""
     grpc = partial(_grpc(case), back="grpc")
-    told = partial(systems.gateway, models={case.model: {"signature": messages.signature(case)}})
+    start = partial(systems.gateway, models={case.model: {"signature": messages.signature(case)}})
     over_grpc, over_brpc = grps.grpc_request(case), grps.brpc_request(case)
     contenders = (
         grpc("gateway", systems.gateway),
         grpc("gateway, reference", _REFERENCE),
-        Contender("gateway, grps in", told, "grpc", "grpc", over_grpc, grps.METHOD, grps.read_grpc),
-        Contender("gateway, brpc in", told, "brpc", "grpc", over_brpc, "", grps.read_brpc),
+        Contender(
+            "gateway, grps in", start, "grpc", "grpc", over_grpc, grps.METHOD, grps.read_grpc
+        ),
+        Contender("gateway, brpc in", start, "brpc", "grpc", over_brpc, "", grps.read_brpc),
         grpc("envoy proxy (nt)", systems.envoy_proxy),
         grpc("direct (nt)", None),
     )
@@ -222,7 +224,7 @@ def _binary(name: str, case: Case, connections: int, back: str) -> Job:
 
 def _served(name: str, case: Case, connections: int, form: str) -> Job:
     """Return servers with a model that does nothing. The one of the gateway runs in its process."""
-    make = _asked(case, form)
+    make = _maker(case, form)
     servers = {
         "triton": model_servers.triton,
         "mlserver": model_servers.mlserver,
@@ -236,7 +238,7 @@ def _served(name: str, case: Case, connections: int, form: str) -> Job:
     return Job(name, case, connections, contenders, {})
 
 
-def _asked(case: Case, form: str) -> Make:
+def _maker(case: Case, form: str) -> Make:
     if form == "grpc":
         return _grpc(case)
     return _http(case, messages.binary_request(case)) if form == "binary" else _json(case)
@@ -301,8 +303,8 @@ def _forwarding(job: Job) -> Job:
 
 def _noop(case: Case, transport: str | None) -> Start:
     """Return a function that starts a gateway whose model does nothing."""
-    said = {"models": noop.models(case)}
-    return lambda _carrier, _port: systems.serving(said, transport)
+    sections = {"models": noop.models(case)}
+    return lambda _carrier, _port: systems.serving(sections, transport)
 
 
 def _alone(server: Callable[[Case], AbstractContextManager[Running]], case: Case) -> Start:

@@ -72,7 +72,7 @@ def run(requests: int, say: Say) -> list[Row]:
     with _triton() as port:
         for size, model in _MODELS.items():
             say(f"  kept answers: {size}")
-            said = {
+            sections = {
                 "upstreams": {
                     "triton": {
                         "url": f"oip+grpc://127.0.0.1:{port}",
@@ -82,8 +82,8 @@ def run(requests: int, say: Say) -> list[Row]:
                 },
                 "models": {model: {"cache": {}}},
             }
-            rows += uvloop.run(_inside(size, said, requests))
-            with systems.serving(said) as running:
+            rows += uvloop.run(_inside(size, sections, requests))
+            with systems.serving(sections) as running:
                 client = _client(running.http_port)
                 rows.append(uvloop.run(_measured(size, "client", client, requests)))
     return rows
@@ -116,7 +116,7 @@ def _case(size: str, number: int) -> Case:
     return Case(size, _MODELS[size], {"X": numbers}, outputs)
 
 
-async def _inside(size: str, said: dict[str, Any], requests: int) -> list[Row]:
+async def _inside(size: str, sections: dict[str, Any], requests: int) -> list[Row]:
     """Measure within the process of the gateway. Each place has a gateway with an empty cache."""
     places = {"service": _service, "frontend": _frontend}
     rows = []
@@ -126,7 +126,7 @@ async def _inside(size: str, said: dict[str, Any], requests: int) -> list[Row]:
             "listeners": [{"http": "127.0.0.1:0"}],
             "admin": {"address": None, "metrics": None},
             "lifecycle": {"pre_stop": "0s", "drain": "1s"},
-            **said,
+            **sections,
         }
         gateway = Gateway(load_text(json.dumps(config)))
         await gateway.start()
@@ -212,9 +212,9 @@ async def _measured(size: str, at: str, prepare: Prepare, requests: int) -> Row:
 
 
 async def _timed(case: Case, ask: Ask) -> float:
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     found = await ask()
-    took = time.perf_counter() - begun
+    took = time.perf_counter() - started_s
     if not messages.same(found, case.outputs):
         raise RuntimeError(f"answers otherwise than the model: {str(found)[:300]}")
     return took

@@ -235,11 +235,11 @@ def read_transcoded(message: Message) -> Arrays:
     }
 
 
-def same(found: Arrays, wanted: Arrays) -> bool:
+def same(found: Arrays, expected: Arrays) -> bool:
     """Return whether two sets of outputs are equal, with shapes and datatypes."""
-    return found.keys() == wanted.keys() and all(
+    return found.keys() == expected.keys() and all(
         found[name].dtype == array.dtype and np.array_equal(found[name], array)
-        for name, array in wanted.items()
+        for name, array in expected.items()
     )
 
 

@@ -119,7 +119,7 @@ def _served(percent: float | None) -> tuple[float, float]:
     with systems.canned("http", messages.binary_reply(case), cores()[1]) as server:
         url = f"oip+http://127.0.0.1:{server.http_port}"
         upstream = {"url": url, "options": {"dialect": "unknown"}}
-        said: dict[str, object] = {
+        sections: dict[str, object] = {
             "upstreams": {"a": upstream, "b": upstream},
             "routes": [
                 {
@@ -132,8 +132,8 @@ def _served(percent: float | None) -> tuple[float, float]:
         if percent is not None:
             sample = {"percent": percent, "per_second": 1_000_000, "first": 0}
             names = {"route": "r", "old": "a", "new": "b/n"}
-            said["migrations"] = {"m": {**names, "sample": sample}}
-        with systems.serving(said) as gateway:
+            sections["migrations"] = {"m": {**names, "sample": sample}}
+        with systems.serving(sections) as gateway:
             _move_children(gateway.pid, cores()[1])
             path = f"/v2/models/{case.model}/infer"
             target = load.Target("http", gateway.http_port, path, messages.binary_request(case))

@@ -142,8 +142,13 @@ def _running(
     """Run a server on the first core and wait until its model is ready."""
     answer, log = folder / "answer.json", folder / "log"
     answer.write_text(json.dumps(json.loads(json_reply(case).body)["outputs"]))
-    told = {"BENCH_ANSWER": str(answer), "BENCH_MODEL": case.model, **LARGE_BUFFERS, **variables}
-    with child(words, cores()[0], log, variables=told, folder=folder) as process:
+    settings = {
+        "BENCH_ANSWER": str(answer),
+        "BENCH_MODEL": case.model,
+        **LARGE_BUFFERS,
+        **variables,
+    }
+    with child(words, cores()[0], log, variables=settings, folder=folder) as process:
         deadline = time.monotonic() + _READY_S
         while not _ready(ports.http, case.model):
             if process.poll() is not None or time.monotonic() > deadline:

@@ -25,8 +25,8 @@ async def _main(question: dict[str, Any], body: bytes) -> dict[str, float]:
     make = _http if question["carrier"] == "http" else _grpc
     latencies: list[int] = []
     errors = 0
-    begun = time.perf_counter()
-    end = begun + question["seconds"]
+    started_s = time.perf_counter()
+    end = started_s + question["seconds"]
 
     async def again(ask: Ask) -> None:
         nonlocal errors
@@ -37,9 +37,9 @@ async def _main(question: dict[str, Any], body: bytes) -> dict[str, float]:
 
     async with AsyncExitStack() as stack:
         asks = [await make(stack, question, body) for _ in range(question["connections"])]
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         await asyncio.gather(*map(again, asks))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started_s
     latencies.sort()
     return {
         "requests": len(latencies),
@@ -79,5 +79,5 @@ async def _grpc(stack: AsyncExitStack, question: dict[str, Any], body: bytes) ->
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    print(json.dumps(asyncio.run(_main(asked, Path(asked["body"]).read_bytes()))))
+    question = json.loads(sys.argv[1])
+    print(json.dumps(asyncio.run(_main(question, Path(question["body"]).read_bytes()))))

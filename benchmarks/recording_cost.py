@@ -59,10 +59,10 @@ def measure(say: Say) -> tuple[float, float]:
         plain, recording = [
             Side(
                 stack.enter_context(
-                    systems.gateway("http", server.http_port, said=said, anywhere=True)
+                    systems.gateway("http", server.http_port, sections=sections, anywhere=True)
                 )
             )
-            for said in ({}, {"capture": capture})
+            for sections in ({}, {"capture": capture})
         ]
         saturated = uvloop.run(_closed_loop(plain.running.http_port, request))
         say(f"  recording {_PERCENT} % at {saturated * _LOAD:,.0f} calls/s")
@@ -117,11 +117,11 @@ async def _open_loop(port: int, request: bytes, rate: float) -> list[float]:
     """Return the latency of each request, from the time at which it is due."""
     latencies: list[float] = []
     numbers = itertools.count()
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
 
     async def ask() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while (due := begun + next(numbers) / rate) < begun + _TURN_S:
+        while (due := started_s + next(numbers) / rate) < started_s + _TURN_S:
             delay = due - time.perf_counter()
             if delay > 0:
                 await asyncio.sleep(delay)

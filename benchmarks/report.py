@@ -183,8 +183,8 @@ def _judgement(goal: Judged, limit: float | None) -> list[str]:
     if limit is None:
         return ["", ""]
     reached = goal.reaches(limit)
-    said = "-" if reached is None else "yes" if reached else "no"
-    return [f"{'<=' if goal.most else '>='} {limit:g}", said]
+    judgement = "-" if reached is None else "yes" if reached else "no"
+    return [f"{'<=' if goal.most else '>='} {limit:g}", judgement]
 
 
 def _number(value: float | None) -> str:

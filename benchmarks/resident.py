@@ -99,11 +99,11 @@ class Upstream:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                left = _length(head)
-                ready = not left
-                while left:
+                remaining = _length(head)
+                ready = not remaining
+                while remaining:
                     await self.reads.wait()
-                    left -= len(await _some(reader, left))
+                    remaining -= len(await _some(reader, remaining))
                 body = b'{"ready": true}' if ready else _ANSWER
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -142,16 +142,16 @@ async def _run(say: Say) -> list[Held]:
         with _gateway(upstream.port, limits) as running:
             # A buffer for each upstream connection and for the server, and free memory of the heap.
             allowed = budget + 32
-            kept = await _measured(upstream, running, RECEIVED, KEPT, KEPT_BYTES, allowed)
-    return [passed, kept]
+            received_row = await _measured(upstream, running, RECEIVED, KEPT, KEPT_BYTES, allowed)
+    return [passed, received_row]
 
 
 @contextmanager
 def _gateway(port: int, limits: dict[str, object]) -> Iterator[Running]:
     server = {"url": f"oip+http://127.0.0.1:{port}", "options": {"dialect": "unknown"}}
-    said = {"upstreams": {"server": server}, "in_flight_bytes": "512MiB"}
+    sections = {"upstreams": {"server": server}, "in_flight_bytes": "512MiB"}
     with ExitStack() as stack:
-        yield stack.enter_context(systems.serving(said, "native", limits))
+        yield stack.enter_context(systems.serving(sections, "native", limits))
 
 
 async def _measured(
@@ -159,13 +159,17 @@ async def _measured(
 ) -> Held:
     large = message(size)
     small = message(1024)
-    warm = [asyncio.ensure_future(_asked(running.http_port, small)) for _ in range(requests)]
+    warm = [
+        asyncio.ensure_future(_request_status(running.http_port, small)) for _ in range(requests)
+    ]
     assert {200} == set(await asyncio.gather(*warm))
     base = status(running.pid, "VmRSS")
     _forget_peak(running.pid)
     upstream.reads.clear()
-    asking = [asyncio.ensure_future(_asked(running.http_port, large)) for _ in range(requests)]
-    held = await _settled(running.pid)
+    asking = [
+        asyncio.ensure_future(_request_status(running.http_port, large)) for _ in range(requests)
+    ]
+    held_bytes = await _resident_at_rest(running.pid)
     upstream.reads.set()
     async with asyncio.timeout(_LONGEST_S):
         statuses = await asyncio.gather(*asking)
@@ -176,7 +180,7 @@ async def _measured(
         answered=statuses.count(200),
         refused=requests - statuses.count(200),
         base_mib=base / MIB,
-        held_mib=(held - base) / MIB,
+        held_mib=(held_bytes - base) / MIB,
         peak_mib=(status(running.pid, "VmHWM") - base) / MIB,
         allowed_mib=allowed_mib,
     )
@@ -193,7 +197,7 @@ def message(size: int, model: str = "m") -> tuple[bytes, bytes]:
     return head.encode() + text, bytes(size)
 
 
-async def _asked(port: int, request: tuple[bytes, bytes]) -> int:
+async def _request_status(port: int, request: tuple[bytes, bytes]) -> int:
     """Send a request on its own connection and return the status of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -203,7 +207,7 @@ async def _asked(port: int, request: tuple[bytes, bytes]) -> int:
         writer.transport.abort()
 
 
-async def _settled(pid: int) -> int:
+async def _resident_at_rest(pid: int) -> int:
     """Return the resident size when it stops growing."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _LONGEST_S

@@ -85,10 +85,10 @@ class Sample:
     stolen: float = 0.0
 
 
-def run(job: Job, settings: Settings, wanted: frozenset[str], say: Say) -> list[Row]:
-    """Run *job* for the systems whose names contain one of *wanted*, or for all of them."""
+def run(job: Job, settings: Settings, name_parts: frozenset[str], say: Say) -> list[Row]:
+    """Run *job* for the systems whose names contain one of *name_parts*, or for all of them."""
     with ExitStack() as stack:
-        up = start_systems(job, wanted, stack, say)
+        up = start_systems(job, name_parts, stack, say)
         samples: dict[str, list[Sample]] = {name: [] for name in up}
         for name, (running, target) in up.items():
             load.run(target, job.connections, 1, cores()[1])  # warm-up
@@ -110,22 +110,24 @@ def run(job: Job, settings: Settings, wanted: frozenset[str], say: Say) -> list[
 
 
 def start_systems(
-    job: Job, wanted: frozenset[str], stack: ExitStack, say: Say
+    job: Job, name_parts: frozenset[str], stack: ExitStack, say: Say
 ) -> dict[str, tuple[Running, Target]]:
-    """Start the systems of a job whose names contain one of *wanted*, or all of them.
+    """Start the systems of a job whose names contain one of *name_parts*, or all of them.
 
     Their replies are checked. *stack* stops them. *say* gets the reason if one does not start.
     """
     up: dict[str, tuple[Running, Target]] = {}
-    chosen = [
-        each for each in job.contenders if not wanted or any(part in each.name for part in wanted)
+    contenders = [
+        each
+        for each in job.contenders
+        if not name_parts or any(part in each.name for part in name_parts)
     ]
     try:
-        behind = _behind(job, chosen, stack)
+        behind = _behind(job, contenders, stack)
     except Absent as error:
         say(f"  skipped: {job.name}: {error}")
         return {}
-    for each in chosen:
+    for each in contenders:
         try:
             running = _started(job, each, behind, stack)
             target = _target(each, running)
@@ -139,12 +141,12 @@ def start_systems(
     return up
 
 
-def _behind(job: Job, chosen: Sequence[Contender], stack: ExitStack) -> dict[str, Running]:
+def _behind(job: Job, contenders: Sequence[Contender], stack: ExitStack) -> dict[str, Running]:
     """Start the upstreams of the systems, by carrier."""
     if job.server is not None:
         server = stack.enter_context(job.server())
         return {"http": server, "grpc": server}
-    backs = {each.back for each in chosen if each.start is not None} - {None}
+    backs = {each.back for each in contenders if each.start is not None} - {None}
     return {
         carrier: stack.enter_context(canned(carrier, reply, cores()[1], job.addresses))
         for carrier, reply in job.replies.items()

@@ -110,7 +110,7 @@ def _gateways() -> Iterator[Running]:
     }
     with systems.serving({"models": models}, "native") as behind:
         ports = {"http": behind.http_port, "grpc": behind.grpc_port}
-        said = {
+        sections = {
             "models": models,
             "upstreams": {
                 name: {"url": f"oip+{name}://127.0.0.1:{port}", "options": {"dialect": "triton"}}
@@ -130,7 +130,7 @@ def _gateways() -> Iterator[Running]:
                 for model in models
             ],
         }
-        with systems.serving(said, "native") as running:
+        with systems.serving(sections, "native") as running:
             yield running
 
 
@@ -212,8 +212,8 @@ class _Load:
         for service in self._services[:2]:
             for end in ("", "-http", "-grpc"):
                 model = f"identity_fp32{end}"
-                asked = [service(_call(model, inputs)) for _ in range(_AT_A_TIME)]
-                await asyncio.gather(*asked)
+                requests = [service(_call(model, inputs)) for _ in range(_AT_A_TIME)]
+                await asyncio.gather(*requests)
 
     def _line(self, minutes: float, requests: int) -> Line:
         after = [each for each in self._sizes if each[0] >= 60 * minutes / _WARM_SHARE]
@@ -310,12 +310,12 @@ def _text(line: Line) -> str:
     ]
     ends = f"{line.unexpected} of them ended as they should not"
     sizes = f"{line.start_mib:.1f} after a third of the time, {line.end_mib:.1f} at the end"
-    said = (
+    summary = (
         f"{line.requests} requests in {line.minutes:g} minutes, {ends}; resident "
         f"{line.first_mib:.1f} MiB at first, {sizes}, {line.most_mib:.1f} at most; slope "
         f"{line.slope_mib_per_hour:+.1f} MiB an hour"
     )
-    return "\n".join([said, *bad])
+    return "\n".join([summary, *bad])
 
 
 def main() -> int:
@@ -325,12 +325,12 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="gets the sizes over time")
     arguments = parser.parse_args()
-    held = resident.run(_say)
-    for row in held:
+    rows = resident.run(_say)
+    for row in rows:
         print(row)
     line = run(arguments.minutes, arguments.rate, arguments.csv, _say)
     print(_text(line))
-    good = all(row.good for row in held) and not line.unexpected
+    good = all(row.good for row in rows) and not line.unexpected
     return 0 if good and (line.flat or arguments.minutes < _LEAST_MINUTES) else 1
 
 

@@ -320,8 +320,8 @@ class Bench:
                 "decode_reply": decode_reply,
             }
         found["encode_reply"] = us["encoded"] - us["0"]
-        told = sum(value for stage, value in found.items() if not stage.startswith("- "))
-        found["not attributed"] = us["whole"] - told
+        sum_us = sum(value for stage, value in found.items() if not stage.startswith("- "))
+        found["not attributed"] = us["whole"] - sum_us
         found |= {"whole": us["whole"], SCALE: us[SCALE]}
         for stage, value in found.items():
             yield Row(self._way.name, stage, value)

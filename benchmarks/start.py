@@ -44,12 +44,12 @@ class Row:
         return asdict(self)
 
 
-def run(rounds: int, wanted: frozenset[str], say: Say) -> list[Row]:
-    """Start the systems whose names contain one of *wanted*, or all of them, in each round."""
+def run(rounds: int, name_parts: frozenset[str], say: Say) -> list[Row]:
+    """Start the systems whose names contain one of *name_parts*, or all of them, in each round."""
     found: dict[str, list[tuple[float, float]]] = {}
     for number in range(1, rounds + 1):
         say(f"  round {number} of {rounds}: start")
-        for name, job, contender in _systems(wanted):
+        for name, job, contender in _systems(name_parts):
             try:
                 found.setdefault(name, []).append(_started(job, contender))
             except Absent as error:
@@ -66,10 +66,10 @@ def run(rounds: int, wanted: frozenset[str], say: Say) -> list[Row]:
     ]
 
 
-def _systems(wanted: frozenset[str]) -> Iterator[tuple[str, Job, Contender]]:
+def _systems(name_parts: frozenset[str]) -> Iterator[tuple[str, Job, Contender]]:
     for job in all_jobs():
         for each in job.contenders if job.name in _JOBS else ():
-            is_wanted = not wanted or any(part in each.name for part in wanted)
+            is_wanted = not name_parts or any(part in each.name for part in name_parts)
             if is_wanted and each.name not in _LEFT_OUT:
                 yield f"{each.name}, {job.name}", job, each
 

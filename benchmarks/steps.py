@@ -52,8 +52,8 @@ class Quick:
         self.wires: deque[Any] = deque(maxlen=LANES)
 
     async def send(self, wire: Any, /, *, deadline: float | None, decode: Any = None) -> Any:
-        asked = wire.method if isinstance(wire, GrpcRequest) else wire.path
-        if asked == GRPC_METHOD or asked.endswith("/infer"):
+        target = wire.method if isinstance(wire, GrpcRequest) else wire.path
+        if target == GRPC_METHOD or target.endswith("/infer"):
             self.wires.append(wire)
             return self._answer() if decode is None else decode(self._answer())
         return await self._client.send(wire, deadline=deadline, decode=decode)
@@ -144,6 +144,6 @@ async def least(steps: dict[str, Step], batches: int) -> dict[str, float]:
 
 
 async def _seconds(step: Step, count: int) -> float:
-    begun = time.process_time()
+    started_s = time.process_time()
     await step(count)
-    return (time.process_time() - begun) / count
+    return (time.process_time() - started_s) / count

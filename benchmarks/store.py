@@ -61,11 +61,11 @@ class Store:
         """Replace the sections of the last run, and return all sections."""
         if self._path is None:
             return self.sections
-        ended = {
+        new_sections = {
             name: {key: value for key, value in section.items() if key != "done"}
             for name, section in self.sections.items()
         }
-        sections = {**load(self._path), **ended}
+        sections = {**load(self._path), **new_sections}
         _write(self._path, sections)
         self._part.unlink(missing_ok=True)
         return sections

@@ -74,7 +74,7 @@ def gateway(
     upstream_port: int,
     models: Mapping[str, object] | None = None,
     transport: str | None = None,
-    said: Mapping[str, object] | None = None,
+    sections: Mapping[str, object] | None = None,
     *,
     addresses: int = 1,
     anywhere: bool = False,
@@ -86,7 +86,7 @@ def gateway(
         upstream_port: Port of the upstream.
         models: The section `models` of the configuration.
         transport: Implementation of both sides; None for the default.
-        said: Other sections of the configuration.
+        sections: Other sections of the configuration.
         addresses: Loopback addresses of the upstream.
         anywhere: Run on any core, not on that of the systems under test.
     """
@@ -95,23 +95,23 @@ def gateway(
         "options": {"dialect": "unknown"},
         **_made(transport),
     }
-    said = {"upstreams": {"server": upstream}, "models": models or {}, **(said or {})}
-    with serving(said, transport, anywhere=anywhere) as running:
+    sections = {"upstreams": {"server": upstream}, "models": models or {}, **(sections or {})}
+    with serving(sections, transport, anywhere=anywhere) as running:
         yield running
 
 
 @contextmanager
 def serving(
-    said: Mapping[str, object],
+    sections: Mapping[str, object],
     transport: str | None = None,
     limits: Mapping[str, object] | None = None,
     *,
     anywhere: bool = False,
 ) -> Iterator[Running]:
-    """Run the gateway with the sections *said* of its configuration, on free ports.
+    """Run the gateway with *sections* of its configuration, on free ports.
 
     Args:
-        said: All sections except the listener.
+        sections: All sections except the listener.
         transport: Implementation of the listener.
         limits: Of the listener.
         anywhere: Run on any core, not on that of the systems under test.
@@ -129,7 +129,7 @@ def serving(
         "listeners": [listener],
         "admin": {"address": None, "metrics": None},
         "lifecycle": {"pre_stop": "0s", "drain": "1s"},
-        **said,
+        **sections,
     }
     with tempfile.TemporaryDirectory() as name:
         file, log = Path(name) / "gateway.yaml", Path(name) / "log"

@@ -46,8 +46,8 @@ class Row:
         return asdict(self)
 
 
-def run(rounds: int, wanted: frozenset[str], say: Say) -> list[Row]:
-    """Measure the systems whose names contain one of *wanted*, or all of them.
+def run(rounds: int, name_parts: frozenset[str], say: Say) -> list[Row]:
+    """Measure the systems whose names contain one of *name_parts*, or all of them.
 
     Raises:
         RuntimeError: h2load is missing or has failed.
@@ -55,7 +55,7 @@ def run(rounds: int, wanted: frozenset[str], say: Say) -> list[Row]:
     (job,) = (each for each in all_jobs() if each.name == _JOB)
     job = replace(job, contenders=tuple(each for each in job.contenders if each.name in _SYSTEMS))
     with ExitStack() as stack:
-        systems = start_systems(job, wanted, stack, say)
+        systems = start_systems(job, name_parts, stack, say)
         targets = {name: target for name, (_, target) in systems.items()}
         rows = []
         for rate in RATES:

@@ -54,5 +54,5 @@ def start(case: Case) -> Any:
 
     The canned upstream has no metadata. A real one is asked for it once in 30 s.
     """
-    told = {**signature(case), "max_batch_size": _MOST}
-    return partial(systems.gateway, models={case.model: {"signature": told}})
+    description = {**signature(case), "max_batch_size": _MOST}
+    return partial(systems.gateway, models={case.model: {"signature": description}})

@@ -47,8 +47,8 @@ def run(settings: Settings, say: Say) -> list[Row]:
 def _gateway(carrier: str, upstream_port: int, *, workers: int) -> Iterator[Running]:
     """Run a gateway with a number of workers, and check at the end that each had requests."""
     admin = free_port()
-    said = {"workers": workers, "admin": {"address": f"127.0.0.1:{admin}", "metrics": None}}
-    with systems.gateway(carrier, upstream_port, said=said, anywhere=True) as running:
+    sections = {"workers": workers, "admin": {"address": f"127.0.0.1:{admin}", "metrics": None}}
+    with systems.gateway(carrier, upstream_port, sections=sections, anywhere=True) as running:
         if workers > 1:
             _until_all_serve(admin, workers)
         yield running

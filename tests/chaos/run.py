@@ -143,9 +143,9 @@ class Client:
         if self.must_succeed:
             self._summary.outcomes[f"{self._scheme} failed although all is well"] += 1
 
-    def _compare(self, asked: Any, found: Any) -> None:
-        if len(found) != 1 or not np.array_equal(asked + 1, found[0]):
-            self._summary.wrong.append(f"{self._scheme}: {asked + 1} expected, found {found}")
+    def _compare(self, inputs: Any, found: Any) -> None:
+        if len(found) != 1 or not np.array_equal(inputs + 1, found[0]):
+            self._summary.wrong.append(f"{self._scheme}: {inputs + 1} expected, found {found}")
 
 
 class Chaos:

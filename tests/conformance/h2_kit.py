@@ -74,7 +74,7 @@ class Outcome:
     frames: tuple[tuple[int, int, int, bytes], ...] = ()
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What happened in a word: "connection 1", "stream 1: 3", "answered", "ignored"..."""
         if self.goaway is not None or not self.lives:
             return "closed" if self.goaway is None else f"connection {self.goaway}"

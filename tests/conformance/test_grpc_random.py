@@ -55,12 +55,12 @@ async def answer(wire: GrpcRequest) -> Any:
     if message == NEVER:
         await asyncio.Event().wait()
     status = failing(message)
-    told = tuple(pair for pair in wire.metadata if pair[0].startswith("x-"))
+    metadata = tuple(pair for pair in wire.metadata if pair[0].startswith("x-"))
     if status is not None:
-        yield GrpcResponse(status=status, details=details_of(message), metadata=told)
+        yield GrpcResponse(status=status, details=details_of(message), metadata=metadata)
         return
     for _ in range(3 if wire.method == STREAM else 1):
-        yield GrpcResponse((message,), metadata=told)
+        yield GrpcResponse((message,), metadata=metadata)
 
 
 # -- grpcio calls us
@@ -80,7 +80,7 @@ class Caller:
         self._kinds: list[Callable[[bytes, dict[str, Any]], Awaitable[None]]]
         self._kinds = [self._one, self._one, self._many, self._both]
         if not queues:
-            self._kinds += [self._left, self._late]
+            self._kinds += [self._cancel, self._late]
         self._unary = channel.unary_unary(UNARY)
         self._stream = channel.unary_stream(STREAM)
         self._bidi = channel.stream_stream(BIDI)
@@ -118,7 +118,7 @@ class Caller:
         found = await _all(self._bidi(ask(), timeout=20, **options))
         assert ([] if failing(message) else sent) == found
 
-    async def _left(self, _message: bytes, options: dict[str, Any]) -> None:
+    async def _cancel(self, _message: bytes, options: dict[str, Any]) -> None:
         call = self._unary(NEVER, **options)
         await asyncio.sleep(0)
         call.cancel()
@@ -160,32 +160,32 @@ async def test_grpcio_calls_our_server(seed: int, monkeypatch: pytest.MonkeyPatc
 
 
 async def _served_one(message: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
-    await _told(message, context)
+    await _respond(message, context)
     return message
 
 
 async def _served_many(
     message: bytes, context: aio.ServicerContext[Any, Any]
 ) -> AsyncIterator[bytes]:
-    await _told(message, context)
+    await _respond(message, context)
     for _ in range(3):
         yield message
 
 
-async def _told(message: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+async def _respond(message: bytes, context: aio.ServicerContext[Any, Any]) -> None:
     """Do for grpcio's server what `answer` does for ours."""
     if message == NEVER:
         await asyncio.Event().wait()
     metadata = context.invocation_metadata() or ()
-    told = tuple((key, value) for key, value in metadata if key.startswith("x-"))
-    context.set_trailing_metadata(told)
+    trailers = tuple((key, value) for key, value in metadata if key.startswith("x-"))
+    context.set_trailing_metadata(trailers)
     context.set_compression(
         grpc.Compression.Gzip if len(message) % 2 else grpc.Compression.NoCompression
     )
     status = failing(message)
     if status is not None:
         code = next(code for code in grpc.StatusCode if code.value[0] == status.value)
-        await context.abort(code, details_of(message), told)
+        await context.abort(code, details_of(message), trailers)
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types

@@ -197,13 +197,13 @@ class Server:
         self.connections = 0
         self.received = b""
         self._open = 0
-        self.ended = asyncio.Event()
+        self.all_closed = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         self.connections += 1
         self._open += 1
-        self.ended.clear()
+        self.all_closed.clear()
         first = self.connections == 1
         writer.write(self._case.begin if first else SETTLED)
         received, answered = b"", 0
@@ -212,20 +212,20 @@ class Server:
                 received += piece
                 if first:
                     self.received = received
-                asked = [
+                requests = [
                     at
                     for kind, flags, at, _ in split(received[len(PREFACE) :])
                     if kind == DATA and flags & END_STREAM
                 ]
-                for at in asked[answered:]:
+                for at in requests[answered:]:
                     writer.write(self._case.data if first and at == 1 else answer(at=at))
-                answered = len(asked)
+                answered = len(requests)
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
         self._open -= 1
         if not self._open:
-            self.ended.set()
+            self.all_closed.set()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -246,11 +246,11 @@ async def test_native_client_conforms(name: str, monkeypatch: pytest.MonkeyPatch
             assert (GrpcStatus.OK, GOOD) == (second.status, bytes(second.view))
             same = server.connections == 1
         async with asyncio.timeout(5):
-            await server.ended.wait()
-    told = judged(server.received[len(PREFACE) :])
+            await server.all_closed.wait()
+    judgement = judged(server.received[len(PREFACE) :])
     if case.expected.startswith("connection"):
-        assert (case.expected, False) == (connection(told.goaway or 0), same)
+        assert (case.expected, False) == (connection(judgement.goaway or 0), same)
     elif case.expected.startswith("stream"):
-        assert (case.expected, True) == (stream(told.resets.get(1, 0)), same)
+        assert (case.expected, True) == (stream(judgement.resets.get(1, 0)), same)
     else:
-        assert (case.expected, None, {}) == (found, told.goaway, told.resets)
+        assert (case.expected, None, {}) == (found, judgement.goaway, judgement.resets)

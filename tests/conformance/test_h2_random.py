@@ -81,8 +81,8 @@ class Echo(FrameByFrame):
 
     def __init__(self, *, client: bool) -> None:
         self.bodies: dict[int, bytes] = {}
-        self.ended: list[int] = []
-        self.gone: list[int] = []
+        self.ended_streams: list[int] = []
+        self.reset_streams: list[int] = []
         self._client = client
         self.core = Http2Connection(
             self, self._read, client=client, streams=100, header_bytes=16_384
@@ -104,7 +104,7 @@ class Echo(FrameByFrame):
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         self.bodies[stream.number] += view
         if end:
-            self.ended.append(stream.number)
+            self.ended_streams.append(stream.number)
             if not self._client:
                 body = self.bodies[stream.number]
                 self.core.writer.send(stream, ANSWER, [body[:7], body[7:]], TRAILERS)
@@ -112,8 +112,8 @@ class Echo(FrameByFrame):
             self.core.grant(stream, STREAM_WINDOW - stream.window)
 
     def on_reset(self, stream: Http2Stream, code: int) -> None:
-        if stream.number not in self.ended:
-            self.gone.append(stream.number)
+        if stream.number not in self.ended_streams:
+            self.reset_streams.append(stream.number)
 
     def on_writable(self, stream: Http2Stream) -> None: ...
 
@@ -124,7 +124,7 @@ class Pair:
     """The two ends, and the bytes between them.
 
     Attributes:
-        wanted: What each stream should have been answered with.
+        expected_bodies: What each stream should have been answered with.
     """
 
     def __init__(self, *, client: bool) -> None:
@@ -134,10 +134,10 @@ class Pair:
         self.theirs.local_settings.max_concurrent_streams = 100
         self.theirs.initiate_connection()
         self.piece = 1 << 20
-        self.wanted: dict[int, bytes] = {}
+        self.expected_bodies: dict[int, bytes] = {}
         self.answers: dict[int, bytes] = {}
         self.done: set[int] = set()
-        self.left: dict[int, bytes] = {}
+        self.unsent_bodies: dict[int, bytes] = {}
         self.events: list[Any] = []
         self.turn()
 
@@ -149,7 +149,7 @@ class Pair:
             # One at a time: the library heeds its own new frame size after the data it was told in.
             for each in out:
                 for at in range(0, len(each), self.piece):
-                    self._told(self.theirs.receive_data(each[at : at + self.piece]))
+                    self._on_events(self.theirs.receive_data(each[at : at + self.piece]))
             self._send_more()
             back = self.theirs.data_to_send()
             for at in range(0, len(back), self.piece):
@@ -159,11 +159,11 @@ class Pair:
                 return
         raise AssertionError("they never fall silent")
 
-    def _told(self, events: Sequence[Any]) -> None:
-        gone = {each.stream_id for each in events if isinstance(each, h2.events.StreamReset)}
+    def _on_events(self, events: Sequence[Any]) -> None:
+        resets = {each.stream_id for each in events if isinstance(each, h2.events.StreamReset)}
         for event in events:
-            if getattr(event, "stream_id", None) in gone:
-                self.left.pop(event.stream_id, None)
+            if getattr(event, "stream_id", None) in resets:
+                self.unsent_bodies.pop(event.stream_id, None)
             elif isinstance(event, h2.events.DataReceived):
                 assert event.stream_id is not None
                 self.answers[event.stream_id] = self.answers.get(event.stream_id, b"") + event.data
@@ -184,19 +184,19 @@ class Pair:
         """As a server, answer a stream with its body."""
         if not self.theirs.config.client_side:
             self.theirs.send_headers(number, [(":status", "200")])
-            self.left[number] = self.answers.get(number, b"")
+            self.unsent_bodies[number] = self.answers.get(number, b"")
 
     def _send_more(self) -> None:
         """Send what the library may send of bodies."""
-        for number, body in list(self.left.items()):
+        for number, body in list(self.unsent_bodies.items()):
             room = self.theirs.local_flow_control_window(number)
             most = min(len(body), room, self.theirs.max_outbound_frame_size)
             padding = 9 if number % 3 == 0 and most + 10 <= room else None
             if most:
                 self.theirs.send_data(number, body[:most], pad_length=padding)
-            self.left[number] = body[most:]
+            self.unsent_bodies[number] = body[most:]
             if most == len(body):
-                del self.left[number]
+                del self.unsent_bodies[number]
                 if number % 4 == 1:
                     self.theirs.send_headers(number, [("grpc-status", "0")], end_stream=True)
                 else:
@@ -227,20 +227,22 @@ def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None
         if step.kind == "open":
             number = pair.theirs.get_next_available_stream_id()
             pair.theirs.send_headers(number, FIELDS)
-            pair.wanted[number] = pair.left[number] = body_of(step)
-        elif step.kind == "reset" and pair.wanted:
-            number = sorted(pair.wanted)[step.odd % len(pair.wanted)]
+            pair.expected_bodies[number] = pair.unsent_bodies[number] = body_of(step)
+        elif step.kind == "reset" and pair.expected_bodies:
+            number = sorted(pair.expected_bodies)[step.odd % len(pair.expected_bodies)]
             if number not in pair.done:
                 pair.theirs.reset_stream(number)
-                pair.left.pop(number, None)
-                del pair.wanted[number]
+                pair.unsent_bodies.pop(number, None)
+                del pair.expected_bodies[number]
         else:
             common(pair, step)
         if not together:
             pair.turn()
     pair.turn()
-    assert pair.wanted == {each: pair.answers.get(each, b"") for each in pair.wanted}
-    assert pair.wanted.keys() <= pair.done
+    assert pair.expected_bodies == {
+        each: pair.answers.get(each, b"") for each in pair.expected_bodies
+    }
+    assert pair.expected_bodies.keys() <= pair.done
     assert {} == pair.ours.core.streams
 
 
@@ -254,19 +256,21 @@ def test_our_client_calls_the_library(steps: list[Step], together: bool) -> None
         if step.kind == "open":
             stream = pair.ours.core.open(None)
             streams[stream.number] = stream
-            pair.wanted[stream.number] = body_of(step)
+            pair.expected_bodies[stream.number] = body_of(step)
             pair.ours.core.writer.send(stream, REQUEST, [body_of(step)], None)
-        elif step.kind == "reset" and pair.wanted:
-            number = sorted(pair.wanted)[step.odd % len(pair.wanted)]
-            if number not in pair.ours.ended:
+        elif step.kind == "reset" and pair.expected_bodies:
+            number = sorted(pair.expected_bodies)[step.odd % len(pair.expected_bodies)]
+            if number not in pair.ours.ended_streams:
                 pair.ours.core.reset(streams[number], frames.CANCEL)
-                pair.left.pop(number, None)
-                del pair.wanted[number]
+                pair.unsent_bodies.pop(number, None)
+                del pair.expected_bodies[number]
         else:
             common(pair, step)
         if not together:
             pair.turn()
     pair.turn()
-    assert pair.wanted == {each: pair.ours.bodies.get(each) for each in pair.wanted}
-    assert pair.wanted.keys() <= set(pair.ours.ended)
+    assert pair.expected_bodies == {
+        each: pair.ours.bodies.get(each) for each in pair.expected_bodies
+    }
+    assert pair.expected_bodies.keys() <= set(pair.ours.ended_streams)
     assert {} == pair.ours.core.streams

@@ -83,11 +83,11 @@ class Taken:
 
 def by_httptools(data: bytes) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]] | None:
     """Read by httptools; its target and fields, or None."""
-    taken = Taken()
-    parser = httptools.HttpRequestParser(taken)
+    request = Taken()
+    parser = httptools.HttpRequestParser(request)
     with contextlib.suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
         parser.feed_data(data[: data.index(b"\r\n\r\n") + 4])
-    return (taken.target, tuple(taken.fields)) if taken.complete else None
+    return (request.target, tuple(request.fields)) if request.complete else None
 
 
 @pytest.fixture(scope="module")

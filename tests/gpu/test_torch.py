@@ -64,14 +64,14 @@ def values(reply: InferResponse) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["torchscript", "exported"])
 async def test_a_gpu_gives_numpys_result(tmp_path: Path, kind: str) -> None:
     """Sum and difference are exact, with instances of one model asked at the same time."""
-    given = signature("a b", "sum difference")
+    metadata = signature("a b", "sum difference")
     if kind == "exported":
         batch = {"a": {0: models.BATCH}, "b": {0: models.BATCH}}
         zeros = torch.zeros(2, 3), torch.ones(2, 3)
         path = models.export(models.Named(), tmp_path / "m.pt2", *zeros, dynamic=batch)
     else:
         path = models.script(models.Named(), tmp_path / "m.pt")
-    model = await started(path, instances=3, signature=given)
+    model = await started(path, instances=3, signature=metadata)
     replies = await asyncio.gather(*(ask(model, a=A + n, b=B) for n in range(32)))
     for n, reply in enumerate(replies):
         expected = {"sum": (A + n + B).tolist(), "difference": (A + n - B).tolist()}
@@ -82,12 +82,12 @@ async def test_a_gpu_gives_numpys_result(tmp_path: Path, kind: str) -> None:
 async def test_auto_takes_the_gpu(tmp_path: Path) -> None:
     """A GPU that is there is used without being asked for; one that is not is an error."""
     path = models.script(models.Identity(), tmp_path / "m.pt")
-    given = signature("x", "y")
-    model = await started(path, device="auto", signature=given)
+    metadata = signature("x", "y")
+    model = await started(path, device="auto", signature=metadata)
     assert "cuda:0" == str(model._device)
     await model.stop()
     with pytest.raises(LoadError, match="device 'cuda:99' is not available: PyTorch finds"):
-        await started(path, device="cuda:99", signature=given)
+        await started(path, device="cuda:99", signature=metadata)
 
 
 async def test_each_instance_has_a_stream_of_its_own(tmp_path: Path) -> None:
@@ -135,11 +135,11 @@ async def test_staging_and_answers_are_pinned(tmp_path: Path) -> None:
 async def test_datatypes_go_there_and_back(tmp_path: Path, datatype: Datatype) -> None:
     """What the GPU gives back is bit for bit what it was given; empty tensors too."""
     tensor = TensorMetadata("x", datatype, (-1,))
-    given = ModelMetadata(
+    metadata = ModelMetadata(
         name="m", inputs=(tensor,), outputs=(TensorMetadata("y", datatype, (-1,)),)
     )
     path = models.script(models.Identity(), tmp_path / "m.pt")
-    model = await started(path, signature=given)
+    model = await started(path, signature=metadata)
     for count in (0, 1, 1000):
         bits = (np.arange(count) % 2).astype(datatype.numpy_dtype)
         sent = array_tensor("x", bits, datatype)

@@ -91,14 +91,14 @@ class Cost:
         all_s: Processor time of the whole process.
         waited_s: The longest time that a health check on another connection took.
         delayed_s: For how long the gateway's threads waited for a processor, where others ran.
-        said: Status, and the text of a refusal.
+        outcome: Status, and the text of a refusal.
     """
 
     loop_s: float
     all_s: float
     waited_s: float
     delayed_s: float
-    said: str
+    outcome: str
 
 
 def cost_of(gateway: Gateway, message: Message) -> Cost:
@@ -106,10 +106,10 @@ def cost_of(gateway: Gateway, message: Message) -> Cost:
     with _Bystander(gateway) as bystander:
         pid = gateway.process.pid
         loop, process, delayed = _loop_s(gateway), gateway.cpu_s(), delayed_s(pid)
-        said = message.send(gateway)
+        outcome = message.send(gateway)
         loop, process = _loop_s(gateway) - loop, gateway.cpu_s() - process
         delayed = max(0.0, delayed_s(pid) - delayed)
-    return Cost(loop, process, bystander.longest_s, delayed, said)
+    return Cost(loop, process, bystander.longest_s, delayed, outcome)
 
 
 def _loop_s(gateway: Gateway) -> float:
@@ -142,13 +142,13 @@ class _Bystander:
         with Raw(self._gateway.http) as raw:
             raw.socket.settimeout(_PATIENCE_S)
             while not self._done.wait(_PAUSE_S):
-                begun = time.monotonic()
+                started_s = time.monotonic()
                 raw.send([head("GET", "/v2/health/live")])
                 answer = raw.answer()
                 assert answer is not None
                 assert answer.status == 200
                 if self._ready.is_set():
-                    self.longest_s = max(self.longest_s, time.monotonic() - begun)
+                    self.longest_s = max(self.longest_s, time.monotonic() - started_s)
                 self._ready.set()
 
 

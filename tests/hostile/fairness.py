@@ -79,13 +79,13 @@ class Innocents:
         with Raw(self._address, source=source) as raw:
             raw.socket.settimeout(_PATIENCE_S)
             while not self._done.wait(_EVERY_S):
-                delayed, begun = delayed_s(self._pid), time.monotonic()
+                delayed, started_s = delayed_s(self._pid), time.monotonic()
                 try:
                     raw.send([data])
                     answer = raw.answer()
                 except TimeoutError:
                     answer = None
-                waited_s = time.monotonic() - begun
+                waited_s = time.monotonic() - started_s
                 self.waits.append(waited_s - max(0.0, delayed_s(self._pid) - delayed))
                 if answer is None or answer.status != 200:
                     self.refused.append((name, answer and (answer.status, answer.body)))

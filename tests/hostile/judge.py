@@ -185,9 +185,9 @@ def judged(answer: Answer, *, head: bool = False) -> Answer:
     assert answer.status < 500 or answer.status in (501, 503, 504, 505), (answer.status, text)
     assert CANARY not in text
     if answer.status >= 400 and not head:
-        told = answer.json
-        assert list(told) == ["error"], text
-        check_text(told["error"])
+        document = answer.json
+        assert list(document) == ["error"], text
+        check_text(document["error"])
     return answer
 
 

@@ -62,7 +62,7 @@ def test_others_hardly_wait_for_one_message(gateway: Gateway, name: str) -> None
         if is_cheap(costs[-1], message):
             break
     assert is_cheap(costs[-1], message), costs
-    status = costs[-1].said.split()[0]
+    status = costs[-1].outcome.split()[0]
     assert status in (*_ANSWERED, "400", "413", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"), costs[-1]
 
 
@@ -71,7 +71,7 @@ def test_others_hardly_wait_for_one_message(gateway: Gateway, name: str) -> None
 )
 def test_long_work_is_done(gateway: Gateway, name: str) -> None:
     """A message within every limit is answered, however long that takes."""
-    assert cost_of(gateway, ROWS[name]()).said.split()[0] in _ANSWERED
+    assert cost_of(gateway, ROWS[name]()).outcome.split()[0] in _ANSWERED
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_more_classes_than_the_limit_are_refused(
 ) -> None:
     """The best 1,000 of 4,096 values are an answer; one more is refused by the limit's name."""
     assert make(4096, 1000).send(gateway).split()[0] in _ANSWERED
-    said = make(4096, 1001).send(gateway)
-    assert said.startswith(f"{refused} ")
-    assert "1001 classes; at most 1000 are allowed (classes)" in said
+    outcome = make(4096, 1001).send(gateway)
+    assert outcome.startswith(f"{refused} ")
+    assert "1001 classes; at most 1000 are allowed (classes)" in outcome
 
 
 def test_a_compressed_message_has_no_more_elements_than_bytes(gateway: Gateway) -> None:
     """Few bytes that become many elements are refused by the name of their limit."""
-    said = cost_of(gateway, ROWS["compressed_items"]()).said
-    assert said.startswith("413 ")
-    assert "decompressed_elements" in said
+    outcome = cost_of(gateway, ROWS["compressed_items"]()).outcome
+    assert outcome.startswith("413 ")
+    assert "decompressed_elements" in outcome
     # grpcio decompresses by itself, and does not tell how many bytes came.
     if os.environ.get("HOSTILE_TRANSPORT", "native") == "native":
-        said = cost_of(gateway, ROWS["compressed_items_over_grpc"]()).said
-        assert said.startswith("RESOURCE_EXHAUSTED ")
-        assert "decompressed_elements" in said
+        outcome = cost_of(gateway, ROWS["compressed_items_over_grpc"]()).outcome
+        assert outcome.startswith("RESOURCE_EXHAUSTED ")
+        assert "decompressed_elements" in outcome
 
 
 @pytest.mark.parametrize("make", OTHER_INPUTS.values(), ids=OTHER_INPUTS)
@@ -104,6 +104,6 @@ def test_other_inputs_are_refused_before_their_elements_are_read(
     gateway: Gateway, make: Callable[[], Message]
 ) -> None:
     """The elements are wrong too, and are not what the refusal is about."""
-    said = cost_of(gateway, make()).said
-    assert said.split()[0] in ("400", "INVALID_ARGUMENT")
-    assert "has no input 'OTHER" in said.replace("\\", "")
+    outcome = cost_of(gateway, make()).outcome
+    assert outcome.split()[0] in ("400", "INVALID_ARGUMENT")
+    assert "has no input 'OTHER" in outcome.replace("\\", "")

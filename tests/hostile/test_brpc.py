@@ -106,15 +106,15 @@ def send(client: Client, data: bytes) -> None:
 
 def test_every_bad_frame_is_judged() -> None:
     """A frame of the golden set that is told an error code is not one that is closed."""
-    told = {name for name in NEGATIVE if "error 100" in ENTRIES[name]}
-    assert told <= set(CODES)
+    names = {name for name in NEGATIVE if "error 100" in ENTRIES[name]}
+    assert names <= set(CODES)
     assert set(CODES) <= set(NEGATIVE)
 
 
 @pytest.mark.parametrize("name", NEGATIVE)
 def test_bad_frames(address: str, name: str) -> None:
     """Each gets its error code and the connection goes on, or is closed, at once."""
-    begun = time.monotonic()
+    started_s = time.monotonic()
     with Client(address) as client:
         send(client, REQUESTS[name])
         if name in CODES:
@@ -125,7 +125,7 @@ def test_bad_frames(address: str, name: str) -> None:
             with suppress(OSError):
                 client.socket.shutdown(socket.SHUT_WR)
             assert client.answer() is None
-    assert time.monotonic() - begun < _SLOW_S
+    assert time.monotonic() - started_s < _SLOW_S
 
 
 @pytest.mark.parametrize(
@@ -336,14 +336,14 @@ def test_who_stalls_is_left(patient: Patient, address: str, name: str) -> None:
         stalled = [stack.enter_context(Client(address)) for _ in range(30)]
         for client in stalled:
             send(client, HALVES[name])
-        begun = time.monotonic()
+        started_s = time.monotonic()
         with Client(address) as client:
             assert is_good(client)
         for client in stalled:
             with suppress(ConnectionError):
                 while client.socket.recv(65536):
                     pass
-        assert time.monotonic() - begun < 4 * _SLOW_S
+        assert time.monotonic() - started_s < 4 * _SLOW_S
     assert patient.gateway.alive
 
 
@@ -352,7 +352,7 @@ def test_who_sends_a_byte_now_and_then_is_left(address: str) -> None:
     frame = PREDICT.bytes(1)
     is_left = False
     with Client(address) as client:
-        begun = time.monotonic()
+        started_s = time.monotonic()
         for byte in frame[:-1]:
             send(client, bytes([byte]))
             client.socket.settimeout(0.1)
@@ -360,7 +360,7 @@ def test_who_sends_a_byte_now_and_then_is_left(address: str) -> None:
                 is_left = client.answer() is None
             if is_left:
                 break
-        assert time.monotonic() - begun < 4 * _SLOW_S
+        assert time.monotonic() - started_s < 4 * _SLOW_S
     assert is_left
 
 

@@ -84,14 +84,16 @@ class Server:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        held = b""
+        buffer = b""
         with suppress(OSError):
             while piece := connection.recv(65536):
-                held += piece
-                while len(held) >= 12 and len(held) >= 12 + struct.unpack_from(">I", held, 4)[0]:
-                    body, meta = struct.unpack_from(">II", held, 4)
-                    self._answer(connection, oracle.fields(held[12 : 12 + meta]))
-                    held = held[12 + body :]
+                buffer += piece
+                while (
+                    len(buffer) >= 12 and len(buffer) >= 12 + struct.unpack_from(">I", buffer, 4)[0]
+                ):
+                    body, meta = struct.unpack_from(">II", buffer, 4)
+                    self._answer(connection, oracle.fields(buffer[12 : 12 + meta]))
+                    buffer = buffer[12 + body :]
 
     def _answer(self, connection: socket.socket, meta: oracle.Fields) -> None:
         method, number = oracle.fields(meta[1][-1])[2][-1], meta[4][-1]
@@ -120,7 +122,7 @@ def front(server: Server) -> Iterator[Gateway]:
     """A gateway before it, which stays as it is."""
     with running("--upstream", f"grps+brpc://127.0.0.1:{server.port}", *_FREE) as gateway:
         for _ in range(20):
-            assert asked(gateway) == (200, None)
+            assert ask_and_check(gateway) == (200, None)
         memory, descriptors = gateway.status("VmRSS"), gateway.descriptors()
         yield gateway
         assert gateway.status("VmRSS") - memory < 48 * _MIB
@@ -128,11 +130,11 @@ def front(server: Server) -> Iterator[Gateway]:
         assert "Traceback" not in bugs_of(gateway)
 
 
-def asked(gateway: Gateway) -> tuple[int, str | None]:
+def ask_and_check(gateway: Gateway) -> tuple[int, str | None]:
     """Ask, and return the status and the error; a good answer is checked."""
-    begun = time.monotonic()
+    started_s = time.monotonic()
     found = ask(gateway.http, QUESTION)
-    assert time.monotonic() - begun < _IN_TIME_S
+    assert time.monotonic() - started_s < _IN_TIME_S
     assert found is not None
     if found.status == 200:
         assert [3.0, 4.0] == found.json["outputs"][0]["data"]
@@ -207,25 +209,25 @@ def test_hostile_answers(front: Gateway, server: Server, name: str) -> None:
     """Each is told in the caller's protocol, in time; the next answer is good again."""
     server.predict, status = HOSTILE[name]
     try:
-        found = asked(front)
+        found = ask_and_check(front)
     finally:
         server.predict = answer
     assert status == found[0], found
-    assert (200, None) == asked(front)
+    assert (200, None) == ask_and_check(front)
 
 
 @pytest.mark.parametrize("name", ["silence", "half a header", "half an answer"])
 def test_a_server_that_ends_amid_an_answer(front: Gateway, server: Server, name: str) -> None:
     """The caller is told at once, not at its deadline."""
     server.predict, server.closes = HOSTILE[name][0], True
-    begun = time.monotonic()
+    started_s = time.monotonic()
     try:
-        status, _ = asked(front)
+        status, _ = ask_and_check(front)
     finally:
         server.predict, server.closes = answer, False
     assert 503 == status
-    assert time.monotonic() - begun < 0.5
-    assert (200, None) == asked(front)
+    assert time.monotonic() - started_s < 0.5
+    assert (200, None) == ask_and_check(front)
 
 
 @pytest.mark.parametrize(
@@ -238,22 +240,22 @@ def test_more_than_was_asked_for(front: Gateway, server: Server, extra: bytes) -
     wrong = STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 2), (9.0, 9.0))])
     server.predict = lambda number: answer(number) + extra + answer(number + 1, wrong)
     try:
-        found = [asked(front) for _ in range(10)]
+        found = [ask_and_check(front) for _ in range(10)]
     finally:
         server.predict = answer
     assert {status for status, _ in found} <= {200, 502, 503}
-    assert (200, None) == asked(front)
+    assert (200, None) == ask_and_check(front)
 
 
 def test_an_answer_twice_is_one(front: Gateway, server: Server) -> None:
     """The second of the same number is nobody's."""
     server.predict = lambda number: answer(number) * 2
     try:
-        found = [asked(front) for _ in range(10)]
+        found = [ask_and_check(front) for _ in range(10)]
     finally:
         server.predict = answer
     assert {status for status, _ in found} <= {200, 502, 503}
-    assert (200, None) == asked(front)
+    assert (200, None) == ask_and_check(front)
 
 
 CONFIG = """
@@ -268,22 +270,22 @@ def test_callers_who_share_a_connection(server: Server, tmp_path: Path) -> None:
     """Each gets its own answer, whatever order they come in."""
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.format(port=server.port))
-    lock, held = threading.Lock(), []
+    lock, numbers = threading.Lock(), []
 
     def swapped(number: int) -> bytes:
         with lock:
-            held.append(number)
-            if len(held) % 4:
+            numbers.append(number)
+            if len(numbers) % 4:
                 return b""
-            values = [(each, float(each)) for each in reversed(held)]
-            held.clear()
+            values = [(each, float(each)) for each in reversed(numbers)]
+            numbers.clear()
         return b"".join(
             answer(each, STATUS + oracle.message("", [Tensor("y", FLOAT32, (1,), (value,))]))
             for each, value in values
         )
 
     with running(str(config)) as front, ExitStack() as stack:
-        assert asked(front) == (200, None)
+        assert ask_and_check(front) == (200, None)
         server.predict = swapped
         try:
             raws = [stack.enter_context(Raw(front.http)) for _ in range(4)]

@@ -44,9 +44,9 @@ _MIB = 1 << 20
 
 def _good_within(gateway: Gateway, seconds: float) -> None:
     """Assert that another client's request is answered in time."""
-    begun = time.monotonic()
+    started_s = time.monotonic()
     assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
-    assert time.monotonic() - begun < seconds
+    assert time.monotonic() - started_s < seconds
 
 
 SLOW: dict[str, bytes] = {
@@ -66,9 +66,9 @@ def test_slow_clients_are_closed_in_time(patient: Patient, name: str) -> None:
         raws = [stack.enter_context(Raw(patient.gateway.http)) for _ in range(40)]
         for raw in raws:
             raw.send([SLOW[name]])
-        begun = time.monotonic()
+        started_s = time.monotonic()
         open_ones = set(raws)
-        while open_ones and time.monotonic() - begun < 30:  # else they would stay for good
+        while open_ones and time.monotonic() - started_s < 30:  # else they would stay for good
             _good_within(patient.gateway, 1)
             time.sleep(0.1)
             for raw in list(open_ones):
@@ -140,9 +140,9 @@ def test_expensive_input_holds_up_nobody(patient: Patient, name: str) -> None:
         for _ in range(3):
             raw = stack.enter_context(Raw(gateway.http))
             raw.send([post(EXPENSIVE[name], path="/v2/models/identity_int32/infer")])
-            begun = time.monotonic()
+            started_s = time.monotonic()
             assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
-            assert time.monotonic() - begun < 1
+            assert time.monotonic() - started_s < 1
             answer = raw.answer()
             assert answer is not None
             assert answer.status in (400, 413, 501)
@@ -320,16 +320,16 @@ def test_descriptors_run_out(short: Gateway) -> None:
             with suppress(OSError):
                 stack.enter_context(Raw(short.http, source=source)).send([GOOD[:30]])
         used = short.cpu_s()
-        begun = time.monotonic()
+        started_s = time.monotonic()
         assert b"gateway_build_info" in get(short.addresses["admin"], "/metrics")
-        time.sleep(max(0.0, 0.4 - (time.monotonic() - begun)))
+        time.sleep(max(0.0, 0.4 - (time.monotonic() - started_s)))
         # One that spins uses all of the time.
-        assert short.cpu_s() - used < 0.75 * (time.monotonic() - begun)
+        assert short.cpu_s() - used < 0.75 * (time.monotonic() - started_s)
         assert short.alive
-    assert eventually(lambda: is_good(_asked(short)))
+    assert eventually(lambda: is_good(_ask_last_good(short)))
 
 
-def _asked(gateway: Gateway) -> Answer | None:
+def _ask_last_good(gateway: Gateway) -> Answer | None:
     with suppress(OSError):
         return ask(gateway.http, LAST_GOOD)
     return None

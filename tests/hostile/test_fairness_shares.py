@@ -61,10 +61,10 @@ class Client:
         with Raw(self._address, source=self._source) as raw:
             while due < end:
                 time.sleep(max(0.0, due - time.monotonic()))
-                delayed, begun = delayed_s(self._pid), time.monotonic()
+                delayed, started_s = delayed_s(self._pid), time.monotonic()
                 raw.send([GOOD])
                 assert is_good(raw.answer())
-                waited_s = time.monotonic() - begun
+                waited_s = time.monotonic() - started_s
                 self.waits.append(waited_s - max(0.0, delayed_s(self._pid) - delayed))
                 due = max(due + 1 / _PER_S, time.monotonic())
 
@@ -133,11 +133,11 @@ def _is_fair(gateway: Gateway) -> bool:
     greedy = Greedy(gateway.http, "127.0.21.1")
     thread = threading.Thread(target=greedy.run)
     thread.start()
-    begun = time.monotonic()
+    started_s = time.monotonic()
     try:
         throughput_beside, p99_beside_s = _measured(gateway)
     finally:
-        took_s = time.monotonic() - begun
+        took_s = time.monotonic() - started_s
         greedy.stop()
         thread.join()
     print(

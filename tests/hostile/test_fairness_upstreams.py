@@ -167,7 +167,7 @@ def test_a_response_in_tiny_pieces(
             if is_quick(costs[-1]):
                 break
         assert is_quick(costs[-1]), costs
-        assert costs[-1].said.split()[0] in ("502", "503", "UNAVAILABLE", "INTERNAL"), costs[-1]
+        assert costs[-1].outcome.split()[0] in ("502", "503", "UNAVAILABLE", "INTERNAL"), costs[-1]
         assert gateway.status("VmRSS") - memory < 64 << 20
 
 
@@ -186,8 +186,8 @@ def shifted(connection: socket.socket) -> None:
 def nameless(connection: socket.socket) -> None:
     """Leave the id out of responses."""
     for line, _ in requests(connection):
-        known = response({"name": "triton", "version": "2.51.0", "extensions": []})
-        connection.sendall(sums(None) if "/infer" in line else known)
+        metadata = response({"name": "triton", "version": "2.51.0", "extensions": []})
+        connection.sendall(sums(None) if "/infer" in line else metadata)
 
 
 def infer_many(gateway: Gateway, count: int) -> list[Answer]:

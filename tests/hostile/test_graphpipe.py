@@ -145,14 +145,14 @@ def check_malformed(name: str, message: bytes) -> None:
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_message_over_http(patient: Patient, name: str) -> None:
     """It is answered as the specification has it, at once, and the connection goes on."""
-    begun = time.monotonic()
+    started_s = time.monotonic()
     with Raw(patient.gateway.http) as raw:
         status, body = posted(raw, MALFORMED[name])
         assert 200 == status
         check_malformed(name, body)
         assert raw.send([GOOD])
         assert is_good(raw.answer())
-    assert time.monotonic() - begun < _SLOW_S
+    assert time.monotonic() - started_s < _SLOW_S
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -281,13 +281,13 @@ def test_who_stalls_is_left(patient: Patient, sent: bytes) -> None:
     """A stream that does not go on is closed within the limits of the listener."""
     with streaming(patient) as stream:
         stream.send(sent)
-        begun = time.monotonic()
+        started_s = time.monotonic()
         answer = stream.answer()
         if answer is not None:
             tensors, ((number, text),) = oracle.read_response(answer)
             assert ((), 504) == (tensors, number) or number in (400, 408), (number, text)
             assert stream.answer() is None
-        assert time.monotonic() - begun < 3 * _SLOW_S
+        assert time.monotonic() - started_s < 3 * _SLOW_S
 
 
 def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient) -> None:

@@ -194,8 +194,8 @@ CASES: dict[str, bytes] = {
 @pytest.mark.parametrize("name", CASES)
 def test_lying_frames_are_answered(address: tuple[str, int], name: str) -> None:
     """Within seconds there is a status, a reset, the end, or a pong where nothing was wrong."""
-    ended, _ = converse(address, CASES[name])
-    assert ended in ("status", "reset", "goaway", "closed", "pong")
+    ending, _ = converse(address, CASES[name])
+    assert ending in ("status", "reset", "goaway", "closed", "pong")
 
 
 STRANGERS: dict[str, bytes] = {
@@ -213,8 +213,8 @@ STRANGERS: dict[str, bytes] = {
 @pytest.mark.parametrize("name", STRANGERS)
 def test_strangers_are_turned_away(address: tuple[str, int], name: str) -> None:
     """What is no HTTP/2 has its connection closed."""
-    ended, _ = converse(address, b"", begin=STRANGERS[name])
-    assert ended in ("goaway", "closed", "reset")
+    ending, _ = converse(address, b"", begin=STRANGERS[name])
+    assert ending in ("goaway", "closed", "reset")
 
 
 SILENT: dict[str, bytes] = {
@@ -233,10 +233,10 @@ def test_the_silent_hinder_nobody(patient: Patient, address: tuple[str, int]) ->
         for data in list(SILENT.values()) * 6:
             sock = stack.enter_context(socket.create_connection(address, PATIENCE_S))
             sock.sendall(data)
-        begun = time.monotonic()
+        started_s = time.monotonic()
         for _ in range(20):
             assert patient.infers()
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - started_s < 2
     assert before >= patient.gateway.descriptors() - 2 * len(SILENT) * 6
 
 

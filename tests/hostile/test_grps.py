@@ -38,7 +38,7 @@ GOOD = {
 _STATUSES = frozenset({200, 400, 404, 413, 501})
 
 
-def asked(patient: Patient, *pieces: bytes | float) -> Answer:
+def send(patient: Patient, *pieces: bytes | float) -> Answer:
     """Return the answer to one request."""
     with Raw(patient.gateway.http) as raw:
         raw.send(pieces)
@@ -60,12 +60,12 @@ def judged(answer: Answer) -> int:
     return int(answer.status)
 
 
-def told(patient: Patient, body: bytes, path: str = PATH) -> int:
+def post_json(patient: Patient, body: bytes, path: str = PATH) -> int:
     """Return the status of the answer to a body of JSON."""
-    return judged(asked(patient, post(body, JSON, path=path)))
+    return judged(send(patient, post(body, JSON, path=path)))
 
 
-def said(patient: Patient, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
+def call_grpc(patient: Patient, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
     """Return the status of a gRPC call, and the code in its message's Status."""
     ask = patient.channel.unary_unary(SERVICE + method)
     try:
@@ -92,7 +92,7 @@ def tensor(**members: Any) -> bytes:
 
 def test_the_good_request_is_good(patient: Patient) -> None:
     """What the lies are made from is answered."""
-    assert 200 == told(patient, good())
+    assert 200 == post_json(patient, good())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_good_request_is_good(patient: Patient) -> None:
 )
 def test_bad_documents_of_the_golden_set(patient: Patient, file: Path) -> None:
     """Each is a FAILURE that says why, with its code as the HTTP status."""
-    assert told(patient, file.read_bytes(), f"{PATH}?model=identity_int32") in (400, 413)
+    assert post_json(patient, file.read_bytes(), f"{PATH}?model=identity_int32") in (400, 413)
 
 
 @pytest.mark.parametrize("file", sorted((GOLDEN / "pb").glob("neg_*")), ids=lambda path: path.stem)
@@ -109,7 +109,7 @@ def test_bad_messages_of_the_golden_set(patient: Patient, file: Path, method: st
     """Each is a FAILURE in the message, or ends the call where it is no message."""
     data = pb.GrpsMessage(model="identity_int32").SerializeToString() + file.read_bytes()
     if method == "Predict":
-        code, status = said(patient, method, data)
+        code, status = call_grpc(patient, method, data)
         assert (code in CLIENTS_FAULT and status == 0) or status in (400, 413), (code, status)
         return
     stream = patient.channel.unary_stream(SERVICE + method)(data, timeout=8)
@@ -176,7 +176,7 @@ ACCEPTED = {"text-surrogate"}
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_lying_documents_are_the_clients_fault(patient: Patient, name: str) -> None:
     """No document crashes, hangs or becomes a fault of the server's."""
-    status = told(patient, DOCUMENTS[name])
+    status = post_json(patient, DOCUMENTS[name])
     assert status != 200 or name in ACCEPTED
 
 
@@ -196,7 +196,7 @@ def test_content_types_that_are_none(
     patient: Patient, fields: tuple[str, ...], body: bytes
 ) -> None:
     """Two of them, none, or one that is not grps's is refused."""
-    assert asked(patient, post(body, *fields, path=PATH)).status in (400, 415)
+    assert send(patient, post(body, *fields, path=PATH)).status in (400, 415)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_content_types_that_are_none(
 )
 def test_queries_that_lie(patient: Patient, query: str) -> None:
     """They are read or refused; a good body does not make them good."""
-    status = told(patient, good(model=""), f"{PATH}?{query}")
+    status = post_json(patient, good(model=""), f"{PATH}?{query}")
     assert status in (200, 400, 404, 413)
 
 
@@ -239,21 +239,21 @@ def test_queries_that_lie(patient: Patient, query: str) -> None:
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_paths_that_lead_nowhere(patient: Patient, path: str, method: str) -> None:
     """Unknown paths, methods, and the switch that is off, are refused in words."""
-    answer = asked(patient, head(method, path, JSON, "Content-Length: 0"))
+    answer = send(patient, head(method, path, JSON, "Content-Length: 0"))
     assert answer.status in (400, 403, 404, 405, 414), answer
     check_text(answer.body.decode())
 
 
 def test_a_stream_of_what_is_wrong_is_one_failure(patient: Patient) -> None:
     """What cannot be asked is refused before there is a stream."""
-    assert told(patient, good(model="nobody"), f"{PATH}?streaming=true") == 404
-    assert told(patient, b"{", f"{PATH}?streaming=true") == 400
+    assert post_json(patient, good(model="nobody"), f"{PATH}?streaming=true") == 404
+    assert post_json(patient, b"{", f"{PATH}?streaming=true") == 400
 
 
 def test_a_body_in_crumbs_is_one_body(patient: Patient) -> None:
     """A body of one byte a chunk is read; one that never ends is given up."""
     crumbs = [chunk(good()[at : at + 1]) for at in range(len(good()))]
-    assert 200 == judged(asked(patient, chunked(*crumbs, b"0\r\n\r\n", fields=(JSON,), path=PATH)))
+    assert 200 == judged(send(patient, chunked(*crumbs, b"0\r\n\r\n", fields=(JSON,), path=PATH)))
 
 
 SCORE = {"rows": [{"values": [9]}, {"values": [1, 2]}], "who": "me"}
@@ -283,7 +283,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_customised_routes_refuse_what_is_wrong(patient: Patient, name: str) -> None:
     """In the route's own words, with the code as HTTP status."""
-    answer = asked(patient, post(BODIES[name], JSON, path="/v1/score"))
+    answer = send(patient, post(BODIES[name], JSON, path="/v1/score"))
     assert answer.status in (400, 413), answer
     assert answer.status == answer.json["code"]
     check_text(answer.json["error"])
@@ -299,7 +299,7 @@ def test_customised_routes_put_nothing_into_templates_twice(patient: Patient) ->
             "Content-Type: application/x-www-form-urlencoded",
         ),
     ):
-        answer = asked(patient, post(body, kind, path=path))
+        answer = send(patient, post(body, kind, path=path))
         assert 200 == answer.status, answer
         assert answer.json in (
             {"values": [1, 2], "who": "said [1, 2]"},
@@ -316,7 +316,7 @@ def test_damaged_customised_bodies(patient: Patient, seed: int) -> None:
             damaged(json.dumps(SCORE).encode(), chance),
             json.dumps(altered(SCORE, chance)).encode(),
         ):
-            answer = asked(patient, post(body, JSON, path="/v1/score"))
+            answer = send(patient, post(body, JSON, path="/v1/score"))
             assert answer.status in (200, 400, 413), (answer, body)
 
 
@@ -325,8 +325,8 @@ def test_damaged_documents(patient: Patient, seed: int) -> None:
     """Bytes of the JSON changed, or its members exchanged: answered, or the client's fault."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     for _ in range(40):
-        told(patient, damaged(good(), chance))
-        told(patient, json.dumps(altered(GOOD, chance)).encode())
+        post_json(patient, damaged(good(), chance))
+        post_json(patient, json.dumps(altered(GOOD, chance)).encode())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -338,6 +338,6 @@ def test_damaged_messages(patient: Patient, seed: int) -> None:
     for _ in range(60):
         data = damaged(model + chance.choice(files).read_bytes(), chance)
         method = chance.choice(("Predict", "ModelMetadata", "CheckReadiness", "ServerMetadata"))
-        code, status = said(patient, method, data)
+        code, status = call_grpc(patient, method, data)
         assert code in CLIENTS_FAULT | {grpc.StatusCode.OK}, (method, data)
         assert status in _STATUSES | {0, 503}, (method, status, data)

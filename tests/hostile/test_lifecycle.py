@@ -75,9 +75,9 @@ def _begin_grpc(stack: ExitStack, front: Gateway, number: int) -> Callable[[], o
 
 
 def _time_of(gateway: Gateway, event: str, number: int) -> float | None:
-    said = json.dumps({"event": event, "number": number})
+    entry = json.dumps({"event": event, "number": number})
     # Another line may stand on the same one.
-    return next((when for when, line in gateway.log[:] if said in line), None)
+    return next((when for when, line in gateway.log[:] if entry in line), None)
 
 
 @pytest.mark.parametrize("behind", ["model", "http", "grpc"])
@@ -96,13 +96,13 @@ def test_work_ends_when_its_client_leaves(
             leave = begin(stack, front, number)
             assert eventually(lambda: _time_of(back, "begun", number) is not None)  # noqa: B023
             pids = {gateway.process.pid for gateway in chains[behind]}
-            delayed, left = delayed_s(*pids), time.monotonic()
+            delayed, leave_s = delayed_s(*pids), time.monotonic()
             leave()
             assert eventually(lambda: _time_of(back, "left", number) is not None)  # noqa: B023
             delayed = max(0.0, delayed_s(*pids) - delayed)
-        told = _time_of(back, "left", number)
-        assert told is not None
-        delays.append(told - left - delayed)
+        end_s = _time_of(back, "left", number)
+        assert end_s is not None
+        delays.append(end_s - leave_s - delayed)
     print(f"\n{behind}: median {statistics.median(delays):.3f} s, most {max(delays):.3f} s")
     # One of ten may meet a busy machine.
     assert sorted(delays)[-2] <= _LEFT_S
@@ -135,9 +135,9 @@ class Load:
             if not right:
                 self.lost.append(what)
 
-    def _refused(self, number: int, what: str, *, told: bool) -> None:
+    def _refused(self, number: int, what: str, *, is_refusal: bool) -> None:
         """Note a call without an answer, unless it met the end of listening and never began."""
-        if not told or _time_of(self._gateway, "begun", number) is not None:
+        if not is_refusal or _time_of(self._gateway, "begun", number) is not None:
             self._count(False, what)
 
     def _http(self) -> None:
@@ -154,7 +154,7 @@ class Load:
                         return
                     answer = raw.answer()
                     if answer is None or answer.status != 200:
-                        self._refused(number, f"{answer}", told=answer is None)
+                        self._refused(number, f"{answer}", is_refusal=answer is None)
                         return
                     data = answer.json["outputs"][0]["data"]
                     self._count(data == [20, number], f"{data} is not {number}")
@@ -169,7 +169,9 @@ class Load:
                 try:
                     answer = infer(_message(20, number), timeout=20)
                 except grpc.RpcError as error:
-                    self._refused(number, f"{error.code()}", told=error.code() in _NEVER_BEGUN)
+                    self._refused(
+                        number, f"{error.code()}", is_refusal=error.code() in _NEVER_BEGUN
+                    )
                     return
                 self._count(number.to_bytes(4, "little") in answer, f"not {number}")
 
@@ -214,7 +216,7 @@ def test_second_signal_ends_it_at_once() -> None:
         assert eventually(lambda: _time_of(gateway, "begun", 1) is not None)
         gateway.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: "not ready" in gateway.text())
-        begun = time.monotonic()
+        started_s = time.monotonic()
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.process.wait(60) == -signal.SIGTERM
-        assert time.monotonic() - begun < 10  # the call would take a minute
+        assert time.monotonic() - started_s < 10  # the call would take a minute

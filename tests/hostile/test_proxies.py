@@ -58,7 +58,7 @@ class Honest:
         self._name = name
         self.answered = 0
         self.lost = 0
-        self.left = AFTERWARDS
+        self.remaining = AFTERWARDS
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until told to stop, and a little longer; fails on an answer that is not its own.
@@ -66,15 +66,15 @@ class Honest:
         What was hidden in the last attack may still cost a request, so that answers are counted.
         """
         numbers = count()
-        while self.left:
+        while self.remaining:
             reader, writer = await asyncio.open_connection(*self._address)
             with suppress(ConnectionError, asyncio.IncompleteReadError):
-                while self.left:
+                while self.remaining:
                     is_afterwards = stop.is_set()
                     mark = f"{self._name}-{next(numbers)}"
                     writer.write(marked(mark))
                     async with asyncio.timeout(_PATIENCE_S):
-                        self.left -= await self._is_answered(reader, mark) and is_afterwards
+                        self.remaining -= await self._is_answered(reader, mark) and is_afterwards
             writer.close()
 
     async def _is_answered(self, reader: asyncio.StreamReader, mark: str) -> bool:
@@ -138,7 +138,7 @@ async def besiege(address: Address, attacks: dict[str, bytes]) -> list[Honest]:
 
 def assert_answered(honest: list[Honest]) -> None:
     """Each client has all answers after the attacks, and has lost few requests during them."""
-    assert [0] * HONEST == [each.left for each in honest]
+    assert [0] * HONEST == [each.remaining for each in honest]
     assert all(each.lost < each.answered for each in honest)
 
 

@@ -73,7 +73,7 @@ TEXTS = {
 _ALLOWED = frozenset({200, 400, 404, 408, 413, 431, 501, 503, 504})
 
 
-def told(patient: Patient, text: str, body: bytes = BODY, path: str = PATH) -> Answer | None:
+def send_header(patient: Patient, text: str, body: bytes = BODY, path: str = PATH) -> Answer | None:
     """Return the answer to an inference whose header is *text*."""
     with Raw(patient.gateway.http) as raw:
         raw.send([post(body, f"NV-InferRequest: {text}", path=path)])
@@ -90,7 +90,7 @@ def fit_for_a_client(answer: Answer | None) -> bool:
 
 def test_the_good_request_is_good(patient: Patient) -> None:
     """What the lies are made from is answered."""
-    answer = told(patient, GOOD + OUTPUTS)
+    answer = send_header(patient, GOOD + OUTPUTS)
     assert answer is not None
     assert 200 == answer.status
 
@@ -98,13 +98,13 @@ def test_the_good_request_is_good(patient: Patient) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_lying_headers_are_the_clients_fault(patient: Patient, name: str) -> None:
     """No header of text crashes, hangs or becomes a fault of the server's."""
-    assert fit_for_a_client(told(patient, TEXTS[name])), name
+    assert fit_for_a_client(send_header(patient, TEXTS[name])), name
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 129, 4096])
 def test_bodies_that_do_not_fit_are_refused(patient: Patient, size: int) -> None:
     """A body shorter or longer than its inputs is an error that names the sizes."""
-    answer = told(patient, GOOD + OUTPUTS, bytes(size))
+    answer = send_header(patient, GOOD + OUTPUTS, bytes(size))
     assert answer is not None
     assert 400 == answer.status
     assert "bytes" in (answer.get("nv-status") or "")
@@ -129,7 +129,7 @@ def test_bodies_that_do_not_fit_are_refused(patient: Patient, size: int) -> None
 )
 def test_paths_that_lead_nowhere(patient: Patient, path: str) -> None:
     """Unknown paths, versions and models, and calls that are off, are refused in good form."""
-    answer = told(patient, GOOD, path=path)
+    answer = send_header(patient, GOOD, path=path)
     assert fit_for_a_client(answer) and answer is not None and answer.status != 200  # noqa: PT018
 
 
@@ -143,4 +143,4 @@ def test_damaged_headers_are_read_or_refused(patient: Patient) -> None:
         text = luck.choice(
             [good[:at], good[:at] + letter + good[at + 1 :], good[:at] + good[at // 2 :]]
         )
-        assert fit_for_a_client(told(patient, text)), text
+        assert fit_for_a_client(send_header(patient, text)), text

@@ -51,12 +51,12 @@ def register(patient: Patient, key: str, name: str = "r", offset: int = 0, size:
     return send(patient, f"{CONTROL}/register/{name}/{key}/{offset}/{size}").status
 
 
-def infer(patient: Patient, shared: str = PLACE % (0, 64), placed: str = "") -> Answer:
-    text = GOOD.replace("SHARED", shared).replace("PLACED", placed)
+def infer(patient: Patient, shared: str = PLACE % (0, 64), output_place: str = "") -> Answer:
+    text = GOOD.replace("SHARED", shared).replace("PLACED", output_place)
     return send(patient, "/api/infer/simple?format=binary", text, bytes(64))
 
 
-def said(answer: Answer) -> str:
+def status_text(answer: Answer) -> str:
     status = answer.get("nv-status") or ""
     check_text(status)
     return status
@@ -75,7 +75,7 @@ def regions(patient: Patient) -> list[str]:
 def test_a_good_region_is_good(patient: Patient, segment: Path) -> None:
     """What the lies are made from works, whether its name is still there or not."""
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, placed=PLACE % (64, 64))
+    answer = infer(patient, output_place=PLACE % (64, 64))
     assert 200 == answer.status
     assert "batch_byte_size: 64" in (answer.get("nv-inferresponse") or "")
     assert ["r"] == regions(patient)
@@ -119,7 +119,7 @@ def test_files_that_are_no_segments(patient: Patient, segment: Path, kind: str) 
         answer = send(patient, f"{CONTROL}/register/r//{place.name}/0/16")
     finally:
         (place.rmdir if kind == "folder" else place.unlink)()
-    assert (400, True) == (answer.status, "INTERNAL" in said(answer))
+    assert (400, True) == (answer.status, "INTERNAL" in status_text(answer))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_places_that_lie(patient: Patient, segment: Path, offset: int, size: int
     """A place that is not within its region, or of another size than its tensor, is refused."""
     assert 200 == register(patient, f"/{segment.name}")
     answer = infer(patient, PLACE % (offset, size))
-    assert (400, True) == (answer.status, "INVALID_ARG" in said(answer))
+    assert (400, True) == (answer.status, "INVALID_ARG" in status_text(answer))
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 63), (0, 0)])
@@ -147,18 +147,18 @@ def test_outputs_that_do_not_fit(patient: Patient, segment: Path, offset: int, s
     """An output is not written beyond its place: INTERNAL, as real servers say."""
     segment.write_bytes(b"x" * 4096)
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, placed=PLACE % (offset, size))
-    assert (400, True) == (answer.status, "INTERNAL" in said(answer))
+    answer = infer(patient, output_place=PLACE % (offset, size))
+    assert (400, True) == (answer.status, "INTERNAL" in status_text(answer))
     assert b"x" * 4096 == segment.read_bytes()
 
 
 def test_names_that_are_not_registered(patient: Patient, segment: Path) -> None:
     """NOT_FOUND, before and after."""
-    assert "NOT_FOUND" in said(infer(patient))
+    assert "NOT_FOUND" in status_text(infer(patient))
     assert 200 == register(patient, f"/{segment.name}")
     assert 400 == register(patient, f"/{segment.name}")
     assert 200 == send(patient, f"{CONTROL}/unregister/r").status
-    assert "NOT_FOUND" in said(infer(patient))
+    assert "NOT_FOUND" in status_text(infer(patient))
 
 
 def test_a_thousand_regions_are_too_many(patient: Patient, segment: Path) -> None:
@@ -180,7 +180,7 @@ def test_segments_that_shrink_while_they_are_used(patient: Patient, segment: Pat
     thread = threading.Thread(target=shrink)
     thread.start()
     try:
-        found = [infer(patient, placed=PLACE % (64, 64)) for _ in range(200)]
+        found = [infer(patient, output_place=PLACE % (64, 64)) for _ in range(200)]
     finally:
         over.set()
         thread.join()
@@ -192,4 +192,4 @@ def test_segments_cut_short_for_good(patient: Patient, segment: Path) -> None:
     """The error names the region and what is left of it."""
     assert 200 == register(patient, f"/{segment.name}")
     os.truncate(segment, 10)
-    assert "shrank the segment: 10 bytes remain" in said(infer(patient))
+    assert "shrank the segment: 10 bytes remain" in status_text(infer(patient))

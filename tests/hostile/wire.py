@@ -57,7 +57,7 @@ class Raw:
         origin = (source, 0) if source is not None else None
         self.socket = socket.create_connection(address, PATIENCE_S, origin)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._left = b""
+        self._buffer = b""
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +104,8 @@ class Raw:
 
     def rest(self) -> bytes:
         """Return what comes until the connection ends; a reset is an end."""
-        data = [self._left]
-        self._left = b""
+        data = [self._buffer]
+        self._buffer = b""
         with suppress(ConnectionError):
             while piece := self.socket.recv(65536):
                 data.append(piece)
@@ -127,19 +127,19 @@ class Raw:
         return Answer(status, tuple(fields), self._exactly(int(lengths[0])))
 
     def _until(self, end: bytes) -> bytes | None:
-        while end not in self._left:
+        while end not in self._buffer:
             if not self._more():
-                if self._left:
-                    raise BrokenAnswer(f"cut head {self._left[:200]!r}")
+                if self._buffer:
+                    raise BrokenAnswer(f"cut head {self._buffer[:200]!r}")
                 return None
-        text, found, self._left = self._left.partition(end)
+        text, found, self._buffer = self._buffer.partition(end)
         return text + found
 
     def _exactly(self, size: int) -> bytes:
-        while len(self._left) < size:
+        while len(self._buffer) < size:
             if not self._more():
-                raise BrokenAnswer(f"cut body: {len(self._left)} bytes of {size}")
-        data, self._left = self._left[:size], self._left[size:]
+                raise BrokenAnswer(f"cut body: {len(self._buffer)} bytes of {size}")
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
         return data
 
     def _more(self) -> bool:
@@ -147,7 +147,7 @@ class Raw:
             piece = self.socket.recv(262_144)
         except ConnectionError:
             return False
-        self._left += piece
+        self._buffer += piece
         return bool(piece)
 
 
@@ -181,11 +181,11 @@ def is_good(answer: Answer | None) -> bool:
     """Tell whether this is the answer to `GOOD`."""
     if answer is None or answer.status != 200:
         return False
-    told = answer.json
-    if not isinstance(told, dict):
+    document = answer.json
+    if not isinstance(document, dict):
         return False
     sums = [2 * n for n in range(16)]
-    return bool(told.get("id") == "good" and told["outputs"][0]["data"] == sums)
+    return bool(document.get("id") == "good" and document["outputs"][0]["data"] == sums)
 
 
 def ask(address: Address, data: bytes, *, source: str | None = None) -> Answer | None:

@@ -47,7 +47,7 @@ class Seen:
     body: bytearray = field(default_factory=bytearray)
     length: int = 0
     on_complete_stream: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    end: asyncio.Event = field(default_factory=asyncio.Event)
     on_reset: bool = False
 
     @property
@@ -113,7 +113,7 @@ class Far:
                 self.seen[-1].on_reset = True
         finally:
             if self.seen:
-                self.seen[-1].ended.set()
+                self.seen[-1].end.set()
             writer.close()
 
     async def _read(
@@ -133,7 +133,7 @@ class Far:
         seen.on_complete_stream = True
         if self.early is None:
             writer.write(self._answer)
-        seen.ended.set()
+        seen.end.set()
 
 
 @dataclass

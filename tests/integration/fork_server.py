@@ -137,8 +137,8 @@ def _watch(
     line.send(str(pid).encode())
     for each in (line.detach(), stdout, stderr):
         os.close(each)
-    _, ended = os.waitpid(pid, 0)
-    os.write(status, str(os.waitstatus_to_exitcode(ended)).encode())
+    _, wait_status = os.waitpid(pid, 0)
+    os.write(status, str(os.waitstatus_to_exitcode(wait_status)).encode())
     os._exit(0)
 
 

@@ -68,10 +68,10 @@ class Answers(GrpcFrontend):
 
     def __init__(self, answer: Callable[[GrpcRequest], AsyncGenerator[GrpcResponse, None]]) -> None:
         self._answer = answer
-        self.asked: list[GrpcRequest] = []
+        self.requests: list[GrpcRequest] = []
 
     def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
-        self.asked.append(wire)
+        self.requests.append(wire)
         return self._answer(wire)
 
     def reject(self, error: GatewayError, /) -> GrpcResponse:

@@ -40,8 +40,8 @@ class H2Answer:
     body: bytearray = field(default_factory=bytearray)
     interim: list[int] = field(default_factory=list)
     reset: int | None = None
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    start: asyncio.Event = field(default_factory=asyncio.Event)
+    end: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def status(self) -> int:
@@ -94,7 +94,7 @@ class H2Client:
     async def send(self, number: int, body: bytes, *, end: bool = True) -> None:
         """Send a part of a body, as far as the windows let it."""
         connection, at = self.connection, 0
-        while at < len(body) and not self.answers[number].ended.is_set():
+        while at < len(body) and not self.answers[number].end.is_set():
             most = min(
                 connection.local_flow_control_window(number), connection.max_outbound_frame_size
             )
@@ -106,7 +106,7 @@ class H2Client:
             at += most
             self.flush()
             await asyncio.sleep(0)
-        if end and not self.answers[number].ended.is_set():
+        if end and not self.answers[number].end.is_set():
             connection.end_stream(number)
             self.flush()
 
@@ -129,7 +129,7 @@ class H2Client:
     async def answer(self, number: int) -> H2Answer:
         """Return what came on a stream once it has ended."""
         answer = self.answers[number]
-        await asyncio.wait_for(answer.ended.wait(), PATIENCE_S)
+        await asyncio.wait_for(answer.end.wait(), PATIENCE_S)
         return answer
 
     def reset(self, number: int) -> None:
@@ -155,11 +155,11 @@ class H2Client:
     async def _read(self) -> None:
         self.flush()
         try:
-            held = b""
+            buffer = b""
             while data := await self._reader.read(1 << 16):
-                held += data
-                while len(held) >= _HEAD and len(held) >= (size := _size(held)):
-                    frame, held = held[:size], held[size:]
+                buffer += data
+                while len(buffer) >= _HEAD and len(buffer) >= (size := _size(buffer)):
+                    frame, buffer = buffer[:size], buffer[size:]
                     for event in self.connection.receive_data(frame):
                         self._note(event)
                 self.flush()
@@ -167,7 +167,7 @@ class H2Client:
             pass
         self.over.set()
         for answer in self.answers.values():
-            answer.ended.set()
+            answer.end.set()
 
     def _note(self, event: Event) -> None:
         number: Any = getattr(event, "stream_id", None)
@@ -181,7 +181,7 @@ class H2Client:
             self.answers[number].interim.append(int(_fields(event)[":status"]))
         elif isinstance(event, ResponseReceived):
             self.answers[number].headers = _fields(event)
-            self.answers[number].begun.set()
+            self.answers[number].start.set()
         elif isinstance(event, TrailersReceived):
             self.answers[number].headers |= _fields(event)
         elif isinstance(event, DataReceived):
@@ -189,11 +189,11 @@ class H2Client:
             if self.reads:
                 self.acknowledge(number, event.flow_controlled_length or 0)
         elif isinstance(event, StreamEnded):
-            self.answers[number].ended.set()
+            self.answers[number].end.set()
         elif isinstance(event, StreamReset):
             self.answers[number].reset = int(event.error_code or 0)
             self._room.set()
-            self.answers[number].ended.set()
+            self.answers[number].end.set()
 
 
 def _fields(event: Any) -> dict[str, str]:

@@ -75,7 +75,7 @@ class Slow(Refusing):
     def __init__(self) -> None:
         self.started = asyncio.Event()
         self.go = asyncio.Event()
-        self.ended = asyncio.Event()
+        self.end = asyncio.Event()
         self.cancelled = False
         self.running = 0
 
@@ -90,7 +90,7 @@ class Slow(Refusing):
             raise
         finally:
             self.running -= 1
-            self.ended.set()
+            self.end.set()
 
 
 class Parts(Refusing):

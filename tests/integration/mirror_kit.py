@@ -126,9 +126,9 @@ async def evidence(
     assert gateway.shadow_keeper is not None
     async with asyncio.timeout(60):
         while True:
-            kept = gateway.shadow_keeper.evidence.get(migration)
-            if kept is not None and condition(kept.document):
-                return kept.document
+            evidence_so_far = gateway.shadow_keeper.evidence.get(migration)
+            if evidence_so_far is not None and condition(evidence_so_far.document):
+                return evidence_so_far.document
             await asyncio.sleep(0.02)
 
 

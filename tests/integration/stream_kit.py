@@ -31,34 +31,34 @@ class NumberedFramer:
     """Frames of size and number, 4 bytes each, as brpc's in kind."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._buffer = b""
         self.fault: GatewayError | None = None
 
     @property
     def held(self) -> int:
-        return len(self._held)
+        return len(self._buffer)
 
     @property
     def wanted(self) -> int:
-        if len(self._held) < 8:
-            return 8 if self._held else 0
-        size: int = struct.unpack_from("<I", self._held)[0]
+        if len(self._buffer) < 8:
+            return 8 if self._buffer else 0
+        size: int = struct.unpack_from("<I", self._buffer)[0]
         return 8 + size
 
     def receive(self, data: bytes, /) -> list[Frame]:
-        if not data and self._held:
+        if not data and self._buffer:
             raise MalformedMessage("the stream ended inside a frame")
-        self._held += data
+        self._buffer += data
         frames = []
-        while len(self._held) >= 8:
-            size, number = struct.unpack_from("<II", self._held)
+        while len(self._buffer) >= 8:
+            size, number = struct.unpack_from("<II", self._buffer)
             if size > MOST:
                 self.fault = TooLarge(f"{size} bytes", limit="message_bytes")
                 break
-            if len(self._held) < 8 + size:
+            if len(self._buffer) < 8 + size:
                 break
-            frames.append(Frame((self._held[8 : 8 + size],), number))
-            self._held = self._held[8 + size :]
+            frames.append(Frame((self._buffer[8 : 8 + size],), number))
+            self._buffer = self._buffer[8 + size :]
         return frames
 
     def send(self, frame: Frame, /) -> list[Buffer]:
@@ -116,7 +116,7 @@ class Slow(Refusing):
     def __init__(self) -> None:
         self.waiting: dict[bytes, asyncio.Event] = {}
         self.cancelled: list[bytes] = []
-        self.ended = asyncio.Event()
+        self.end = asyncio.Event()
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         name = payload_of(wire)
@@ -129,7 +129,7 @@ class Slow(Refusing):
             raise
         finally:
             del self.waiting[name]
-            self.ended.set()
+            self.end.set()
 
 
 class Big(Refusing):
@@ -147,10 +147,10 @@ class Counting(Big):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.asked = 0
+        self.call_count = 0
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
-        self.asked += 1
+        self.call_count += 1
         async for answer in super().__call__(wire):
             yield answer
 

@@ -84,17 +84,17 @@ def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0) -> Question:
 
 def time_of(running: Running, event: str, number: int) -> bool:
     """Tell whether the model "watched" has said so on standard error."""
-    said = json.dumps({"event": event, "number": number})
-    return any(said in line for line in running.log[:])
+    event_text = json.dumps({"event": event, "number": number})
+    return any(event_text in line for line in running.log[:])
 
 
 def until(running: Running, event: str, number: int, within_s: float = 5.0) -> float:
     """Wait for what the model says, and return how long that took."""
-    begun = time.monotonic()
+    started_s = time.monotonic()
     while not time_of(running, event, number):
-        assert time.monotonic() - begun < within_s, f"{event} {number} was not said"
+        assert time.monotonic() - started_s < within_s, f"{event} {number} was not said"
         time.sleep(0.002)
-    return time.monotonic() - begun
+    return time.monotonic() - started_s
 
 
 @pytest.mark.parametrize("kind", range(4))
@@ -215,7 +215,9 @@ def test_a_unix_socket_is_served(server: Running) -> None:
 # -- HTTP on the same port
 
 
-def asked(address: str, method: str, path: str, body: bytes = b"", kind: str = "") -> HTTPResponse:
+def request_http(
+    address: str, method: str, path: str, body: bytes = b"", kind: str = ""
+) -> HTTPResponse:
     """Send one request over HTTP."""
     with closing(HTTPConnection(address, timeout=10)) as connection:
         connection.request(method, path, body, {"Content-Type": kind} if kind else {})
@@ -232,31 +234,31 @@ def test_http_on_the_port_of_brpc(address: str, service: str) -> None:
         for row in ROWS
     ]
     body = json.dumps({"model": "simple", "gtensors": {"tensors": rows}}).encode()
-    answer = asked(address, "POST", f"/{service}/Predict", body, "application/json")
-    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `asked`
+    answer = request_http(address, "POST", f"/{service}/Predict", body, "application/json")
+    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `request_http`
     assert (200, "SUCCESS") == (answer.status, document["status"]["status"])
     assert list(SUM.values) == document["gtensors"]["tensors"][0]["flat_int32"]
 
 
 def test_the_status_page_is_at_the_root_of_the_port_of_brpc(address: str) -> None:
     """As on a real server's port: the page at /, and nothing below it."""
-    page = asked(address, "GET", "/")
+    page = request_http(address, "GET", "/")
     assert (200, "text/html; charset=utf-8") == (page.status, page.headers["Content-Type"])
-    assert 404 == asked(address, "GET", "/other").status
+    assert 404 == request_http(address, "GET", "/other").status
 
 
 def test_http_may_carry_protobuf(address: str) -> None:
     """A binary message gets a binary answer."""
     kind = "application/x-protobuf"
-    answer = asked(address, "POST", "/GrpsBrpcService/Predict", PREDICT.body, kind)
-    found = oracle.read_message(answer.body)  # type: ignore[attr-defined]  # of `asked`
+    answer = request_http(address, "POST", "/GrpsBrpcService/Predict", PREDICT.body, kind)
+    found = oracle.read_message(answer.body)  # type: ignore[attr-defined]  # of `request_http`
     assert (200, (SUM, DIFFERENCE)) == (answer.status, found.tensors)
 
 
 def test_http_without_a_body_asks_an_empty_message(address: str) -> None:
     """A GET is enough for a question that needs no message."""
-    answer = asked(address, "GET", "/GrpsBrpcService/CheckLiveness")
-    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `asked`
+    answer = request_http(address, "GET", "/GrpsBrpcService/CheckLiveness")
+    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `request_http`
     assert {"status": {"code": 200, "msg": "OK", "status": "SUCCESS"}} == document
 
 
@@ -273,7 +275,7 @@ def test_http_refused_on_the_port_of_brpc(
     address: str, method: str, path: str, body: bytes, status: int, code: str | None
 ) -> None:
     """In brpc's form, with its error code; paths of other services are not there."""
-    answer = asked(address, method, path, body, "application/json")
+    answer = request_http(address, method, path, body, "application/json")
     assert (status, code) == (answer.status, answer.headers["x-bd-error-code"])
 
 
@@ -323,9 +325,9 @@ def test_a_callers_timeout_ends_its_question(address: str, server: Running) -> N
     """timeout_ms is a deadline: the model learns of it, and the caller is told in time."""
     number = 200 + (address == server.addresses[BRPC])
     with Client(address) as client:
-        begun = time.monotonic()
+        started_s = time.monotonic()
         answer = client.ask(waiting(number, 30_000, timeout_ms=300))
-        took = time.monotonic() - begun
+        took = time.monotonic() - started_s
         after = client.ask(PREDICT)
     until(server, "left", number)
     assert (504, OK) == (answer.status[0], after.status)

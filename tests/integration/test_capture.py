@@ -52,8 +52,8 @@ async def test_calls_of_every_protocol_are_recorded(tmp_path: Path) -> None:
         outputs = call.outputs()
         assert outputs is not None
         probabilities = as_numpy(outputs[0][-1]).reshape(-1)
-        wanted = expected[call.call.protocol]["probabilities"].reshape(-1)
-        assert np.array_equal(wanted, probabilities)
+        expected_values = expected[call.call.protocol]["probabilities"].reshape(-1)
+        assert np.array_equal(expected_values, probabilities)
     assert Capture(tmp_path).verify() == (len(expected), [])
 
 
@@ -129,8 +129,8 @@ async def test_commands_show_verify_export_and_redact(tmp_path: Path) -> None:
     listed = json.loads(gateway_command("ls", directory, "--output", "json").stdout)
     assert [each["models"] for each in listed] == [{"digits": 1}]
     (call,) = Capture(Path(directory)).calls()
-    shown = json.loads(gateway_command("show", directory, "--id", call.id, "-o", "json").stdout)
-    assert shown["replies"][0]["outputs"][0]["data"] == expected["label"].tolist()
+    document = json.loads(gateway_command("show", directory, "--id", call.id, "-o", "json").stdout)
+    assert document["replies"][0]["outputs"][0]["data"] == expected["label"].tolist()
     by_request = gateway_command("show", directory, "--id", call.call.request_id)
     assert "probabilities" in by_request.stdout
     assert gateway_command("show", directory, "--id", "ffff-1").exit_code == 1

@@ -53,8 +53,8 @@ def url(request: pytest.FixtureRequest, testing: Running) -> str:
 @pytest.fixture
 def nobody() -> str:
     """Return the URL of an address where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return f"http://127.0.0.1:{held.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def call(*arguments: str) -> Result:
@@ -102,7 +102,7 @@ def test_infers_without_asking_for_metadata(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (("nobody", *PAIR), "nobody"),
         (("simple", "--input", "X=[1]"), "model 'simple' has no input 'X'; its inputs are INPUT0"),
@@ -111,13 +111,14 @@ def test_infers_without_asking_for_metadata(url: str) -> None:
         (("fail", "--input", "INPUT0=[1]"), "this model fails on purpose"),
     ],
 )
-def test_a_call_that_fails_is_one_line(url: str, arguments: tuple[str, ...], said: str) -> None:
+def test_a_call_that_fails_is_one_line(url: str, arguments: tuple[str, ...], reason: str) -> None:
     """What is wrong is said once, on standard error, with status 1."""
     if arguments[0] == "fail" and url.startswith("trtis"):
-        said = "'INPUT0' has no datatype or shape"  # a model of any rank has no form in TensorRT v1
+        # A model of any rank has no form in TensorRT v1.
+        reason = "'INPUT0' has no datatype or shape"
     result = call("infer", url, *arguments)
     assert (1, "") == (result.exit_code, result.stdout)
-    assert said in result.stderr
+    assert reason in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -144,7 +145,7 @@ def test_lists_models(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "output"),
     [
         ((), 0, "ready\n"),
         (("--model", "simple"), 0, "ready\n"),
@@ -152,11 +153,11 @@ def test_lists_models(url: str) -> None:
     ],
 )
 def test_says_that_it_is_ready(
-    url: str, arguments: tuple[str, ...], status: int, said: str
+    url: str, arguments: tuple[str, ...], status: int, output: str
 ) -> None:
     """A server and its models are asked for their readiness."""
     result = call("health", url, *arguments)
-    assert (status, said) == (result.exit_code, result.stdout)
+    assert (status, output) == (result.exit_code, result.stdout)
 
 
 def test_a_model_that_is_not_there_is_not_ready(url: str) -> None:
@@ -173,7 +174,7 @@ def test_nobody_there_is_status_1(nobody: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (("health", "h:1"), "'h:1' is not an upstream URL"),
         (("health", "nonsense+http://h:1"), "nonsense"),
@@ -189,11 +190,11 @@ def test_nobody_there_is_status_1(nobody: str) -> None:
         (("infer", "a", "b", "c", "-i", "x=1"), "too many arguments: 3"),
     ],
 )
-def test_wrong_use_is_status_2(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_use_is_status_2(arguments: tuple[str, ...], reason: str) -> None:
     """Wrong words are named before anything is asked."""
     result = call(*arguments)
     assert (2, "") == (result.exit_code, result.stdout)
-    assert said in result.stderr
+    assert reason in result.stderr
 
 
 def test_demo_shows_every_protocol_and_ends() -> None:
@@ -228,9 +229,9 @@ def test_demo_as_json() -> None:
 
 def test_demo_says_which_flag_chooses_another_port() -> None:
     """A taken port is one line that names the flag, with status 1."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        taken = f"127.0.0.1:{held.getsockname()[1]}"
-        done = gateway("demo", "--once", "--http", taken, "--grpc", "127.0.0.1:0")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        done = gateway("demo", "--once", "--http", address, "--grpc", "127.0.0.1:0")
     assert (1, "") == (done.returncode, done.stdout)
     assert "choose another address with --http HOST:PORT" in done.stderr
     assert "Traceback" not in done.stderr

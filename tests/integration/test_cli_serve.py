@@ -31,10 +31,10 @@ def demo() -> Iterator[Running]:
 
 
 @pytest.fixture
-def taken() -> Iterator[str]:
+def occupied_address() -> Iterator[str]:
     """Hold an address that nobody else can have."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_is_live_and_ready(demo: Running) -> None:
@@ -162,15 +162,15 @@ def test_serves_a_configuration_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--http", "--grpc", "--admin"])
-def test_a_taken_port_is_one_clear_line(taken: str, flag: str) -> None:
+def test_a_taken_port_is_one_clear_line(occupied_address: str, flag: str) -> None:
     """It says which address, and which flag chooses another; status 1."""
-    flags = dict(zip(FREE[::2], FREE[1::2], strict=True)) | {flag: taken}
+    flags = dict(zip(FREE[::2], FREE[1::2], strict=True)) | {flag: occupied_address}
     done = gateway("serve", "--demo", *(word for pair in flags.items() for word in pair))
     assert (1, "") == (done.returncode, done.stdout)
-    said = [line for line in done.stderr.splitlines() if line.startswith("gateway: cannot start")]
-    assert len(said) == 1
-    assert taken.partition(":")[2] in said[0]
-    assert f"{flag} HOST:PORT" in said[0]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gateway: cannot start")]
+    assert len(errors) == 1
+    assert occupied_address.partition(":")[2] in errors[0]
+    assert f"{flag} HOST:PORT" in errors[0]
     assert "Traceback" not in done.stderr
 
 

@@ -117,9 +117,11 @@ async def test_counters_equal_what_clients_saw() -> None:
         assert Counter({200: 180, 400: 20}) == far
         seen["far", "far", "oip.http", "ok", "stable/simple"] = far[200]
         seen["far", "far", "oip.http", "invalid_argument", "canary/fail"] = far[400]
-        gone = [(await post(session, front, "/v2/models/gone/infer", json=BODY))[0] for _ in "abc"]
-        assert [503] * 3 == gone
-        seen["gone", "gone", "oip.http", "unavailable", "dead"] = len(gone)
+        gone_statuses = [
+            (await post(session, front, "/v2/models/gone/infer", json=BODY))[0] for _ in "abc"
+        ]
+        assert [503] * 3 == gone_statuses
+        seen["gone", "gone", "oip.http", "unavailable", "dead"] = len(gone_statuses)
         unknown = await post(session, front, "/v2/models/nobody/infer", json=BODY)
         assert 404 == unknown[0]
         seen["", "_unknown", "oip.http", "not_found", ""] = 1
@@ -131,7 +133,7 @@ async def test_counters_equal_what_clients_saw() -> None:
         assert {
             ("stable", hosts["grpc"], "ok"): 180,
             ("canary", hosts["http"], "invalid_argument"): 20,
-            ("dead", "127.0.0.1:1", "unavailable"): len(gone) + retries["gone",],
+            ("dead", "127.0.0.1:1", "unavailable"): len(gone_statuses) + retries["gone",],
         } == attempts
         by_model: Counter[tuple[str, ...]] = Counter()
         for (_, model, *_), count in seen.items():
@@ -299,13 +301,13 @@ async def test_ten_thousand_calls_are_counted_exactly(workers: int, tmp_path: Pa
     path = tmp_path / "many.yaml"
     path.write_text(MANY.format(workers=workers) + MODELS)
     with serving(str(path), patience_s=PATIENCE_S) as gateway:
-        asked = {("simple", name): 1300 for name in urls(gateway, "simple")}
+        call_counts = {("simple", name): 1300 for name in urls(gateway, "simple")}
         for model, times in (("fail", 250), ("gone", 50), ("nobody", 50)):
-            asked |= {(model, f"oip.{carrier}"): times for carrier in ("http", "grpc")}
+            call_counts |= {(model, f"oip.{carrier}"): times for carrier in ("http", "grpc")}
         replies = await asyncio.gather(
             *(
                 ask_often(urls(gateway, model)[protocol], model, times)
-                for (model, protocol), times in asked.items()
+                for (model, protocol), times in call_counts.items()
             )
         )
         rejected: Counter[int] = Counter()
@@ -313,10 +315,12 @@ async def test_ten_thousand_calls_are_counted_exactly(workers: int, tmp_path: Pa
             with closing(connect(gateway)) as connection:
                 rejected.update(ask_worker(connection, body="{") for _ in range(10))
         page = metrics(gateway)
-    assert 10_000 == sum(asked.values()) + rejected[400]
-    assert sum(times for (model, _), times in asked.items() if model == "simple") == sum(replies)
-    expected = {(name, OUTCOMES[model]): 0.0 for model, name in asked}
-    for (model, name), times in asked.items():
+    assert 10_000 == sum(call_counts.values()) + rejected[400]
+    assert sum(times for (model, _), times in call_counts.items() if model == "simple") == sum(
+        replies
+    )
+    expected = {(name, OUTCOMES[model]): 0.0 for model, name in call_counts}
+    for (model, name), times in call_counts.items():
         expected[name, OUTCOMES[model]] += times
     assert expected == page_samples(page, "gateway_requests_total", "protocol", "code")
     refused = page_samples(page, "gateway_refused_requests_total", "protocol", "code")

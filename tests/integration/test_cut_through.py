@@ -69,14 +69,14 @@ async def test_a_slow_upstream_holds_the_client_up() -> None:
         sending = asyncio.ensure_future(raw.send(head + body))
         await eventually(lambda: bool(far.seen))
         await asyncio.sleep(0.2)
-        held = gateway.budget.used_bytes
+        used_bytes = gateway.budget.used_bytes
         unsent = raw.writer.transport.get_write_buffer_size()
         far.reads.set()
         await sending
         answer = await answer_of(raw)
         await raw.close()
     assert 200 == answer.status
-    assert MIB >= held > 0
+    assert MIB >= used_bytes > 0
     assert unsent > 30 * MIB
     assert data == far.seen[0].binary
 
@@ -117,7 +117,7 @@ async def test_a_client_that_leaves_breaks_the_request_off() -> None:
         await eventually(lambda: bool(far.seen))
         raw.writer.transport.abort()
         async with asyncio.timeout(5):
-            await far.seen[0].ended.wait()
+            await far.seen[0].end.wait()
     assert far.seen[0].on_reset
     assert not far.seen[0].on_complete_stream
 
@@ -134,7 +134,7 @@ async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
         answer = await answer_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
-            await far.seen[0].ended.wait()
+            await far.seen[0].end.wait()
     assert 408 == answer.status
     assert ["body_idle_timeout_s"] == [error.limit for error in gateway.refused]
     assert far.seen[0].on_reset
@@ -162,11 +162,11 @@ async def test_an_early_error_is_relayed_and_the_rest_taken() -> None:
 
 async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None:
     """A connection lost while the body passes is 503, is not retried, and costs nothing else."""
-    asked = 0
+    connections = 0
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal connections
+        connections += 1
         await reader.readexactly(200 * 1024)
         writer.transport.abort()
 
@@ -180,7 +180,7 @@ async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None
         await raw.close()
     server.close()
     assert 503 == answer.status
-    assert 1 == asked
+    assert 1 == connections
 
 
 async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
@@ -230,7 +230,7 @@ async def test_a_deadline_ends_both_sides() -> None:
         answer = await answer_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
-            await far.seen[0].ended.wait()
+            await far.seen[0].end.wait()
     assert 504 == answer.status
     assert far.seen[0].on_reset
 
@@ -253,7 +253,7 @@ async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"shape": [5]}, "needs 5"),
         ({"parameters": {"binary_data_size": MIB - 1}}, "needs"),
@@ -262,7 +262,7 @@ async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
     ],
 )
 async def test_a_wrong_head_is_refused_before_the_rest_has_come(
-    change: dict[str, Any], said: str
+    change: dict[str, Any], reason: str
 ) -> None:
     """What the JSON tells is checked as ever, and nothing is asked; the connection goes on."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
@@ -283,7 +283,7 @@ async def test_a_wrong_head_is_refused_before_the_rest_has_come(
         await raw.send(good + rest)
         second = await answer_of(raw)
         await raw.close()
-    assert (400, True) == (answer.status, said in answer.json["error"])
+    assert (400, True) == (answer.status, reason in answer.json["error"])
     assert 200 == second.status
     assert [b"123"] == [seen.binary for seen in far.seen]
 

@@ -53,11 +53,11 @@ async def test_a_client_that_waits_to_be_told_to_go_on() -> None:
         fields, _, text = head.partition(b"\r\n\r\n")
         await raw.send(fields + b"\r\n\r\n")
         async with asyncio.timeout(5):
-            told, _ = await raw.head()
+            status, _ = await raw.head()
         await raw.send(text + body)
         answer = await answer_of(raw)
         await raw.close()
-    assert 100 == told
+    assert 100 == status
     assert 200 == answer.status
     assert body == far.seen[0].binary
 
@@ -73,7 +73,7 @@ async def test_a_drain_that_is_over_ends_both_sides() -> None:
         answer = await answer_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
-            await far.seen[0].ended.wait()
+            await far.seen[0].end.wait()
     assert (503, "close") == (answer.status, answer.headers.get("connection"))
     assert far.seen[0].on_reset
 
@@ -115,7 +115,7 @@ async def test_slow_senders_do_not_take_all_places() -> None:
         for other in others:
             await other.send(head + body[:1000])
         await asyncio.sleep(0.05)
-        begun = len(far.seen)
+        forwarded_count = len(far.seen)
         for other in others:
             await other.send(body[1000:])
         statuses = [(await answer_of(other)).status for other in others]
@@ -123,7 +123,7 @@ async def test_slow_senders_do_not_take_all_places() -> None:
         statuses.append((await answer_of(slow)).status)
         for raw in (slow, *others):
             await raw.close()
-    assert 1 == begun
+    assert 1 == forwarded_count
     assert [200, 200, 200, 200] == statuses
 
 
@@ -133,8 +133,8 @@ class Stingy:
     def __init__(self) -> None:
         self.received = 0
         self.reset = False
-        self.ended = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.request_end = asyncio.Event()
+        self.connection_end = asyncio.Event()
         self._writer: asyncio.StreamWriter
         self._server: asyncio.Server
 
@@ -144,7 +144,7 @@ class Stingy:
 
     async def __aexit__(self, *_error: object) -> None:
         self._server.close()
-        await self.gone.wait()
+        await self.connection_end.wait()
 
     @property
     def target(self) -> str:
@@ -165,12 +165,12 @@ class Stingy:
                 if head[3] == frames.DATA:
                     self.received += len(payload)
                 if head[3] == frames.DATA and head[4] & frames.END_STREAM:
-                    self.ended.set()
+                    self.request_end.set()
                 self.reset = self.reset or head[3] == frames.RST_STREAM
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self.gone.set()
+            self.connection_end.set()
             writer.close()
 
 
@@ -189,15 +189,15 @@ async def test_windows_hold_the_client_up() -> None:
         sending = asyncio.ensure_future(raw.send(head + body))
         await eventually(lambda: far.received == 65_535)
         await asyncio.sleep(0.2)
-        unsent, held = raw.writer.transport.get_write_buffer_size(), gateway.budget.used_bytes
+        unsent, used_bytes = raw.writer.transport.get_write_buffer_size(), gateway.budget.used_bytes
         before = far.received
         far.grant(64 * MIB)
         async with asyncio.timeout(20):
             await sending
-            await far.ended.wait()
+            await far.request_end.wait()
         raw.writer.transport.abort()
     assert 65_535 == before
-    assert MIB >= held > 0
+    assert MIB >= used_bytes > 0
     assert unsent > 30 * MIB
     assert 48 * MIB < far.received < 49 * MIB
 
@@ -211,18 +211,18 @@ async def test_a_stream_is_reset_when_the_client_leaves() -> None:
         await eventually(lambda: far.received == 65_535)
         raw.writer.transport.abort()
         await eventually(lambda: far.reset)
-    assert not far.ended.is_set()
+    assert not far.request_end.is_set()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_large_requests_hold_no_more_than_they_may() -> None:
     """At most a MiB for 16 MiB passed on; the budget for 32 bodies of 32 MiB, the rest refused."""
-    said: list[str] = []
-    passed, kept = resident.run(said.append)
+    messages: list[str] = []
+    passed, buffered_row = resident.run(messages.append)
     assert passed.good, passed
     assert (resident.PASSED, 0) == (passed.answered, passed.refused)
-    assert kept.good, kept
-    assert kept.answered * resident.KEPT_BYTES <= 512 * resident.MIB
-    assert resident.KEPT == kept.answered + kept.refused
-    assert kept.refused
+    assert buffered_row.good, buffered_row
+    assert buffered_row.answered * resident.KEPT_BYTES <= 512 * resident.MIB
+    assert resident.KEPT == buffered_row.answered + buffered_row.refused
+    assert buffered_row.refused

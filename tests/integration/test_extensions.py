@@ -104,8 +104,8 @@ def counted(gateway: Running | Gateway, model: str) -> Any:
 def test_what_callers_share_is_counted(models: Running) -> None:
     """Four requests run as one batch, and an answer that was kept runs nothing."""
     with ThreadPoolExecutor(4) as threads:
-        asked = list(threads.map(lambda value: infer(models, "shared", value), range(4)))
-    assert [200] * 5 == [*asked, infer(models, "shared", 0)]
+        statuses = list(threads.map(lambda value: infer(models, "shared", value), range(4)))
+    assert [200] * 5 == [*statuses, infer(models, "shared", 0)]
     found = counted(models, "shared")
     assert 5 == found["inference_count"] == found["inference_stats"]["success"]["count"]
     assert (1, 4) == tuple(

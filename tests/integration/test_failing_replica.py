@@ -101,16 +101,16 @@ class Clients:
 
     async def until_answered(self, count: int) -> None:
         """Wait for so many further replies."""
-        wanted = self.answered + count
-        await until(lambda: self.answered >= wanted or any(each.done() for each in self._tasks))
+        total = self.answered + count
+        await until(lambda: self.answered >= total or any(each.done() for each in self._tasks))
         assert not any(each.done() for each in self._tasks), await self.stop()
 
     async def stop(self) -> list[str]:
         """Stop; return the errors."""
         for task in self._tasks:
             task.cancel()
-        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
-        return [repr(each) for each in ended if not isinstance(each, asyncio.CancelledError)]
+        results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        return [repr(each) for each in results if not isinstance(each, asyncio.CancelledError)]
 
 
 @pytest.mark.parametrize("fault", ["hung", "resetting", "failing", "slow", "dead"])

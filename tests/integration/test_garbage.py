@@ -61,12 +61,12 @@ BAD_GRPC = (b"\xff\xff", b"\x0a\x06simple", b"\x0a\x04nope")
 Ask = Callable[[HttpClient, GrpcClient], Awaitable[None]]
 
 
-async def started(stack: AsyncExitStack, said: dict[str, object]) -> Gateway:
+async def started(stack: AsyncExitStack, sections: dict[str, object]) -> Gateway:
     config = {
         "version": 1,
         "listeners": [{"http": "127.0.0.1:0", "grpc": "127.0.0.1:0"}],
         "admin": {"address": None, "metrics": None},
-        **said,
+        **sections,
     }
     gateway = Gateway(load_text(json.dumps(config), source="test", directory=Path()))
     await gateway.start()
@@ -81,8 +81,8 @@ def post(body: bytes, model: str = "simple") -> HttpRequest:
 
 async def good(http: HttpClient, grpc: GrpcClient) -> None:
     assert (await http.send(post(GOOD), deadline=None)).status == 200
-    asked = GrpcRequest(READY, (b"\x0a\x06simple",))
-    assert (await grpc.send(asked, deadline=None)).status.name == "OK"
+    request = GrpcRequest(READY, (b"\x0a\x06simple",))
+    assert (await grpc.send(request, deadline=None)).status.name == "OK"
 
 
 async def bad(http: HttpClient, grpc: GrpcClient) -> None:
@@ -137,7 +137,7 @@ async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("response", "kind"),
     [
         (b"", Unavailable),
         (b"HTTP/1.1 200 OK\r\n", Unavailable),
@@ -149,35 +149,37 @@ async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
     ],
 )
 async def test_failed_questions_leave_no_garbage(
-    said: bytes | None, kind: type[GatewayError]
+    response: bytes | None, kind: type[GatewayError]
 ) -> None:
     """An upstream that gives no answer leaves no cycle behind, whatever it does instead."""
-    left = asyncio.Event()
+    client_end = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
-            for answer in (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", said):
+            for answer in (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", response):
                 await reader.readuntil(b"\r\n\r\n")
                 if answer is None:
-                    await left.wait()
+                    await client_end.wait()
                 else:
                     writer.write(answer)
 
     async with AsyncExitStack() as stack:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         stack.callback(server.close)
-        stack.callback(left.set)
+        stack.callback(client_end.set)
         client = HttpClient(
             f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", ClientLimits()
         )
         stack.push_async_callback(client.close)
-        asked = HttpRequest("POST", "/")
+        request = HttpRequest("POST", "/")
         gc.collect()
         gc.disable()
         stack.callback(gc.enable)
-        assert (await client.send(asked, deadline=None)).status == 200
+        assert (await client.send(request, deadline=None)).status == 200
         with pytest.raises(kind) as caught:
-            await client.send(asked, deadline=time.monotonic() + (0.05 if said is None else 20))
+            await client.send(
+                request, deadline=time.monotonic() + (0.05 if response is None else 20)
+            )
         del caught
         await settle()
         assert [] == uncollected()
@@ -190,7 +192,7 @@ async def test_failed_questions_leave_no_garbage(
 async def test_calls_whose_client_leaves_leave_no_garbage(scheme: str, listener: str) -> None:
     """The part of a response that has arrived is freed as soon as its client has left."""
     arrived = asyncio.Event()
-    left = asyncio.Event()
+    client_end = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer), suppress(asyncio.IncompleteReadError):
@@ -199,12 +201,12 @@ async def test_calls_whose_client_leaves_leave_no_garbage(scheme: str, listener:
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n" + bytes(1000))
             arrived.set()
-            await left.wait()
+            await client_end.wait()
 
     async with AsyncExitStack() as stack:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         stack.callback(server.close)
-        stack.callback(left.set)
+        stack.callback(client_end.set)
         url = f"oip+http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         streams = [{"protocol": "grps", "address": "127.0.0.1:0"}]
         gateway = await started(

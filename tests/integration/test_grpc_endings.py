@@ -92,7 +92,7 @@ async def test_past_deadline_asks_nobody(left_s: float) -> None:
             await client.send(ask(), deadline=monotonic() + left_s)
         with pytest.raises(DeadlineExceeded, match="before"):
             await anext(client.stream(ask(), deadline=monotonic() + left_s))
-    assert [] == frontend.asked
+    assert [] == frontend.requests
 
 
 async def test_deadline_holds_while_waiting_for_a_place() -> None:
@@ -251,5 +251,5 @@ async def test_metadata_that_grpc_cannot_carry_is_left_out() -> None:
     request = GrpcRequest(UNARY, (b"x",), (*odd, ("x-good", "yes")))
     async with serving(frontend) as server, calling(server) as client:
         assert GrpcStatus.OK is (await client.send(request, deadline=None)).status
-    names = {name for name, _ in frontend.asked[0].metadata}
+    names = {name for name, _ in frontend.requests[0].metadata}
     assert {"x-good", "user-agent"} == names

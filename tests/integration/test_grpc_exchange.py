@@ -39,7 +39,7 @@ async def test_unary_message_comes_back_equal(size: int) -> None:
         answer = await client.send(ask(message), deadline=None)
     assert message == answer.view.tobytes()
     assert GrpcStatus.OK is answer.status
-    assert message == frontend.asked[0].view.tobytes()
+    assert message == frontend.requests[0].view.tobytes()
 
 
 async def test_frontend_sees_method_metadata_and_deadline() -> None:
@@ -50,7 +50,7 @@ async def test_frontend_sees_method_metadata_and_deadline() -> None:
     deadline = monotonic() + 5
     async with serving(frontend) as server, calling(server) as client:
         answer = await client.send(request, deadline=deadline)
-    seen = frontend.asked[0]
+    seen = frontend.requests[0]
     assert UNARY == seen.method
     assert b"abcd" == seen.view.tobytes()
     assert set(metadata) <= set(seen.metadata)

@@ -19,7 +19,7 @@ from gateway.transports.http2 import frames
 from tests.integration.grpc_echo import Answers, echo
 from tests.integration.http_kit import eventually
 from tests.integration.test_grpc_hostile import PREFACE
-from tests.integration.test_grpc_native import frame_of, said, served
+from tests.integration.test_grpc_native import exchange, frame_of, served
 
 LATER_S = 6.0
 PING = frames.frame(frames.PING, 0, 0, b"12345678")
@@ -118,6 +118,6 @@ async def test_the_end_of_an_idle_connection_is_in_good_form(
     """The server looks at it again when `keepalive` is over."""
     monkeypatch.setattr(server_connection, "_IDLE_AFTER_S", 0.0)
     async with served(Answers(echo), keepalive_s=0.3) as server:
-        begun = monotonic()
-        assert frames.goaway(0, 0) in await said(server.address, PREFACE)
-        assert monotonic() - begun >= 0.3
+        started_s = monotonic()
+        assert frames.goaway(0, 0) in await exchange(server.address, PREFACE)
+        assert monotonic() - started_s >= 0.3

@@ -130,7 +130,7 @@ async def test_bidirectional_messages_are_calls_of_their_own() -> None:
         call = channel.stream_stream(BIDI)(messages())
         answers = [answer async for answer in call]
     assert [b"0", b"1", b"2"] == answers
-    assert [b"0", b"1", b"2"] == [asked.view.tobytes() for asked in frontend.asked]
+    assert [b"0", b"1", b"2"] == [request.view.tobytes() for request in frontend.requests]
 
 
 async def test_leaving_a_bidirectional_stream_cancels_its_call() -> None:
@@ -180,7 +180,7 @@ async def test_old_connections_are_replaced_without_loss() -> None:
         for number in range(100):
             message = b"%d" % number
             assert message == (await client.send(ask(message), deadline=None)).view.tobytes()
-    peers = {dict(asked.metadata).get("user-agent") for asked in frontend.asked}
+    peers = {dict(request.metadata).get("user-agent") for request in frontend.requests}
     assert 1 == len(peers)
 
 

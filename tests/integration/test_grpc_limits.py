@@ -50,7 +50,7 @@ async def test_request_size(size: int, status: GrpcStatus) -> None:
     ):
         answer = await client.send(ask(bytes(size)), deadline=None)
     assert status is answer.status
-    assert (status is GrpcStatus.OK) == bool(frontend.asked)
+    assert (status is GrpcStatus.OK) == bool(frontend.requests)
 
 
 @pytest.mark.parametrize("method", [UNARY, STREAM])
@@ -109,7 +109,7 @@ async def test_metadata_size() -> None:
             request = GrpcRequest(UNARY, (b"x",), (("x-large", "v" * size),))
             for _ in range(5):
                 assert status is (await client.send(request, deadline=None)).status
-    assert 5 == len(frontend.asked)
+    assert 5 == len(frontend.requests)
 
 
 async def test_calls_in_flight_are_bounded() -> None:

@@ -51,13 +51,13 @@ async def served(
     frontend: Any, *, refused: list[GatewayError] | None = None, **limits: Any
 ) -> AsyncIterator[GrpcServer]:
     """Run a native server with *limits*."""
-    told = [] if refused is None else refused
+    errors = [] if refused is None else refused
     server = GrpcServer(
         "127.0.0.1:0",
         (GrpcMount(METHODS, frontend),),
         ServerLimits(**limits),
         MemoryBudget(512 * MIB),
-        refused=told.append,
+        refused=errors.append,
         extras=(Health(_serving).mount,),
     )
     await server.start()
@@ -76,7 +76,7 @@ async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return await asyncio.open_connection(host, int(port))
 
 
-async def said(address: str, data: bytes) -> bytes:
+async def exchange(address: str, data: bytes) -> bytes:
     """Send *data* and return all that comes until the server closes."""
     reader, writer = await connected(address)
     try:
@@ -98,14 +98,14 @@ async def test_half_a_beginning_is_not_waited_for(data: bytes) -> None:
     """A preface, SETTINGS or a header block that does not come whole costs `header_timeout`."""
     async with served(Answers(echo), header_timeout_s=0.1) as server:
         began = monotonic()
-        await said(server.address, data)
+        await exchange(server.address, data)
         assert 0.1 <= monotonic() - began < 2
 
 
 async def test_idle_connection_is_closed_in_good_form() -> None:
     """After `keepalive` without a call the client is told to go, and the connection ends."""
     async with served(Answers(echo), keepalive_s=0.1) as server:
-        assert frames.goaway(0, 0) in await said(server.address, PREFACE)
+        assert frames.goaway(0, 0) in await exchange(server.address, PREFACE)
 
 
 async def test_old_connections_are_replaced_without_loss() -> None:
@@ -122,7 +122,7 @@ async def test_connections_are_counted() -> None:
     async with served(Answers(echo), refused=refused, connections_per_address=1) as server:
         reader, writer = await connected(server.address)
         await reader.read(1)
-        refusal = await said(server.address, PREFACE)
+        refusal = await exchange(server.address, PREFACE)
         goaway = frames.goaway(0, frames.ENHANCE_YOUR_CALM, refused[0].message)
         assert frames.settings(()) + goaway == refusal
         writer.close()
@@ -167,11 +167,11 @@ async def test_reader_that_is_too_slow_loses_its_stream() -> None:
         reader, writer = await connected(server.address)
         writer.write(PREFACE + frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)]))
         writer.write(call() + message)
-        size, ended = 0, False
-        while not ended:
+        size, is_reset = 0, False
+        while not is_reset:
             kind, number, payload = await frame_of(reader)
             size += len(payload) * (kind == frames.DATA)
-            ended = (kind, number) == (frames.RST_STREAM, 1)
+            is_reset = (kind, number) == (frames.RST_STREAM, 1)
             await asyncio.sleep(0.01)  # more updates in a second would be a flood
             writer.write(frames.window_update(1, 1))
         writer.close()
@@ -226,7 +226,7 @@ async def test_slow_message_is_given_up_by_its_rate() -> None:
     data = PREFACE + call() + frames.frame(frames.DATA, 0, 1, b"\0\0\0\xff\xffx")
     limits: dict[str, Any] = {"body_min_rate_grace_s": 0.1, "keepalive_s": 0.1}
     async with served(Answers(echo), **limits) as server:
-        received = await said(server.address, data)
+        received = await exchange(server.address, data)
     assert b"grpc-status\x014" in received
     assert b"at 1024 bytes per second" in received
 
@@ -235,7 +235,9 @@ async def test_broken_framing_is_told_of() -> None:
     """The peer learns in GOAWAY what was wrong, and the metrics that something was."""
     refused: list[GatewayError] = []
     async with served(Answers(echo), refused=refused) as server:
-        received = await said(server.address, PREFACE + frames.frame(frames.PING, 0, 0, b"short"))
+        received = await exchange(
+            server.address, PREFACE + frames.frame(frames.PING, 0, 0, b"short")
+        )
     assert b"PING of 5 bytes" in received
     assert ["PING of 5 bytes"] == [each.message for each in refused]
 
@@ -261,7 +263,7 @@ async def test_call_that_is_no_grpc_has_an_http_status() -> None:
     )
     data = PREFACE + frames.frame(frames.HEADERS, 5, 1, block)
     async with served(Answers(echo), keepalive_s=0.1) as server:
-        assert b":status\x03415" in await said(server.address, data)
+        assert b":status\x03415" in await exchange(server.address, data)
 
 
 async def test_reset_before_the_call_is_run_leaves_nothing() -> None:
@@ -277,7 +279,7 @@ async def test_reset_before_the_call_is_run_leaves_nothing() -> None:
         await reader.read(1)
         assert GrpcStatus.OK is (await client.send(ask(b"good"), deadline=None)).status
         writer.close()
-    assert b"good" == frontend.asked[-1].view.tobytes()
+    assert b"good" == frontend.requests[-1].view.tobytes()
 
 
 async def test_a_bug_of_a_frontend_is_internal_without_details() -> None:
@@ -340,7 +342,7 @@ async def test_flood_ends_with_goaway_and_hinders_nobody(name: str) -> None:
     """Each flood is sent away; a good call during it is answered at once."""
     async with served(Answers(echo)) as server, calling(server) as client:
         await client.send(ask(), deadline=None)
-        flood = asyncio.create_task(said(server.address, PREFACE + FLOODS[name]))
+        flood = asyncio.create_task(exchange(server.address, PREFACE + FLOODS[name]))
         took = []
         while not flood.done():
             began = monotonic()

@@ -40,10 +40,10 @@ class Switch:
     """A health status that the test sets."""
 
     def __init__(self) -> None:
-        self.known: dict[str, bool] = {"": True, "test.Echo": False}
+        self.statuses: dict[str, bool] = {"": True, "test.Echo": False}
 
     async def __call__(self, service: str) -> bool | None:
-        return self.known.get(service)
+        return self.statuses.get(service)
 
 
 async def test_health_check() -> None:
@@ -78,7 +78,7 @@ async def test_health_watch_tells_of_changes_only() -> None:
         )
         seen = [(await call.read()).status]
         for status in (False, True):
-            switch.known["later"] = status
+            switch.statuses["later"] = status
             seen.append((await call.read()).status)
         call.cancel()
     assert [Serving.SERVICE_UNKNOWN, Serving.NOT_SERVING, Serving.SERVING] == seen
@@ -226,8 +226,8 @@ def test_reflection_finds_symbols(symbol: str, files: list[str]) -> None:
 
 def test_reflection_on_extensions() -> None:
     """A known type has no extensions; an unknown one, and any one extension, is not found."""
-    known = ask_reflection(all_extension_numbers_of_type="one.Outer")
-    assert "one.Outer" == known.all_extension_numbers_response.base_type_name
+    response = ask_reflection(all_extension_numbers_of_type="one.Outer")
+    assert "one.Outer" == response.all_extension_numbers_response.base_type_name
     unknown = ask_reflection(all_extension_numbers_of_type="one.None")
     one = ask_reflection(
         file_containing_extension=reflection_pb2.ExtensionRequest(

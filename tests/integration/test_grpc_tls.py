@@ -77,7 +77,7 @@ async def test_mutual_tls(files: Files, tmp_path: Path) -> None:
             async with calling(server, tls=refused) as client:
                 with pytest.raises(NotSent):
                     await client.send(ask(), deadline=monotonic() + 5)
-    assert 1 == len(frontend.asked)
+    assert 1 == len(frontend.requests)
 
 
 def test_contexts_ask_for_what_they_should(files: Files) -> None:

@@ -46,11 +46,11 @@ def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -
 
 async def leave(task: asyncio.Task[GrpcResponse]) -> float:
     """Cancel a call and return how long that took."""
-    begun = monotonic()
+    started_s = monotonic()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    return monotonic() - begun
+    return monotonic() - started_s
 
 
 async def test_a_call_whose_client_leaves_ends_by_itself() -> None:
@@ -74,10 +74,10 @@ async def test_a_deadline_is_not_the_servers_concern() -> None:
     """The server is told of none, and whoever waits is answered at it."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     async with serving(slow) as server, calling(server, withheld=withheld) as client:
-        begun = monotonic()
+        started_s = monotonic()
         with pytest.raises(DeadlineExceeded, match="in time"):
-            await client.send(ask(), deadline=begun + 0.2)
-        assert monotonic() - begun < 0.2 + SOON_S
+            await client.send(ask(), deadline=started_s + 0.2)
+        assert monotonic() - started_s < 0.2 + SOON_S
         assert (1, 1) == (withheld.pending, slow.running)
         slow.go.set()
         await withheld.drained()
@@ -144,10 +144,10 @@ async def test_closing_ends_calls_that_are_left_and_others() -> None:
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     async with serving(slow) as server:
         async with calling(server, withheld=withheld) as client:
-            left = asyncio.create_task(client.send(ask(), deadline=None))
+            leaver = asyncio.create_task(client.send(ask(), deadline=None))
             stays = asyncio.create_task(client.send(ask(), deadline=None))
             await slow.reached(2)
-            await leave(left)
+            await leave(leaver)
         with pytest.raises(Unavailable):
             await stays
         await withheld.drained()

@@ -105,7 +105,7 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str, bytes]:
         return answer.status, answer.getheader("Content-Type", ""), answer.read()
 
 
-def said(answer: tuple[int, str, bytes]) -> Any:
+def document_of(answer: tuple[int, str, bytes]) -> Any:
     """Return the document of an answer, whose HTTP status is the code of its Status."""
     document = json.loads(answer[2])
     assert ("application/json", answer[0]) == (answer[1], document["status"]["code"])
@@ -120,7 +120,7 @@ def test_a_model_is_named_in_the_body_or_the_query(running: Running, key: str, w
     query = {"body": "", "query": f"?model={key}", "both": "?model=nobody"}[where]
     if where != "query":
         body["model"] = key
-    document = said(post(running.addresses["main.http"], PREDICT + query, body))
+    document = document_of(post(running.addresses["main.http"], PREDICT + query, body))
     assert SUCCESS == document["status"]
     assert SUM == document["gtensors"]["tensors"][0]
     with Channel(running.addresses["main.grpc"]) as channel:
@@ -148,7 +148,7 @@ def test_a_model_that_is_not_there_is_a_failure(
 ) -> None:
     """404 over HTTP; over gRPC the call succeeds, and its Status says the same."""
     body = {"str_data": "x", "model": key}
-    document = said(post(running.addresses["main.http"], PREDICT, body))
+    document = document_of(post(running.addresses["main.http"], PREDICT, body))
     assert (code, "FAILURE") == (document["status"]["code"], document["status"]["status"])
     assert word in document["status"]["msg"]
     assert {"status"} == document.keys()
@@ -162,13 +162,13 @@ def test_a_name_with_a_dash_is_itself_and_has_versions(running: Running) -> None
     """Nothing is split that is a name."""
     for key in ("a-b", "a-b-1"):
         answer = post(running.addresses["main.http"], PREDICT, {"str_data": "x", "model": key})
-        assert "x" == said(answer)["str_data"]
+        assert "x" == document_of(answer)["str_data"]
 
 
 def test_without_a_name_it_is_the_listeners_default(running: Running) -> None:
     """What a real server calls the default DAG."""
     answer = post(running.addresses["own.http"], PREDICT, {"str_data": "one two"})
-    assert "one two" == said(answer)["str_data"]
+    assert "one two" == document_of(answer)["str_data"]
     with Channel(running.addresses["own.grpc"]) as channel:
         assert "one two" == channel.ask("Predict", str_data="one two").str_data
 
@@ -178,7 +178,7 @@ def test_bytes_are_bytes_both_ways(running: Running) -> None:
     address, kind = running.addresses["main.http"], "application/octet-stream"
     data = bytes(range(256))
     assert (200, kind, data) == post(address, f"{PREDICT}?model=bytes-1", data, kind)
-    failed = said(post(address, f"{PREDICT}?model=nobody", data, kind))
+    failed = document_of(post(address, f"{PREDICT}?model=nobody", data, kind))
     assert 404 == failed["status"]["code"]
     with Channel(running.addresses["main.grpc"]) as channel:
         assert data == channel.ask("Predict", model="bytes", bin_data=data).bin_data
@@ -188,11 +188,11 @@ def test_an_ndarray_in_and_out(running: Running) -> None:
     """A nested list is one FP32 tensor, and comes back as one where that is asked for."""
     address = running.addresses["main.http"]
     body = {"ndarray": [[1.5, -2], [3, 4]], "model": "floats"}
-    (tensor,) = said(post(address, PREDICT, body))["gtensors"]["tensors"]
+    (tensor,) = document_of(post(address, PREDICT, body))["gtensors"]["tensors"]
     assert ([2, 2], [1.5, -2, 3, 4]) == (tensor["shape"], tensor["flat_float32"])
     path = f"{PREDICT}?return-ndarray=TRUE"
-    assert [[1.5, -2], [3, 4]] == said(post(address, path, body))["ndarray"]
-    both = said(post(address, f"{path}&streaming=true", body))
+    assert [[1.5, -2], [3, 4]] == document_of(post(address, path, body))["ndarray"]
+    both = document_of(post(address, f"{path}&streaming=true", body))
     assert 400 == both["status"]["code"]
     assert "not supported at the same time" in both["status"]["msg"]
 
@@ -205,9 +205,9 @@ def test_integers_become_what_the_model_declares_without_loss(running: Running) 
         tensor = {"dtype": "DT_INT32", "shape": [1], "flat_int32": [value]}
         return {"gtensors": {"tensors": [tensor]}, "model": "wide"}
 
-    (tensor,) = said(post(address, PREDICT, body(65535)))["gtensors"]["tensors"]
+    (tensor,) = document_of(post(address, PREDICT, body(65535)))["gtensors"]["tensors"]
     assert ("DT_INT32", [65535]) == (tensor["dtype"], tensor["flat_int32"])
-    failed = said(post(address, PREDICT, body(65536)))
+    failed = document_of(post(address, PREDICT, body(65536)))
     assert 400 == failed["status"]["code"]
     assert "'INPUT0'" in failed["status"]["msg"]
     assert "is UINT16, sent as INT32" in failed["status"]["msg"]
@@ -220,37 +220,37 @@ def test_health_and_its_switch_are_shared_by_all(running: Running, method: str) 
     health = "/grps/v1/health/"
     with Channel(running.addresses["own.grpc"]) as channel:
         for switch, code in (("offline", 503), ("online", 200)):
-            assert SUCCESS == said(get(own, health + switch, method))["status"]
-            assert code == said(get(main, f"{health}ready", method))["status"]["code"]
+            assert SUCCESS == document_of(get(own, health + switch, method))["status"]
+            assert code == document_of(get(main, f"{health}ready", method))["status"]["code"]
             assert code == channel.ask("CheckReadiness").status.code
             assert code == get(main, "/v2/health/ready")[0]
-            assert SUCCESS == said(get(main, f"{health}live", method))["status"]
+            assert SUCCESS == document_of(get(main, f"{health}live", method))["status"]
             assert 200 == channel.ask("CheckLiveness").status.code
             predicted = post(own, PREDICT, {"str_data": "still"})
-            assert "still" == said(predicted)["str_data"]
+            assert "still" == document_of(predicted)["str_data"]
         assert 200 == channel.ask("Offline").status.code
-        assert "Service Unavailable" == said(get(own, f"{health}ready"))["status"]["msg"]
+        assert "Service Unavailable" == document_of(get(own, f"{health}ready"))["status"]["msg"]
         assert 200 == channel.ask("Online").status.code
-        assert 200 == said(get(own, f"{health}ready"))["status"]["code"]
+        assert 200 == document_of(get(own, f"{health}ready"))["status"]["code"]
 
 
 def test_a_data_port_lets_nobody_switch(running: Running) -> None:
     """Unless nothing would change: clients ask to be online before anything else."""
     main = running.addresses["main.http"]
-    assert SUCCESS == said(get(main, "/grps/v1/health/online"))["status"]
-    refused = said(get(main, "/grps/v1/health/offline"))
+    assert SUCCESS == document_of(get(main, "/grps/v1/health/online"))["status"]
+    refused = document_of(get(main, "/grps/v1/health/offline"))
     assert (403, "FAILURE") == (refused["status"]["code"], refused["status"]["status"])
     with Channel(running.addresses["main.grpc"]) as channel:
         assert (200, 403) == tuple(
             channel.ask(method).status.code for method in ("Online", "Offline")
         )
-    assert 200 == said(get(main, "/grps/v1/health/ready"))["status"]["code"]
+    assert 200 == document_of(get(main, "/grps/v1/health/ready"))["status"]["code"]
 
 
 def test_metadata_is_yaml_with_what_models_take_and_give(running: Running) -> None:
     """Of the server: every model and version; of a model: by its plain name, over both carriers."""
     address = running.addresses["main.http"]
-    document = said(get(address, "/grps/v1/metadata/server"))
+    document = document_of(get(address, "/grps/v1/metadata/server"))
     models = {each["name"]: each for each in yaml.safe_load(document["str_data"])["models"]}
     assert {"simple", "speak", "a-b"} <= models.keys()
     expected = {
@@ -267,12 +267,12 @@ def test_metadata_is_yaml_with_what_models_take_and_give(running: Running) -> No
     }
     assert expected == models["simple"]
     path = "/grps/v1/metadata/model"
-    told = said(post(address, path, {"str_data": "simple"}))
-    assert expected == yaml.safe_load(told["str_data"])
-    wide = yaml.safe_load(said(post(address, path, {"str_data": "wide"}))["str_data"])
+    reply = document_of(post(address, path, {"str_data": "simple"}))
+    assert expected == yaml.safe_load(reply["str_data"])
+    wide = yaml.safe_load(document_of(post(address, path, {"str_data": "wide"}))["str_data"])
     assert ("DT_INT32", "UINT16") == (wide["inputs"][0]["dtype"], wide["inputs"][0]["datatype"])
-    assert 404 == said(post(address, path, {"str_data": "nobody"}))["status"]["code"]
-    assert 400 == said(post(address, path, {"gmap": {}}))["status"]["code"]
+    assert 404 == document_of(post(address, path, {"str_data": "nobody"}))["status"]["code"]
+    assert 400 == document_of(post(address, path, {"gmap": {}}))["status"]["code"]
     with Channel(running.addresses["main.grpc"]) as channel:
         server = channel.ask("ServerMetadata")
         assert 200 == server.status.code
@@ -300,7 +300,7 @@ def test_the_page_is_on_every_listener_of_grps(running: Running) -> None:
 def test_series_tell_what_was_asked_lately(running: Running) -> None:
     """Each inference counts, by whatever protocol, once its second is over."""
     address = running.addresses["main.http"]
-    said(post(address, PREDICT, {"str_data": "x", "model": "bytes"}))
+    document_of(post(address, PREDICT, {"str_data": "x", "model": "bytes"}))
     path = "/grps/v1/monitor/series?name="
     until = time.monotonic() + TIMEOUT_S
     seconds: list[float] = []
@@ -335,7 +335,7 @@ def test_other_paths_and_methods_are_refused_in_words(
     running: Running, method: str, path: str, code: int
 ) -> None:
     """On a listener of grps alone every path is its own."""
-    document = said(get(running.addresses["own.http"], path, method))
+    document = document_of(get(running.addresses["own.http"], path, method))
     assert (code, "FAILURE") == (document["status"]["code"], document["status"]["status"])
 
 
@@ -403,7 +403,7 @@ def test_a_customised_route_takes_forms(running: Running) -> None:
 def test_another_path_of_predict(running: Running) -> None:
     """It takes grps's own messages, streams among them, for its model."""
     address = running.addresses["main.http"]
-    assert "a b" == said(post(address, "/predict", {"str_data": "a b"}))["str_data"]
+    assert "a b" == document_of(post(address, "/predict", {"str_data": "a b"}))["str_data"]
     _, _, text = post(address, "/predict?streaming=true", {"str_data": "a b"})
     assert ["a", " b"] == [value["str_data"] for value in values(text)]
 

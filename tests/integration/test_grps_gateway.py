@@ -219,14 +219,14 @@ def test_an_error_in_the_middle_of_a_stream_is_its_last_message(place: tuple[Run
     words, model = "ValueError: this model breaks on purpose", f"{prefix}breaks"
     body = {"str_data": "x", "model": model}
     status, _, text = post(running.addresses["main.http"], STREAMED, body)
-    *said, failed = values(text)
-    assert (200, ["one ", "two"]) == (status, [value["str_data"] for value in said])
+    *answers, failed = values(text)
+    assert (200, ["one ", "two"]) == (status, [value["str_data"] for value in answers])
     assert {"status"} == failed.keys()
     assert (500, "FAILURE") == (failed["status"]["code"], failed["status"]["status"])
     assert words in failed["status"]["msg"]
     with Channel(running.addresses["main.grpc"]) as channel:
-        *said, failed = channel.stream(str_data="x", model=model)
-    assert ["one ", "two"] == [message.str_data for message in said]
+        *answers, failed = channel.stream(str_data="x", model=model)
+    assert ["one ", "two"] == [message.str_data for message in answers]
     assert (500, 2) == (failed.status.code, failed.status.status)
     assert words in failed.status.msg
 
@@ -242,16 +242,16 @@ def test_who_leaves_a_stream_stops_the_model(
     if carrier == "http":
         with reading(running.addresses["main.http"], f"{prefix}{model}", str(path)):
             assert not path.exists()
-            left = time.monotonic()
+            leave_s = time.monotonic()
     else:
         with Channel(running.addresses["main.grpc"]) as channel:
             answers = channel.stream(str_data=str(path), model=f"{prefix}{model}")
             next(answers)
             assert not path.exists()
-            left = time.monotonic()
+            leave_s = time.monotonic()
             answers.cancel()
             assert stopped_at(path)
-    assert stopped_at(path) - left < 0.1
+    assert stopped_at(path) - leave_s < 0.1
 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["stream", "one answer"])
@@ -271,8 +271,8 @@ def test_who_leaves_before_the_first_answer_stops_the_model(
         while not path.with_suffix(".begun").exists():
             assert time.monotonic() < until, "the model was not asked"
             time.sleep(0.002)
-        left = time.monotonic()
-    assert stopped_at(path) - left < 0.1
+        leave_s = time.monotonic()
+    assert stopped_at(path) - leave_s < 0.1
 
 
 def test_the_native_transport_streams_alike(behind: Running, tmp_path: Path) -> None:
@@ -282,13 +282,13 @@ def test_the_native_transport_streams_alike(behind: Running, tmp_path: Path) -> 
         words = [answer.str_data for answer in channel.stream(str_data="a b c", model="speak")]
         assert ["a", " b", " c"] == words
         assert [] == list(channel.stream(str_data="x", model="mute"))
-        *said, failed = channel.stream(str_data="x", model="breaks")
-        assert (2, 500) == (len(said), failed.status.code)
+        *parts, failed = channel.stream(str_data="x", model="breaks")
+        assert (2, 500) == (len(parts), failed.status.code)
         answers = channel.stream(str_data=str(path), model="silent")
         next(answers)
-        left = time.monotonic()
+        leave_s = time.monotonic()
         answers.cancel()
-        assert stopped_at(path) - left < 0.1
+        assert stopped_at(path) - leave_s < 0.1
 
 
 def test_a_slow_reader_holds_the_model_back(place: tuple[Running, str], tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_slow_reader_holds_the_model_back(place: tuple[Running, str], tmp_path
     path = tmp_path / "made"
     with reading(running.addresses["main.http"], f"{prefix}flood", str(path), 4096):
         before = resident(running)
-        made = settled(path)
+        made = read_when_stable(path)
         assert resident(running) - before < 16 * FLOOD_BYTES
     assert made < 32
 
@@ -312,13 +312,13 @@ def test_a_slow_reader_of_grpc_holds_the_model_back(
         answers = channel.stream(str_data=str(path), model=f"{prefix}flood")
         next(answers)
         before = resident(running)
-        made = settled(path)
+        made = read_when_stable(path)
         assert resident(running) - before < 16 * FLOOD_BYTES
         answers.cancel()
     assert made < 32
 
 
-def settled(path: Path) -> int:
+def read_when_stable(path: Path) -> int:
     """Return a number in a file once it has not changed for half a second."""
     until = time.monotonic() + TIMEOUT_S
     seen, since = "", time.monotonic()

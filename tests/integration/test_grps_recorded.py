@@ -50,11 +50,11 @@ class Server:
 
     Attributes:
         step: Bytes of a chunk of a streamed answer, and of each piece that is sent.
-        asked: First lines and bodies of the requests so far.
+        requests: First lines and bodies of the requests so far.
     """
 
     step: int = 1 << 20
-    asked: list[tuple[str, bytes]] = field(default_factory=list)
+    requests: list[tuple[str, bytes]] = field(default_factory=list)
     listening: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
 
     @property
@@ -80,14 +80,16 @@ class Server:
             name, _, value = line.partition(":")
             length = int(value) if name.lower() == "content-length" else length
         body = reader.read(length)
-        self.asked.append((first, body))
+        self.requests.append((first, body))
         answer = self._recording(first, body)
         for at in range(0, len(answer), self.step):
             connection.sendall(answer[at : at + self.step])
 
     def _recording(self, first: str, body: bytes) -> bytes:
         _, path, _ = first.split(" ")
-        if path == "/grps/v1/health/ready" and not any("online" in line for line, _ in self.asked):
+        if path == "/grps/v1/health/ready" and not any(
+            "online" in line for line, _ in self.requests
+        ):
             return (RECORDED / "cpp_not_ready.res.raw").read_bytes()
         for part, name in (
             ("health/", path.rpartition("/")[2].partition("?")[0]),
@@ -197,7 +199,7 @@ def test_open_inference_asks_by_the_signature_of_the_file(
     (output,) = document["outputs"]
     expected = {"name": "reply", "datatype": "BYTES", "shape": [1], "data": ["hello grps."]}
     assert expected == output
-    first, sent = server.asked[-1]
+    first, sent = server.requests[-1]
     assert "POST /grps/v1/infer/predict HTTP/1.1" == first
     assert {"str_data": "hello grps."} == json.loads(sent)
 
@@ -213,7 +215,7 @@ def test_a_text_for_a_model_without_a_signature_says_what_to_declare(
     assert b"(models: NAME: signature)" in text
     status, _, text = post(address, f"/v2/models/echo/{action}", {"text": "hello grps."})
     assert 200 == status, text
-    assert b"hello grps." in server.asked[-1][1]
+    assert b"hello grps." in server.requests[-1][1]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_keys_go_on_as_they_came(gateway: Running, server: Server) -> None:
     """Whatever in a key is the version, the server is sent the key."""
     for key in ("simple-1.0.0", "a-b-2-rc"):
         post(gateway.addresses["main.http"], PREDICT, {**TEXT, "model": key})
-        assert key == json.loads(server.asked[-1][1])["model"]
+        assert key == json.loads(server.requests[-1][1])["model"]
 
 
 def test_a_server_that_nobody_put_online_is_not_ready(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def write_config(
 ) -> Path:
     """Write a configuration with ports of its own, which are free."""
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(4)]
-        for each in held:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for each in sockets:
             each.bind(("127.0.0.1", 0))
-        http, grpc, brpc, admin = (each.getsockname()[1] for each in held)
+        http, grpc, brpc, admin = (each.getsockname()[1] for each in sockets)
     path = folder / "gateway.yaml"
     path.write_text(
         CONFIG.format(
@@ -109,15 +109,17 @@ class StreamLoad:
         with grpc.insecure_channel(self._address, options) as channel:
             stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
             while not self._over.is_set():
-                asked = [next(self._numbers) for _ in range(8)]
+                numbers = [next(self._numbers) for _ in range(8)]
                 try:
-                    found = [read_sum(each) for each in stream(requests(asked), timeout=PATIENCE_S)]
+                    found = [
+                        read_sum(each) for each in stream(requests(numbers), timeout=PATIENCE_S)
+                    ]
                 except grpc.RpcError as error:
                     self.lost.append(f"stream: {error}")
                     continue
                 self.answered += len(found)
-                if found != asked:
-                    self.lost.append(f"stream: {found}, expected {asked}")
+                if found != numbers:
+                    self.lost.append(f"stream: {found}, expected {numbers}")
 
 
 def requests(numbers: list[int]) -> Iterator[bytes]:

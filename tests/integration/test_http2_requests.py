@@ -141,7 +141,7 @@ async def test_a_reset_stream_cancels_its_request() -> None:
         number = client.begin("GET", "/v2", end=True)
         await slow.started.wait()
         client.reset(number)
-        await slow.ended.wait()
+        await slow.end.wait()
         assert slow.cancelled
         assert 404 == (await client.ask("GET", "/else")).status
 
@@ -154,7 +154,7 @@ async def test_leaving_cancels_all() -> None:
             client.begin("GET", "/v2", end=True)
             await slow.started.wait()
             client.begin("POST", "/v2", [("content-length", "1000000")])
-        await slow.ended.wait()
+        await slow.end.wait()
         await eventually(lambda: running.budget.used_bytes == 0)
 
 
@@ -203,13 +203,13 @@ async def test_a_slow_reader_gets_all_of_it() -> None:
         number = client.begin("POST", "/v2", [("content-length", str(MIB))])
         await client.send(number, bytes(MIB))
         answer = client.answers[number]
-        taken = 0
-        while not answer.ended.is_set():
-            await eventually(lambda: len(answer.body) > taken or answer.ended.is_set())  # noqa: B023
-            if answer.ended.is_set():
+        size = 0
+        while not answer.end.is_set():
+            await eventually(lambda: len(answer.body) > size or answer.end.is_set())  # noqa: B023
+            if answer.end.is_set():
                 break
-            client.acknowledge(number, len(answer.body) - taken)
-            taken = len(answer.body)
+            client.acknowledge(number, len(answer.body) - size)
+            size = len(answer.body)
         assert MIB == len(answer.body)
         await eventually(lambda: running.budget.used_bytes == 0)
 
@@ -337,13 +337,13 @@ async def test_a_drain_cancels_the_rest() -> None:
 async def test_both_versions_count_as_connections() -> None:
     """The limit holds for all of a port; the one above it is answered in its protocol."""
     async with serving(Echo(), connections=2) as running:
-        kept = await running.connect()
+        connection = await running.connect()
         async with h2_client(running.server.address) as first:
             assert 200 == (await first.ask("GET", "/v2")).status
             raw = await running.connect()
             assert b"HTTP/1.1 503" in await raw.rest()
             await raw.close()
-        await kept.close()
+        await connection.close()
         async with h2_client(running.server.address) as again:
             assert 200 == (await again.ask("GET", "/v2")).status
     assert ["connections"] == running.limits_hit
@@ -362,7 +362,7 @@ async def test_tls_negotiates_the_version(offered: list[str] | None) -> None:
     async with serving(Echo(), ssl_context=server_side) as running:
         if offered and "h2" in offered:
             async with h2_client(running.server.address, client_side) as client:
-                assert "h2" == _chosen(client)
+                assert "h2" == _alpn_protocol(client)
                 assert 200 == (await client.ask("POST", "/v2", bytes(200_000))).status
         else:
             raw = Raw(*await asyncio.open_connection("127.0.0.1", running.port, ssl=client_side))
@@ -371,6 +371,6 @@ async def test_tls_negotiates_the_version(offered: list[str] | None) -> None:
             await raw.close()
 
 
-def _chosen(client: H2Client) -> str | None:
+def _alpn_protocol(client: H2Client) -> str | None:
     handshake: ssl.SSLObject = client.writer.get_extra_info("ssl_object")
     return handshake.selected_alpn_protocol()

@@ -61,7 +61,7 @@ class Upstream:
         self._scripts = scripts
         self.connections = 0
         self.requests: list[bytes] = []
-        self.gone = asyncio.Event()
+        self.disconnect = asyncio.Event()
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,7 +72,7 @@ class Upstream:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self.gone.set()
+            self.disconnect.set()
             writer.close()
 
 
@@ -168,7 +168,7 @@ async def test_deadline_travels_and_ends_the_call() -> None:
         with pytest.raises(DeadlineExceeded):
             await client.send(POST, deadline=start + 0.2)
         took = time.monotonic() - start
-        await asyncio.wait_for(server.gone.wait(), 1)
+        await asyncio.wait_for(server.disconnect.wait(), 1)
     assert 0.15 < took < 0.3
     assert b"\r\ngrpc-timeout: 1" in got[0]
 
@@ -189,7 +189,7 @@ async def test_cancellation_closes_the_connection() -> None:
         await asyncio.sleep(0.02)
         task.cancel()
         start = time.monotonic()
-        await asyncio.wait_for(server.gone.wait(), 1)
+        await asyncio.wait_for(server.disconnect.wait(), 1)
         assert time.monotonic() - start < 0.1
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -200,25 +200,25 @@ async def test_server_takes_a_cancelled_request_for_a_half_closed_one() -> None:
 
     After a mere end it had to find out whether the client still waits, which took each hop 50 ms.
     """
-    asked, ended = asyncio.Event(), asyncio.Event()
+    arrival, end = asyncio.Event(), asyncio.Event()
     found: list[BaseException | bytes] = []
 
     async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        asked.set()
+        arrival.set()
         try:
             found.append(await reader.read())
         except ConnectionResetError as error:
             found.append(error)
         writer.close()
-        ended.set()
+        end.set()
 
     server = await asyncio.start_server(work, "127.0.0.1", 0)
     async with server, client_of(server.sockets[0].getsockname()[1]) as client:
         task = asyncio.create_task(client.send(POST, deadline=None))
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(arrival.wait(), 5)
         task.cancel()
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(end.wait(), 5)
         await asyncio.gather(task, return_exceptions=True)
     assert [ConnectionResetError] == [type(each) for each in found]
 
@@ -230,7 +230,7 @@ async def test_cancellation_reaches_through_our_server() -> None:
         task = asyncio.create_task(client.send(POST, deadline=None))
         await slow.started.wait()
         task.cancel()
-        await asyncio.wait_for(slow.ended.wait(), 1)
+        await asyncio.wait_for(slow.end.wait(), 1)
         await asyncio.gather(task, return_exceptions=True)
     assert slow.cancelled
 
@@ -552,7 +552,7 @@ async def test_a_response_that_the_codec_refuses_ends_its_connection() -> None:
     async with upstream(says(OK, close=False)) as server, client_of(server.port) as client:
         with pytest.raises(UpstreamProtocolError, match="other"):
             await client.send(POST, deadline=None, decode=refuse)
-        await eventually(server.gone.is_set)
+        await eventually(server.disconnect.is_set)
         assert b"ok" == bytes((await client.send(POST, deadline=None)).view)
         assert 2 == server.connections
 
@@ -573,5 +573,5 @@ async def test_a_response_in_endless_chunks_ends() -> None:
     async with upstream(endless) as server, client_of(server.port) as client:
         with pytest.raises(UpstreamProtocolError, match="chunks"):
             await client.send(POST, deadline=time.monotonic() + 20)
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.disconnect.wait(), 5)
         assert sent < 1_000_000

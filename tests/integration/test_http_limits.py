@@ -333,8 +333,8 @@ async def test_connections_are_counted(limit: str) -> None:
     """One connection more than allowed is told so and closed; when one leaves, there is room."""
     limits: dict[str, Any] = {limit: 2}
     async with serving(Echo(), **limits) as running:
-        kept = [await running.connect() for _ in range(2)]
-        for raw in kept:
+        connections = [await running.connect() for _ in range(2)]
+        for raw in connections:
             await raw.send(post(b"x"))
             assert (await raw.answer()).status == 200
         refused = await running.ask(post(b"too many"))
@@ -342,10 +342,10 @@ async def test_connections_are_counted(limit: str) -> None:
         assert b"\r\nRetry-After: 1\r\nConnection: close\r\n" in refused
         assert limit.encode() in refused
         assert running.limits_hit == [limit]
-        await kept.pop().close()
+        await connections.pop().close()
         await asyncio.sleep(0.05)
         assert (await answer(running, post(b"y"))).status == 200
-        await kept.pop().close()
+        await connections.pop().close()
 
 
 async def test_idle_connection_is_closed() -> None:
@@ -379,13 +379,13 @@ async def test_slow_reader_that_reads_is_served() -> None:
         raw = await running.connect()
         await raw.send(post(body))
         _, headers = await raw.head()
-        left = int(headers.get("content-length") or 0)
+        remaining = int(headers.get("content-length") or 0)
         for _ in range(10):
-            left -= len(await raw.reader.readexactly(1 << 20))
+            remaining -= len(await raw.reader.readexactly(1 << 20))
             await asyncio.sleep(0.05)
-        left -= len(await raw.reader.readexactly(left))
+        remaining -= len(await raw.reader.readexactly(remaining))
         await raw.close()
-        assert (left, running.limits_hit) == (0, [])
+        assert (remaining, running.limits_hit) == (0, [])
 
 
 async def test_pipelining_is_bounded() -> None:

@@ -113,13 +113,13 @@ async def test_client_that_leaves_cancels_the_work(reset: bool) -> None:
         raw = await running.connect()
         await raw.send(post(b"x"))
         await slow.started.wait()
-        left = time.monotonic()
+        leave_s = time.monotonic()
         if reset:
             raw.writer.transport.abort()
         else:
             raw.writer.close()
-        await asyncio.wait_for(slow.ended.wait(), 1)
-        took = time.monotonic() - left
+        await asyncio.wait_for(slow.end.wait(), 1)
+        took = time.monotonic() - leave_s
     assert slow.cancelled
     assert took < 0.2
 
@@ -298,17 +298,17 @@ async def test_drain_finishes_what_is_in_flight() -> None:
 async def test_drain_answers_what_was_on_its_way() -> None:
     """A request that meets a server that leaves is answered, and told that it was the last."""
     async with serving(Echo()) as running:
-        kept = await running.connect()
-        await kept.send(post(b"x"))
-        assert 200 == (await kept.answer()).status
+        connection = await running.connect()
+        await connection.send(post(b"x"))
+        assert 200 == (await connection.answer()).status
         drain = asyncio.create_task(running.server.drain(5))
         await asyncio.sleep(0)
-        await kept.send(post(b"y"))
-        answer = await kept.answer()
+        await connection.send(post(b"y"))
+        answer = await connection.answer()
         assert (200, "close") == (answer.status, answer.headers.get("connection"))
-        assert b"" == await kept.rest()
+        assert b"" == await connection.rest()
         await drain
-        await kept.close()
+        await connection.close()
 
 
 async def test_drain_accepts_who_waits_in_the_queue() -> None:

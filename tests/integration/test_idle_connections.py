@@ -76,15 +76,15 @@ async def measure(greeting: bytes) -> tuple[float, float]:
         client.close()
     await eventually(lambda: count.total == 0)
     await asyncio.sleep(0.05)  # the library forgets closed sockets in a later turn
-    left = used() - before
+    residue = used() - before
     await server.stop()
-    return size / MANY, left / MANY
+    return size / MANY, residue / MANY
 
 
 @pytest.mark.usefixtures("_counted")
 @pytest.mark.parametrize("greeting", [HTTP_1, HTTP_2], ids=["http_1", "http_2"])
 def test_an_idle_connection_is_small(greeting: bytes) -> None:
     """Of either version at most 4.5 KiB, of which nearly nothing is left when it is closed."""
-    size, left = uvloop.run(measure(greeting))
+    size, residue = uvloop.run(measure(greeting))
     assert 1024 < size < MOST_BYTES
-    assert left < MOST_BYTES / 10
+    assert residue < MOST_BYTES / 10

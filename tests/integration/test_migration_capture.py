@@ -121,7 +121,9 @@ async def test_both_captures_record_for_themselves(scans: kit.Scans, tmp_path: P
             await kit.until(gateway, lambda found: found["gateway_capture_calls_total"] == 9)
             sample = await kit.evidence(gateway, lambda found: len(found["samples"]) > 0)
             assert gateway.shadow_keeper is not None
-            kept = await gateway.shadow_keeper.sample(kit.NAME, sample["samples"][0]["id"])
+            sample_document = await gateway.shadow_keeper.sample(
+                kit.NAME, sample["samples"][0]["id"]
+            )
     everything = list(Capture(tmp_path / "all").calls())
     assert sorted(each.call.route for each in everything) == [*[kit.NAME] * 4, "other"]
     assert {each.missing for each in everything} == {"payload not recorded"}
@@ -134,8 +136,8 @@ async def test_both_captures_record_for_themselves(scans: kit.Scans, tmp_path: P
         row = int(call.call.request_id.removeprefix("row-"))
         assert bytes(as_raw(pixels)) == scans[row].tobytes()
     # The own capture also says what may be shown.
-    assert kept is not None
-    assert kept["inputs"][0]["values"] is not None
+    assert sample_document is not None
+    assert sample_document["inputs"][0]["values"] is not None
 
 
 async def test_without_a_new_target_calls_are_only_recorded(

@@ -200,8 +200,8 @@ async def test_the_old_target_is_asked_when_the_new_one_replied(scans: kit.Scans
             labels = await kit.classify(gateway, "oip.grpc", scans[DIFFERENT])
             found = await kit.evidence(gateway, kit.has_compared(8))
             assert gateway.shadow_keeper is not None
-            kept = gateway.shadow_keeper
-            samples = [await kept.sample(kit.NAME, each["id"]) for each in found["samples"]]
+            keeper = gateway.shadow_keeper
+            samples = [await keeper.sample(kit.NAME, each["id"]) for each in found["samples"]]
     assert found["outcomes"]["mismatch"] == 8
     assert len(labels) == 8
     assert {None if each is None else each["served_by"] for each in samples} == {"new"}

@@ -321,23 +321,25 @@ async def send(gateways: Gateways, calls: int, per_round: int) -> Counter[str]:
     numbers = itertools.count(1)
     found: Counter[str] = Counter()
     names: Iterator[str] = itertools.cycle(name for name in pipelines if name != "malformed")
-    left = calls
+    remaining = calls
     try:
-        while left:
+        while remaining:
             name = next(names)
             listener, makes, end_of = pipelines[name]
-            by_grpc = min(left, per_round) // GRPC_SHARE
-            count = min(left, per_round) - by_grpc
+            by_grpc = min(remaining, per_round) // GRPC_SHARE
+            count = min(remaining, per_round) - by_grpc
             requests = [makes[number % len(makes)](number) for number in _some(numbers, count)]
             replies = await gateways.exchange(listener, requests, end_of)
             found[name] += len(replies) if end_of is frame_end else _successful(replies)
             wrong = [makes(number) for makes, number in zip(malformed(), numbers, strict=False)]
             assert not _successful(await gateways.exchange("main.http", wrong, http_end))
-            asked = [(each, messages[each % len(messages)]) for each in _some(numbers, by_grpc)]
-            mirrored, plain = [await each.exchange(asked) for each in callers]
+            grpc_requests = [
+                (each, messages[each % len(messages)]) for each in _some(numbers, by_grpc)
+            ]
+            mirrored, plain = [await each.exchange(grpc_requests) for each in callers]
             assert mirrored == plain
             found["oip.grpc"] += sum(code == "OK" for _, code in mirrored)
-            left -= count + by_grpc
+            remaining -= count + by_grpc
     finally:
         for each in callers:
             await each.close()

@@ -148,8 +148,8 @@ async def test_model_without_changes_is_not_loaded_again(tmp_path: Path, workers
     """The instance that was loaded at the start answers after the reload."""
     text = HEAD.format(workers=workers) + INSTANCES
     with reloadable(tmp_path / "gateway.yaml", text) as gateway:
-        kept, changed = instances(gateway, "kept"), instances(gateway, "changed")
-        assert len(kept) == workers
+        unchanged, changed = instances(gateway, "kept"), instances(gateway, "changed")
+        assert len(unchanged) == workers
         options = "changed: {batching: {}, backend: python, options: {instances: 1, "
         text = text.replace("changed: {backend: python, options: {", options)
         status, document = await gateway.reload(text + "policies: {timeout: 5s}")
@@ -157,7 +157,7 @@ async def test_model_without_changes_is_not_loaded_again(tmp_path: Path, workers
             200,
             ["model changed", "route changed", "route kept"],
         )
-        assert instances(gateway, "kept") == kept
+        assert instances(gateway, "kept") == unchanged
         assert not instances(gateway, "changed") & changed
 
 

@@ -36,7 +36,7 @@ class Replica:
     def __init__(self) -> None:
         self.mode = "serve"
         self.read = 0
-        self.left = asyncio.Event()
+        self.client_end = asyncio.Event()
         self._changed = asyncio.Condition()
         self._may_answer = asyncio.Event()
         self._may_answer.set()
@@ -68,7 +68,7 @@ class Replica:
             try:
                 await asyncio.Event().wait()
             finally:
-                self.left.set()
+                self.client_end.set()
         return web.json_response({"model_name": "m", "outputs": [{**TENSOR, "data": [2.0]}]})
 
     async def describe(self, _request: web.Request) -> web.Response:
@@ -149,7 +149,7 @@ async def test_a_hedged_call_is_answered_by_the_other_replica() -> None:
         replicas[0].mode = "hang"
         assert [200] * 4 == await ask(4)
         assert 4 == replicas[1].read
-        await asyncio.wait_for(replicas[0].left.wait(), 5)
+        await asyncio.wait_for(replicas[0].client_end.wait(), 5)
 
 
 async def test_an_attempt_ends_in_time_for_another() -> None:

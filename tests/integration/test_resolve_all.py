@@ -105,10 +105,10 @@ async def test_addresses_come_and_go_without_a_lost_call(scheme: str, names: Nam
         names.records["triton.test.", "A"] = ["127.0.0.1", "127.0.0.2"]
         async with following(f"{scheme}://triton.test:{port}", names) as gateway:
             assert await answering(gateway) == {1, 2}
-            for wanted in ({2, 3, 4}, {4}, {1, 3}):
-                names.records["triton.test.", "A"] = [f"127.0.0.{n}" for n in wanted]
-                await until_answered_by(gateway, wanted)
-                assert await answering(gateway) == wanted
+            for numbers in ({2, 3, 4}, {4}, {1, 3}):
+                names.records["triton.test.", "A"] = [f"127.0.0.{n}" for n in numbers]
+                await until_answered_by(gateway, numbers)
+                assert await answering(gateway) == numbers
             entry = (await gateway.status())["upstreams"][0]
             assert {each["address"] for each in entry["endpoints"]} == {
                 f"127.0.0.1:{port}",

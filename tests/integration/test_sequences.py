@@ -95,9 +95,9 @@ def test_sequences_stay_and_are_lost_with_their_server(
     for model in MODELS:
         sequences = ids(model)
         found = {each: add(gateway, model, each, 4) for each in sequences}
-        kept = [each for each in sequences if found[each] == 10]
-        lost = [each for each in sequences if each not in kept]
-        assert kept
+        survivors = [each for each in sequences if found[each] == 10]
+        lost = [each for each in sequences if each not in survivors]
+        assert survivors
         assert lost
         for each in lost:
             for _ in range(2):
@@ -108,8 +108,8 @@ def test_sequences_stay_and_are_lost_with_their_server(
             assert [1] * len(lost) == [
                 add(gateway, model, each, 1, sequence_start=True) for each in lost
             ]
-        assert [15] * len(kept) == [
-            add(gateway, model, each, 5, sequence_end=True) for each in kept
+        assert [15] * len(survivors) == [
+            add(gateway, model, each, 5, sequence_end=True) for each in survivors
         ]
 
 

@@ -64,16 +64,16 @@ async def test_calls_above_the_limit_are_refused_with_retry_after(transport: str
 
             assert (200, None) == await infer()
             replica.hold()
-            held = [asyncio.create_task(infer()) for _ in range(3)]
+            calls_in_flight = [asyncio.create_task(infer()) for _ in range(3)]
             await replica.until_read(1 + 3)
             assert [(503, "1")] * 5 == [await infer() for _ in range(5)]
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(request())
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert not any(task.done() for task in held)
+            assert not any(task.done() for task in calls_in_flight)
             assert 3 == await counted(main, 'gateway_concurrency_limit{upstream="slow"}')
             replica.release()
-            assert [(200, None)] * 3 == await asyncio.gather(*held)
+            assert [(200, None)] * 3 == await asyncio.gather(*calls_in_flight)
             assert (200, None) == await infer()
             assert replica.read == 1 + 3 + 1
 
@@ -97,7 +97,7 @@ async def test_refusals_of_an_overloaded_upstream_are_quick(transport: str) -> N
 
             assert 200 == (await infer())[0]
             replica.hold()
-            held = [asyncio.create_task(infer()) for _ in range(HELD)]
+            calls_in_flight = [asyncio.create_task(infer()) for _ in range(HELD)]
             await replica.until_read(1 + HELD)
             # One waits for a connection; another one finds that full, so that the others wait; one
             # more is too many, and all are refused.
@@ -106,10 +106,10 @@ async def test_refusals_of_an_overloaded_upstream_are_quick(transport: str) -> N
             refused = [await infer() for _ in range(40)]
             assert {(503, "1")} == {(status, retry) for status, retry, _ in refused}
             assert statistics.median(took_s for _, _, took_s in refused) < SOON_S
-            assert not any(each.done() for each in held)
+            assert not any(each.done() for each in calls_in_flight)
             assert 1 + HELD == replica.read
             replica.release()
-            assert {200} == {status for status, _, _ in await asyncio.gather(*held)}
+            assert {200} == {status for status, _, _ in await asyncio.gather(*calls_in_flight)}
             await asyncio.gather(*more)
             assert 200 == (await infer())[0]
 

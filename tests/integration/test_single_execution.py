@@ -148,11 +148,13 @@ async def test_a_call_runs_once_unless_it_is_idempotent(
         before = len(CALLS)
         for proxy in proxies:
             proxy.cut = cut
-        asked = [next(values) for _ in range(4)]
-        for value in asked:
+        sent_values = [next(values) for _ in range(4)]
+        for value in sent_values:
             with pytest.raises(Unavailable):
                 await call(gateway, value, is_stream=is_stream)
-        assert dict.fromkeys(asked, executions) == Counter(value for _, value in CALLS[before:])
+        assert dict.fromkeys(sent_values, executions) == Counter(
+            value for _, value in CALLS[before:]
+        )
         for proxy in proxies:
             proxy.cut = ""
         await call(gateway, next(values), is_stream=is_stream)

@@ -140,5 +140,5 @@ def test_workers_have_one_status(tmp_path: Any) -> None:
         assert ["own", "away"] == [route["name"] for route in document["routes"]]
         found = command("status", f"127.0.0.1:{port}")
         assert (0, True) == (found.returncode, "away" in found.stdout)
-    gone = command("status", f"127.0.0.1:{port}")
-    assert (1, True) == (gone.returncode, "no admin port" in gone.stderr)
+    after_stop = command("status", f"127.0.0.1:{port}")
+    assert (1, True) == (after_stop.returncode, "no admin port" in after_stop.stderr)

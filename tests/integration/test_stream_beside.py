@@ -70,12 +70,12 @@ class SlowHttp(HttpFrontend):
     """Answers each request when told to."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.arrival = asyncio.Event()
         self.go = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     async def __call__(self, _wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
-        self.asked.set()
+        self.arrival.set()
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -305,17 +305,17 @@ async def test_draining_waits_for_grpc_too() -> None:
     waiting = GrpcSlow()
     async with both(Echo(), PromptHttp(), calls=Answers(waiting)) as port:
         client = GrpcClient(port.server.address, ClientLimits())
-        asked = asyncio.ensure_future(client.send(GrpcRequest(UNARY, (b"x",)), deadline=None))
+        call = asyncio.ensure_future(client.send(GrpcRequest(UNARY, (b"x",)), deadline=None))
         await waiting.started.wait()
         async with asyncio.timeout(4):
             await port.server.drain(0.1)
-        found = await asyncio.gather(asked, return_exceptions=True)
-        ended: object = found[0]
+        found = await asyncio.gather(call, return_exceptions=True)
+        result: object = found[0]
         await client.close()
-    told = isinstance(ended, GatewayError | GrpcResponse)
+    is_answer = isinstance(result, GatewayError | GrpcResponse)
     assert (True, GrpcStatus.UNAVAILABLE) == (
-        told,
-        getattr(ended, "status", GrpcStatus.UNAVAILABLE),
+        is_answer,
+        getattr(result, "status", GrpcStatus.UNAVAILABLE),
     )
     assert waiting.cancelled.is_set()
 
@@ -324,20 +324,20 @@ async def test_draining_ends_both(address: str) -> None:
     """What is in flight is answered, whoever asked it; who asked nothing is closed at once."""
     frames, http = SlowFrames(), SlowHttp()
     async with both(frames, http, address) as port:
-        framed, asked, silent = [await port.connect() for _ in range(3)]
+        framed, http_client, silent = [await port.connect() for _ in range(3)]
         await framed.send(FRAME)
-        await asked.send(post(b"{}", path="/v2/x"))
+        await http_client.send(post(b"{}", path="/v2/x"))
         await silent.send(b"P")
-        await eventually(lambda: bool(frames.waiting) and http.asked.is_set())
+        await eventually(lambda: bool(frames.waiting) and http.arrival.is_set())
         draining = asyncio.ensure_future(port.server.drain(5.0))
         assert b"" == await silent.rest()
         next(iter(frames.waiting.values())).set()
         http.go.set()
-        assert b"late" == (await asked.answer()).body
+        assert b"late" == (await http_client.answer()).body
         assert BODY in await frame_of(framed)
         async with asyncio.timeout(3):
             await draining
-        for raw in (framed, asked, silent):
+        for raw in (framed, http_client, silent):
             await raw.close()
 
 
@@ -345,15 +345,15 @@ async def test_what_does_not_end_is_cancelled() -> None:
     """Draining cancels the requests of both protocols once its time is over."""
     frames, http = SlowFrames(), SlowHttp()
     async with both(frames, http) as port:
-        framed, asked = await port.connect(), await port.connect()
+        framed, http_client = await port.connect(), await port.connect()
         await framed.send(FRAME)
-        await asked.send(post(b"{}", path="/v2/x"))
-        await eventually(lambda: bool(frames.waiting) and http.asked.is_set())
+        await http_client.send(post(b"{}", path="/v2/x"))
+        await eventually(lambda: bool(frames.waiting) and http.arrival.is_set())
         async with asyncio.timeout(3):
             await port.server.drain(0.05)
         assert (1, True) == (len(frames.cancelled), http.cancelled.is_set())
-        assert 503 == (await asked.answer()).status
-        for raw in (framed, asked):
+        assert 503 == (await http_client.answer()).status
+        for raw in (framed, http_client):
             await raw.close()
 
 
@@ -363,7 +363,7 @@ async def test_a_client_of_http_that_leaves_cancels_its_request() -> None:
     async with both(Echo(), http) as port:
         raw = await port.connect()
         await raw.send(post(b"{}", path="/v2/x"))
-        await http.asked.wait()
+        await http.arrival.wait()
         await raw.close()
         async with asyncio.timeout(0.1):
             await http.cancelled.wait()
@@ -388,19 +388,19 @@ class Noted:
     """A server that notes what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     async def start(self) -> None:
-        self.told.append("start")
+        self.calls.append("start")
 
     def announce_close(self) -> None:
-        self.told.append("announce_close")
+        self.calls.append("announce_close")
 
     async def drain(self, _timeout_s: float) -> None:
-        self.told.append("drain")
+        self.calls.append("drain")
 
     async def stop(self) -> None:
-        self.told.append("stop")
+        self.calls.append("stop")
 
 
 async def test_a_port_that_is_taken_leaves_nothing_started() -> None:
@@ -418,7 +418,7 @@ async def test_a_port_that_is_taken_leaves_nothing_started() -> None:
         )
         with pytest.raises(OSError, match="cannot listen on"):
             await server.start()
-    assert ["start", "stop"] == noted.told
+    assert ["start", "stop"] == noted.calls
 
 
 async def test_stopping_cuts_who_has_not_said_what_it_speaks(address: str) -> None:

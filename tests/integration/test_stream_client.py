@@ -203,12 +203,12 @@ async def test_the_deadline_ends_the_question(in_order: bool) -> None:
         serving(frontend, in_order=in_order) as running,
         client_of(running.server.address, in_order=in_order) as client,
     ):
-        begun = time.monotonic()
+        started_s = time.monotonic()
         with pytest.raises(DeadlineExceeded):
-            await client.send(HELLO, deadline=begun + 0.05)
-        assert time.monotonic() - begun < 0.5
+            await client.send(HELLO, deadline=started_s + 0.05)
+        assert time.monotonic() - started_s < 0.5
         async with asyncio.timeout(0.1):
-            await frontend.ended.wait()
+            await frontend.end.wait()
         assert set() == client._open
 
 
@@ -232,7 +232,7 @@ async def test_the_server_learns_of_a_cancelled_question(address: str) -> None:
         await eventually(lambda: bool(frontend.waiting))
         asking.cancel()
         async with asyncio.timeout(0.1):
-            await frontend.ended.wait()
+            await frontend.end.wait()
     assert [b"hello 123"] == frontend.cancelled
 
 
@@ -243,7 +243,7 @@ async def test_a_cancelled_question_leaves_the_others_alone() -> None:
         serving(frontend, in_order=False) as running,
         client_of(running.server.address, in_order=False, connections=1) as client,
     ):
-        kept = asyncio.ensure_future(ask(client, b"kept"))
+        first = asyncio.ensure_future(ask(client, b"kept"))
         given_up = asyncio.ensure_future(ask(client, b"given up"))
         await eventually(lambda: len(frontend.waiting) == 2)
         given_up.cancel()
@@ -254,7 +254,7 @@ async def test_a_cancelled_question_leaves_the_others_alone() -> None:
         assert 2 == len(running.server._listener.connections)
         frontend.waiting[b"later"].set()
         frontend.waiting[b"kept"].set()
-        assert (b"answer kept", b"answer later") == tuple(await asyncio.gather(kept, later))
+        assert (b"answer kept", b"answer later") == tuple(await asyncio.gather(first, later))
         await eventually(lambda: len(running.server._listener.connections) == 1)
 
 
@@ -269,7 +269,7 @@ async def test_the_server_learns_of_a_question_given_up_among_others() -> None:
         await eventually(lambda: len(frontend.waiting) == 5)
         asking[2].cancel()
         async with asyncio.timeout(0.1):
-            await frontend.ended.wait()
+            await frontend.end.wait()
         assert [b"2"] == frontend.cancelled
         for answer in frontend.waiting.values():
             answer.set()
@@ -338,16 +338,16 @@ async def test_a_closed_client_sends_nothing() -> None:
 
 async def test_a_connection_that_breaks_is_unavailable() -> None:
     """An upstream that took the question and then went is not asked again."""
-    asked: list[bytes] = []
+    questions: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, _w: asyncio.StreamWriter, _n: int) -> None:
-        asked.append(await question(reader))
+        questions.append(await question(reader))
 
     async with upstream(serve) as where, client_of(where) as client:
         with pytest.raises(Unavailable, match="broke the connection") as found:
             await ask(client)
     assert not isinstance(found.value, NotSent)
-    assert [b"question"] == asked
+    assert [b"question"] == questions
 
 
 async def test_an_answer_cut_short_is_unavailable() -> None:
@@ -364,11 +364,11 @@ async def test_an_answer_cut_short_is_unavailable() -> None:
 
 async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
     """A connection that was closed at the far end while it idled costs no call."""
-    asked: list[tuple[int, bytes]] = []
+    questions: list[tuple[int, bytes]] = []
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        asked.append((n, await question(reader)))
+        questions.append((n, await question(reader)))
         writer.write(framed(b"answer %d" % n + bytes(8)))
         await writer.drain()
         if n == 0:
@@ -384,7 +384,7 @@ async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
         await settle()
         second = await ask(client, b"question 2")
     assert [b"answer 0", b"answer 1"] == [first[:8], second[:8]]
-    assert [(0, b"question 1"), (1, b"question 2")] == asked
+    assert [(0, b"question 1"), (1, b"question 2")] == questions
 
 
 async def test_a_restarted_upstream_is_asked_again(address: str) -> None:
@@ -400,12 +400,12 @@ async def test_a_restarted_upstream_is_asked_again(address: str) -> None:
 
 async def test_a_reset_does_not_say_that_a_question_was_not_read() -> None:
     """A server that reads a question and then fails may reset: it is not asked a second time."""
-    asked: list[bytes] = []
+    questions: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
-        asked.append(await question(reader))
+        questions.append(await question(reader))
         writer.write(framed(b"an answer"))
-        asked.append(await question(reader))
+        questions.append(await question(reader))
         reset_when_closed(writer.transport.get_extra_info("socket"))
         writer.transport.abort()
 
@@ -413,7 +413,7 @@ async def test_a_reset_does_not_say_that_a_question_was_not_read() -> None:
         await ask(client, b"question 1")
         with pytest.raises(Unavailable) as caught:
             await ask(client, b"question 2")
-    assert (Unavailable, [b"question 1", b"question 2"]) == (type(caught.value), asked)
+    assert (Unavailable, [b"question 1", b"question 2"]) == (type(caught.value), questions)
 
 
 @pytest.mark.parametrize("extra", [framed(b"another answer"), b"\0", framed(b"12345678")[:7]])
@@ -422,8 +422,8 @@ async def test_more_than_was_asked_for_spoils_the_connection(extra: bytes) -> No
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        asked = await question(reader)
-        writer.write(framed(b"answer to " + asked) + (extra if n == 0 else b""))
+        text = await question(reader)
+        writer.write(framed(b"answer to " + text) + (extra if n == 0 else b""))
         await reader.read()
         closed.set()
 
@@ -438,8 +438,8 @@ async def test_unsolicited_bytes_close_an_idle_connection() -> None:
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        asked = await question(reader)
-        writer.write(framed(b"answer to " + asked))
+        text = await question(reader)
+        writer.write(framed(b"answer to " + text))
         if n == 0:
             await asyncio.sleep(0.02)
             writer.write(framed(b"poison, poison"))
@@ -476,9 +476,9 @@ BAD: list[tuple[bytes, type[GatewayError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "kind", "said"), BAD)
+@pytest.mark.parametrize(("answer", "kind", "reason"), BAD)
 async def test_broken_framing_is_the_upstreams_fault(
-    answer: bytes, kind: type[GatewayError], said: str
+    answer: bytes, kind: type[GatewayError], reason: str
 ) -> None:
     """Answers that cannot be followed are errors that name the upstream."""
 
@@ -488,7 +488,7 @@ async def test_broken_framing_is_the_upstreams_fault(
         await reader.read()
 
     async with upstream(serve) as where, client_of(where) as client:
-        with pytest.raises(kind, match=said) as found:
+        with pytest.raises(kind, match=reason) as found:
             await ask(client)
         assert where in found.value.message
 

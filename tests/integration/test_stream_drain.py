@@ -44,7 +44,7 @@ def test_a_stream_under_way_is_finished_and_one_that_waits_is_ended(gateway: Run
 
     with channel_to(gateway) as idle_channel, channel_to(gateway) as busy_channel:
         idle = stream_of(idle_channel)(waits())
-        assert "word" == OipGrpc.heard(next(idle)).word
+        assert "word" == OipGrpc.read_answer(next(idle)).word
         busy = stream_of(busy_channel)(iter([OipGrpc.question("speak", "word " * WORDS, "2")]))
         next(busy)
         gateway.process.terminate()

@@ -130,7 +130,7 @@ def test_a_wrong_message_keeps_the_connection(model_server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "reason"),
     [
         (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", "which is text, such as HTTP"),
         (struct.pack("<I", (1 << 20) + 1), "at most 1048576 are allowed"),
@@ -138,13 +138,13 @@ def test_a_wrong_message_keeps_the_connection(model_server: Running) -> None:
     ],
 )
 def test_broken_framing_is_told_and_ends_the_connection(
-    model_server: Running, sent: bytes, said: str
+    model_server: Running, sent: bytes, reason: str
 ) -> None:
     """Whoever speaks something else learns what is spoken here."""
     with connected(model_server.addresses["main.graphpipe.tcp"]) as sock:
         sock.sendall(sent)
         answer = received(sock, struct.unpack("<I", received(sock, 4))[0])
-        assert said in str(errors(answer))
+        assert reason in str(errors(answer))
         assert b"" == sock.recv(1)
 
 
@@ -219,9 +219,11 @@ def test_a_stream_needs_a_model() -> None:
 
 def test_a_taken_port_is_said_with_its_flag(model_server: Running) -> None:
     """The one line that says why names the address and what to change."""
-    taken = model_server.addresses["main.graphpipe.tcp"]
+    held_address = model_server.addresses["main.graphpipe.tcp"]
     flags = ["--http", "off", "--grpc", "off", "--admin", "off", "--default-model", "m"]
-    found = gateway("serve", "--upstream", "http://127.0.0.1:1", *flags, "--graphpipe-tcp", taken)
+    found = gateway(
+        "serve", "--upstream", "http://127.0.0.1:1", *flags, "--graphpipe-tcp", held_address
+    )
     assert 1 == found.returncode
-    assert f"cannot listen on {taken}: Address already in use" in found.stderr
+    assert f"cannot listen on {held_address}: Address already in use" in found.stderr
     assert "choose another address with --graphpipe-tcp" in found.stderr

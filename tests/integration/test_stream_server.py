@@ -86,11 +86,11 @@ async def test_reads_no_further_than_the_cap() -> None:
         raw.writer.write(b"".join([framed(bytes(MOST - 8))] * 64))
         await eventually(lambda: bool(frontend.waiting))
         await asyncio.sleep(0.2)
-        left = raw.writer.transport.get_write_buffer_size()
+        unsent = raw.writer.transport.get_write_buffer_size()
         used = running.budget.used_bytes
         raw.writer.transport.abort()
         await running.server.stop()
-    assert left > 0
+    assert unsent > 0
     assert used <= 4 * MOST
 
 
@@ -167,7 +167,7 @@ async def test_a_client_that_leaves_cancels_its_question(address: str, reset: bo
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         raw.writer.close()
         async with asyncio.timeout(0.1):
-            await frontend.ended.wait()
+            await frontend.end.wait()
         assert [b"hello 123"] == frontend.cancelled
         await eventually(lambda: running.budget.used_bytes == 0)
 
@@ -188,7 +188,7 @@ async def test_a_client_that_leaves_behind_unread_frames_cancels_its_question(
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         raw.writer.close()
         async with asyncio.timeout(0.12):
-            await frontend.ended.wait()
+            await frontend.end.wait()
         assert [b"hello 123"] == frontend.cancelled
 
 
@@ -344,10 +344,10 @@ async def test_who_reads_nothing_is_asked_nothing_more() -> None:
         await eventually(lambda: not connection._taken.is_set())
         await raw.send(b"".join(numbered(n, b"x") for n in range(1, 6)))
         await eventually(lambda: connection.in_flight == 6)
-        asked = frontend.asked
+        call_count = frontend.call_count
         found = [(await raw.numbered())[0] for _ in range(6)]
         await raw.close()
-    assert (1, 6) == (asked, frontend.asked)
+    assert (1, 6) == (call_count, frontend.call_count)
     assert list(range(6)) == sorted(found)
 
 
@@ -481,14 +481,14 @@ async def test_a_client_that_leaves_at_once_holds_no_memory() -> None:
 async def test_a_frame_over_the_budget_is_refused() -> None:
     """With no room in the process a frame is not read; its sender is told."""
     async with serving(Echo(), budget_bytes=1000, queue_wait_s=0.02) as running:
-        begun = await running.ask(struct.pack("<I", 5000))
+        first_refusal = await running.ask(struct.pack("<I", 5000))
         whole = await running.connect()
         await whole.send(framed(bytes(2000)))
         refusal = await whole.answer()
         await whole.send(HELLO)
         found = await whole.answer()
         await whole.close()
-    assert b"refused in_flight_bytes" in begun
+    assert b"refused in_flight_bytes" in first_refusal
     assert refusal.startswith(b"refused in_flight_bytes")
     assert b"hello 123" == found
 
@@ -619,9 +619,9 @@ def another(address: str) -> StreamServer:
 async def test_a_taken_address_is_one_clear_error(address: str) -> None:
     """Whoever cannot listen is told where, and why."""
     async with serving(Echo(), address) as running:
-        taken = running.server.address
-        with pytest.raises(OSError, match=f"cannot listen on {taken}: ") as found:
-            await another(taken).start()
+        held_address = running.server.address
+        with pytest.raises(OSError, match=f"cannot listen on {held_address}: ") as found:
+            await another(held_address).start()
         assert HELLO == await running_still(running)
     assert "Errno 98" in str(found.value)
 

@@ -78,6 +78,6 @@ async def test_a_client_that_leaves_cancels_its_question() -> None:
         await eventually(lambda: bool(frontend.waiting))
         question.cancel()
         async with asyncio.timeout(0.1):
-            await frontend.ended.wait()
+            await frontend.end.wait()
         await asking.close()
     assert [b"question"] == frontend.cancelled

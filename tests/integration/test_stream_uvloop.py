@@ -35,9 +35,9 @@ SCENARIOS: list[tuple[Scenario, str]] = [
 )
 def test_on_uvloop(scenario: Scenario, carrier: str, tmp_path: Path) -> None:
     """What holds on asyncio's loop holds on uvloop."""
-    known = {
+    arguments = {
         "tmp_path": tmp_path,
         "address": f"unix:{tmp_path}/s" if carrier == "unix" else "127.0.0.1:0",
     }
-    wanted = inspect.signature(scenario).parameters
-    uvloop.run(scenario(**{name: value for name, value in known.items() if name in wanted}))
+    parameters = inspect.signature(scenario).parameters
+    uvloop.run(scenario(**{name: value for name, value in arguments.items() if name in parameters}))

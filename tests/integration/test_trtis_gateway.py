@@ -276,13 +276,13 @@ def test_what_v1_has_no_type_for_is_named(server: Running) -> None:
 def test_a_stream_works_side_by_side_and_answers_in_order(server: Running) -> None:
     """Four requests of 300 ms take less than three of them, and come as they were asked."""
     header = 'batch_size: 1 input { name: "INPUT0" dims: 1 } output { name: "OUTPUT0" }'
-    asked = [
+    requests = [
         asking("slow", header, struct.pack("<i", wait), number=wait) for wait in (300, 299, 298, 1)
     ]
     bad = asking("slow", header, b"", number=7)
     began = monotonic()
     with channel(server) as opened:
-        call = opened.stream_stream(SERVICE + "StreamInfer")(iter([*asked, bad, *asked]))
+        call = opened.stream_stream(SERVICE + "StreamInfer")(iter([*requests, bad, *requests]))
         found = [pb.InferResponse.FromString(data) for data in call]
         assert grpc.StatusCode.OK is call.code()
     assert monotonic() - began < 1.2
@@ -317,8 +317,8 @@ def test_regions_are_the_servers(server: Running, segment: Path) -> None:
     forget = pb.SharedMemoryControlRequest()
     forget.unregister.name = "r"
     ask(server, "SharedMemoryControl", forget.SerializeToString())
-    gone, _ = infer(server, "simple", header, PAIR[64:])
-    assert pb.NOT_FOUND == status(gone).code
+    after_removal, _ = infer(server, "simple", header, PAIR[64:])
+    assert pb.NOT_FOUND == status(after_removal).code
 
 
 def test_a_listener_registers_only_keys_that_it_allows(server: Running, segment: Path) -> None:
@@ -339,9 +339,9 @@ def forwarding(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield running
 
 
-@pytest.mark.parametrize(("size", "said"), [(64, "CUDA"), (63, "63 bytes")])
+@pytest.mark.parametrize(("size", "reason"), [(64, "CUDA"), (63, "63 bytes")])
 def test_cuda_handles_are_read_raw_whatever_their_type_says(
-    server: Running, forwarding: Running, size: int, said: str
+    server: Running, forwarding: Running, size: int, reason: str
 ) -> None:
     """Clients send the bytes of a handle as a form; forwarded, they reach the next server whole."""
     form = {"Content_Type": "application/x-www-form-urlencoded"}
@@ -349,7 +349,7 @@ def test_cuda_handles_are_read_raw_whatever_their_type_says(
     for address in (server.addresses["main.http"], forwarding.addresses["main.http"]):
         answer, _ = post(address, path, "", bytes(range(256))[-size:], **form)
         assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
-        assert said in status(answer).msg
+        assert reason in status(answer).msg
 
 
 def test_forwarding_to_what_has_no_shared_memory_is_refused(server: Running) -> None:
@@ -358,10 +358,11 @@ def test_forwarding_to_what_has_no_shared_memory_is_refused(server: Running) -> 
     nobody, _ = post(address, f"{CONTROL}/register/r//seg/0/64")
     assert (400, pb.UNSUPPORTED) == (nobody.status, status(nobody).code)
     header = HEADER.replace("dims: 16 }", 'dims: 16 shared_memory { name: "r" byte_size: 64 } }', 1)
-    given, _ = post(address, "/api/infer/simple", header, PAIR[64:])
-    assert "unregistered shared memory region 'r'" in status(given).msg
+    input_refusal, _ = post(address, "/api/infer/simple", header, PAIR[64:])
+    assert "unregistered shared memory region 'r'" in status(input_refusal).msg
     header = HEADER.replace('"OUTPUT0" }', '"OUTPUT0" shared_memory { name: "r" byte_size: 64 } }')
-    wanted, _ = post(address, "/api/infer/simple", header, PAIR)
+    output_refusal, _ = post(address, "/api/infer/simple", header, PAIR)
     assert (
-        "output 'OUTPUT0' refers to the unregistered shared memory region 'r'" in status(wanted).msg
+        "output 'OUTPUT0' refers to the unregistered shared memory region 'r'"
+        in status(output_refusal).msg
     )

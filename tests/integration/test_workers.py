@@ -65,14 +65,14 @@ def test_both_answer_and_are_one_to_operators(lasting: Running) -> None:
 
 def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
     """What is in flight in the other is answered; a new one comes; nothing that was counted goes."""
-    kept, lost = kit.connected_to(lasting, 2), kit.connected_to(lasting, 1)
+    survivor, lost = kit.connected_to(lasting, 2), kit.connected_to(lasting, 1)
     before = kit.calls(lasting)
-    for connection in (lost, kept):
+    for connection in (lost, survivor):
         kit.ask_slowly(lasting, connection)
     kit.end(kit.pids(lasting)[1], signal.SIGKILL)
     with pytest.raises((OSError, HTTPException)):
         lost.getresponse()
-    answer = kept.getresponse()
+    answer = survivor.getresponse()
     assert (200, True) == (answer.status, bool(answer.read()))
     fresh = kit.connect(lasting)
     assert 200 == kit.ask(fresh)
@@ -80,7 +80,7 @@ def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
     assert before + 2 == kit.calls(lasting)
     assert {1: 1.0, 2: 0.0} == kit.of_workers(lasting, "worker_restarts_total")
     again = kit.connected_to(lasting, 1)
-    for connection in (kept, lost, fresh, again):
+    for connection in (survivor, lost, fresh, again):
         connection.close()
     died = kit.events(lasting, "worker died")
     assert [(1, "was killed by SIGKILL")] == [(line["worker"], line["ended"]) for line in died]
@@ -160,10 +160,10 @@ def test_a_taken_port_is_one_clear_line(lasting: Running, tmp_path: Path) -> Non
         text = CONFIG.format(folder=tmp_path, port=port, transport="native", more="")
         path.write_text(text.replace("workers: 2", workers))
         done = gateway("serve", str(path))
-        said = [line for line in done.stderr.splitlines() if line.startswith("gateway:")]
-        assert (1, 1) == (done.returncode, len(said)), done.stderr
-        assert port in said[0]
-        assert "in use" in said[0]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("gateway:")]
+        assert (1, 1) == (done.returncode, len(errors)), done.stderr
+        assert port in errors[0]
+        assert "in use" in errors[0]
 
 
 def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
@@ -206,15 +206,15 @@ def test_a_unix_socket_is_shared(lasting: Running, folder: Path) -> None:
         return all(after[worker] > before[worker] for worker in before)
 
     # Either takes what it is woken for first.
-    kit.eventually(lambda: _asked(socket_file) and both_have_answered())
+    kit.eventually(lambda: _is_live(socket_file) and both_have_answered())
     births = len(kit.events(lasting, "worker started"))
     kit.end(kit.pids(lasting)[1], signal.SIGTERM)
     kit.eventually(lambda: len(kit.events(lasting, "worker exited")) == 1)
-    assert _asked(socket_file)
+    assert _is_live(socket_file)
     kit.eventually(lambda: len(kit.events(lasting, "worker started")) > births)
 
 
-def _asked(path: Path) -> bool:
+def _is_live(path: Path) -> bool:
     """Ask over a unix socket whether the server lives, and return the answer."""
     with closing(OverUnix(path)) as connection:
         connection.request("GET", "/GrpsBrpcService/CheckLiveness")

@@ -75,9 +75,9 @@ class Client:
             What the client saw, by check: one item a step.
         """
         file, *options = SCRIPT_WORDS[script]
-        chosen = ["--checks", ",".join(names)] if names else []
+        selection = ["--checks", ",".join(names)] if names else []
         seen: Mapping[str, list[Any]] = self.run(
-            SCRIPTS / file, "--url", address, *options, *chosen
+            SCRIPTS / file, "--url", address, *options, *selection
         )
         return seen
 

@@ -31,9 +31,9 @@ def problems(seen: Seen, script: str) -> dict[str, str]:
         if script == ENDLESS:
             expected = tuple(each for each in expected if each is not END_OF_REQUEST)
         differing = [
-            f"expected {wanted}, saw {item}"
-            for wanted, item in zip(expected, items, strict=False)
-            if not _agrees(wanted, item)
+            f"expected {expected_item}, saw {item}"
+            for expected_item, item in zip(expected, items, strict=False)
+            if not _agrees(expected_item, item)
         ]
         if len(expected) != len(items):
             differing.append(f"expected {len(expected)} items, saw {items}")
@@ -68,10 +68,10 @@ def _within(expected: object, answer: Any) -> bool:
 
 
 def _has_outputs(expected: Outputs, item: Any) -> bool:
-    wanted = [printed_tensor(tensor) for tensor in expected.tensors]
+    expected_outputs = [printed_tensor(tensor) for tensor in expected.tensors]
     outputs = [{key: output[key] for key in output if key in _TOLD} for output in item["outputs"]]
     same_id = expected.request_id is None or item.get("id") == expected.request_id
-    return wanted == outputs and same_id
+    return expected_outputs == outputs and same_id
 
 
 _TOLD = frozenset({"name", "datatype", "shape", "values", "sha256"})

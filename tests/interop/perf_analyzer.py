@@ -55,8 +55,8 @@ def _binary(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         pip = str(environment("client") / "bin/pip")
         # pip would refuse the wheel for this machine's glibc.
-        wanted = ["--only-binary=:all:", "--platform", "manylinux_2_38_x86_64", PERF_ANALYZER]
-        _run(pip, "download", "--quiet", "--no-deps", "--dest", str(folder), *wanted)
+        options = ["--only-binary=:all:", "--platform", "manylinux_2_38_x86_64", PERF_ANALYZER]
+        _run(pip, "download", "--quiet", "--no-deps", "--dest", str(folder), *options)
         (wheel,) = folder.glob("*.whl")
         with ZipFile(wheel) as archive:
             archive.extractall(folder)

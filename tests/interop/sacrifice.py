@@ -174,13 +174,13 @@ def bystander(send: Callable[[str], None], address: str, *processes: int) -> Ite
 
     def run() -> None:
         while not leave.wait(INTERVAL_S):
-            delayed, begun = delayed_s(*processes), time.monotonic()
+            delayed, started_s = delayed_s(*processes), time.monotonic()
             try:
                 send(address)
             except (AssertionError, OSError, http.client.HTTPException, grpc.RpcError) as error:
                 seen.failures.append(repr(error))
             seen.count += 1
-            waited_s = time.monotonic() - begun
+            waited_s = time.monotonic() - started_s
             seen.worst_s = max(seen.worst_s, waited_s - max(0.0, delayed_s(*processes) - delayed))
 
     thread = threading.Thread(target=run)

@@ -179,8 +179,8 @@ def leaving(body: bytes, path: str, count: int) -> Send:
         host, _, port = http_address.rpartition(":")
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         for number in range(count):
-            with closing(socket.create_connection((host, int(port)), timeout=TIMEOUT_S)) as left:
-                left.sendall(head + body[: len(body) // (1 + number % 2)])
+            with closing(socket.create_connection((host, int(port)), timeout=TIMEOUT_S)) as client:
+                client.sendall(head + body[: len(body) // (1 + number % 2)])
         return "OK", ""
 
     return send
@@ -423,10 +423,10 @@ def _classes() -> Iterator[Case]:
         request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
         yield Case(f"classes_{name}", unary(request))
         yield Case(f"classes_{name}_stream", streamed(request))
-    given = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    tensor_document = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
     for count in (2**31, -1, 0, 4_000_000, "x", 1.5):
         output = {"name": "OUTPUT0", "parameters": {"classification": count}}
-        body = document(given, outputs=[output])
+        body = document(tensor_document, outputs=[output])
         answers = ("200",) if count == 0 else ()  # none
         yield Case(f"classes_{count}", http("/v2/models/identity_fp32/infer", body), answers)
 
@@ -437,10 +437,10 @@ def _sequences() -> Iterator[Case]:
         ("sequence_text", (7, 2**63)),
     )
     for model, ids in wrong:
-        given = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+        tensor_document = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}
         for number in ids:
             flags = {"sequence_id": number, "sequence_start": True}
-            body = document(given, parameters=flags)
+            body = document(tensor_document, parameters=flags)
             yield Case(f"{model}_{str(number)[:5]}", http(f"/v2/models/{model}/infer", body))
     for model, key, value in (
         ("sequence_number", "string_param", "x" * 20),
@@ -489,8 +489,8 @@ def _loads(marker: str) -> Iterator[Case]:
         {"file:../../x": "aW1wb3J0IG9z", "config": "{}"},
         {"unknown": 1},
     )
-    for number, given in enumerate(parameters):
-        body = json.dumps({"parameters": given}).encode()
+    for number, body_parameters in enumerate(parameters):
+        body = json.dumps({"parameters": body_parameters}).encode()
         for repository in ("repository", "%72epository"):
             path = f"/v2/{repository}/models/fail_always/load"
             answers = ("4", "50") if number == 5 else ()  # an unknown parameter is Triton's

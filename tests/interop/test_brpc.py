@@ -23,7 +23,7 @@ from tests.cases import brpc_oracle as oracle
 from tests.integration.cli_kit import Running, get
 from tests.interop.client import ROOT, SCRIPTS, Client
 from tests.interop.gateways import serving
-from tests.interop.scripts.brpc_client import KINDS, shape_of, shown
+from tests.interop.scripts.brpc_client import KINDS, json_value, shape_of
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -34,7 +34,7 @@ ADD_SUB = [["OUTPUT0", 4, [1, 16], SUM], ["OUTPUT1", 4, [1, 16], DIFFERENCE]]
 
 def _identity(name: str) -> Any:
     kind, values = KINDS[name]
-    return [["OUTPUT0", kind, [*shape_of(name)], [shown(value) for value in values]]]
+    return [["OUTPUT0", kind, [*shape_of(name)], [json_value(value) for value in values]]]
 
 
 EXPECTED: Mapping[str, Any] = {
@@ -172,8 +172,8 @@ def test_independent_server(brpc_client: Client) -> None:
         check(seen_by(brpc_client, gateway, *checks))
         unknown = seen_by(brpc_client, gateway, "unknown model")
     # What a server of the same protocol says goes through as it is.
-    said = {"status": 500, "text": "[ExecutorException] Not found model: nobody"}
-    assert {"unknown model": said} == unknown
+    failure = {"status": 500, "text": "[ExecutorException] Not found model: nobody"}
+    assert {"unknown model": failure} == unknown
 
 
 def test_independent_server_from_open_inference() -> None:
@@ -189,12 +189,12 @@ def test_independent_server_from_open_inference() -> None:
         answers = [
             get(gateway.url("/v2/models/add_sub/infer"), {"inputs": rows}) for _ in range(20)
         ]
-        unknown, said = get(gateway.url("/v2/models/nobody/infer"), {"inputs": rows})
+        unknown, body = get(gateway.url("/v2/models/nobody/infer"), {"inputs": rows})
     assert [(200, [SUM, DIFFERENCE])] * 20 == [
         (status, [output["data"] for output in answer["outputs"]]) for status, answer in answers
     ]
     assert 404 == unknown
-    assert "nobody" in said["error"]
+    assert "nobody" in body["error"]
 
 
 def test_the_oracle_reads_what_it_writes() -> None:

@@ -158,11 +158,14 @@ def test_a_sidecar_can_show_the_identity_of_triton(
     """Name and version are Triton's; without the flag they are the gateway's."""
     free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
     upstream = ("--upstream", f"oip+grpc://{triton_server.grpc_address}", *free)
-    with serving(*upstream, "--identity", "upstream") as shown, serving(*upstream) as own:
+    with (
+        serving(*upstream, "--identity", "upstream") as with_identity,
+        serving(*upstream) as own,
+    ):
         for kind in KINDS:
             names = [
                 seen_by(client, kind, gateway.addresses[port(kind)], "identity")["identity"]
-                for gateway in (shown, own)
+                for gateway in (with_identity, own)
             ]
             assert [
                 {"answer": ["triton", "2.51.0"]},
@@ -266,9 +269,9 @@ def test_the_gateway_answers_for_its_own_models(own: Running, client: Client, ki
     assert {"answer": {**INFO, "log_verbose_level": 1}} == seen["log_change"]
     assert "unknown log setting 'no_such_setting'" in seen["log_unknown"]["error"]
     name = f"interop_{kind}"
-    placed = [[f"{name}_in", f"/{name}_in", 0, 24], [f"{name}_out", f"/{name}_out", 0, 32]]
+    regions = [[f"{name}_in", f"/{name}_in", 0, 24], [f"{name}_out", f"/{name}_out", 0, 32]]
     values = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-    expected = [placed, ["FP32", [2, 3]], values, placed[1:], []]
+    expected = [regions, ["FP32", [2, 3]], values, regions[1:], []]
     assert {"answer": expected} == seen["shared_memory"]
     assert "cannot be opened" in seen["shared_memory_unknown_key"]["error"]
     assert {"answer": []} == seen["cuda_shared_memory"]

@@ -122,21 +122,23 @@ def as_grpc(message: dict[str, Any]) -> pb.ModelInferRequest | None:
     request = pb.ModelInferRequest(model_name=message["model"], id=message.get("id", ""))
     try:
         _put(request.parameters, message.get("parameters", {}))
-        for given in message["inputs"]:
-            tensor = request.inputs.add(name=given["name"], datatype=given["datatype"])
-            tensor.shape.extend(given["shape"])
-            _put(tensor.parameters, given.get("parameters", {}))
-            request.raw_input_contents.append(_raw(given))
-        for wanted in message.get("outputs", ()):
-            output = request.outputs.add(name=wanted["name"])
-            _put(output.parameters, wanted.get("parameters", {}))
+        for tensor_document in message["inputs"]:
+            tensor = request.inputs.add(
+                name=tensor_document["name"], datatype=tensor_document["datatype"]
+            )
+            tensor.shape.extend(tensor_document["shape"])
+            _put(tensor.parameters, tensor_document.get("parameters", {}))
+            request.raw_input_contents.append(_raw(tensor_document))
+        for output_document in message.get("outputs", ()):
+            output = request.outputs.add(name=output_document["name"])
+            _put(output.parameters, output_document.get("parameters", {}))
     except (ValueError, OverflowError):
         return None
     return request
 
 
-def _put(parameters: Any, given: dict[str, Any]) -> None:
-    for key, value in given.items():
+def _put(parameters: Any, values: dict[str, Any]) -> None:
+    for key, value in values.items():
         if isinstance(value, bool):
             parameters[key].bool_param = value
         elif isinstance(value, int):
@@ -145,11 +147,11 @@ def _put(parameters: Any, given: dict[str, Any]) -> None:
             parameters[key].string_param = value
 
 
-def _raw(given: dict[str, Any]) -> bytes:
-    if given["datatype"] == "BYTES":
-        texts = [text.encode() for text in given["data"]]
+def _raw(tensor_document: dict[str, Any]) -> bytes:
+    if tensor_document["datatype"] == "BYTES":
+        texts = [text.encode() for text in tensor_document["data"]]
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    return bytes(SIZES.get(given["datatype"], 2) * len(given["data"]))
+    return bytes(SIZES.get(tensor_document["datatype"], 2) * len(tensor_document["data"]))
 
 
 def send(message: dict[str, Any], http_address: str, grpc_address: str, way: str) -> None:

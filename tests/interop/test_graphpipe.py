@@ -269,6 +269,6 @@ def one_upstream_a_model(folder: Path, upstreams: Mapping[str, str]) -> Iterator
 @contextmanager
 def sidecar(*upstreams: str) -> Iterator[Running]:
     """Run the gateway in front of *upstreams*, as its users do."""
-    given = [word for url in upstreams for word in ("--upstream", url)]
-    with serving(*given, "--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off") as gateway:
+    flags = [word for url in upstreams for word in ("--upstream", url)]
+    with serving(*flags, "--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off") as gateway:
         yield gateway

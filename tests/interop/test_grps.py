@@ -156,10 +156,10 @@ def check(seen: Mapping[str, Any]) -> None:
             assert word in document["status"]["msg"], name
             assert {"status"} == document.keys(), name
         elif name in METADATA:
-            told = yaml.safe_load(document["str_data"])
+            metadata = yaml.safe_load(document["str_data"])
             if "server" in name:
-                (told,) = (model for model in told["models"] if model["name"] == "simple")
-            assert MODEL == {key: told[key] for key in MODEL}, name
+                (metadata,) = (model for model in metadata["models"] if model["name"] == "simple")
+            assert MODEL == {key: metadata[key] for key in MODEL}, name
         else:
             assert EXPECTED[name] == value, name
 

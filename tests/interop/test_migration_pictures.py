@@ -36,14 +36,16 @@ async def kept_demo() -> AsyncIterator[tuple[str, Path]]:
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
-    said = ""
+    output = ""
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            while "Ctrl-C stops" not in said:
+            while "Ctrl-C stops" not in output:
                 line = (await process.stderr.readline()).decode()
-                assert line, f"the demo ended: {said}"
-                said += line
-        page, report = (re.search(rf"The {name}: (\S+)", said) for name in ("migration", "report"))
+                assert line, f"the demo ended: {output}"
+                output += line
+        page, report = (
+            re.search(rf"The {name}: (\S+)", output) for name in ("migration", "report")
+        )
         assert page is not None
         assert report is not None
         yield page[1], Path(report[1])

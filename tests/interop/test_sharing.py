@@ -69,8 +69,8 @@ def test_real_clients_see_no_difference(
 def _executions(server: RunningServer) -> tuple[int, int]:
     """Return how many rows `simple` has computed, and in how many executions."""
     _, found = get(f"{server.http_url}/v2/models/simple/stats")
-    told = found["model_stats"][0]
-    return told["inference_count"], told["execution_count"]
+    statistics = found["model_stats"][0]
+    return statistics["inference_count"], statistics["execution_count"]
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -81,11 +81,11 @@ def test_protocols_share_tritons_executions(
     batching = {"max_delay": "50ms", "in_flight": 1}
     before_rows, before_runs = _executions(triton_server)
     with before(triton_server, carrier, tmp_path, {"simple": {"batching": batching}}) as gateway:
-        asked = asyncio.run(_ask_all(gateway))
+        row_count = asyncio.run(_ask_all(gateway))
     rows, runs = _executions(triton_server)
-    assert asked == rows - before_rows
+    assert row_count == rows - before_rows
     # Eight is the most that the model takes; what clients' connections spread is not full.
-    assert runs - before_runs <= asked / 2
+    assert runs - before_runs <= row_count / 2
 
 
 async def _ask_all(gateway: Running) -> int:

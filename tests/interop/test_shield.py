@@ -376,9 +376,9 @@ def test_hung_server(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None
                 assert time.monotonic() < end
             waits = []
             for _ in range(5):
-                begun = time.monotonic()
+                started_s = time.monotonic()
                 status, _text = post(http_address, FP32, body)
-                waits.append(time.monotonic() - begun)
+                waits.append(time.monotonic() - started_s)
                 assert status == 503
         finally:
             server.process.send_signal(signal.SIGCONT)

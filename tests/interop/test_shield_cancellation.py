@@ -138,9 +138,9 @@ class Delays:
             self.note()
             await asyncio.sleep(NOTE_S)
 
-    def between(self, begun: float, end: float) -> float:
+    def between(self, start: float, end: float) -> float:
         """Return the delays between the notes around two times."""
-        first = max(0, bisect.bisect(self._times, begun) - 1)
+        first = max(0, bisect.bisect(self._times, start) - 1)
         last = min(len(self._times) - 1, bisect.bisect(self._times, end))
         return max(0.0, self._delays[last] - self._delays[first])
 
@@ -159,18 +159,18 @@ def run(
     delays = Delays(*processes)
 
     async def main() -> None:
-        left = count
+        remaining = count
         async with storm(address) as leave:
             await leave(WARM_UP_S)
 
             async def one() -> None:
-                nonlocal left
-                while left > 0:
-                    left -= 1
+                nonlocal remaining
+                while remaining > 0:
+                    remaining -= 1
                     after_s = max(1e-5, randomly.random() * LONGEST_STAY_S)
-                    begun = time.monotonic()
+                    started_s = time.monotonic()
                     await leave(after_s)
-                    waits.append((begun, max(0.0, time.monotonic() - begun - after_s)))
+                    waits.append((started_s, max(0.0, time.monotonic() - started_s - after_s)))
 
             watching = asyncio.create_task(delays.watch())
             await asyncio.gather(*(one() for _ in range(at_once)))
@@ -179,8 +179,8 @@ def run(
     asyncio.run(main())
     delays.note()
     longest_s = max(
-        waited_s - delays.between(begun, begun + waited_s + LONGEST_STAY_S)
-        for begun, waited_s in waits
+        waited_s - delays.between(started_s, started_s + waited_s + LONGEST_STAY_S)
+        for started_s, waited_s in waits
     )
     return sorted(waited_s for _, waited_s in waits), longest_s
 

@@ -124,8 +124,8 @@ def test_curl_uploads(gateway: Running, folder: Path, how: str, size: str) -> No
 def test_curl_waits_for_continue(gateway: Running, folder: Path) -> None:
     """100 Continue comes before the answer, and before the body is sent."""
     expect = ("-H", "Expect: 100-continue", "--expect100-timeout", "20", "--include")
-    told = curl(*expect, "--data-binary", f"@{folder}/small.json", gateway.url(INFER))
-    assert [b"100", b"200"] == re.findall(rb"^HTTP/1.1 ([0-9]+)", told.encode(), re.MULTILINE)
+    output = curl(*expect, "--data-binary", f"@{folder}/small.json", gateway.url(INFER))
+    assert [b"100", b"200"] == re.findall(rb"^HTTP/1.1 ([0-9]+)", output.encode(), re.MULTILINE)
 
 
 def test_curl_keeps_its_connection(gateway: Running, folder: Path) -> None:
@@ -139,15 +139,15 @@ def test_curl_keeps_its_connection(gateway: Running, folder: Path) -> None:
         [*words, "--head", gateway.url("/v2/health/live")],
         [*words, "--get", gateway.url("/v2")],
     ]
-    told = curl(*[word for one in each for word in ("--next", *one)][1:]).split()
-    assert ["200", "1", "200", "0", "400", "0", "404", "0"] == told[:8]
-    assert ["0", "200", "0"] == told[9:]
+    output = curl(*[word for one in each for word in ("--next", *one)][1:]).split()
+    assert ["200", "1", "200", "0", "400", "0", "404", "0"] == output[:8]
+    assert ["0", "200", "0"] == output[9:]
 
 
 def test_curl_asks_for_heads(gateway: Running) -> None:
     """HEAD has a head and no body, whatever it says."""
-    told = curl("--head", gateway.url("/v2/health/live"), "--next", "--get", gateway.url("/v2"))
-    head, _, rest = told.partition("\r\n\r\n")
+    output = curl("--head", gateway.url("/v2/health/live"), "--next", "--get", gateway.url("/v2"))
+    head, _, rest = output.partition("\r\n\r\n")
     assert head.startswith("HTTP/1.1 ")
     assert "name" in json.loads(rest)
 
@@ -209,10 +209,10 @@ def test_nghttp_calls_grpc(gateway: Running, folder: Path, how: str, size: str) 
         pytest.skip("grpcio's core takes no padded frames: see tests/conformance")
     url = f"http://{gateway.addresses['main.grpc']}{SERVICE}/ModelInfer"
     words = ("-nv", "-H", ":method: POST", *GRPC, "-d", f"{folder}/{size}.grpc", *FRAMES[how])
-    told = run("nghttp", *words, url)
-    assert (20 if how == "several" else 1) == told.count("grpc-status: 0")
-    assert "RST_STREAM" not in told
-    assert [] == re.findall(r"recv GOAWAY", told)
+    output = run("nghttp", *words, url)
+    assert (20 if how == "several" else 1) == output.count("grpc-status: 0")
+    assert "RST_STREAM" not in output
+    assert [] == re.findall(r"recv GOAWAY", output)
 
 
 # -- h2load
@@ -251,9 +251,9 @@ def test_h2load_over_http1(gateway: Running, folder: Path, how: str) -> None:
 
 def _loaded(load: tuple[str, ...], *words: str) -> None:
     total = load[load.index("-n") + 1]
-    told = run("h2load", *load, *words)
+    output = run("h2load", *load, *words)
     expected = (
         f"{total} total, {total} started, {total} done, {total} succeeded, 0 failed, 0 errored"
     )
-    assert expected in told, told
-    assert f"status codes: {total} 2xx, 0 3xx, 0 4xx, 0 5xx" in told, told
+    assert expected in output, output
+    assert f"status codes: {total} 2xx, 0 3xx, 0 4xx, 0 5xx" in output, output

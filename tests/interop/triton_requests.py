@@ -89,13 +89,13 @@ class Grpc:
             try:
                 if self.stream:
                     messages = iter((self.request, *self.more))
-                    return "OK", [_shown(each) for each in call(messages, timeout=_TIMEOUT_S)]
-                return "OK", _shown(call(self.request, timeout=_TIMEOUT_S))
+                    return "OK", [_as_document(each) for each in call(messages, timeout=_TIMEOUT_S)]
+                return "OK", _as_document(call(self.request, timeout=_TIMEOUT_S))
             except grpc.RpcError as error:
                 return error.code().name, error.details()
 
 
-def _shown(message: Any) -> Any:
+def _as_document(message: Any) -> Any:
     return MessageToDict(message, preserving_proto_field_name=True)
 
 

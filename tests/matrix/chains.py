@@ -61,7 +61,7 @@ async def gateway(
     source: str,
     metadata: ModelMetadata | None = None,
     *,
-    joined: Joined = in_memory,
+    join: Joined = in_memory,
 ) -> AsyncIterator[Any]:
     """Give a transport to a gateway whose upstream, asked in *way*, runs the model *source*.
 
@@ -73,13 +73,13 @@ async def gateway(
         there, here = way.registered, REGISTERED[client.codec]
         runs: Any = versions if metadata is None else Declared(versions, metadata)
         served = Frontend(there.make(way.listener), BufferBody(Told(Complete(runs, WHOLE))))
-        async with joined(there, served) as behind:
+        async with join(there, served) as behind:
             codec = there.make(way.upstream)
             upstream = ForwardHeaders(
                 Complete(Upstream("behind", codec, behind), codec.needs), (), {}
             )
             offered = Frontend(here.make(client.listener), Told(upstream))
-            async with joined(here, offered) as transport:
+            async with join(here, offered) as transport:
                 yield transport
     finally:
         await versions.stop()

@@ -121,11 +121,11 @@ class OipHttp:
         if answer.status != 200:
             text = json.loads(bytes(answer.view))["error"]
             raise Refused(_HTTP_CODES[answer.status], text)
-        said = of_http(answer.headers, bytes(answer.view), "outputs")
+        reply = of_http(answer.headers, bytes(answer.view), "outputs")
         for member in json.loads(bytes(answer.view)[: _json_end(answer)])["outputs"]:
             # An empty tensor has no bytes: its form does not show.
             assert self._binary_out is ("data" not in member), member
-        return {one.name: array_of(one.datatype, one.shape, one.raw) for one in said.tensors}
+        return {one.name: array_of(one.datatype, one.shape, one.raw) for one in reply.tensors}
 
 
 class OipGrpc:
@@ -163,8 +163,8 @@ class OipGrpc:
         answer = await transport.send(wire, deadline=None)
         if answer.status is not GrpcStatus.OK:
             raise Refused(_GRPC_CODES[answer.status], answer.details)
-        said = of_response(bytes(answer.view))
-        return {one.name: array_of(one.datatype, one.shape, one.raw) for one in said.tensors}
+        reply = of_response(bytes(answer.view))
+        return {one.name: array_of(one.datatype, one.shape, one.raw) for one in reply.tensors}
 
 
 class Spoken:

@@ -59,8 +59,8 @@ class _Grpc:
         return self
 
     def __next__(self) -> Heard:
-        heard: Heard = self._read(next(self._call))
-        return heard
+        answer: Heard = self._read(next(self._call))
+        return answer
 
     def leave(self) -> None:
         self._call.cancel()
@@ -86,7 +86,7 @@ class OipGrpc:
     def ask(self, running: Running, model: str, text: str) -> Iterator[Listening]:
         with channel_to(running) as channel:
             call = stream_of(channel)(iter([self.question(model, text)]), timeout=TIMEOUT_S)
-            yield _Grpc(call, self.heard)
+            yield _Grpc(call, self.read_answer)
             call.cancel()
 
     @staticmethod
@@ -97,7 +97,7 @@ class OipGrpc:
         return message
 
     @staticmethod
-    def heard(message: Any) -> Heard:
+    def read_answer(message: Any) -> Heard:
         answer = message.infer_response
         assert "triton_final_response" in answer.parameters
         if message.error_message:
@@ -136,11 +136,11 @@ class TrtisGrpc:
                 tensorrt_v1_pb2.InferResponse.FromString,
             )
             call = method(iter([message]), timeout=TIMEOUT_S)
-            yield _Grpc(call, self._heard)
+            yield _Grpc(call, self._read_answer)
             call.cancel()
 
     @staticmethod
-    def _heard(message: Any) -> Heard:
+    def _read_answer(message: Any) -> Heard:
         assert 7 == message.meta_data.id
         if message.request_status.code != tensorrt_v1_pb2.SUCCESS:
             return Heard(error=message.request_status.msg)
@@ -162,11 +162,11 @@ class GrpsGrpc:
             )
             message = grps_pb2.GrpsMessage(model=model, str_data=text)
             call = method(message, timeout=TIMEOUT_S)
-            yield _Grpc(call, self._heard)
+            yield _Grpc(call, self._read_answer)
             call.cancel()
 
     @staticmethod
-    def _heard(message: Any) -> Heard:
+    def _read_answer(message: Any) -> Heard:
         if message.status.status == grps_pb2.Status.FAILURE:
             return Heard(error=message.status.msg)
         if message.HasField("gtensors"):
@@ -183,7 +183,7 @@ class _Body:
         self._received = b""
         self._text = ""
         self.status = 0
-        self.ended = False
+        self.is_complete = False
 
     def __iter__(self) -> Iterator[Heard]:
         return self
@@ -192,9 +192,9 @@ class _Body:
         while True:
             value = self._value()
             if value is not None:
-                heard: Heard = self._read(value)
-                return heard
-            if self.ended:
+                answer: Heard = self._read(value)
+                return answer
+            if self.is_complete:
                 assert "" == self._text.strip()
                 raise StopIteration
             self._receive()
@@ -207,7 +207,7 @@ class _Body:
         self.status = int(head.split()[1])
         self._chunked = b"chunked" in head
         if not self._chunked:
-            self._left = int(head.lower().partition(b"content-length:")[2].split()[0])
+            self._remaining = int(head.lower().partition(b"content-length:")[2].split()[0])
 
     def leave(self) -> None:
         self._sock.close()
@@ -233,9 +233,9 @@ class _Body:
     def _unchunk(self) -> None:
         if not self._chunked:
             self._text += self._received.decode()
-            self._left -= len(self._received)
+            self._remaining -= len(self._received)
             self._received = b""
-            self.ended = not self._left
+            self.is_complete = not self._remaining
             return
         while b"\r\n" in self._received:
             size, _, rest = self._received.partition(b"\r\n")
@@ -244,7 +244,7 @@ class _Body:
                 return
             self._text += rest[:count].decode()
             self._received = rest[count + 2 :]
-            self.ended = not count
+            self.is_complete = not count
 
 
 class Http:
@@ -321,6 +321,6 @@ CLIENTS: tuple[Client, ...] = (
 )
 
 
-def taken(stream: Listening, count: int) -> list[Heard]:
+def first_answers(stream: Listening, count: int) -> list[Heard]:
     """Return the first answers of a stream."""
     return list(itertools.islice(stream, count))

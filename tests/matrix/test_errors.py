@@ -65,8 +65,8 @@ def test_only_the_reason_of_a_traceback_crosses(front: Carries, behind: Carries)
     for wire in errors_of(behind.codec, TRACEBACK):
         error = raised_by(behind, wire)
         assert error.message.endswith(REASON)
-        told = listener(front).encode_error(CALL, error)
-        text = repr((told, pairs_of(told))).encode() + b"".join(body_of(told))
+        response = listener(front).encode_error(CALL, error)
+        text = repr((response, pairs_of(response))).encode() + b"".join(body_of(response))
         assert b"what went wrong" in text
         assert b"executor.py" not in text
 
@@ -78,9 +78,9 @@ def test_an_upstream_that_cancels_is_a_bad_upstream(front: Carries, behind: Carr
     error = raised_by(behind, GrpcResponse(status=GrpcStatus.CANCELLED, details=TEXT))
     assert ErrorCode.BAD_UPSTREAM is error.code
     if front.codec != behind.codec:
-        told = raised_by(front, arrived(listener(front).encode_error(CALL, error)))
+        client_error = raised_by(front, arrived(listener(front).encode_error(CALL, error)))
         expected = front.errors.get(ErrorCode.BAD_UPSTREAM, ErrorCode.BAD_UPSTREAM)
-        assert expected is told.code
+        assert expected is client_error.code
 
 
 def check_crossing(front: Carries, behind: Carries, wire: Any) -> None:
@@ -88,14 +88,14 @@ def check_crossing(front: Carries, behind: Carries, wire: Any) -> None:
     error = raised_by(behind, wire)
     codec = listener(front)
     actual = arrived(codec.encode_error(CALL, error))
-    told = raised_by(front, actual)
-    assert TEXT in told.message
+    client_error = raised_by(front, actual)
+    assert TEXT in client_error.message
     if behind.registered.spec is front.registered.spec:
         return  # the upstream's own: test_properties/test_errors.py
     own = type(error)(error.message, model=error.model)
     expected = arrived(codec.encode_error(CALL, own))
     assert _outside(expected) == _outside(actual)
-    assert front.errors.get(error.code, error.code) is told.code
+    assert front.errors.get(error.code, error.code) is client_error.code
     if "grps" in front.codec and error.code is not ErrorCode.OVERLOADED:
         assert _outside(actual)[0] in (None, GrpcStatus.OK, told_status(actual))
 

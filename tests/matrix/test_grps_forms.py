@@ -37,7 +37,7 @@ class Listener:
         raise AssertionError
 
 
-async def asked(way: Carries, kind: str, body: bytes) -> HttpResponse:
+async def send_body(way: Carries, kind: str, body: bytes) -> HttpResponse:
     """Return the answer to a body, before a model that gives one text back."""
     model = (way.model or ModelRef("m")).name
     one = (Datatype.BYTES, (1,))
@@ -58,7 +58,7 @@ async def asked(way: Carries, kind: str, body: bytes) -> HttpResponse:
 @BY_UPSTREAM
 async def test_a_text_is_one_element_and_comes_back_as_text(way: Carries) -> None:
     """Under the model's own name for it, whatever protocol lies between."""
-    answer = await asked(way, "application/json", '{"str_data": "Zoë 模型"}'.encode())
+    answer = await send_body(way, "application/json", '{"str_data": "Zoë 模型"}'.encode())
     assert (200, {"status": OK, "str_data": "Zoë 模型"}) == (
         answer.status,
         orjson.loads(answer.view),
@@ -69,7 +69,7 @@ async def test_a_text_is_one_element_and_comes_back_as_text(way: Carries) -> Non
 async def test_bytes_are_one_element_and_come_back_as_bytes(way: Carries) -> None:
     """Raw where the upstream carries bytes that are no text, refused in words where it does not."""
     data = bytes(range(256))
-    answer = await asked(way, "application/octet-stream", data)
+    answer = await send_body(way, "application/octet-stream", data)
     if way.text and not way.codec.startswith("grps"):
         assert 501 == answer.status
         assert "not UTF-8" in orjson.loads(answer.view)["status"]["msg"]
@@ -81,6 +81,6 @@ async def test_bytes_are_one_element_and_come_back_as_bytes(way: Carries) -> Non
 @BY_UPSTREAM
 async def test_an_ndarray_is_no_text(way: Carries) -> None:
     """A model of text refuses numbers by name, before every upstream that lets it tell."""
-    answer = await asked(way, "application/json", b'{"ndarray": [1]}')
+    answer = await send_body(way, "application/json", b'{"ndarray": [1]}')
     assert 400 == answer.status, orjson.loads(answer.view)
     assert "FAILURE" == orjson.loads(answer.view)["status"]["status"]

@@ -31,9 +31,9 @@ async def test_identity(client: Client, way: Carries, datatype: Datatype) -> Non
     """Each case comes back as it was sent, or is refused in the words of the table."""
     model = model_of(client, way, f"identity_{datatype.name.lower()}")
     source = f"gateway.backends.examples:identity_{datatype.name.lower()}"
-    told = "trtis" in client.codec + way.codec
-    for some in [[case] for case in cases(datatype)] if told else [cases(datatype)]:
-        metadata = metadata_of(model.name, datatype, some[0]) if told else None
+    needs_metadata = "trtis" in client.codec + way.codec
+    for some in [[case] for case in cases(datatype)] if needs_metadata else [cases(datatype)]:
+        metadata = metadata_of(model.name, datatype, some[0]) if needs_metadata else None
         async with gateway(client, way, model.name, source, metadata) as transport:
             for case in some:
                 await check(client, way, transport, model, case)

@@ -53,9 +53,9 @@ class ByModel:
 def graph(name: str, model: str, text: str) -> Graph:
     """Return the graph of a pipeline whose steps ask *model*, and one for text."""
 
-    def step(step_name: str, asked: str, first: str, second: str) -> Step:
+    def step(step_name: str, model_name: str, first: str, second: str) -> Step:
         inputs = {"INPUT0": parse_source(first), "INPUT1": parse_source(second)}
-        return Step(step_name, ModelRef(asked), inputs)
+        return Step(step_name, ModelRef(model_name), inputs)
 
     steps = [
         step("second", model, "first.OUTPUT0", "first.OUTPUT1"),

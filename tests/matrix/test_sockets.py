@@ -37,12 +37,12 @@ FRAMES = _case("larger than a frame", 300_000)
 
 async def _cross(make: TransportImplementation, client: Client, way: Carries, *cases: Case) -> None:
     model = model_of(client, way, "identity_fp32")
-    told = "trtis" in client.codec + way.codec
-    for some in [[case] for case in cases] if told else [list(cases)]:
-        metadata = metadata_of(model.name, Datatype.FP32, some[0]) if told else None
+    needs_metadata = "trtis" in client.codec + way.codec
+    for some in [[case] for case in cases] if needs_metadata else [list(cases)]:
+        metadata = metadata_of(model.name, Datatype.FP32, some[0]) if needs_metadata else None
         source = "gateway.backends.examples:identity_fp32"
-        joined = partial(over_sockets, make)
-        async with gateway(client, way, model.name, source, metadata, joined=joined) as transport:
+        join = partial(over_sockets, make)
+        async with gateway(client, way, model.name, source, metadata, join=join) as transport:
             for case in some:
                 await check(client, way, transport, model, case)
 

@@ -23,8 +23,8 @@ from tests.matrix.streams import (
     OipGrpc,
     TrtisGrpc,
     channel_to,
+    first_answers,
     stream_of,
-    taken,
 )
 
 MODELS = {
@@ -149,7 +149,7 @@ def stopped_at(path: Path) -> float:
     return float(path.read_text())
 
 
-def settled(path: Path) -> int:
+def read_when_stable(path: Path) -> int:
     """Return the number in a file once it has not changed for a while."""
     until = time.monotonic() + 10
     seen, since = "", time.monotonic()
@@ -173,7 +173,7 @@ def test_answers_come_in_order_as_they_are_made(place: tuple[Running, str], clie
     running, prefix = place
     with client.ask(running, f"{prefix}speak", "a b c d e f g h i j") as stream:
         began = time.monotonic()
-        first = taken(stream, 1)
+        first = first_answers(stream, 1)
         waited = time.monotonic() - began
         rest = list(stream)
         assert time.monotonic() - began - waited > 0.1
@@ -187,8 +187,8 @@ def test_failure_in_the_middle_is_said_in_the_protocols_form(
     """What came before is heard, and then what went wrong; the stream itself ends well."""
     running, prefix = place
     with client.ask(running, f"{prefix}breaks", "x") as stream:
-        *said, failed = stream
-    assert [Heard("one "), Heard("two")] == said
+        *answers, failed = stream
+    assert [Heard("one "), Heard("two")] == answers
     assert "ValueError: this model breaks on purpose" in failed.error
 
 
@@ -207,11 +207,11 @@ def test_who_leaves_stops_the_model(
     running, prefix = place
     path = tmp_path / "stopped"
     with client.ask(running, f"{prefix}{model}", str(path)) as stream:
-        assert 1 == len(taken(stream, 1))
+        assert 1 == len(first_answers(stream, 1))
         assert not path.exists()
-        left = time.monotonic()
+        leave_s = time.monotonic()
         stream.leave()
-        assert stopped_at(path) - left < 0.1
+        assert stopped_at(path) - leave_s < 0.1
 
 
 def test_a_slow_reader_holds_the_model_back(
@@ -222,9 +222,9 @@ def test_a_slow_reader_holds_the_model_back(
     path = tmp_path / "made"
     with client.ask(running, f"{prefix}flood", str(path)) as stream:
         if client.name.endswith("grpc"):
-            taken(stream, 1)
+            first_answers(stream, 1)
         before = resident(running)
-        made = settled(path)
+        made = read_when_stable(path)
         # JSON of a MiB of FP32 is a few times as long.
         assert resident(running) - before < 48 * FLOOD_BYTES
         stream.leave()
@@ -266,9 +266,9 @@ def test_who_leaves_stream_infer_stops_the_model(
         while not path.with_suffix(".begun").exists():
             assert time.monotonic() < until, "the model was not asked"
             time.sleep(0.002)
-        left = time.monotonic()
+        leave_s = time.monotonic()
         stream.leave()
-        assert stopped_at(path) - left < 0.1
+        assert stopped_at(path) - leave_s < 0.1
 
 
 @pytest.fixture
@@ -295,13 +295,13 @@ def test_a_server_that_dies_ends_its_streams_with_an_error(doomed: Any) -> None:
             for way in STREAMING
         }
         for stream in streams.values():
-            assert 1 == len(taken(stream, 1))
+            assert 1 == len(first_answers(stream, 1))
         server.process.kill()
         server.process.wait()
         killed = time.monotonic()
         for name, stream in streams.items():
-            *said, last = stream
-            assert [""] * len(said) == [each.error for each in said], name
+            *answers, last = stream
+            assert [""] * len(answers) == [each.error for each in answers], name
             assert last.error, name
         assert time.monotonic() - killed < 3
 
@@ -330,13 +330,13 @@ def test_requests_on_one_stream_are_answered_side_by_side(place: tuple[Running, 
             ask(f"{prefix}speak", "v w x y z", "3"),
         ],
     ).answers()
-    heard: dict[str, list[Heard]] = {"1": [], "2": [], "3": []}
+    answers: dict[str, list[Heard]] = {"1": [], "2": [], "3": []}
     for message in found:
-        heard[message.infer_response.id].append(OipGrpc.heard(message))
-    assert ["a", " b", " c", " d", " e"] == [each.word for each in heard["1"]]
-    assert ["v", " w", " x", " y", " z"] == [each.word for each in heard["3"]]
-    assert ["one ", "two", ""] == [each.word for each in heard["2"]]
-    assert "on purpose" in heard["2"][-1].error
+        answers[message.infer_response.id].append(OipGrpc.read_answer(message))
+    assert ["a", " b", " c", " d", " e"] == [each.word for each in answers["1"]]
+    assert ["v", " w", " x", " y", " z"] == [each.word for each in answers["3"]]
+    assert ["one ", "two", ""] == [each.word for each in answers["2"]]
+    assert "on purpose" in answers["2"][-1].error
     ids = [message.infer_response.id for message in found]
     assert ids.index("3") < len(ids) - 1 - ids[::-1].index("1")
 

@@ -94,7 +94,7 @@ class Carries:
         selects: A request may ask for some outputs only.
         ready_only: The index can be asked for ready models only.
         index_names: The index has names only.
-        kept: What is left of an answer.
+        as_carried: What is left of an answer.
         errors: Codes that arrive as another one; the others arrive as themselves.
     """
 
@@ -131,7 +131,7 @@ class Carries:
     selects: bool = True
     ready_only: bool = True
     index_names: bool = False
-    kept: Callable[[Any], Any] = same
+    as_carried: Callable[[Any], Any] = same
     errors: Mapping[ErrorCode, ErrorCode] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class Carries:
                 found[item.name] = _MEET[item.name](
                     getattr(self, item.name), getattr(other, item.name)
                 )
-        found["kept"] = lambda reply: other.kept(self.kept(reply))
+        found["as_carried"] = lambda reply: other.as_carried(self.as_carried(reply))
         return Carries(codec=self.codec, way=f"{self.way}+{other.name}", **found)
 
 
@@ -199,7 +199,7 @@ _OIP_GRPC_ERRORS = {
 }
 
 
-def _oip_kept(reply: Any) -> Any:
+def _oip_as_carried(reply: Any) -> Any:
     """A listener adds the extensions that it serves itself, and a model's defaults."""
     if isinstance(reply, ServerMetadata):
         return ServerMetadata(reply.name, reply.version)
@@ -213,7 +213,7 @@ def _oip_http(dialect: str, **fields: Any) -> Carries:
         codec="oip.http",
         way=dialect,
         upstream={"dialect": dialect},
-        kept=_oip_kept,
+        as_carried=_oip_as_carried,
         **{
             "errors": _OIP_HTTP_ERRORS,
             "listener": {**EVERYTHING, "not_ready_status": 503},
@@ -228,7 +228,7 @@ def _oip_grpc(dialect: str, **fields: Any) -> Carries:
         way=dialect,
         listener=EVERYTHING,
         upstream={"dialect": dialect},
-        kept=_oip_kept,
+        as_carried=_oip_as_carried,
         errors=_OIP_GRPC_ERRORS,
         **{"largest": INT64_MAX, **fields},
     )
@@ -281,7 +281,7 @@ _OIP = (
 # GraphPipe: inputs and their names; outputs by place; nothing that stands beside a tensor.
 
 
-def _graphpipe_kept(reply: Any) -> Any:
+def _graphpipe_as_carried(reply: Any) -> Any:
     """Take away what its metadata has no field for; `platform` says who the server is."""
     if isinstance(reply, ModelMetadata):
         return ModelMetadata(name=reply.name, inputs=reply.inputs, outputs=reply.outputs)
@@ -305,7 +305,7 @@ def _graphpipe(carrier: str, way: str = "", **fields: Any) -> Carries:
         least_outputs=1,
         asks_by_name=True,
         ready_only=False,
-        kept=_graphpipe_kept,
+        as_carried=_graphpipe_as_carried,
         errors={
             ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
             ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
@@ -339,7 +339,7 @@ _GRAPHPIPE = (
 # metadata and versions survive is told in test_trtis.py: its one question is for a status.
 
 
-def _trtis_kept(reply: Any) -> Any:
+def _trtis_as_carried(reply: Any) -> Any:
     """Take away the version that answered: there is always one, 1 where none was told."""
     if isinstance(reply, InferResponse):
         return reply.changed(model=ModelRef(reply.model.name))
@@ -366,7 +366,7 @@ def _trtis(carrier: str) -> Carries:
         sequences=NUMBER,
         priority=(1 << 32) - 1,
         answers_model=False,
-        kept=_trtis_kept,
+        as_carried=_trtis_as_carried,
         errors={
             **dict.fromkeys(_TRTIS_UNAVAILABLE, ErrorCode.NOT_READY),
             ErrorCode.TOO_LARGE: ErrorCode.INVALID_ARGUMENT,
@@ -402,7 +402,7 @@ _GRPS_DATATYPES = EVERY - {
 }
 
 
-def _grps_kept(reply: Any) -> Any:
+def _grps_as_carried(reply: Any) -> Any:
     """Take away all versions but the last: an entry of metadata has one."""
     if isinstance(reply, ModelMetadata):
         return ModelMetadata(
@@ -439,7 +439,7 @@ def _grps(carrier: str, way: str = "", **fields: Any) -> Carries:
         timeouts=False,
         answers_model=False,
         selects=False,
-        kept=_grps_kept,
+        as_carried=_grps_as_carried,
         **{"datatypes": _GRPS_DATATYPES, "reply_datatypes": _GRPS_DATATYPES, **fields},
     )
 

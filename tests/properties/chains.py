@@ -95,7 +95,7 @@ def chain(call: Call[Any], reply: Any, *ways: Carries) -> tuple[Any, Answering, 
     return service, end, links
 
 
-async def asked(service: Any, call: Call[R]) -> R:
+async def ask(service: Any, call: Call[R]) -> R:
     """Ask *service* as a client that needs everything in the answer."""
     return cast("R", await service(call.with_context(needs=WHOLE)))
 

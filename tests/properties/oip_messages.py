@@ -92,10 +92,10 @@ def tensors(draw: DrawFn, name: str, *, typed: bool) -> tuple[dict[str, Any], by
         "parameters": draw(MAPS),
     }
     if typed:
-        held: dict[str, list[Any]] = {CONTENTS_NAMES[number]: values}
+        contents: dict[str, list[Any]] = {CONTENTS_NAMES[number]: values}
         if draw(st.integers(0, 15)) == 0:
-            held["uint_contents"] = [1]
-        described["contents"] = pb.InferTensorContents(**held)
+            contents["uint_contents"] = [1]
+        described["contents"] = pb.InferTensorContents(**contents)
         return described, b""
     if draw(st.integers(0, 7)) == 0:
         described["contents"] = pb.InferTensorContents()

@@ -81,21 +81,21 @@ def tensors(
     datatype = draw(_one_of(datatypes))
     shape = draw(_shapes(carries.least_rank))
     count = math.prod(shape)
-    given = draw(parameters(carries.tensor_parameters, carries.largest))
+    tensor_parameters = draw(parameters(carries.tensor_parameters, carries.largest))
     if datatype is Datatype.BYTES:
         one = TEXT.map(str.encode) if text else st.binary(max_size=6)
         items = draw(st.lists(one, min_size=count, max_size=count))
-        return Tensor(name, datatype, shape, ItemsData(items), given)
+        return Tensor(name, datatype, shape, ItemsData(items), tensor_parameters)
     raw = draw(_elements(datatype, count, finite=finite))
     array = np.frombuffer(raw, datatype.numpy_dtype).reshape(shape)
     form = draw(st.sampled_from(["raw", "array", "reversed", "big-endian"]))
     if form == "raw":
-        return Tensor(name, datatype, shape, RawData(memoryview(raw)), given)
+        return Tensor(name, datatype, shape, RawData(memoryview(raw)), tensor_parameters)
     if form == "reversed":
         array = np.flip(np.ascontiguousarray(np.flip(array)))
     elif form == "big-endian":
         array = array.astype(datatype.numpy_dtype.newbyteorder(">"))
-    return Tensor(name, datatype, shape, ArrayData(array), given)
+    return Tensor(name, datatype, shape, ArrayData(array), tensor_parameters)
 
 
 # All ones in an infinity or NaN; BF16 is drawn as its bits, since numpy has no such numbers.
@@ -183,7 +183,7 @@ def inferences(draw: DrawFn, carries: Carries) -> InferRequest:
     """Draw an inference request."""
     names = draw(_names(1))
     outputs = draw(_names(1 if carries.asks_by_name else 0)) if carries.selects else []
-    given = parameters(carries.tensor_parameters, carries.largest)
+    output_parameters = parameters(carries.tensor_parameters, carries.largest)
     return InferRequest(
         model=draw(models(carries)),
         inputs=tuple(
@@ -192,7 +192,9 @@ def inferences(draw: DrawFn, carries: Carries) -> InferRequest:
             )
             for name in names
         ),
-        outputs=tuple(RequestedOutput(name, parameters=draw(given)) for name in outputs),
+        outputs=tuple(
+            RequestedOutput(name, parameters=draw(output_parameters)) for name in outputs
+        ),
         id=draw(_ids(carries)),
         sequence=draw(_sequences(carries)),
         priority=draw(_up_to(0, carries.priority)),
@@ -208,10 +210,10 @@ def responses(draw: DrawFn, carries: Carries, call: InferRequest) -> InferRespon
     if not names:
         least = carries.least_outputs
         names = draw(_names(least))
-    asked = call.model or ModelRef("")
-    given = parameters(carries.reply_parameters, carries.largest)
+    model = call.model or ModelRef("")
+    reply_parameters = parameters(carries.reply_parameters, carries.largest)
     return InferResponse(
-        model=draw(st.builds(ModelRef, MODEL_NAMES, VERSIONS)) if carries.answers_model else asked,
+        model=draw(st.builds(ModelRef, MODEL_NAMES, VERSIONS)) if carries.answers_model else model,
         outputs=tuple(
             draw(
                 tensors(
@@ -225,7 +227,7 @@ def responses(draw: DrawFn, carries: Carries, call: InferRequest) -> InferRespon
             for name in names
         ),
         id=call.id,
-        parameters=draw(given),
+        parameters=draw(reply_parameters),
     )
 
 
@@ -266,9 +268,9 @@ def replies(carries: Carries, call: Call[Any]) -> SearchStrategy[Any]:
 def _model_metadata(carries: Carries, call: ModelMetadataRequest) -> SearchStrategy[ModelMetadata]:
     datatypes = _one_of(carries.reply_datatypes)
     shapes = st.lists(st.integers(-1, 9), min_size=carries.least_rank, max_size=4).map(tuple)
-    told = st.builds(TensorMetadata, NAMES, datatypes, shapes)
+    full_tensor = st.builds(TensorMetadata, NAMES, datatypes, shapes)
     # A server may leave out what a tensor is; it has no datatype then, and no shape.
-    tensor = told | st.builds(TensorMetadata, NAMES, st.none(), st.none())
+    tensor = full_tensor | st.builds(TensorMetadata, NAMES, st.none(), st.none())
     listed = st.lists(tensor, min_size=1, max_size=3, unique_by=lambda one: one.name).map(tuple)
     return st.builds(
         ModelMetadata,

@@ -53,8 +53,8 @@ def test_many_results_are_the_same(name: str) -> None:
 @given(random=st.randoms(use_true_random=False), client=st.booleans())
 def test_frames_in_any_pieces_are_told_the_same(random: Random, client: bool) -> None:
     """Whatever a peer sends over HTTP/2, however it is cut, both builds tell and write the same."""
-    known = [sent for sent in (ANSWERS if client else CALLS).values() if len(sent) < _SHORT]
-    sent = damaged(random, b"".join(random.choices(known, k=3)), b"\0\1\4\5\x80\xff")
+    messages = [sent for sent in (ANSWERS if client else CALLS).values() if len(sent) < _SHORT]
+    sent = damaged(random, b"".join(random.choices(messages, k=3)), b"\0\1\4\5\x80\xff")
     cuts = sorted(random.choices(range(len(sent) + 1), k=random.randrange(6)))
     pieces = [sent[start:stop] for start, stop in pairwise([0, *cuts, len(sent)])]
     found = []

@@ -124,7 +124,7 @@ class Caller:
     values: list[int]
     deadline: float | None
     task: asyncio.Task[InferResponse] = field(init=False)
-    left: bool = False
+    has_left: bool = False
 
     def call(self) -> InferRequest:
         return InferRequest(
@@ -218,7 +218,7 @@ class World:
             staying = [one for one in self.callers if not one.task.done()]
             if staying:
                 leaver = staying[step.index % len(staying)]
-                leaver.left = True
+                leaver.has_left = True
                 leaver.task.cancel()
         await settle()
 
@@ -260,7 +260,7 @@ class World:
     def judge(self, caller: Caller) -> None:
         """Check that the caller got its own rows, or an error that was its own."""
         if caller.task.cancelled():
-            assert caller.left
+            assert caller.has_left
             return
         error = caller.task.exception()
         if error is None:
@@ -373,13 +373,13 @@ def test_kept_answers_are_those_of_the_question(
         world.layer = layer
         for step in steps:
             await world.take(step)
-            asked = [_values(call.inputs[0])[0] for call, _ in world.waiting]
-            assert len(set(asked)) == len(asked)
+            questions = [_values(call.inputs[0])[0] for call, _ in world.waiting]
+            assert len(set(questions)) == len(questions)
             assert cache.used_bytes <= max_bytes
         await world.finish()
         for caller in world.callers:
             if caller.task.cancelled():
-                assert caller.left
+                assert caller.has_left
                 continue
             error = caller.task.exception()
             question = 100 + caller.come.kind

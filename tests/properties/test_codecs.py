@@ -14,7 +14,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from tests.properties.carries import CARRIES, WAYS, Carries
-from tests.properties.chains import asked, bare, chain
+from tests.properties.chains import ask, bare, chain
 from tests.properties.conftest import Run
 from tests.properties.registered import REGISTERED, body_of
 from tests.properties.strategies import exchanges
@@ -46,9 +46,9 @@ def test_questions_and_answers_survive(run: Run, way: Carries, data: st.DataObje
     """decode_call(encode_call(c)) is c, and decode_reply(encode_reply(r)) is r."""
     call, reply = data.draw(exchanges(way))
     service, end, _ = chain(call, reply, way)
-    got = run(asked(service, call))
+    got = run(ask(service, call))
     assert bare(call) == bare(end.call)
-    assert way.kept(reply) == way.kept(got)
+    assert way.as_carried(reply) == way.as_carried(got)
 
 
 @SLOW
@@ -58,14 +58,14 @@ def test_what_two_codecs_carry_survives_both(run: Run, data: st.DataObject) -> N
     one, other, both = data.draw(st.sampled_from(PAIRS), label="pair")
     call, reply = data.draw(exchanges(both))
     service, end, _ = chain(call, reply, one, other)
-    got = run(asked(service, call))
+    got = run(ask(service, call))
     found = bare(end.call)
     if both.needs_id and isinstance(call, InferRequest) and not call.id:
         found = found.changed(id="")  # one cannot carry an id, the other makes one up
     if both.asks_by_name and not both.selects and isinstance(found, InferRequest):
         found = found.changed(outputs=())  # all of them, by name
     assert bare(call) == found
-    assert both.kept(reply) == both.kept(got)
+    assert both.as_carried(reply) == both.as_carried(got)
 
 
 @ALL_WAYS
@@ -83,7 +83,7 @@ def test_binary_tensors_are_views_of_their_message(
     call = InferRequest(model=way.model or ModelRef("m"), inputs=(sent,), id="1")
     reply = InferResponse(model=ModelRef("m"), outputs=(sent,))
     service, end, links = chain(call, reply, way)
-    got = run(asked(service, call))
+    got = run(ask(service, call))
     assert isinstance(end.call, InferRequest)
     assert way.binary is _shares(end.call.inputs[0], links[0].request)
     assert way.reply_binary is _shares(got.outputs[0], links[0].answer)

@@ -124,8 +124,8 @@ def elements(shape: Shape) -> bytes:
     if shape.datatype != "BYTES":
         return struct.pack(f"<{CODES[shape.datatype]}", shape.value % 2 or shape.value) * count
     turn = b"".join(struct.pack("<I", size) + b"x" * size for size in shape.lengths)
-    left = count % len(shape.lengths)
-    rest = b"".join(struct.pack("<I", size) + b"x" * size for size in shape.lengths[:left])
+    remainder = count % len(shape.lengths)
+    rest = b"".join(struct.pack("<I", size) + b"x" * size for size in shape.lengths[:remainder])
     return turn * (count // len(shape.lengths)) + rest
 
 
@@ -376,7 +376,7 @@ class Cost:
     size: int
     loop_s: float
     all_s: float
-    said: str
+    status: str
     base_s: float
 
     @property
@@ -419,8 +419,8 @@ async def measured(frontend: Any, target: Target, shape: Shape) -> Cost:
     received = sum(map(len, body or getattr(found, "payload", ())))
     headers = getattr(found, "headers", None)
     received += 0 if headers is None else sum(len(value) for _, value in headers.pairs)
-    said = str(getattr(found, "status", ""))
-    return Cost(shape, size + received, loop, process, said, target.base_s)
+    status = str(getattr(found, "status", ""))
+    return Cost(shape, size + received, loop, process, status, target.base_s)
 
 
 def rounds(rng: random.Random, found: list[Cost]) -> Iterator[Shape]:
@@ -458,7 +458,7 @@ async def test_no_message_costs_much(name: str) -> None:
         worst = await confirmed(frontend, target, found, lambda cost: cost.loop_s)
         dearest = await confirmed(frontend, target, found, lambda cost: cost.byte_s)
     print(f"\n{name}: {len(found)} messages")
-    print(f"  loop {worst.loop_s * 1e3:6.1f} ms, {worst.size} bytes, {worst.said}: {worst.shape}")
+    print(f"  loop {worst.loop_s * 1e3:6.1f} ms, {worst.size} bytes, {worst.status}: {worst.shape}")
     print(f"  byte {dearest.byte_s * 1e6:6.3f} us, {dearest.size} bytes: {dearest.shape}")
     assert worst.loop_s <= LOOP_S
     assert dearest.byte_s <= BYTE_S

@@ -108,11 +108,11 @@ def _usual(way: Carries) -> tuple[InferRequest, InferResponse]:
     """Return an inference with a bit of everything that *way* carries."""
     every: dict[str, Parameter] = {"b": True, "i": -1, "f": 0.5, "s": "é"}
 
-    def given(types: frozenset[type]) -> dict[str, Parameter]:
+    def parameters_of(types: frozenset[type]) -> dict[str, Parameter]:
         return {key: value for key, value in every.items() if type(value) in types}
 
     data = memoryview(bytes(range(8)))
-    number = raw_tensor("x", Datatype.INT32, (1, 2), data, given(way.tensor_parameters))
+    number = raw_tensor("x", Datatype.INT32, (1, 2), data, parameters_of(way.tensor_parameters))
     text = items_tensor("y", (1, 2), [b"ab", b""])
     tensors: tuple[Tensor, ...] = (number, text)
     model = way.model or ModelRef("m", "1" if way.versions else "")
@@ -121,10 +121,12 @@ def _usual(way: Carries) -> tuple[InferRequest, InferResponse]:
         inputs=tensors,
         outputs=(RequestedOutput("x"), RequestedOutput("y")),
         id="7" if way.ids else "",
-        parameters=given(way.parameters),
+        parameters=parameters_of(way.parameters),
     )
-    said = given(way.reply_parameters)
-    return call, InferResponse(model=model, outputs=tensors, id=call.id, parameters=said)
+    reply_parameters = parameters_of(way.reply_parameters)
+    return call, InferResponse(
+        model=model, outputs=tensors, id=call.id, parameters=reply_parameters
+    )
 
 
 def _read_request(way: Carries, wire: Any) -> None:

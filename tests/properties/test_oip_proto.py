@@ -81,13 +81,13 @@ def slow_parameters(entries: Any) -> dict[str, str]:
 
 def slow_contents(tensor: Any, datatype: Datatype, count: int) -> bytes | None:
     """Give the raw form of typed contents; None when there is no element."""
-    held = {name: list(getattr(tensor.contents, name)) for name in CONTENTS_NAMES.values()}
-    held = {name: values for name, values in held.items() if values}
-    if not held:
+    contents = {name: list(getattr(tensor.contents, name)) for name in CONTENTS_NAMES.values()}
+    contents = {name: values for name, values in contents.items() if values}
+    if not contents:
         return None
     number = CONTENTS_FIELD.get(datatype)
-    require(number is not None and list(held) == [CONTENTS_NAMES[number or 0]])
-    (values,) = held.values()
+    require(number is not None and list(contents) == [CONTENTS_NAMES[number or 0]])
+    (values,) = contents.values()
     require(len(values) == count)
     if datatype is Datatype.BYTES:
         return flat(datatype, values)
@@ -111,9 +111,9 @@ def slow_tensors(found: Any, raws: list[bytes], *, mixed: bool) -> list[Any]:
         check_name("tensor", tensor.name, DEFAULT_LIMITS.name_bytes, "name_bytes")
         datatype = parse_datatype(tensor.name, tensor.datatype)
         count = check_shape(tensor.name, datatype, tuple(tensor.shape), DEFAULT_LIMITS)
-        held = slow_parameters(tensor.parameters)
+        parameters = slow_parameters(tensor.parameters)
         data = slow_contents(tensor, datatype, count)
-        described.append([tensor.name, datatype, tuple(tensor.shape), held, data, count])
+        described.append([tensor.name, datatype, tuple(tensor.shape), parameters, data, count])
     require(len({one[0] for one in described}) == len(described))
     bare = [one for one in described if one[4] is None]
     if raws and not mixed:
@@ -133,8 +133,8 @@ def slow_head(message: Any) -> tuple[Any, ...]:
     check_name("model", message.model_name, DEFAULT_LIMITS.model_name_bytes, "model_name_bytes")
     check_name("version", message.model_version, DEFAULT_LIMITS.name_bytes, "name_bytes")
     check_name("id", message.id, DEFAULT_LIMITS.name_bytes, "name_bytes")
-    held = slow_parameters(message.parameters)
-    return message.model_name, message.model_version, message.id, held
+    parameters = slow_parameters(message.parameters)
+    return message.model_name, message.model_version, message.id, parameters
 
 
 def slow_request(data: bytes) -> Any:
@@ -164,15 +164,15 @@ def comparable(read: Read) -> Any:
     """Give what was read in the form of the slow reading."""
     message, request_id, found = read
 
-    def plain(held: Any) -> dict[str, str]:
-        return {name: repr(value) for name, value in held.items()}
+    def plain(parameters: Any) -> dict[str, str]:
+        return {name: repr(value) for name, value in parameters.items()}
 
     return (
         message.model.name,
         message.model.version,
         request_id,
         plain(message.parameters),
-        [(name, plain(held)) for name, held in message.outputs],
+        [(name, plain(parameters)) for name, parameters in message.outputs],
         [(t.name, t.datatype, t.shape, plain(t.parameters), bytes(as_raw(t))) for t in found],
     )
 
@@ -280,14 +280,14 @@ def test_calls_survive_the_wire(call: InferRequest) -> None:
 
 @given(tensor_tuples(), CLEAN, CLEAN.filter(bool), CLEAN, HELD)
 def test_replies_survive_the_wire(
-    outputs: tuple[Tensor, ...], request_id: str, name: str, version: str, held: Any
+    outputs: tuple[Tensor, ...], request_id: str, name: str, version: str, parameters: Any
 ) -> None:
     """An answer comes back from the wire as it was."""
     call = InferRequest(
         model=ModelRef("m"), id=request_id, outputs=tuple(RequestedOutput(t.name) for t in outputs)
     )
     reply = InferResponse(
-        model=ModelRef(name, version), id=request_id, outputs=outputs, parameters=held
+        model=ModelRef(name, version), id=request_id, outputs=outputs, parameters=parameters
     )
     wire = CODEC.encode_reply(call, reply)
     assert reply == CODEC.decode_reply(call, GrpcResponse((b"".join(wire.message),)))
@@ -299,11 +299,13 @@ PLAIN: dict[str, Any] = {"sequence": None, "priority": 0, "timeout_us": None, "p
 @given(calls(), st.booleans())
 def test_calls_are_written_alike_at_once_and_in_full(call: InferRequest, plain: bool) -> None:
     """Each call is written with the bytes of the writer that leaves nothing to another."""
-    asked = call.changed(**PLAIN) if plain else call
-    model = asked.model
+    request = call.changed(**PLAIN) if plain else call
+    model = request.model
     assert model is not None
-    parts = WRITER.request(model, asked.id, join_parameters(asked), asked.inputs, asked.outputs)
-    assert b"".join(parts) == b"".join(CODEC.encode_call(asked).message)
+    parts = WRITER.request(
+        model, request.id, join_parameters(request), request.inputs, request.outputs
+    )
+    assert b"".join(parts) == b"".join(CODEC.encode_call(request).message)
 
 
 @given(tensor_tuples(), CLEAN)

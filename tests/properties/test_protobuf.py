@@ -166,22 +166,23 @@ def has_field_0(fields: list[Any]) -> bool:
 def decoded(descriptor: Descriptor, view: memoryview) -> dict[str, Any]:
     """Read a message with our functions only, in the form of `plain`."""
     seen: dict[int, list[Any]] = {}
-    chosen: dict[str, int] = {}
-    known: dict[int, Any] = {field.number: field for field in descriptor.fields}
+    oneof_numbers: dict[str, int] = {}
+    fields_by_number: dict[int, Any] = {field.number: field for field in descriptor.fields}
     strange = False
     for key, value in pb.fields(view):
-        field = known.get(key >> 3)
+        field = fields_by_number.get(key >> 3)
         if field is None or key & 7 not in kinds(field):
             strange = True
             continue
         seen.setdefault(field.number, []).append(value)
         if field.containing_oneof is not None:
-            chosen[field.containing_oneof.name] = field.number
-    values = {n: read(known[n], found) for n, found in seen.items()}
+            oneof_numbers[field.containing_oneof.name] = field.number
+    values = {n: read(fields_by_number[n], found) for n, found in seen.items()}
     found = {
-        known[n].name: value
+        fields_by_number[n].name: value
         for n, value in values.items()
-        if known[n].containing_oneof is None or chosen[known[n].containing_oneof.name] == n
+        if fields_by_number[n].containing_oneof is None
+        or oneof_numbers[fields_by_number[n].containing_oneof.name] == n
     }
     # upb keeps a map entry that holds an unknown field as an unknown field itself.
     return found | {STRANGE: True} if strange and descriptor.GetOptions().map_entry else found
@@ -332,8 +333,8 @@ def test_lifting_loses_nothing(data: bytes, number: int) -> None:
     rest, lifted = pb.lift(view, key)
     found = pb.fields(view)
     assert [value for one, value in found if one == key] == lifted
-    kept = [(one >> 3, one & 7) for one, _ in found if one != key]
-    assert [(n, kind) for n, kind, _ in scanned(memoryview(rest))] == kept
+    others = [(one >> 3, one & 7) for one, _ in found if one != key]
+    assert [(n, kind) for n, kind, _ in scanned(memoryview(rest))] == others
 
 
 @given(st.lists(U64, max_size=50))

@@ -34,15 +34,15 @@ class Played:
     """What was seen of a session while it was played.
 
     Attributes:
-        heard: Call and answer, by their numbers.
+        answers: Call and answer, by their numbers.
         running: Calls that run now.
         most: So many ran at a time.
     """
 
-    heard: list[Heard] = field(default_factory=list)
+    answers: list[Heard] = field(default_factory=list)
     running: dict[int, str | None] = field(default_factory=dict)
     most: int = 0
-    begun: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
 
 PLANS = st.lists(
@@ -64,7 +64,7 @@ async def turns(count: int) -> None:
 async def call(number: int, plan: Plan, seen: Played) -> AsyncGenerator[SessionReply[Heard], None]:
     assert plan.lane is None or plan.lane not in seen.running.values(), "two calls of one lane"
     seen.running[number] = plan.lane
-    seen.begun.append(number)
+    seen.starts.append(number)
     seen.most = max(seen.most, len(seen.running))
     try:
         for answer in range(plan.answers):
@@ -84,8 +84,8 @@ async def play(plans: list[Plan], most: int, arrivals: list[int], reader: int) -
             yield SessionCall(partial(call, number, plan, seen), plan.lane)
 
     async with asyncio.timeout(10):
-        async for heard in Session[Heard](most).run(coming()):
-            seen.heard.append(heard)
+        async for answer in Session[Heard](most).run(coming()):
+            seen.answers.append(answer)
             await turns(reader)
     return seen
 
@@ -102,30 +102,30 @@ def test_sessions_keep_their_promises(
     """Nothing is lost, doubled or out of its order, and no more runs than may."""
     seen = run(play(plans, most, arrivals, reader))
     expected = {(n, answer) for n, plan in enumerate(plans) for answer in range(plan.answers)}
-    assert len(expected) == len(seen.heard)
-    assert expected == set(seen.heard)
+    assert len(expected) == len(seen.answers)
+    assert expected == set(seen.answers)
     assert {} == seen.running
     assert seen.most <= most
     for number, plan in enumerate(plans):
-        own = [answer for heard, answer in seen.heard if heard == number]
+        own = [answer for call_number, answer in seen.answers if call_number == number]
         assert sorted(own) == own
         if plan.alone:  # every call before it has been heard, if it said anything
-            place = seen.heard.index((number, 0))
-            before = {heard for heard, _ in seen.heard[:place]}
+            place = seen.answers.index((number, 0))
+            before = {call_number for call_number, _ in seen.answers[:place]}
             assert {n for n in range(number) if plans[n].answers} <= before
     for lane in ("a", "b"):
-        own = [number for number in seen.begun if plans[number].lane == lane]
+        own = [number for number in seen.starts if plans[number].lane == lane]
         assert sorted(own) == own
 
 
 @given(
     plans=PLANS.filter(bool),
     most=st.integers(1, 5),
-    taken=st.integers(0, 8),
+    count=st.integers(0, 8),
     late=st.integers(0, 6),
 )
 def test_who_leaves_leaves_nothing_running(
-    run: Run, plans: list[Plan], most: int, taken: int, late: int
+    run: Run, plans: list[Plan], most: int, count: int, late: int
 ) -> None:
     """Closed at any moment, a session ends its calls, and has no task left."""
 
@@ -138,7 +138,7 @@ def test_who_leaves_leaves_nothing_running(
 
         answers = Session[Heard](most).run(coming())
         async with asyncio.timeout(10):
-            for _ in range(taken):
+            for _ in range(count):
                 if await anext(answers, None) is None:
                     break
             await turns(late)

@@ -60,7 +60,7 @@ def test_streams_survive(way: Carries, data: st.DataObject) -> None:
             assert sent.error.message == got.error.message
             continue
         final = sent.is_final if way.codec == "oip.grpc" else False
-        assert way.kept(sent).changed(is_final=final, id=call.id) == way.kept(got)
+        assert way.as_carried(sent).changed(is_final=final, id=call.id) == way.as_carried(got)
 
 
 def _cut(codec: Any, parts: list[Any], data: st.DataObject) -> list[Any]:

@@ -153,12 +153,12 @@ def test_signature_comes_back(drawn: Any, codec: Any) -> None:
     wire = codec.encode_reply(call, status)
     found = codec.decode_reply(ModelMetadataRequest(model=ModelRef("m")), as_client(wire))
     assert metadata.max_batch_size == found.max_batch_size
-    for known, told in zip(
+    for expected, tensor in zip(
         (*metadata.inputs, *metadata.outputs), (*found.inputs, *found.outputs), strict=True
     ):
-        assert (known.name, known.datatype) == (told.name, told.datatype)
+        assert (expected.name, expected.datatype) == (tensor.name, tensor.datatype)
         # A scalar is shown as one element; requests of one element fit it, see batching.
-        assert known.shape == told.shape or math.prod(told.shape[-1:]) == 1
+        assert expected.shape == tensor.shape or math.prod(tensor.shape[-1:]) == 1
 
 
 def _status_question(codec: Any) -> Any:
@@ -214,14 +214,14 @@ def test_damaged_messages_are_read_or_refused(drawn: tuple[Exchange, Any, Any]) 
     except GatewayError as error:
         written = codec.encode_error(None, error)
         assert isinstance(written, HttpResponse | GrpcResponse)
-    asked = codec.decode_call(exchange.request) if exchange.succeeds else call
-    if asked is None or isinstance(asked, ServerStatusRequest):
+    question = codec.decode_call(exchange.request) if exchange.succeeds else call
+    if question is None or isinstance(question, ServerStatusRequest):
         return
     try:
-        reply = codec.decode_reply(asked, response)
-        codec.encode_reply(asked, reply)
+        reply = codec.decode_reply(question, response)
+        codec.encode_reply(question, reply)
     except GatewayError as error:
-        codec.encode_error(asked, error)
+        codec.encode_error(question, error)
 
 
 @given(st.binary(max_size=64), st.text(max_size=32), CODECS)

@@ -130,10 +130,10 @@ def unknown_values(draw: DrawFn, deep: int) -> str:
 
 @st.composite
 def fields(draw: DrawFn, descriptor: Any) -> str:
-    known = list(descriptor.fields)
+    all_fields = list(descriptor.fields)
     if draw(st.integers(0, 11)) == 0:
         return draw(st.sampled_from(UNKNOWN)) + draw(unknown_values(0))
-    field = draw(st.sampled_from(known))
+    field = draw(st.sampled_from(all_fields))
     if field.message_type is not None:
         value = st.builds(
             lambda pair, inner: pair[0] + inner + pair[1],
@@ -247,12 +247,12 @@ def test_escapes_outside_the_language_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [(r"\?", "?"), (r"\u00e9", "é"), (r"\U0001F600", "😀"), (r"\u005cn", r"\n"), (r"\x414", "A4")],
 )
-def test_escapes_of_the_language_are_read(text: str, meant: str) -> None:
+def test_escapes_of_the_language_are_read(text: str, expected: str) -> None:
     """Escapes that Python's library reads otherwise are read as the language defines them."""
-    assert parse_text(f'msg: "{text}"', pb.RequestStatus).msg == meant
+    assert parse_text(f'msg: "{text}"', pb.RequestStatus).msg == expected
 
 
 # Writing.

@@ -64,12 +64,12 @@ def printed(answer: Answer) -> Any:
     if message.data is not None:
         return {"data": message.data.hex()}
     return [
-        [tensor.name, tensor.kind, tensor.shape, [shown(value) for value in tensor.values]]
+        [tensor.name, tensor.kind, tensor.shape, [json_value(value) for value in tensor.values]]
         for tensor in message.tensors or ()
     ]
 
 
-def shown(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a value as JSON has it, no bit of a number lost."""
     if isinstance(value, bytes):
         return value.decode()
@@ -176,8 +176,8 @@ def _http(address: str) -> Any:
 
 def main(address: str, *names: str) -> None:
     """Do what was asked for, or everything, and print what was seen."""
-    known = checks(address)
-    seen = {name: known[name]() for name in names or known}
+    all_checks = checks(address)
+    seen = {name: all_checks[name]() for name in names or all_checks}
     assert not any(name.split(".")[0] == "gateway" for name in sys.modules)
     print(json.dumps(seen))
 

@@ -83,13 +83,15 @@ class Connection:
 
     def serve(self) -> None:
         """Read frames until the client leaves."""
-        held = b""
+        buffer = b""
         with suppress(OSError):
             while piece := self._sock.recv(1 << 16):
-                held += piece
-                while len(held) >= 12 and len(held) >= 12 + struct.unpack_from(">I", held, 4)[0]:
-                    body, meta = struct.unpack_from(">II", held, 4)
-                    whole, held = held[12 : 12 + body], held[12 + body :]
+                buffer += piece
+                while (
+                    len(buffer) >= 12 and len(buffer) >= 12 + struct.unpack_from(">I", buffer, 4)[0]
+                ):
+                    body, meta = struct.unpack_from(">II", buffer, 4)
+                    whole, buffer = buffer[12 : 12 + body], buffer[12 + body :]
                     threading.Thread(target=self._answer, args=(whole, meta), daemon=True).start()
 
     def _answer(self, whole: bytes, size: int) -> None:

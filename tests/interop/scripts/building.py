@@ -41,11 +41,11 @@ def compression(step: Infer, transport: Transport) -> dict[str, Any]:
 
 
 def _input(tensor: Tensor, module: Any, step: Infer, *, binary: bool) -> Any:
-    given = module.InferInput(tensor.name, list(tensor.shape), tensor.datatype)
+    infer_input = module.InferInput(tensor.name, list(tensor.shape), tensor.datatype)
     options = {"binary_data": step.binary_in} if binary else {}
-    return given.set_data_from_numpy(as_array(tensor), **options)
+    return infer_input.set_data_from_numpy(as_array(tensor), **options)
 
 
-def _output(wanted: Wanted, module: Any, step: Infer, *, binary: bool) -> Any:
+def _output(output: Wanted, module: Any, step: Infer, *, binary: bool) -> Any:
     options = {"binary_data": step.binary_out} if binary else {}
-    return module.InferRequestedOutput(wanted.name, class_count=wanted.classes, **options)
+    return module.InferRequestedOutput(output.name, class_count=output.classes, **options)

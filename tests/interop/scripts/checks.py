@@ -185,10 +185,10 @@ def _infers() -> Iterator[Check]:
         ),
         tuple(Outputs((_one("VERSION", v),)) for v in (3, 1, 3)),
     )
-    given = {"text": "ü", "whole": 7, "yes": True}
+    parameters = {"text": "ü", "whole": 7, "yes": True}
     yield Check(
         "parameters",
-        (Infer("params_echo", (_one("INPUT0", 0),), options={"parameters": given}),),
+        (Infer("params_echo", (_one("INPUT0", 0),), options={"parameters": parameters}),),
         (_echoed(b'{"text": "\\u00fc", "whole": 7, "yes": true}'),),
     )
     yield Check(

@@ -93,8 +93,8 @@ def classes(client: Client, **options: Any) -> Any:
     module = client.module
     tensor = module.InferInput("SCORES_IN", list(SCORES.shape), "FP32")
     tensor.set_data_from_numpy(SCORES)
-    wanted = module.InferRequestedOutput("SCORES", class_count=2, **options)
-    reply = client("infer", "classify", [tensor], outputs=[wanted])
+    output = module.InferRequestedOutput("SCORES", class_count=2, **options)
+    reply = client("infer", "classify", [tensor], outputs=[output])
     found = reply.as_numpy("SCORES")
     return [list(found.shape), [item.decode() for item in found.ravel()]]
 
@@ -127,23 +127,23 @@ def shared(client: Client, name: str) -> Any:
     """Infer with input and output in shared memory, and return what the calls about it answer."""
     module, values = client.module, np.arange(6, dtype=np.float32).reshape(2, 3)
     seen: list[Any] = []
-    with region(f"{name}_in", 24) as given, region(f"{name}_out", 32) as got:
-        shm.set_shared_memory_region(given, [values])
+    with region(f"{name}_in", 24) as input_region, region(f"{name}_out", 32) as got:
+        shm.set_shared_memory_region(input_region, [values])
         client("register_system_shared_memory", f"{name}_in", f"/{name}_in", 24)
         client("register_system_shared_memory", f"{name}_out", f"/{name}_out", 32)
         seen.append(_regions(client("get_system_shared_memory_status")))
         tensor = module.InferInput("INPUT0", [2, 3], "FP32")
         tensor.set_shared_memory(f"{name}_in", 24)
-        wanted = module.InferRequestedOutput("OUTPUT0")
-        wanted.set_shared_memory(f"{name}_out", 24, offset=8)
-        reply = client("infer", "identity_fp32", [tensor], outputs=[wanted])
+        output_request = module.InferRequestedOutput("OUTPUT0")
+        output_request.set_shared_memory(f"{name}_out", 24, offset=8)
+        reply = client("infer", "identity_fp32", [tensor], outputs=[output_request])
         output = reply.get_output("OUTPUT0")
-        told = (
+        description = (
             output
             if isinstance(output, dict)
             else {"datatype": output.datatype, "shape": output.shape}
         )
-        seen.append([told["datatype"], [int(size) for size in told["shape"]]])
+        seen.append([description["datatype"], [int(size) for size in description["shape"]]])
         seen.append(shm.get_contents_as_numpy(got, np.float32, [2, 3], offset=8).tolist())
         unregister(client, f"{name}_in")
         seen.append(_regions(client("get_system_shared_memory_status")))
@@ -264,11 +264,11 @@ def main() -> None:
     parser.add_argument("--steps", default="", help="names, with commas; all by default")
     arguments = parser.parse_args()
     client = Client(arguments.kind, arguments.url)
-    known = steps(f"interop_{arguments.kind}")
+    all_steps = steps(f"interop_{arguments.kind}")
     seen: dict[str, Any] = {}
-    for name in arguments.steps.split(",") if arguments.steps else known:
+    for name in arguments.steps.split(",") if arguments.steps else all_steps:
         try:
-            seen[name] = {"answer": known[name](client)}
+            seen[name] = {"answer": all_steps[name](client)}
         except Exception as error:  # noqa: BLE001  # what the client says is what is looked at
             seen[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
     client.close()

@@ -103,8 +103,8 @@ def checks(base: str) -> dict[str, Callable[[], Any]]:
             remote.get_input_names(strings),
             str(remote.metadata(strings).Inputs(0).Type()),
         ],
-        "shown": lambda: shown("GET", add),
-        "head": lambda: shown("HEAD", add),
+        "shown": lambda: page_summary("GET", add),
+        "head": lambda: page_summary("HEAD", add),
         "unknown model": lambda: remote.execute(f"{base}/nobody", LEFT),
         "metadata of an unknown model": lambda: remote.metadata(f"{base}/nobody"),
         "unknown input": lambda: multi([LEFT, RIGHT], ["INPUT0", "INPUT9"], None),
@@ -118,7 +118,7 @@ def checks(base: str) -> dict[str, Callable[[], Any]]:
         "inexact halves": lambda: remote.execute(
             f"{base}/identity_bf16", np.array([0.1], np.float32)
         ),
-        "refused method": lambda: shown("PUT", add),
+        "refused method": lambda: page_summary("PUT", add),
     }
 
 
@@ -138,7 +138,7 @@ def metadata(uri: str) -> dict[str, Any]:
     }
 
 
-def shown(method: str, uri: str) -> dict[str, Any]:
+def page_summary(method: str, uri: str) -> dict[str, Any]:
     """Return what a browser would be shown."""
     answer = requests.request(method, uri, timeout=TIMEOUT_S)
     body = answer.json() if answer.content and answer.status_code == requests.codes.ok else {}
@@ -147,12 +147,12 @@ def shown(method: str, uri: str) -> dict[str, Any]:
     return {"status": answer.status_code, "type": kind, "inputs": names}
 
 
-def said(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return *value* as JSON has it."""
     if isinstance(value, list):
-        return [said(each) for each in value]
+        return [as_json(each) for each in value]
     if isinstance(value, dict):
-        return {key: said(each) for key, each in value.items()}
+        return {key: as_json(each) for key, each in value.items()}
     if isinstance(value, np.dtype | type):
         return np.dtype(value).name
     return printed(value) if isinstance(value, np.ndarray) else value
@@ -161,7 +161,7 @@ def said(value: Any) -> Any:
 def seen(check: Callable[[], Any]) -> Any:
     """Return what a check gives, or how it fails."""
     try:
-        return said(check())
+        return as_json(check())
     except Exception as error:  # noqa: BLE001  # the client raises plain Exception
         words = error.args[0] if error.args else ""
         text = words.decode() if isinstance(words, bytes) else str(words)
@@ -171,8 +171,8 @@ def seen(check: Callable[[], Any]) -> Any:
 def main() -> None:
     """Do everything and print what was seen."""
     base, *names = sys.argv[1:]
-    known = checks(base.rstrip("/"))
-    found = {name: seen(known[name]) for name in names or known}
+    all_checks = checks(base.rstrip("/"))
+    found = {name: seen(all_checks[name]) for name in names or all_checks}
     json.dump(found, sys.stdout)
 
 

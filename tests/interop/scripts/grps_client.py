@@ -135,16 +135,17 @@ class Grpc:
         """Return the answer as a document."""
         message = self._pb.GrpsMessage(**fields)
         answer = getattr(self._stub, method)(message, timeout=TIMEOUT_S)
-        return self._told(answer)
+        return self._as_document(answer)
 
     def streamed(self, **fields: Any) -> Any:
         """Return the answers as documents."""
         message = self._pb.GrpsMessage(**fields)
         return [
-            self._told(answer) for answer in self._stub.PredictStreaming(message, timeout=TIMEOUT_S)
+            self._as_document(answer)
+            for answer in self._stub.PredictStreaming(message, timeout=TIMEOUT_S)
         ]
 
-    def _told(self, message: Any) -> Any:
+    def _as_document(self, message: Any) -> Any:
         return MessageToDict(message, preserving_proto_field_name=True)
 
     def checks(self) -> dict[str, Callable[[], Any]]:

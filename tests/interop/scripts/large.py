@@ -18,9 +18,9 @@ def main() -> None:
     seen = {}
     for size in SIZES:
         array = np.random.default_rng(size).random((1, size), dtype=np.float32)
-        asked = triton.InferInput("INPUT0", list(array.shape), "FP32")
-        asked.set_data_from_numpy(array, binary_data=True)
-        found = [client.infer("identity_fp32", [asked]).as_numpy("OUTPUT0") for _ in range(2)]
+        infer_input = triton.InferInput("INPUT0", list(array.shape), "FP32")
+        infer_input.set_data_from_numpy(array, binary_data=True)
+        found = [client.infer("identity_fp32", [infer_input]).as_numpy("OUTPUT0") for _ in range(2)]
         seen[str(size)] = all(bool((each == array).all()) for each in found)
     json.dump(seen, sys.stdout)
 

@@ -52,9 +52,9 @@ def parse_arguments(description: str, *transports: Transport) -> argparse.Namesp
     return parser.parse_args()
 
 
-def main(open_session: Callable[[], Session], transport: Transport, chosen: str | None) -> None:
-    """Carry out the *chosen* checks of *transport*, a fresh session each, and print the answers."""
-    names = chosen.split(",") if chosen else list(CHECKS)
+def main(open_session: Callable[[], Session], transport: Transport, selection: str | None) -> None:
+    """Carry out the *selection* of checks of *transport*, a fresh session each; print the answers."""
+    names = selection.split(",") if selection else list(CHECKS)
     checks = [CHECKS[name] for name in names if transport in CHECKS[name].transports]
     json.dump({check.name: _carry_out(check, open_session) for check in checks}, sys.stdout)
 
@@ -62,14 +62,14 @@ def main(open_session: Callable[[], Session], transport: Transport, chosen: str 
 def _carry_out(check: Check, open_session: Callable[[], Session]) -> list[Printed]:
     session = open_session()
     try:
-        return _taken(check, session)
+        return _take_steps(check, session)
     finally:
         # gevent's client cannot be closed after an `async_infer` that failed.
         with contextlib.suppress(Exception):
             session.close()
 
 
-def _taken(check: Check, session: Session) -> list[Printed]:
+def _take_steps(check: Check, session: Session) -> list[Printed]:
     infers = [step for step in check.steps if isinstance(step, Infer)]
     if check.manner == "stream":
         return _guarded(lambda: [_result(each) for each in session.infer_stream(infers)])
@@ -88,7 +88,7 @@ def _guarded(act: Callable[[], list[Printed]]) -> list[Printed]:
 def _step(step: Infer | Query, session: Session) -> Printed:
     try:
         if isinstance(step, Query):
-            return {"answer": _kept(_plain(session.query(step)), step.only)}
+            return {"answer": _only_members(_plain(session.query(step)), step.only)}
         return _result(session.infer(step))
     except Exception as error:  # noqa: BLE001  # whatever a client raises is what it saw
         return _error(error)
@@ -112,14 +112,14 @@ def _result(result: Any) -> Printed:
         return _error(result)
     response = result.get_response()
     document = response if isinstance(response, dict) else result.get_response(as_json=True)
-    told = {
+    members = {
         key: document[key]
         for key in ("model_name", "model_version", "id", "parameters")
         if document.get(key)
     }
     raw = None if isinstance(response, dict) else bool(response.raw_output_contents)
     outputs = [_output(result, each, raw) for each in document.get("outputs") or []]
-    return {**told, "outputs": outputs}
+    return {**members, "outputs": outputs}
 
 
 def _output(result: Any, described: Mapping[str, Any], raw: bool | None) -> Printed:
@@ -145,11 +145,11 @@ def _plain(answer: Any) -> Printed:
     return answer
 
 
-def _kept(answer: Printed, only: tuple[str, ...]) -> Printed:
+def _only_members(answer: Printed, only: tuple[str, ...]) -> Printed:
     if not only:
         return answer
     if isinstance(answer, dict):
-        return {key: _kept(value, only) for key, value in answer.items() if key in only}
+        return {key: _only_members(value, only) for key, value in answer.items() if key in only}
     if isinstance(answer, list):
-        return [_kept(each, only) for each in answer]
+        return [_only_members(each, only) for each in answer]
     return answer

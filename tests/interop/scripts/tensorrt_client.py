@@ -154,16 +154,16 @@ class Checks:
         good = {"INPUT0": [texts(LEFT)], "INPUT1": [texts(RIGHT)]}
         bad = {"INPUT0": [texts(["x"] * 16)], "INPUT1": [texts(RIGHT)]}
         done: queue.Queue[int] = queue.Queue()
-        said = []
+        outcomes = []
         for inputs in (good, bad, good):
             context.async_run(lambda _context, number: done.put(number), inputs, BOTH, 1)
         for _ in range(3):
             try:
                 context.get_async_run_results(done.get(timeout=10))
-                said.append("answered")
+                outcomes.append("answered")
             except Failure as error:
-                said.append("refused" if error.message() else "refused without a word")
-        return said
+                outcomes.append("refused" if error.message() else "refused without a word")
+        return outcomes
 
     def _at_once(self, context: Any) -> Any:
         done: queue.Queue[int] = queue.Queue()
@@ -179,12 +179,12 @@ class Checks:
         """Send a sequence; its model adds one to the first request."""
         context = self.context("simple_sequence", correlation_id=2**62 + 5)
         status = api.ServerStatusContext(*self.at).get_server_status()
-        told = [
+        batching_flags = [
             status.model_status[name].config.HasField("sequence_batching")
             for name in ("simple_sequence", "add_sub")
         ]
         start, end = 1, 2
-        return told + [
+        return batching_flags + [
             plain(
                 context.run(
                     {"INPUT": [np.array([value], np.int32)]}, {"OUTPUT": RAW}, 1, flags=flags
@@ -198,20 +198,20 @@ class Checks:
         number = 2**63 + 5
         context = self.context("simple_sequence", correlation_id=number)
         outputs = {"OUTPUT": RAW, "ID": RAW, "END": RAW}
-        told = [
+        replies = [
             context.run({"INPUT": [np.array([value], np.int32)]}, outputs, 1, flags=flags)
             for value, flags in ((10, 1), (20, 0), (30, 2))
         ]
         return [
             [int(one["OUTPUT"][0][0]), int(one["ID"][0][0]) == number, bool(one["END"][0][0])]
-            for one in told
+            for one in replies
         ]
 
     def refused_sequence(self) -> Any:
         """Send a sequence whose number is over 63 bits to a server that has none of these."""
         context = self.context("simple_sequence", correlation_id=2**63 + 5)
         inputs = {"INPUT": [np.array([1], np.int32)]}
-        return self.said(lambda: context.run(inputs, {"OUTPUT": RAW}, 1, flags=1))
+        return self.refusal_of(lambda: context.run(inputs, {"OUTPUT": RAW}, 1, flags=1))
 
     def labels(self) -> Any:
         """Ask for the best two classes of a model that has names for them."""
@@ -256,27 +256,29 @@ class Checks:
             shared_memory.create_shared_memory_region(f"{name}{end}", f"/{name}{end}", 2 * 64)
             for end in ("in", "out")
         ]
-        given, taken = regions
+        input_region, output_region = regions
         try:
-            shared_memory.set_shared_memory_region(given, PAIR["INPUT0"])
+            shared_memory.set_shared_memory_region(input_region, PAIR["INPUT0"])
             for region in regions:
                 control.register(region)
             listed = control.get_shared_memory_status().shared_memory_region
-            again = self.said(lambda: control.register(given))
-            inputs = {"INPUT0": (given, [16]), "INPUT1": PAIR["INPUT1"]}
+            again = self.refusal_of(lambda: control.register(input_region))
+            inputs = {"INPUT0": (input_region, [16]), "INPUT1": PAIR["INPUT1"]}
             found = self.context("add_sub").run(
-                inputs, {"OUTPUT0": (RAW, taken), "OUTPUT1": RAW}, 2
+                inputs, {"OUTPUT0": (RAW, output_region), "OUTPUT1": RAW}, 2
             )
-            placed = np.fromfile(f"/dev/shm/{name}out", np.int32)  # noqa: S108
-            control.unregister(given)
-            gone = self.said(lambda: self.context("add_sub").run(inputs, {"OUTPUT1": RAW}, 2))
+            output_values = np.fromfile(f"/dev/shm/{name}out", np.int32)  # noqa: S108
+            control.unregister(input_region)
+            after_removal = self.refusal_of(
+                lambda: self.context("add_sub").run(inputs, {"OUTPUT1": RAW}, 2)
+            )
             control.unregister_all()
             return {
                 "listed": sorted(one.name.removeprefix(name) for one in listed),
                 "again": again,
-                "OUTPUT0": [placed[:16].tolist(), placed[16:].tolist()],
+                "OUTPUT0": [output_values[:16].tolist(), output_values[16:].tolist()],
                 "OUTPUT1": plain(found)["OUTPUT1"],
-                "gone": gone,
+                "gone": after_removal,
                 "left": len(control.get_shared_memory_status().shared_memory_region),
             }
         finally:
@@ -287,15 +289,15 @@ class Checks:
     def shared_is_off(self) -> Any:
         """Ask which regions there are where there can be none."""
         control = api.SharedMemoryControlContext(*self.at)
-        return self.said(control.get_shared_memory_status)
+        return self.refusal_of(control.get_shared_memory_status)
 
     def control(self) -> Any:
         """Unload a model and load it again."""
         control = api.ModelControlContext(*self.at)
         control.unload("simple_int8")
-        away = self._left()
+        away = self._is_loaded()
         control.load("simple_int8")
-        return [away, self._left(), self.said(lambda: control.load("nobody"))]
+        return [away, self._is_loaded(), self.refusal_of(lambda: control.load("nobody"))]
 
     def index(self) -> Any:
         """Look which models there are."""
@@ -308,12 +310,12 @@ class Checks:
         control = api.ModelControlContext(*self.at)
         index = api.ModelRepositoryContext(*self.at)
         return [
-            self.said(lambda: control.load("add_sub")),
-            self.said(lambda: control.unload("add_sub")),
-            self.said(index.get_model_repository_index),
+            self.refusal_of(lambda: control.load("add_sub")),
+            self.refusal_of(lambda: control.unload("add_sub")),
+            self.refusal_of(index.get_model_repository_index),
         ]
 
-    def _left(self) -> bool:
+    def _is_loaded(self) -> bool:
         """Tell whether the model that is controlled can be asked."""
         values = np.ones(16, np.int8)
         pair = {"INPUT0": [values], "INPUT1": [values]}
@@ -324,7 +326,7 @@ class Checks:
         return True
 
     @staticmethod
-    def said(ask: Callable[[], Any]) -> str:
+    def refusal_of(ask: Callable[[], Any]) -> str:
         """Return how the server refuses: whether with a word of its own."""
         try:
             ask()

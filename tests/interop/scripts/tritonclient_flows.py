@@ -44,7 +44,7 @@ def tensor(module: Any, name: str, values: Any, datatype: str = "INT32") -> Any:
     return found
 
 
-def asked(module: Any, step: Step) -> dict[str, Any]:
+def sequence_arguments(module: Any, step: Step) -> dict[str, Any]:
     """Return the arguments of one request of a sequence."""
     sequence_id, value, start, end = step
     return {
@@ -102,7 +102,7 @@ def sequence_stream(grpc: str, _http: str, first: Id = 1000, second: Id = 1001) 
     steps = sequences(first, second)
     with Stream(grpc) as stream:
         for step in steps:
-            stream.client.async_stream_infer(**asked(triton_grpc, step))
+            stream.client.async_stream_infer(**sequence_arguments(triton_grpc, step))
         return sums(stream.take(len(steps)))
 
 
@@ -114,7 +114,9 @@ def sequence_stream_text(grpc: str, http: str) -> Any:
 def sequence_sync(grpc: str, _http: str, first: Id = 2000, second: Id = 2001) -> Any:
     """Two sequences in turns, one request after another."""
     client = triton_grpc.InferenceServerClient(grpc)
-    return sums(client.infer(**asked(triton_grpc, step)) for step in sequences(first, second))
+    return sums(
+        client.infer(**sequence_arguments(triton_grpc, step)) for step in sequences(first, second)
+    )
 
 
 def sequence_sync_text(grpc: str, http: str) -> Any:
@@ -125,7 +127,9 @@ def sequence_sync_text(grpc: str, http: str) -> Any:
 def sequence_http(_grpc: str, http: str, first: Id = 3000, second: Id = 3001) -> Any:
     """The same over HTTP."""
     client = triton_http.InferenceServerClient(http)
-    return sums(client.infer(**asked(triton_http, step)) for step in sequences(first, second))
+    return sums(
+        client.infer(**sequence_arguments(triton_http, step)) for step in sequences(first, second)
+    )
 
 
 def sequence_http_text(grpc: str, http: str) -> Any:
@@ -139,7 +143,7 @@ def sequence_aio_stream(grpc: str, _http: str) -> Any:
     async def flow() -> Any:
         async def coming() -> AsyncIterator[dict[str, Any]]:
             for step in sequences(4000, 4001):
-                yield asked(triton_grpc_aio, step)
+                yield sequence_arguments(triton_grpc_aio, step)
 
         results = []
         async with triton_grpc_aio.InferenceServerClient(grpc) as client:
@@ -159,7 +163,12 @@ def sequence_aio_http(_grpc: str, http: str) -> Any:
         async with triton_http_aio.InferenceServerClient(http) as client:
             steps = sequences(5000, 5001)
             return sums(
-                iter([await client.infer(**asked(triton_http_aio, step)) for step in steps])
+                iter(
+                    [
+                        await client.infer(**sequence_arguments(triton_http_aio, step))
+                        for step in steps
+                    ]
+                )
             )
 
     return asyncio.run(flow())
@@ -168,8 +177,8 @@ def sequence_aio_http(_grpc: str, http: str) -> Any:
 def sequence_without_start(grpc: str, _http: str) -> Any:
     """A sequence that was never begun is refused, and the stream goes on."""
     with Stream(grpc) as stream:
-        stream.client.async_stream_infer(**asked(triton_grpc, (6000, 1, False, False)))
-        stream.client.async_stream_infer(**asked(triton_grpc, (6001, 1, True, True)))
+        stream.client.async_stream_infer(**sequence_arguments(triton_grpc, (6000, 1, False, False)))
+        stream.client.async_stream_infer(**sequence_arguments(triton_grpc, (6001, 1, True, True)))
         refused, good = stream.next(), stream.next()
     return [type(refused).__name__, int(good.as_numpy("OUTPUT")[0][0])]
 
@@ -177,7 +186,7 @@ def sequence_without_start(grpc: str, _http: str) -> Any:
 def repeat(grpc: str, _http: str) -> Any:
     """Every element is a response, and an empty one ends them; two requests at a time."""
     found: dict[str, list[Any]] = {"a": [], "b": []}
-    ended = 0
+    end_count = 0
     with Stream(grpc) as stream:
         for request_id, values in (("a", (4, 2, 0, 1)), ("b", (9, 8))):
             stream.client.async_stream_infer(
@@ -186,14 +195,14 @@ def repeat(grpc: str, _http: str) -> Any:
                 request_id=request_id,
                 enable_empty_final_response=True,
             )
-        while ended < len(found):
+        while end_count < len(found):
             (result,) = stream.take(1)
             response = result.get_response()
             final = response.parameters["triton_final_response"].bool_param
-            ended += final
+            end_count += final
             out, index = result.as_numpy("OUT"), result.as_numpy("IDX")
-            told = None if out is None else [int(out[0]), int(index[0])]
-            found[response.id].append([final, told])
+            element = None if out is None else [int(out[0]), int(index[0])]
+            found[response.id].append([final, element])
     return found
 
 

@@ -65,7 +65,7 @@ class GrpcSession:
             )
         seen: list[Any] = []
         deadline = time.monotonic() + STREAM_TIMEOUT_S
-        while not ended(seen, steps):
+        while not is_complete(seen, steps):
             try:
                 seen.append(answers.get(timeout=deadline - time.monotonic()))
             except (queue.Empty, ValueError):
@@ -79,7 +79,7 @@ class GrpcSession:
         self._client.close()
 
 
-def ended(seen: Sequence[Any], steps: Sequence[Infer]) -> bool:
+def is_complete(seen: Sequence[Any], steps: Sequence[Infer]) -> bool:
     """Tell whether *seen* ends every one of *steps*: all final, or the whole stream failed."""
     if any(isinstance(each, Exception) and "negative" not in str(each) for each in seen):
         return True

@@ -106,10 +106,10 @@ class ParamsEcho(Base):
 
     async def predict(self, request: InferRequest, *_: object, **__: object) -> InferResponse:
         """Answer one request."""
-        given = request.parameters or {}
-        if not isinstance(given, dict):
-            given = to_http_parameters(given)
-        return self.answer(request, _objects([json.dumps(given, sort_keys=True).encode()]))
+        parameters = request.parameters or {}
+        if not isinstance(parameters, dict):
+            parameters = to_http_parameters(parameters)
+        return self.answer(request, _objects([json.dumps(parameters, sort_keys=True).encode()]))
 
 
 class Fail(Base):

@@ -73,9 +73,9 @@ class ParamsEcho(Base):
 
     async def predict(self, request: InferenceRequest) -> InferenceResponse:
         """Answer one request."""
-        given = request.parameters.model_dump() if request.parameters else {}
-        kept = {k: v for k, v in given.items() if v is not None and k != "headers"}
-        text = json.dumps(kept, sort_keys=True).encode()
+        parameters = request.parameters.model_dump() if request.parameters else {}
+        own_parameters = {k: v for k, v in parameters.items() if v is not None and k != "headers"}
+        text = json.dumps(own_parameters, sort_keys=True).encode()
         return self.answer(request, [_output("PARAMS", "BYTES", _objects([text]))])
 
 

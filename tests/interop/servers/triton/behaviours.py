@@ -97,8 +97,8 @@ def _response(**outputs: Array) -> Answer:
 
 
 def _requested(request: Any, **outputs: Array) -> Answer:
-    wanted = request.requested_output_names()
-    return _response(**{name: array for name, array in outputs.items() if name in wanted})
+    output_names = request.requested_output_names()
+    return _response(**{name: array for name, array in outputs.items() if name in output_names})
 
 
 def _failure(text: str, code: str = "INTERNAL") -> Answer:
@@ -122,8 +122,8 @@ def _reciprocal(request: Any) -> Answer:
 
 def _identity_without_numpy(request: Any) -> Answer:
     """Answer the one input unchanged, by DLPack: numpy has no BF16."""
-    given = pb.get_input_tensor_by_name(request, "INPUT0").to_dlpack()
-    return pb.InferenceResponse([pb.Tensor.from_dlpack("OUTPUT0", given)])
+    dlpack = pb.get_input_tensor_by_name(request, "INPUT0").to_dlpack()
+    return pb.InferenceResponse([pb.Tensor.from_dlpack("OUTPUT0", dlpack)])
 
 
 def _add_sub(request: Any) -> Answer:
@@ -156,9 +156,11 @@ def _fail(request: Any) -> Answer:
 
 def _params_echo(request: Any) -> Answer:
     """Answer the request's parameters as sorted JSON, and as response parameters where it can."""
-    given = json.loads(request.parameters() or "{}")
-    tensor = pb.Tensor("PARAMS", np.array([json.dumps(given, sort_keys=True).encode()], object))
-    scalars = {f"echo_{key}": value for key, value in given.items() if _is_scalar(value)}
+    parameters = json.loads(request.parameters() or "{}")
+    tensor = pb.Tensor(
+        "PARAMS", np.array([json.dumps(parameters, sort_keys=True).encode()], object)
+    )
+    scalars = {f"echo_{key}": value for key, value in parameters.items() if _is_scalar(value)}
     try:
         return pb.InferenceResponse([tensor], parameters=scalars)
     except TypeError:  # this backend knows no response parameters
