@@ -30,22 +30,22 @@ class Exchange:
     Attributes:
         name: Such as "010-triton-infer-json".
         server: Also the dialect it is spoken to in.
-        said: Its entry in the index.
+        entry: Of the index.
     """
 
     name: str
     protocol: str
     server: str
-    said: dict[str, Any]
+    entry: dict[str, Any]
 
     @property
     def request(self) -> Any:
         """The wire request (the first one, of a stream), as a server transport hands it on."""
         if self.protocol == "grpc":
-            message = self._bytes(f"{self.said['requests'][0]}")
-            metadata = tuple((key, value) for key, value in self.said.get("metadata", ()))
-            return GrpcRequest(self.said["method"], (memoryview(message),), metadata)
-        line, headers, body = _parsed(self._bytes(f"{self.said['file']}.request"))
+            message = self._bytes(f"{self.entry['requests'][0]}")
+            metadata = tuple((key, value) for key, value in self.entry.get("metadata", ()))
+            return GrpcRequest(self.entry["method"], (memoryview(message),), metadata)
+        line, headers, body = _parsed(self._bytes(f"{self.entry['file']}.request"))
         method, target, _ = line.split(" ")
         path, _, query = target.partition("?")
         return HttpRequest(method, path, query, headers, (memoryview(body),))
@@ -54,11 +54,11 @@ class Exchange:
     def response(self) -> Any:
         """The wire answer, as a client transport hands it on."""
         if self.protocol == "grpc":
-            status = GrpcStatus[self.said["status"]]
+            status = GrpcStatus[self.entry["status"]]
             if status is not GrpcStatus.OK:
-                return GrpcResponse(status=status, details=self.said.get("details", ""))
-            return GrpcResponse((memoryview(self._bytes(self.said["responses"][0])),))
-        data = self._bytes(f"{self.said['file']}.response")
+                return GrpcResponse(status=status, details=self.entry.get("details", ""))
+            return GrpcResponse((memoryview(self._bytes(self.entry["responses"][0])),))
+        data = self._bytes(f"{self.entry['file']}.response")
         if self.name == _WITHOUT_BODY:
             data += _LATE_BODY
         elif self.name == _WITH_TWO:
@@ -70,15 +70,15 @@ class Exchange:
     def messages(self) -> list[GrpcRequest]:
         """The requests of a gRPC stream."""
         return [
-            GrpcRequest(self.said["method"], (memoryview(self._bytes(file)),))
-            for file in self.said["requests"]
+            GrpcRequest(self.entry["method"], (memoryview(self._bytes(file)),))
+            for file in self.entry["requests"]
         ]
 
     @property
     def answers(self) -> list[GrpcResponse]:
         """The answers of a gRPC stream; a status that is not OK is the last."""
-        found = [GrpcResponse((memoryview(self._bytes(file)),)) for file in self.said["responses"]]
-        return found if self.said["status"] == "OK" else [*found, self.response]
+        found = [GrpcResponse((memoryview(self._bytes(file)),)) for file in self.entry["responses"]]
+        return found if self.entry["status"] == "OK" else [*found, self.response]
 
     def _bytes(self, file: str) -> bytes:
         return (FOLDER / file).read_bytes()

@@ -31,7 +31,7 @@ _FIELDS = (
 )  # fmt: skip
 
 
-class Told(NamedTuple):
+class MessageTensor(NamedTuple):
     """One tensor."""
 
     name: str
@@ -47,14 +47,14 @@ class Message(NamedTuple):
     id: str
     model: tuple[str, str]
     parameters: dict[str, Any]
-    tensors: list[Told]
+    tensors: list[MessageTensor]
     outputs: list[tuple[str, dict[str, Any]]]
 
 
-def of_index(told: Mapping[str, Any]) -> list[tuple[str, str, list[int], bytes]]:
+def of_index(tensors: Mapping[str, Any]) -> list[tuple[str, str, list[int], bytes]]:
     """Return the tensors that an entry of the index has, as a client had them in numpy."""
     found = []
-    for name, tensor in told.items():
+    for name, tensor in tensors.items():
         if "bytes_b64" in tensor:
             raw = _items(base64.b64decode(text) for text in tensor["bytes_b64"])
         elif tensor["datatype"] == "BF16":
@@ -79,10 +79,10 @@ def of_http(headers: Headers, body: bytes, key: str) -> Message:
             raw = _of_json(member["datatype"], member["data"])
         else:
             raw, end = body[end : end + size], end + size
-        told = (member["name"], member["datatype"], member["shape"])
-        tensors.append(Told(*told, raw, _custom(parameters)))
+        fields = (member["name"], member["datatype"], member["shape"])
+        tensors.append(MessageTensor(*fields, raw, _custom(parameters)))
     assert end == len(body)
-    asked = document.get("outputs") or [] if key == "inputs" else []
+    requested = document.get("outputs") or [] if key == "inputs" else []
     model = ("", "")  # a request has it in its path; kserve's client repeats it in the body
     if key == "outputs":
         model = (document["model_name"], document.get("model_version") or "")
@@ -91,7 +91,7 @@ def of_http(headers: Headers, body: bytes, key: str) -> Message:
         model,
         _custom(document.get("parameters") or {}),
         tensors,
-        [(output["name"], _custom(output.get("parameters") or {})) for output in asked],
+        [(output["name"], _custom(output.get("parameters") or {})) for output in requested],
     )
 
 
@@ -111,15 +111,17 @@ def of_response(message: bytes) -> Message:
 def _of_pb(
     message: Any, found: Iterable[Any], raws: Iterable[bytes], outputs: list[tuple[str, Any]]
 ) -> Message:
-    left = iter(raws)
+    remaining = iter(raws)
     tensors = []
     for tensor in found:
         raw = _of_contents(tensor.datatype, tensor.contents)
         if raw is None:
-            raw = next(left)
+            raw = next(remaining)
         parameters = _custom(_scalars(tensor.parameters))
-        tensors.append(Told(tensor.name, tensor.datatype, list(tensor.shape), raw, parameters))
-    assert not list(left)
+        tensors.append(
+            MessageTensor(tensor.name, tensor.datatype, list(tensor.shape), raw, parameters)
+        )
+    assert not list(remaining)
     model = (message.model_name, message.model_version)
     return Message(message.id, model, _scalars(message.parameters), tensors, outputs)
 

@@ -144,17 +144,17 @@ def ok(exchange: Exchange) -> bool:
     return bool(status == (GrpcStatus.OK if exchange.protocol == "grpc" else _OK_HTTP))
 
 
-def asked(exchange: Exchange) -> Call[Any]:
+def decoded_call(exchange: Exchange) -> Call[Any]:
     """Return the call that a server codec reads, as the gateway sends it on."""
     call: Call[Any] = listener(exchange).decode_call(exchange.request)
     if isinstance(call, InferRequest) and not call.id and ok(exchange):
         # KServe makes an id up; we always send it one.
-        made_up = said_by(exchange, "response").id
+        made_up = message_of(exchange, "response").id
         call = call.with_context(request_id=made_up)
     return call
 
 
-def said_by(exchange: Exchange, way: str, wire: Any = None) -> oracle.Message:
+def message_of(exchange: Exchange, way: str, wire: Any = None) -> oracle.Message:
     """Return what the oracle reads in the exchange's "request" or "response", or in *wire*."""
     wire = getattr(exchange, way) if wire is None else wire
     if exchange.protocol == "grpc":
@@ -164,10 +164,10 @@ def said_by(exchange: Exchange, way: str, wire: Any = None) -> oracle.Message:
     return oracle.of_http(wire.headers, bytes(wire.view), key)
 
 
-def told(tensors: tuple[Tensor, ...]) -> list[oracle.Told]:
+def message_tensors(tensors: tuple[Tensor, ...]) -> list[oracle.MessageTensor]:
     """Return tensors of the IR as the oracle tells them."""
     return [
-        oracle.Told(
+        oracle.MessageTensor(
             tensor.name,
             "" if tensor.datatype is None else tensor.datatype.value,
             list(tensor.shape or ()),
@@ -179,7 +179,7 @@ def told(tensors: tuple[Tensor, ...]) -> list[oracle.Told]:
 
 
 def in_order(tensors: tuple[Tensor, ...]) -> list[Any]:
-    return sorted(tensor[:4] for tensor in told(tensors))
+    return sorted(tensor[:4] for tensor in message_tensors(tensors))
 
 
 def test_the_tables_name_recorded_exchanges() -> None:
@@ -205,21 +205,21 @@ def test_requests_are_read_as_recorded(exchange: Exchange) -> None:
     assert _kind(exchange) is type(call)
     if not isinstance(call, InferRequest) or exchange.name == "092-triton-raw-binary-request":
         return
-    assert exchange.said.get("inputs", {}).keys() <= {tensor.name for tensor in call.inputs}
-    if exchange.said.get("inputs"):
-        assert sorted(oracle.of_index(exchange.said["inputs"])) == in_order(call.inputs)
-    said = said_by(exchange, "request")
-    assert said.tensors == told(call.inputs)
-    assert said.id == call.id
-    assert said.outputs == [(output.name, output_parameters(output)) for output in call.outputs]
+    assert exchange.entry.get("inputs", {}).keys() <= {tensor.name for tensor in call.inputs}
+    if exchange.entry.get("inputs"):
+        assert sorted(oracle.of_index(exchange.entry["inputs"])) == in_order(call.inputs)
+    message = message_of(exchange, "request")
+    assert message.tensors == message_tensors(call.inputs)
+    assert message.id == call.id
+    assert message.outputs == [(output.name, output_parameters(output)) for output in call.outputs]
     reserved = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
-    custom = {key: value for key, value in said.parameters.items() if key not in reserved}
+    custom = {key: value for key, value in message.parameters.items() if key not in reserved}
     assert custom == call.parameters
     if call.sequence is not None:
-        assert said.parameters["sequence_id"] == call.sequence.id
-        assert said.parameters["sequence_start"] == call.sequence.start
-    assert said.parameters.get("priority", 0) == call.priority
-    assert said.parameters.get("timeout") == call.timeout_us
+        assert message.parameters["sequence_id"] == call.sequence.id
+        assert message.parameters["sequence_start"] == call.sequence.start
+    assert message.parameters.get("priority", 0) == call.priority
+    assert message.parameters.get("timeout") == call.timeout_us
 
 
 def test_a_raw_binary_request_is_one_bare_tensor() -> None:
@@ -233,7 +233,7 @@ def test_a_raw_binary_request_is_one_bare_tensor() -> None:
 @named(READ)
 def test_requests_are_written_as_recorded(exchange: Exchange) -> None:
     """What goes on to the same server says the same as what came, or is refused for a reason."""
-    call = asked(exchange)
+    call = decoded_call(exchange)
     codec = upstream(exchange)
     if exchange.name in NOT_ASKED:
         with pytest.raises(Unsupported, match=NOT_ASKED[exchange.name]):
@@ -241,7 +241,7 @@ def test_requests_are_written_as_recorded(exchange: Exchange) -> None:
         return
     wire = codec.encode_call(call)
     if isinstance(call, InferRequest):
-        was, now = said_by(exchange, "request"), said_by(exchange, "request", wire)
+        was, now = message_of(exchange, "request"), message_of(exchange, "request", wire)
         assert was == now._replace(id=was.id)  # a server that needs an id gets one
         call = call.changed(id=now.id)
     if exchange.name not in ONLY_THERE:
@@ -256,7 +256,7 @@ def test_requests_are_written_as_recorded(exchange: Exchange) -> None:
 @named([name for name, one in READ.items() if not ok(one)])
 def test_error_answers_are_read_and_passed_on(exchange: Exchange) -> None:
     """An error means what its status says, in the server's words; a caller gets both back."""
-    call, answer = asked(exchange), exchange.response
+    call, answer = decoded_call(exchange), exchange.response
     codec = upstream(exchange)
     if isinstance(call, _HEALTH):
         assert codec.decode_reply(call, answer) is False
@@ -266,7 +266,7 @@ def test_error_answers_are_read_and_passed_on(exchange: Exchange) -> None:
     error = caught.value
     status = answer.status.name if exchange.protocol == "grpc" else answer.status
     assert _CODES[status] == error.code.name
-    words = exchange.said.get("client_error", "")
+    words = exchange.entry.get("client_error", "")
     if not any(text in words for text in _UNREAD):
         assert error.message in words
     again = listener(exchange).encode_error(call, error)
@@ -278,15 +278,15 @@ def test_error_answers_are_read_and_passed_on(exchange: Exchange) -> None:
 @named([name for name, one in READ.items() if ok(one)])
 def test_answers_are_read_as_recorded(exchange: Exchange) -> None:
     """An answer is what index and oracle say."""
-    call = asked(exchange)
+    call = decoded_call(exchange)
     reply = upstream(exchange).decode_reply(call, exchange.response)
     if isinstance(reply, InferResponse):
-        said = said_by(exchange, "response")
-        assert said.tensors == told(reply.outputs)
-        assert said.model == (reply.model.name, reply.model.version)
-        assert said.parameters == reply.parameters
-        if exchange.said.get("outputs"):
-            assert sorted(oracle.of_index(exchange.said["outputs"])) == in_order(reply.outputs)
+        message = message_of(exchange, "response")
+        assert message.tensors == message_tensors(reply.outputs)
+        assert message.model == (reply.model.name, reply.model.version)
+        assert message.parameters == reply.parameters
+        if exchange.entry.get("outputs"):
+            assert sorted(oracle.of_index(exchange.entry["outputs"])) == in_order(reply.outputs)
     elif isinstance(call, _HEALTH):
         assert ("unknown" not in exchange.name and "unloaded" not in exchange.name) is reply
     elif isinstance(call, EXTENSIONS_OF_TRITON):
@@ -312,7 +312,7 @@ def written(exchange: Exchange, call: Call[Any], reply: Any) -> Any:
 @named([name for name, one in READ.items() if ok(one)])
 def test_answers_are_written_as_recorded(exchange: Exchange) -> None:
     """What a client of ours gets is read as the same, and says the same as the server's answer."""
-    call = asked(exchange)
+    call = decoded_call(exchange)
     codec = listener(exchange)
     reply = upstream(exchange).decode_reply(call, exchange.response)
     if isinstance(call, ServerMetadataRequest):
@@ -320,7 +320,7 @@ def test_answers_are_written_as_recorded(exchange: Exchange) -> None:
     wire = codec.encode_reply(call, reply)
     assert reply == upstream(exchange).decode_reply(call, wire)
     if isinstance(reply, InferResponse):
-        was, now = said_by(exchange, "response"), said_by(exchange, "response", wire)
+        was, now = message_of(exchange, "response"), message_of(exchange, "response", wire)
         assert isinstance(call, InferRequest)
         assert call.id == now.id
         assert was._replace(id="") == now._replace(id="")
@@ -328,8 +328,8 @@ def test_answers_are_written_as_recorded(exchange: Exchange) -> None:
 
 def _kind(exchange: Exchange) -> type[Call[Any]]:
     if exchange.protocol == "grpc":
-        return _METHODS[exchange.said["method"].rpartition("/")[2]]
-    line = exchange.said["request_line"].removesuffix(" HTTP/1.1")
+        return _METHODS[exchange.entry["method"].rpartition("/")[2]]
+    line = exchange.entry["request_line"].removesuffix(" HTTP/1.1")
     return next(kind for pattern, kind in _PATHS if re.fullmatch(pattern, line))
 
 

@@ -49,27 +49,27 @@ METADATA = {
 
 async def answered(exchange: Exchange, answer: Any) -> tuple[InferRequest, list[HttpResponse]]:
     """Return what the model is asked, and what the client is answered when the model says so."""
-    asked: list[InferRequest] = []
+    requests: list[InferRequest] = []
 
     def model(call: Call[Any]) -> Any:
         if isinstance(call, ModelMetadataRequest):
             assert call.model is not None
             return METADATA[call.model.name]
         assert isinstance(call, InferRequest | StreamInferRequest)
-        asked.append(call.request if isinstance(call, StreamInferRequest) else call)
+        requests.append(call.request if isinstance(call, StreamInferRequest) else call)
         return answer
 
     service = Complete(ScriptedService(always=model), CODEC.needs)
     frontend: Frontend[HttpRequest, HttpResponse] = Frontend(CODEC, service)
     answers = [each async for each in frontend(exchange.request)]
-    return asked[0], answers
+    return requests[0], answers
 
 
 def texts(reply: str) -> Tensor:
     return items_tensor("text_output", (1,), [reply.encode()])
 
 
-def said(*outputs: Tensor, model: str = "generate_text", final: bool = True) -> InferResponse:
+def reply(*outputs: Tensor, model: str = "generate_text", final: bool = True) -> InferResponse:
     return InferResponse(model=ModelRef(model, "1"), outputs=outputs, is_final=final)
 
 
@@ -81,21 +81,21 @@ def events(body: bytes) -> list[Any]:
 async def test_generate_is_one_question_and_one_answer() -> None:
     """Members become inputs where the model has them; the answer is Triton's."""
     exchange = ALL["096-triton-generate"]
-    asked, (answer,) = await answered(exchange, said(texts("one two")))
-    text, most = asked.inputs
+    request, (answer,) = await answered(exchange, reply(texts("one two")))
+    text, most = request.inputs
     assert ("text_input", (1,), [b"one two three"]) == (text.name, text.shape, as_items(text))
     assert ("max_tokens", Datatype.INT32) == (most.name, most.datatype)
     assert np.array_equal([2], as_numpy(most))
-    assert ("g", {}) == (asked.id, dict(asked.parameters))
+    assert ("g", {}) == (request.id, dict(request.parameters))
     assert json.loads(bytes(exchange.response.view)) == json.loads(bytes(answer.view))
 
 
 async def test_generate_stream_is_a_stream_of_events() -> None:
     """Each answer is an event, as Triton's; what is no input is a parameter."""
     exchange = ALL["097-triton-generate-stream"]
-    stream = FakeStream([said(texts(word), final=False) for word in ("one", "two", "three")])
-    asked, answers = await answered(exchange, stream)
-    assert {"stream": True} == dict(asked.parameters)
+    stream = FakeStream([reply(texts(word), final=False) for word in ("one", "two", "three")])
+    request, answers = await answered(exchange, stream)
+    assert {"stream": True} == dict(request.parameters)
     expected = exchange.response
     assert expected.headers.get("content-type") == answers[0].headers.get("content-type")
     body = b"".join(bytes(each.view) for each in answers)
@@ -107,7 +107,7 @@ async def test_an_error_in_the_middle_is_an_event() -> None:
     exchange = ALL["099-triton-generate-stream-error"]
 
     def element(value: int, index: int) -> InferResponse:
-        return said(
+        return reply(
             array_tensor("OUT", np.array([value], np.int32)),
             array_tensor("IDX", np.array([index], np.uint32)),
             model="repeat_stream",
@@ -121,8 +121,8 @@ async def test_an_error_in_the_middle_is_an_event() -> None:
         error=UpstreamError("negative element at 1"),
     )
     stream = FakeStream([element(1, 0), failed, element(3, 2)])
-    asked, answers = await answered(exchange, stream)
-    assert np.array_equal([1, -1, 3], as_numpy(asked.inputs[0]))
+    request, answers = await answered(exchange, stream)
+    assert np.array_equal([1, -1, 3], as_numpy(request.inputs[0]))
     body = b"".join(bytes(each.view) for each in answers)
     assert events(bytes(exchange.response.view)) == events(body)
 

@@ -14,7 +14,7 @@ from tests.golden.test_open_inference import listener, upstream
 EXCHANGE = next(exchange for exchange in exchanges() if exchange.name == SHARED)
 
 
-def asked() -> InferRequest:
+def decoded_call() -> InferRequest:
     """Return the call that the recorded request is."""
     call = listener(EXCHANGE).decode_call(EXCHANGE.request)
     assert isinstance(call, InferRequest)
@@ -23,7 +23,7 @@ def asked() -> InferRequest:
 
 def test_the_request_names_places() -> None:
     """Input and output lie in regions, and go on to the server as they came."""
-    call = asked()
+    call = decoded_call()
     assert SharedMemoryData("golden_in", 0, 24) == call.inputs[0].data
     assert SharedMemoryData("golden_out", 0, 24) == call.outputs[0].shared
     wire = upstream(EXCHANGE).encode_call(call)
@@ -34,7 +34,7 @@ def test_the_request_names_places() -> None:
 
 def test_the_answer_has_no_data() -> None:
     """The output is where the request wanted it, and the client is answered as by the server."""
-    call = asked()
+    call = decoded_call()
     reply = upstream(EXCHANGE).decode_reply(call, EXCHANGE.response)
     assert SharedMemoryData("golden_out", 0, 24) == reply.outputs[0].data
     wire = listener(EXCHANGE).encode_reply(call, reply)

@@ -103,17 +103,7 @@ PARTICIPLES = frozenset(
 )
 
 # Folders and files without such names. Others of `benchmarks`, `gateway` and `tests` still have some.
-NOUN_ROOTS = (
-    "tests/accelerated_parts.py",
-    "tests/cases",
-    "tests/conftest.py",
-    "tests/fakes.py",
-    "tests/gpu",
-    "tests/name_server.py",
-    "tests/scheduling.py",
-    "tests/simulation",
-    "tests/unit",
-)
+NOUN_ROOTS = ("benchmarks", "demo", "tests")
 
 
 def modules() -> list[Path]:
