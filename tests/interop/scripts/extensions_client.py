@@ -25,6 +25,8 @@ MODULES = {
     "aio_grpc": "tritonclient.grpc.aio",
 }
 _LET_GO_S = 5.0
+_COUNTED_S = 5.0
+COUNTED = ["classify", "1", True]
 SCORES = np.array([[0.5, 0.25, 2.0, 1.0], [9.0, 0.1, 0.2, 0.3]], np.float32)
 
 
@@ -74,6 +76,14 @@ def statistics(client: Client, model: str = "") -> Any:
         [one["name"], one.get("version", ""), int(one.get("inference_count", 0)) > 0]
         for one in found
     )
+
+
+def counted_statistics(client: Client, model: str = "") -> Any:
+    """Return the statistics when they have an inference of `classify`: Triton replies before."""
+    end = time.monotonic() + _COUNTED_S
+    while (found := statistics(client, model)) and COUNTED not in found and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
 
 
 def index(client: Client) -> Any:
@@ -221,8 +231,8 @@ def steps(name: str) -> dict[str, Callable[[Client], Any]]:
         "config_version": lambda client: client("get_model_config", "versions", "1") is not None,
         "config_unknown": lambda client: config(client, "nope"),
         "classes": classes,
-        "statistics": lambda client: statistics(client, "classify"),
-        "statistics_of_all": lambda client: ["classify", "1", True] in statistics(client),
+        "statistics": lambda client: counted_statistics(client, "classify"),
+        "statistics_of_all": lambda client: COUNTED in counted_statistics(client),
         "index": index,
         "reload": reloaded,
         "override": overridden,
