@@ -68,7 +68,7 @@ def report(
         fail(str(error), WRONG_USAGE)
     lost["in one recording only"] = summary.missing
     for side, capture in (("old", a), ("new", b)):
-        for reason, count in capture.dropped().items():
+        for reason, count in capture.dropped_calls().items():
             lost[f"not recorded, {side}: {reason}"] += count
         lost[f"unreadable, {side}"] = len(capture.problems)
     checked = [(each.text, each.failure(summary)) for each in conditions]

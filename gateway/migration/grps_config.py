@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.config.sidecar import DEFAULT_DAG
 from gateway.config.yaml_tree import YamlTree, read_tree
-from gateway.migration.imported import Imported, Unmapped, moved
+from gateway.migration.imported import Imported, Unmapped, shifted_port
 
 _INFERENCE, _SERVER = "inference.yml", "server.yml"
 _HTTP, _RPC = "7080", "7081"
@@ -76,7 +76,9 @@ class _GrpsImport:
         if self._staying or not self._models:
             port = int(str(self._listener["http"]).rpartition(":")[2])
             keys = {"options": {"keys": self._keys}} if self._keys else {}
-            config["upstreams"] = {_OLD: {"url": f"grps+http://127.0.0.1:{moved(port)}", **keys}}
+            config["upstreams"] = {
+                _OLD: {"url": f"grps+http://127.0.0.1:{shifted_port(port)}", **keys}
+            }
         if self._models:
             config["models"] = self._models
         self._found.config = config | self._found.config

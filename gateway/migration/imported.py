@@ -39,6 +39,6 @@ class Imported:
         return len(self.config.get("models", ())) or len(self.config.get("upstreams", ()))
 
 
-def moved(port: int) -> int:
+def shifted_port(port: int) -> int:
     """Return the port for an old server whose own port the gateway takes."""
     return port + 10000 if port < 55536 else port - 10000  # noqa: PLR2004  # ports end at 65535

@@ -69,7 +69,7 @@ class EndpointAttempts:
         count = sum(self.counts.values())
         return self.seconds / count if count else 0.0
 
-    def ended(self, kind: type, path: CallPath | None, seconds: float, code: str) -> None:
+    def record(self, kind: type, path: CallPath | None, seconds: float, code: str) -> None:
         """Count an attempt.
 
         Args:

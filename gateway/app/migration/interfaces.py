@@ -85,5 +85,5 @@ class ReplicaReports(Protocol):
             OSError: They are out of reach.
         """
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """Remove what the others read of this gateway; idempotent."""

@@ -186,7 +186,7 @@ class Mirror:
         self.evidence = self._new_evidence()
         self.samples = KeptSamples(self._privacy)
         for _ in range(pending):
-            self.evidence.arrive()
+            self.evidence.count_arrival()
         self._new_model.set()  # the new evidence knows no metadata
 
     def _new_evidence(self) -> MigrationEvidence:
@@ -233,7 +233,7 @@ class Mirror:
             ledger.finish(number, _CallResult())
             self._confirm_soon()
             return
-        self.evidence.arrive()
+        self.evidence.count_arrival()
         side = self._sides.get(record.call.target)
         shadow = message.shadow or ShadowRequest()
         try:

@@ -167,7 +167,7 @@ class GrpcClient:
             self._slots.release()
             self._withheld.end()
 
-        call.leave(end)
+        call.detach(end)
         self._withheld.begin()
         return True
 

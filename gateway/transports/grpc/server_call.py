@@ -478,4 +478,4 @@ class ServerCall:
             self._connection.flush_soon()
         stream.owner = None
         if self._connection.state is FINAL and not core.streams:
-            self._connection.left()
+            self._connection.close_when_idle()

@@ -19,7 +19,7 @@ from gateway.wire.http import HttpRequest
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SHARE: Final = 4
 
-Broken = Callable[[HttpError], None]
+OnBodyError = Callable[[HttpError], None]
 """Told that a body comes too slowly."""
 
 

@@ -318,7 +318,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def _end(self, why: str) -> None:
         if not self.is_awaiting:
             return
-        if self.response is not None and self.response.ended():
+        if self.response is not None and self.response.feed_eof():
             self._notify(self.response)
         else:
             is_silent = self.uses == 1 and not (self.response and self.response.is_started)

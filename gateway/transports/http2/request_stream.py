@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import CLIENT_MEMORY, ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.headers import is_writable, safe_value
@@ -100,7 +100,7 @@ class StreamWriter:
             self._line.core.writer.data(self._stream, buffers)
             self._line.flush_soon()
 
-    def whole(self, block: bytes, buffers: Sequence[Buffer], size: int) -> None:
+    def complete(self, block: bytes, buffers: Sequence[Buffer], size: int) -> None:
         """Write all of a response."""
         if self.is_open:
             self._line.core.writer.send(self._stream, block, buffers, None, size)
@@ -152,7 +152,7 @@ class Http2Exchange(Exchange):
         if head_only or not size:
             transport.head(block, end=True)
         else:
-            transport.whole(block, response.body, size)
+            transport.complete(block, response.body, size)
 
     @staticmethod
     def write_stream_head(  # type: ignore[override]  # its transport is a stream
@@ -363,7 +363,7 @@ class HttpStream:
         _start: int,
         _limits: ServerLimits,
         _held: Reservation,
-        _broken: Broken,
+        _on_error: OnBodyError,
         /,
     ) -> None:
         """Return None: bodies are received completely."""

@@ -75,7 +75,7 @@ class GrpcClient:
         try:
             call = channel.unary(wire.method)(
                 b"".join(wire.message),
-                timeout=self._left(deadline),
+                timeout=self._remaining_s(deadline),
                 metadata=sendable(wire.metadata),
             )
             try:
@@ -138,7 +138,7 @@ class GrpcClient:
         try:
             call = channel.stream(wire.method)(
                 b"".join(wire.message),
-                timeout=self._left(deadline),
+                timeout=self._remaining_s(deadline),
                 metadata=sendable(wire.metadata),
             )
             try:
@@ -163,14 +163,14 @@ class GrpcClient:
         """Take a place and a channel for one call; give them back with `_leave`."""
         if self._is_closed:
             raise errors.NotSent(f"the client of {self._target} is closed")
-        left_s = self._left(deadline)
+        left_s = self._remaining_s(deadline)
         if not self._slots.try_acquire():
             try:
                 await self._slots.wait(left_s)
             except errors.QueueTimeout:
                 raise
             except errors.Overloaded as error:
-                self._left(deadline)
+                self._remaining_s(deadline)
                 raise errors.Overloaded(
                     f"{self._target}: {error.message}", limit=error.limit
                 ) from None
@@ -184,7 +184,7 @@ class GrpcClient:
         self._pool.release(channel)
         self._slots.release()
 
-    def _left(self, deadline: float | None) -> float | None:
+    def _remaining_s(self, deadline: float | None) -> float | None:
         """Return the seconds left. Raises DeadlineExceeded when there are none."""
         if deadline is None:
             return None

@@ -11,7 +11,7 @@ from aiohttp.web_request import BaseRequest
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.request_body import TransferRateLimit, too_many_bytes, too_many_chunks
 from gateway.transports.http.request_head import Head, Version, read_head
 
@@ -91,7 +91,7 @@ class ReferenceHttpRequest:
         start: int,
         limits: ServerLimits,
         held: Reservation,
-        broken: Broken,
+        on_error: OnBodyError,
     ) -> None:
         """Return None: aiohttp's bodies are received completely."""
 

@@ -55,7 +55,7 @@ def test_reads_the_same_however_it_is_cut(
     answer = fed(
         ResponseReader(PEER, "GET", streamed=streamed, heads=known), *cut(FRAMED[framing], cuts)
     )
-    assert answer.ended()
+    assert answer.feed_eof()
     body = b"".join(answer.pieces) if streamed else bytes(answer.body())
     assert (200, b"hello") == (answer.head.status, body)
     assert "1" == answer.head.headers.get("x-one")
@@ -70,7 +70,7 @@ def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> Non
     said = []
     for _ in range(3):
         answer = fed(ResponseReader(PEER, "GET", streamed=streamed, heads=known), FRAMED[framing])
-        assert answer.ended()
+        assert answer.feed_eof()
         body = b"".join(answer.pieces) if streamed else bytes(answer.body())
         said.append((answer.head, answer.is_persistent, body))
     assert said[0] == said[1] == said[2]
@@ -211,4 +211,4 @@ def test_connection_that_ends_early_leaves_it_unfinished() -> None:
     answer = fed(
         ResponseReader(PEER, "GET", streamed=False), HEAD + b"Content-Length: 5\r\n\r\nhel"
     )
-    assert not answer.ended()
+    assert not answer.feed_eof()
