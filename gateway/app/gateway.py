@@ -169,7 +169,6 @@ class Gateway:
             call_log=self._call_log,
             budget=self._budget,
             directory=loaded.directory,
-            is_strict=config.security.strict,
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
             upstream_connections=max_connections(config.upstreams.values()),
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
