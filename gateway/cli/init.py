@@ -35,11 +35,13 @@ def init(  # noqa: PLR0913  # one for each flag
     *,
     from_: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="URL", help="A running server, which is asked; repeatable."),
+        typer.Option(
+            "--from", metavar="URL", help="A running server to ask for its models; repeatable."
+        ),
     ] = None,
     upstream: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A server, which is not asked; repeatable."),
+        typer.Option(metavar="URL", help="A server to use without asking it; repeatable."),
     ] = None,
     model: Annotated[
         list[str] | None,

@@ -44,8 +44,7 @@ def report(
 ) -> None:
     """Write a report on the replies of two servers to the same calls.
 
-    It shows elements of tensors where both recordings have them. The same recordings make the same
-    bytes.
+    It shows elements of tensors where both recordings have them. Equal recordings give equal bytes.
 
     Exit status: 0 conditions and guards hold, 1 they do not, 2 wrong usage or no capture.
     """

@@ -55,8 +55,8 @@ _IMPLIED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "cache-dir": "the cache of the gateway is in memory",
         "dir": "the cache of the gateway is in memory",
-        "profile": "'--profile' has no equal",
-        "version": "'--version' has no equal",
+        "profile": "'--profile' has no equivalent",
+        "version": "'--version' has no equivalent",
     }
 )
 
