@@ -67,7 +67,7 @@ class StreamConfig(Model):
 class SharedMemoryConfig(Model):
     """Tensors that clients pass in shared memory. `shared_memory: map` is short for `{mode: map}`.
 
-    Clients reach every segment that the user of the gateway, or of the upstream, can open.
+    Clients reach every segment that `keys` allows and that the gateway, or the upstream, can open.
     """
 
     mode: Literal["off", "forward", "map"] = "off"
@@ -197,9 +197,9 @@ class AdminConfig(Model):
         return {"metrics": None, **found} if value.get("address") == "off" else found
 
     address: ListenAddress | None = Address("127.0.0.1", 9901)
-    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`, and of
-    the requests that change the gateway: `/reload`, `/upstream/drain`, `/upstream/enable` and
-    `/route/weights`.
+    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`,
+    `/stock` and `/capture`, and of the requests that change the gateway: `/reload`,
+    `/upstream/drain`, `/upstream/enable`, `/route/weights`, `/capture/start` and `/capture/stop`.
     `null` switches it off. `off` switches off both addresses.
     Default: `127.0.0.1:9901`, if the port is free."""
     remote_changes: bool = False
