@@ -67,14 +67,14 @@ class ConcurrencyLimit(Limiter):
             await self.acquire(timeout_s=wait_s)
         except LimiterFull:
             raise Overloaded(
-                f"route {self._name!r} has {self.limit} inferences in flight and "
-                f"{self.queued} waiting, which is all it may have",
+                f"route {self._name!r} is overloaded: {self.limit} requests in flight and "
+                f"{self.queued} queued (policies.in_flight, policies.queued)",
                 model=call.model,
                 limit="queue",
             ) from None
         except QueueLate:
             raise Overloaded(
-                f"the queue of route {self._name!r} is late: it has no place for another one",
+                f"the queue of route {self._name!r} is late: it accepts no further call",
                 model=call.model,
                 limit="queue_target",
             ) from None

@@ -280,7 +280,7 @@ class ClientCall:
 
     def on_timeout(self) -> None:
         """End the call, or only the wait for it: its deadline has passed."""
-        error = errors.DeadlineExceeded(f"no answer from {self._connection.name} in time")
+        error = errors.DeadlineExceeded(f"no response from {self._connection.name} in time")
         waiter = self._waiter
         if waiter is not None and self.can_be_left():
             if not waiter.done():

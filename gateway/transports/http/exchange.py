@@ -54,7 +54,7 @@ def write_continue(transport: asyncio.Transport) -> None:
 def failure(error: BaseException | None) -> HttpResponse:
     """Log an unexpected error, and return the response to it."""
     if isinstance(error, errors.GatewayError):
-        log.warning("stream cut", code=error.code.value, error=error.message)
+        log.warning("stream aborted", code=error.code.value, error=error.message)
         return text_response(500, error.message)
     log.error("internal error", exc_info=error)
     return text_response(500, "internal error of the gateway")

@@ -109,13 +109,13 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Fail the response in progress: the upstream has closed its half."""
         self.is_usable = False
-        self._end("it was closed before the answer was whole")
+        self._end("it was closed before the response was complete")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the response in progress."""
         self.is_usable = False
-        self._end(str(exc) if exc else "it was closed before the answer was whole")
+        self._end(str(exc) if exc else "it was closed before the response was complete")
         self.transport = None
         if self._rest is not None:
             self._rest.detach()

@@ -107,7 +107,7 @@ class GrpcClient:
                 ending.exception()  # it came too late
             self._raise_if_closed()
             if isinstance(error, TimeoutError):
-                raise errors.DeadlineExceeded(f"no answer from {self._target} in time") from None
+                raise errors.DeadlineExceeded(f"no response from {self._target} in time") from None
             raise
 
     async def _reply(self, call: Any, channel: PooledChannel) -> GrpcResponse:
@@ -194,7 +194,9 @@ class GrpcClient:
         return left_s
 
     def _too_late(self) -> errors.GatewayError:
-        return errors.DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+        return errors.DeadlineExceeded(
+            f"the deadline expired before the call was sent to {self._target}"
+        )
 
     def _status(
         self, error: aio.AioRpcError, channel: PooledChannel, deadline: float | None

@@ -105,7 +105,7 @@ def _configuration_call(call: ModelConfigRequest) -> EncodedCall:
 def _read_configuration(
     _call: ModelConfigRequest, wire: HttpResponse, limits: MessageLimits
 ) -> ModelConfiguration:
-    return from_document(read_value(wire.view, "the answer", limits), limits)
+    return from_document(read_value(wire.view, "the response", limits), limits)
 
 
 # Statistics.
@@ -296,7 +296,7 @@ def _region_text(region: SharedRegion) -> dict[str, Any]:
 def _read_regions(
     call: SharedStatusRequest, wire: HttpResponse, limits: MessageLimits
 ) -> tuple[SharedRegion, ...]:
-    document = read_value(wire.view, "the answer", limits)
+    document = read_value(wire.view, "the response", limits)
     if type(document) is not list or not all(type(entry) is dict for entry in document):
         raise MalformedMessage("the response is not a list of regions")
     check_count("regions", len(document), _MOST, "json_keys")

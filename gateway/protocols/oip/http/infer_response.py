@@ -44,7 +44,7 @@ from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.errors import clip, read_error_text, strip_traceback
 from gateway.wire.http import HttpResponse, view_of
 
-_WHAT = "the answer"
+_WHAT = "the response"
 _READ_BYTES = 64 * 1024
 _CACHE_ENTRIES = 512
 _USE_BINARY = (

@@ -49,10 +49,11 @@ async def test_full_queue_refuses_at_once(queue: int) -> None:
     await settle()
     with pytest.raises(Overloaded) as caught:
         await limit(CALL)
-    assert (
-        f"route 'r' has 1 inferences in flight and {queue} waiting, which is all it may have",
-        "queue",
-    ) == (caught.value.message, caught.value.limit)
+    text = (
+        f"route 'r' is overloaded: 1 requests in flight and {queue} queued "
+        "(policies.in_flight, policies.queued)"
+    )
+    assert (text, "queue") == (caught.value.message, caught.value.limit)
     for _ in range(1 + queue):
         service.waiting[-1].set_result(REPLY)
         await settle()
