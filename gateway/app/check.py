@@ -39,6 +39,8 @@ def _findings(config: Config) -> Iterator[Finding]:
         yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
         if url.protocol in PROTOCOLS:
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
+        if upstream.tls is not None and (upstream.tls.cert is None) != (upstream.tls.key is None):
+            yield (*at, "tls"), "'cert' or 'key' is missing; expected both or neither"
     for name, model in config.models.items():
         at = ("models", name)
         if model.backend is not None:

@@ -108,8 +108,8 @@ def _model(text: str) -> tuple[str, dict[str, Any]]:
     backends = [_SUFFIXES[each.suffix] for each in files if each.suffix in _SUFFIXES]
     if not backends:
         fail(
-            f"--model {name}: {place} is no model; expected a file .onnx, .pt or .pt2, or a folder "
-            "with VERSION/model.onnx",
+            f"--model {name}: {place} is not a model; expected a file .onnx, .pt or .pt2, or "
+            "a folder with VERSION/model.onnx",
             WRONG_USAGE,
         )
     return name, {"backend": backends[-1], "path": str(path.absolute())}

@@ -37,7 +37,7 @@ class ConcurrencyLimit(Limiter):
         has_priorities: bool = False,
     ) -> None:
         if in_flight < 1:
-            raise ValueError(f"route {name!r}: in_flight is {in_flight}, at least 1 is needed")
+            raise ValueError(f"route {name!r}: in_flight is {in_flight}; expected at least 1")
         super().__init__(
             in_flight,
             queue=queue,
@@ -83,7 +83,8 @@ class ConcurrencyLimit(Limiter):
                 queue = f"a slot of route {self._name!r}"
                 raise QueueTimeout.after(timeout_us, queue, call.model) from None
             raise Overloaded(
-                f"route {self._name!r} had no place for another inference within {self._wait_s} s",
+                f"route {self._name!r} had no free slot for another inference "
+                f"within {self._wait_s} s",
                 model=call.model,
                 limit="queue_wait",
             ) from None

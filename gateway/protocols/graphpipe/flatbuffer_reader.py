@@ -289,7 +289,7 @@ def _fields(kind: Table, halves: tuple[int, ...]) -> tuple[int, int, tuple[int, 
     if vtable_bytes < _TABLE_START or vtable_bytes & 1 or table_bytes < _TABLE_START:
         raise MalformedMessage(
             f"{kind.name} would have {table_bytes} bytes, and its vtable {vtable_bytes}: "
-            "4 or more, and an even number for the vtable, are needed"
+            "expected at least 4, and an even number for the vtable"
         )
     fields = halves[2 : vtable_bytes // 2]
     for place, width in zip(fields, kind.widths, strict=False):

@@ -451,7 +451,11 @@ class GrpcServerConnection(Http2Protocol):
         if not self._methods:
             details = _NO_GRPC
         if head.http_status != 200:  # noqa: PLR2004  # OK
-            status, details, http = GrpcStatus.INTERNAL, "this is no gRPC call", head.http_status
+            status, details, http = (
+                GrpcStatus.INTERNAL,
+                "the request is not a gRPC call",
+                head.http_status,
+            )
         elif head.oversized:
             status = GrpcStatus.RESOURCE_EXHAUSTED
             details = f"the metadata is too large, at most {head.oversized} bytes are allowed"

@@ -91,7 +91,7 @@ class HeaderDecoder:
             elif first & _SIZE_UPDATE:
                 if fields:
                     raise Http2ConnectionError(
-                        COMPRESSION_ERROR, "a table size stands between fields"
+                        COMPRESSION_ERROR, "a table size update between header fields"
                     )
                 resizes += 1
                 if resizes > _RESIZES:

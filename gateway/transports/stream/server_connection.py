@@ -240,7 +240,7 @@ class StreamConnection(asyncio.Protocol):
             self._advance()
             return
         if limit == "header_timeout_s":
-            error = InvalidRequest("a connection asked nothing", limit=limit)
+            error = InvalidRequest("a connection sent no request", limit=limit)
             self._listener.refused(self._with_client(error))
         self._transport.close()
 

@@ -85,6 +85,17 @@ def test_tls_of_a_listener_without_its_files_passed_the_check(tls: str) -> None:
     )
 
 
+@pytest.mark.parametrize("tls", ["{cert: cert.pem}", "{key: key.pem}"])
+def test_half_a_client_certificate_passed_the_check(tls: str) -> None:
+    """An upstream has a certificate with its key, or neither."""
+    text = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {up: {url: http://h, tls: TLS}}"
+    (problem,) = check(load_text(text.replace("TLS", tls)))
+    assert ("upstreams.up.tls", "'cert' or 'key' is missing; expected both or neither") == (
+        problem.path,
+        problem.message,
+    )
+
+
 STATEFUL = """
 version: 1
 listeners: [{http: 8000}]

@@ -57,7 +57,7 @@ def write_opaque(call: OpaqueCall) -> HttpRequest:
     message = call.message
     if message.codec != NAME:
         raise Unsupported(
-            f"a request that only {message.codec} understands does not go over {NAME}",
+            f"a request that only {message.codec} understands cannot be sent over {NAME}",
             model=call.model,
         )
     asked: HttpRequest = message.wire

@@ -67,7 +67,7 @@ async def test_wait_is_short() -> None:
     first = asyncio.ensure_future(limit(CALL))
     await settle()
     for _ in range(2):
-        with pytest.raises(Overloaded, match=r"no place for another inference within 0\.01 s"):
+        with pytest.raises(Overloaded, match=r"no free slot for another inference within 0\.01 s"):
             await limit(CALL)
     service.waiting[0].set_result(REPLY)
     assert REPLY == await first
@@ -191,5 +191,5 @@ async def test_questions_about_health_pass() -> None:
 
 def test_there_must_be_a_place() -> None:
     """A route without places is a mistake of the configuration."""
-    with pytest.raises(ValueError, match="route 'r': in_flight is 0, at least 1 is needed"):
+    with pytest.raises(ValueError, match="route 'r': in_flight is 0; expected at least 1"):
         CallLimits(ScriptedService(), places=ConcurrencyLimit("r", in_flight=0))
