@@ -14,7 +14,7 @@ class ConcurrencyLimit(Limiter):
 
     They are served in the order of their arrival, unless they have priorities.
 
-    On the path of every call, so `Guard` counts in `used` itself where nobody waits.
+    On the path of every call, so `CallLimits` counts in `used` itself where nobody waits.
 
     Args:
         name: Of the route, for errors.

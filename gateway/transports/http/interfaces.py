@@ -78,7 +78,7 @@ class RequestReader(Protocol):
         ...
 
     def head(self, limits: ServerLimits, /) -> Head:
-        """Return its head; raises HttpFault."""
+        """Return its head; raises HttpError."""
         ...
 
     async def body(
@@ -137,7 +137,7 @@ class ListenerState:
     budget: MemoryBudget
     slots: ConcurrencyLimiter
     find: Callable[[str], tuple[HttpFrontend, HttpAsk]]
-    """Frontend for a path, and what asks it; raises HttpFault."""
+    """Frontend for a path, and what asks it; raises HttpError."""
     refused: Callable[[GatewayError], str | None]
     """Called for a request that reached no frontend; returns its request id."""
     early: ConcurrencyLimiter

@@ -55,12 +55,12 @@ class ReferenceHttpRequest:
         return self._payload.is_eof()
 
     def head(self, limits: ServerLimits) -> Head:
-        """Return its head; raises HttpFault."""
+        """Return its head; raises HttpError."""
         message = self._request._message  # noqa: SLF001  # the only way to the fields as sent
         return read_head(self.method, message.path, self.version, message.raw_headers, limits)
 
     async def body(self, length: int | None, limits: ServerLimits, held: Reservation) -> memoryview:
-        """Return its body; see `http_exchange.Incoming`."""
+        """Return its body; see `RequestReader`."""
         payload = self._payload
         try:
             if length is None:
