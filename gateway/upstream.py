@@ -198,7 +198,7 @@ class Upstream(Generic[Q, A]):
         return reply if reply.is_final else reply.changed(is_final=True)
 
     async def _with_queue_timeout(self, call: InferRequest, *, as_stream: bool) -> InferResponse:
-        """Send *call*, with its queue timeout as the limit of the wait for a place in flight."""
+        """Send *call*, with its queue timeout as the limit of the wait for a slot."""
         token = QUEUE_TIMEOUT_US.set(call.timeout_us)
         try:
             return await self(call, as_stream=as_stream)

@@ -202,7 +202,7 @@ class Gateway:
 
     @property
     def shadow_keeper(self) -> ShadowKeeper | None:
-        """The keeper of the shadow process; None if there is none, or the supervisor has it."""
+        """The keeper of the shadow process; None if none runs, or if the supervisor has it."""
         return None if self._shadow is None else self._shadow.keeper
 
     @property

@@ -101,7 +101,7 @@ class AttemptMetrics(Collector):
         return self.endpoints[key]
 
     def forget(self, upstream: str, endpoint: str) -> None:
-        """Remove the counter of an endpoint that is gone."""
+        """Remove the counter of an endpoint that was removed."""
         self.endpoints.pop((upstream, endpoint), None)
 
     def collect(self) -> Iterable[Metric]:

@@ -181,7 +181,7 @@ class Mirror:
         self.samples = KeptSamples(privacy)
 
     def reset(self) -> None:
-        """Begin the evidence anew; calls in progress count in the new one."""
+        """Start the evidence again; calls in progress count in the new one."""
         pending = self.evidence.in_flight
         self.evidence = self._new_evidence()
         self.samples = KeptSamples(self._privacy)

@@ -1,4 +1,4 @@
-"""Concurrency of a route: so many inferences at a time, and a short queue for the rest."""
+"""Concurrency of a route: a limit on its inferences in flight, and a short queue for the rest."""
 
 import asyncio
 from typing import Any

@@ -263,7 +263,7 @@ class _Group:
         return LATE_WAIT_S if is_late else wait_s
 
     def relax(self, now: float) -> None:
-        """Refuse and hold no more when it is time."""
+        """Stop refusing and holding calls when it is time."""
         if not self.limiter.queued:
             self.empty_at = now
         if self.state is _State.REFUSING:

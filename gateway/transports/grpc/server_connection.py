@@ -217,7 +217,7 @@ class GrpcServerConnection(Http2Protocol):
         self._unsent.try_grow_response(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         self._unsent.close()
         super().resume_writing()
 
@@ -429,7 +429,7 @@ class GrpcServerConnection(Http2Protocol):
         self._admission.begin()
 
     def on_http_end(self) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         self._admission.leave()
         if self.state is FINAL and not self.core.streams:
             self.close_when_idle()

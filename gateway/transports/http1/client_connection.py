@@ -287,7 +287,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._resume()
 
     def _grow(self, response: ResponseReader) -> None:
-        """Read no more of the response until there is memory for it."""
+        """Stop reading the response until there is memory for it."""
         self._pause()
         if self._growing is None:
             self._growing = self.loop.create_task(self._wait_for_memory(response))
@@ -302,7 +302,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._continue(response)
 
     def mark_unusable(self) -> None:
-        """Use the connection no more: its last response does not belong to the request."""
+        """Stop using the connection: its last response does not belong to the request."""
         self.is_usable = False
 
     def _notify(self, response: ResponseReader) -> None:

@@ -197,7 +197,7 @@ _remembered = lru_cache(1024)(_decoded)
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a field as it stands in a block: not indexed, not Huffman-coded."""
+    """Return a field as a literal of a block: not indexed, not Huffman-coded."""
     return b"\x00" + text(name) + text(value)
 
 

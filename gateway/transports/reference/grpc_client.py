@@ -160,7 +160,7 @@ class GrpcClient:
         await self._pool.close()
 
     async def _enter(self, deadline: float | None) -> PooledChannel:
-        """Take a place and a channel for one call; give them back with `_leave`."""
+        """Acquire a slot and a channel for one call; `_leave` releases them."""
         if self._is_closed:
             raise errors.NotSent(f"the client of {self._target} is closed")
         left_s = self._remaining_s(deadline)

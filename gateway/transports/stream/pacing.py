@@ -65,7 +65,7 @@ class FrameTimeouts:
         self._watch()
 
     def close(self) -> None:
-        """Watch no more, and drop the reference to *expired*."""
+        """Stop watching, and drop the reference to *expired*."""
         self._is_reading = False
         self._expired = _ignore
         if self._timer is not None:
