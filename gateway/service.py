@@ -17,7 +17,7 @@ class Service(Protocol):
     """Answers calls."""
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*, or raise a `GatewayError`."""
+        """Reply to *call*, or raise a `GatewayError`."""
         ...
 
 
@@ -51,7 +51,7 @@ class Dispatch:
         self._methods = dict(methods)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call* by its method.
+        """Reply to *call* by its method.
 
         Raises:
             Unsupported: There is none for this type of call.

@@ -160,7 +160,7 @@ class Upstream(Generic[Q, A]):
             reply = await self._client.send(wire, deadline=deadline, decode=decode)
         except errors.GatewayError as error:
             reported = self._reported(call, error)
-            self._attempts.ended(type(call), path, monotonic() - started, code_of(reported))
+            self._attempts.record(type(call), path, monotonic() - started, code_of(reported))
             is_decoupled = (
                 as_stream and type(call) is InferRequest and isinstance(error, errors.Decoupled)
             )
@@ -170,14 +170,14 @@ class Upstream(Generic[Q, A]):
             finally:
                 del reported  # its traceback holds this frame
         except BaseException as error:
-            self._attempts.ended(type(call), path, monotonic() - started, code_of(error))
+            self._attempts.record(type(call), path, monotonic() - started, code_of(error))
             raise
         if is_decoupled:
             self._decoupled[call.model] = None
             return await self._only_reply(call)  # type: ignore[return-value, arg-type]  # as below
         attempts, seconds = self._attempts, monotonic() - started
         if type(call) is not InferRequest:
-            attempts.ended(type(call), path, seconds, OK)
+            attempts.record(type(call), path, seconds, OK)
             return reply
         attempts.inferred += 1  # as `ended`, without its frame
         attempts.seconds += seconds
@@ -198,7 +198,7 @@ class Upstream(Generic[Q, A]):
         return reply if reply.is_final else reply.changed(is_final=True)
 
     async def _with_queue_timeout(self, call: InferRequest, *, as_stream: bool) -> InferResponse:
-        """Send *call*, with its queue timeout as the limit of the wait for a place in flight."""
+        """Send *call*, with its queue timeout as the limit of the wait for a slot."""
         token = QUEUE_TIMEOUT_US.set(call.timeout_us)
         try:
             return await self(call, as_stream=as_stream)
@@ -308,7 +308,7 @@ class Upstream(Generic[Q, A]):
             code = code_of(error)
             raise self._reported(call, error) from error.__cause__
         finally:
-            self._attempts.ended(type(call), path, monotonic() - started, code)
+            self._attempts.record(type(call), path, monotonic() - started, code)
             await close_stream(responses)
 
     def _redacted_item(self, call: StreamInferRequest, item: InferResponse) -> InferResponse:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from gateway.app.capture_options import check_captures
+from gateway.app.exposure import forbid_exposure
 from gateway.app.migration.targets import check_migrations
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
@@ -14,7 +15,7 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
-from gateway.config.units import Address
+from gateway.config.units import Address, StreamAddress
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
 from gateway.registry import PROTOCOLS, backend, protocol
 
@@ -38,6 +39,8 @@ def _findings(config: Config) -> Iterator[Finding]:
         yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
         if url.protocol in PROTOCOLS:
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
+        if upstream.tls is not None and (upstream.tls.cert is None) != (upstream.tls.key is None):
+            yield (*at, "tls"), "'cert' or 'key' is missing; expected both or neither"
     for name, model in config.models.items():
         at = ("models", name)
         if model.backend is not None:
@@ -82,6 +85,21 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
             name = listener.passthrough.upstream
             message = f"upstream {name!r} uses {carrier!r}; passthrough needs an HTTP upstream"
             yield (*at, "passthrough"), message
+    if listener.tls is not None and (listener.tls.cert is None or listener.tls.key is None):
+        yield (*at, "tls"), "'cert' or 'key' is missing; a listener needs both"
+    for path, address in _listener_addresses(at, listener) if config.security.strict else ():
+        yield from _raised(path, forbid_exposure, listener, address)
+
+
+def _listener_addresses(
+    at: KeyPath, listener: ListenerConfig
+) -> Iterator[tuple[KeyPath, Address | StreamAddress]]:
+    for key in ("http", "grpc", "address"):
+        address = getattr(listener, key)
+        if address is not None:
+            yield (*at, key), address
+    for number, stream in enumerate(listener.streams):
+        yield (*at, "streams", number, "address"), stream.address
 
 
 def _check_options(name: str, options: Any) -> None:
@@ -149,10 +167,8 @@ def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:
     """Yield every TCP address of the file with a port of its own."""
     found: list[tuple[KeyPath, Address | None]] = []
     for index, listener in enumerate(config.listeners):
-        at: KeyPath = ("listeners", index)
-        found += [((*at, key), getattr(listener, key)) for key in ("http", "grpc", "address")]
-        for number, stream in enumerate(listener.streams):
-            found.append(((*at, "streams", number, "address"), stream.address.tcp))
+        for path, own in _listener_addresses(("listeners", index), listener):
+            found.append((path, own.tcp if isinstance(own, StreamAddress) else own))
     if config.admin is not None:
         keys = config.admin.model_fields_set & {"address", "metrics"}
         found += [(("admin", key), getattr(config.admin, key)) for key in sorted(keys)]

@@ -44,7 +44,7 @@ class _WeightsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _CaptureBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The body of `/capture/start`; what is absent is as in the file."""
+    """The body of `/capture/start`; absent fields are as in the file."""
 
     models: tuple[str, ...] | None = None
     percent: float | None = None

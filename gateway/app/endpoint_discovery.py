@@ -154,7 +154,7 @@ class EndpointDiscovery:
             self._found[url] = self._found[url]._replace(ttl_s=None)
             if url not in self._failed:
                 self._failed.add(url)
-                reason = str(error) or f"no answer within {_LOOK_UP_S} s"
+                reason = str(error) or f"no response within {_LOOK_UP_S} s"
                 log.warning("name not resolved", reason=reason, **names)
             return
         self._found[url] = found

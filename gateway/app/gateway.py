@@ -169,7 +169,6 @@ class Gateway:
             call_log=self._call_log,
             budget=self._budget,
             directory=loaded.directory,
-            is_strict=config.security.strict,
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
             upstream_connections=max_connections(config.upstreams.values()),
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
@@ -203,7 +202,7 @@ class Gateway:
 
     @property
     def shadow_keeper(self) -> ShadowKeeper | None:
-        """The keeper of the shadow process; None if there is none, or the supervisor has it."""
+        """The keeper of the shadow process; None if none runs, or if the supervisor has it."""
         return None if self._shadow is None else self._shadow.keeper
 
     @property

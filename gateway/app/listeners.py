@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
@@ -193,7 +194,6 @@ class SharedResources:
 
     Attributes:
         directory: TLS files are relative to it.
-        is_strict: Whether `security.strict` is on.
         reuse_port: Whether other processes listen on the same addresses.
         should_replace: Whether a unix socket replaces that of another gateway.
         sockets: Unix sockets that the processes share, by address.
@@ -208,7 +208,6 @@ class SharedResources:
     call_log: CallLog
     budget: MemoryBudget
     directory: Path
-    is_strict: bool
     reuse_port: bool = False
     should_replace: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
@@ -232,7 +231,7 @@ def build_listener(
 
     Raises:
         LookupError: A protocol does not exist.
-        ValueError: An option or a TLS file is invalid, or `security.strict` forbids the address.
+        ValueError: An option or a TLS file is invalid.
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
@@ -264,7 +263,7 @@ def build_listener(
         )
     servers = built.servers
     if http_address is not None:
-        _check_exposure(config, http_address, shared.is_strict)
+        _warn_of_exposure(config, http_address)
         # One port of both has a server of both.
         is_both = config.address is not None
         name = f"{config.name}.http{'+grpc' * is_both}"
@@ -286,7 +285,7 @@ def build_listener(
             grpc_refused=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
-        _check_exposure(config, config.grpc, shared.is_strict)
+        _warn_of_exposure(config, config.grpc)
         servers[f"{config.name}.grpc"] = grpc_server(
             config.transport,
             _grpc_address(config.grpc),
@@ -375,7 +374,7 @@ def _stream_server(  # one caller
     binding = spec.stream
     if binding is None:
         raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
-    _check_exposure(config, stream.address, shared.is_strict)
+    _warn_of_exposure(config, stream.address)
     codec = binding.codec(limits[1], _options(spec, config, shared))
     return StreamServer(
         str(stream.address),
@@ -545,30 +544,11 @@ class RejectionLog:
             self._logged, self._unlogged = now, 0
 
 
-def _check_exposure(config: ListenerConfig, address: Address | StreamAddress, strict: bool) -> None:
-    """Reject an insecure listener on a public address, or warn without `security.strict`."""
-    if address.is_loopback:
-        return
-    for risk, remedy in _risks(config):
-        if strict:
-            raise ValueError(
-                f"listener {config.name!r} on {address} {risk}, which security.strict forbids; "
-                f"{remedy}, or listen on 127.0.0.1"
-            )
-        log.warning(_EVENTS[risk], listener=config.name, address=str(address))
-
-
-_OPEN = "can be reached from other machines without TLS"
-_SHARING = "lets other machines use this one's shared memory"
-_EVENTS = {risk: f"listener {risk}" for risk in (_OPEN, _SHARING)}
-
-
-def _risks(config: ListenerConfig) -> Iterator[tuple[str, str]]:
-    """Yield the security risks of a listener, each with its remedy."""
-    if config.tls is None:
-        yield _OPEN, "add 'tls'"
-    if config.shared_memory.mode != "off":
-        yield _SHARING, "set 'shared_memory: off'"
+def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:
+    """Warn of an insecure public address. `check` forbids it with `security.strict`."""
+    for risk, _ in exposure_risks(config, address):
+        event = f"listener {risk}"
+        log.warning(event, listener=config.name, address=str(address))
 
 
 def _server_tls(tls: TlsConfig, directory: Path) -> ServerTls:

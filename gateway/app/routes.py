@@ -216,7 +216,11 @@ def _watch_places(places: ConcurrencyLimit, route: str, metrics: Metrics) -> Non
 
 _PLACES: Final[tuple[tuple[str, str, Callable[[ConcurrencyLimit], float]], ...]] = (
     ("gateway_route_in_flight", "Inferences in flight.", lambda places: places.used),
-    ("gateway_route_in_flight_limit", "Limit on them.", lambda places: places.limit),
+    (
+        "gateway_route_in_flight_limit",
+        "Limit of the inferences in flight.",
+        lambda places: places.limit,
+    ),
     ("gateway_route_queued", "Inferences that wait for a slot.", lambda places: places.queued),
 )
 

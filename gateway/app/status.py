@@ -54,12 +54,21 @@ def _upstreams_of(built: BuiltRoute, upstreams: Mapping[str, BuiltUpstream]) -> 
 def _reason(names: Sequence[str], upstreams: Mapping[str, BuiltUpstream]) -> str:
     """Return which endpoints of the upstreams *names* are missing, and why."""
     reasons = [
-        f"upstream {name}: endpoint {endpoint.name}: {endpoint.reason or 'ejected'}"
+        f"upstream {name}: endpoint {endpoint.name}: {_reason_of(endpoint, endpoint.clock())}"
         for name in dict.fromkeys(names)
         for endpoint in upstreams[name].endpoints.endpoints
         if not endpoint.is_available(endpoint.clock())
     ]
     return "; ".join(reasons) or "its model is not loaded"
+
+
+def _reason_of(endpoint: Endpoint, now: float) -> str:
+    """Return why an endpoint gets no calls; "" if it does."""
+    if endpoint.reason or endpoint.is_available(now):
+        return endpoint.reason
+    if endpoint.is_drained:
+        return "its name no longer has this address" if endpoint.is_leaving else "drained"
+    return "ejected" if endpoint.is_ready else "not ready"
 
 
 def upstream_entries(
@@ -88,7 +97,7 @@ def _endpoint_entry(endpoint: Endpoint, identity: ServerIdentity, mean_s: float)
         "ready": endpoint.is_ready,
         "available": endpoint.is_available(now),
         "since_s": round(max(0.0, now - endpoint.changed_at), 1),
-        "reason": endpoint.reason,
+        "reason": _reason_of(endpoint, now),
         "in_flight": endpoint.pending,
         "withheld": identity.withheld_calls,
         "mean_latency_ms": round(mean_s * 1e3, 3),

@@ -115,7 +115,7 @@ class Capture:
             summary.dropped = dropped if isinstance(dropped, dict) else {}
             yield summary
 
-    def dropped(self) -> dict[str, int]:
+    def dropped_calls(self) -> dict[str, int]:
         """Return how many calls the manifest notes as dropped, by reason."""
         total: dict[str, int] = {}
         for entry in self._manifest()[0]:

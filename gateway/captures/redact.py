@@ -1,4 +1,4 @@
-"""Copies a capture with less in it."""
+"""Copies a capture without some of its data."""
 
 import json
 from collections.abc import Mapping

@@ -105,7 +105,7 @@ class CaptureSampler:
     def chooses(self, model: str, key: str) -> bool:
         """Return whether to record a call, if its route is recorded.
 
-        The same key gives the same answer everywhere, so that a sequence is taken whole.
+        The same key gives the same result everywhere, so a sequence is sampled completely.
 
         Args:
             model: Its name.

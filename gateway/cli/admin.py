@@ -41,7 +41,7 @@ class RouteAction(enum.Enum):
 
 
 def reload(admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Let a running gateway read its configuration file again.
+    """Make a running gateway read its configuration file again.
 
     Exit status: 0 applied, 1 refused, with the errors of the file; 2 usage error.
     """
@@ -55,7 +55,7 @@ def upstream(
     ],
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Drain an upstream or one of its endpoints, or enable it again, until undone.
+    """Stop new calls to an upstream or one of its endpoints, or allow them again.
 
     Calls and sequences in progress finish. Reloads keep the change; a restart ends it.
     Exit status: 0 success, 1 failure, 2 usage error.
@@ -72,7 +72,7 @@ def route(
     ] = None,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Change the weights of a route's targets, or reset them, until undone.
+    """Change the weights of a route's targets, or reset them to those of the file.
 
     Reloads keep the change; a restart ends it. Exit status: 0 success, 1 failure, 2 usage error.
     """

@@ -82,7 +82,7 @@ def start(
     ] = None,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Let a running gateway record calls; what is not given is as in `capture` of its file.
+    """Make a running gateway record calls. Absent options are as in `capture` of its file.
 
     Reloads keep the change; a restart ends it. Exit status: 0 success, 1 failure, 2 usage error.
     """
@@ -97,7 +97,7 @@ def start(
 
 @capture.command()
 def stop(admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Let a running gateway record no more calls.
+    """Make a running gateway stop recording.
 
     Exit status: 0 success, 1 failure, 2 usage error.
     """
@@ -226,7 +226,7 @@ def _payload(has_data: bool, digest: bytes | None) -> str:
 def verify(
     directory: CaptureArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Keep what is whole of damaged files.")
+        bool, typer.Option("--repair", help="Keep the calls of damaged files that are intact.")
     ] = False,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
@@ -299,7 +299,10 @@ def redact_command(  # one for each flag
         bool, typer.Option("--drop-clients", help="Remove addresses and agents of clients.")
     ] = False,
 ) -> None:
-    """Copy a capture with less in it. Messages of clients stay only if nothing is removed."""
+    """Copy a capture without some of its data.
+
+    The recorded messages of clients stay only if nothing is removed.
+    """
     redaction = Redaction(
         tensors=dict(map(_choice, tensor or ())),
         others=_payload_of(payload, "--payload"),

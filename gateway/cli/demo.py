@@ -43,7 +43,7 @@ def demo(  # noqa: PLR0913  # one for each flag
     """Recognise a handwritten digit over every protocol, compare the results, and keep serving.
 
     `--migrate` mirrors calls to a new server, compares the replies, moves the calls step by step,
-    and takes them back when the new server fails. It takes about a minute.
+    and takes them back when the new server fails. It takes about half a minute.
 
     Exit status: 0 all results agree, 1 they differ or the gateway cannot start, 2 usage error.
     """

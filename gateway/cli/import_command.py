@@ -41,13 +41,13 @@ def import_(
         Path | None, typer.Option("-o", "--out", help="File to write; standard output by default.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if a setting has no equal.")
+        bool, typer.Option("--strict", help="Exit with 1 if a setting has no equivalent.")
     ] = False,
 ) -> None:
     """Write a configuration that replaces a server of Triton, TensorRT, GraphPipe or grps.
 
-    Settings without an equal are named with file and line on standard error. Exit status: 0
-    success, 1 no model or, with --strict, a setting without an equal, 2 usage error.
+    Settings without an equivalent are named with file and line on standard error. Exit status: 0
+    success, 1 no model or, with --strict, a setting without an equivalent, 2 usage error.
     """
     found = _import(source, what)
     for each in found.unmapped:

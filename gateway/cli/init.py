@@ -35,11 +35,13 @@ def init(  # noqa: PLR0913  # one for each flag
     *,
     from_: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="URL", help="A running server, which is asked; repeatable."),
+        typer.Option(
+            "--from", metavar="URL", help="A running server to ask for its models; repeatable."
+        ),
     ] = None,
     upstream: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A server, which is not asked; repeatable."),
+        typer.Option(metavar="URL", help="A server to use without asking it; repeatable."),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -106,8 +108,8 @@ def _model(text: str) -> tuple[str, dict[str, Any]]:
     backends = [_SUFFIXES[each.suffix] for each in files if each.suffix in _SUFFIXES]
     if not backends:
         fail(
-            f"--model {name}: {place} is no model; expected a file .onnx, .pt or .pt2, or a folder "
-            "with VERSION/model.onnx",
+            f"--model {name}: {place} is not a model; expected a file .onnx, .pt or .pt2, or "
+            "a folder with VERSION/model.onnx",
             WRONG_USAGE,
         )
     return name, {"backend": backends[-1], "path": str(path.absolute())}

@@ -70,7 +70,7 @@ FailIfOption = Annotated[
     typer.Option(
         "--fail-if",
         metavar="METRIC>VALUE",
-        help="Exit with 1 if so: mismatch>0.1%, mismatch.OUTPUT>1%, structure>0, errors>1%, "
+        help="Exit with 1 if it holds: mismatch>0.1%, mismatch.OUTPUT>1%, structure>0, errors>1%, "
         "missing>0, p99>200ms, p50_ratio>1.2, p99_ratio>1.3; repeatable.",
     ),
 ]

@@ -44,8 +44,7 @@ def report(
 ) -> None:
     """Write a report on the replies of two servers to the same calls.
 
-    It shows elements of tensors where both recordings have them. The same recordings make the same
-    bytes.
+    It shows elements of tensors where both recordings have them. Equal recordings give equal bytes.
 
     Exit status: 0 conditions and guards hold, 1 they do not, 2 wrong usage or no capture.
     """
@@ -68,7 +67,7 @@ def report(
         fail(str(error), WRONG_USAGE)
     lost["in one recording only"] = summary.missing
     for side, capture in (("old", a), ("new", b)):
-        for reason, count in capture.dropped().items():
+        for reason, count in capture.dropped_calls().items():
             lost[f"not recorded, {side}: {reason}"] += count
         lost[f"unreadable, {side}"] = len(capture.problems)
     checked = [(each.text, each.failure(summary)) for each in conditions]

@@ -60,7 +60,8 @@ AdminOption = Annotated[
     typer.Option(
         "--admin",
         metavar="ADDR",
-        help="HOST:PORT for metrics and probes, or off. Default 127.0.0.1:9901 if it is free.",
+        help="HOST:PORT for probes, metrics, status and commands, or off. Default 127.0.0.1:9901 "
+        "if it is free.",
     ),
 ]
 
@@ -85,8 +86,8 @@ def serve(  # noqa: PLR0913  # one for each flag
             metavar="URL",
             help="Serve as a sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
             "(grpc:// and http:// mean the same), trtis+grpc://HOST:PORT, trtis+http://HOST:PORT, "
-            "graphpipe+http://HOST:PORT, "
-            "graphpipe+tcp://HOST:PORT or graphpipe+unix:///PATH; repeatable.",
+            "graphpipe+http://HOST:PORT, graphpipe+tcp://HOST:PORT, graphpipe+unix:///PATH, "
+            "grps+http://HOST:PORT, grps+grpc://HOST:PORT or grps+brpc://HOST:PORT; repeatable.",
         ),
     ] = None,
     demo: Annotated[
@@ -109,7 +110,8 @@ def serve(  # noqa: PLR0913  # one for each flag
             metavar="NAME[=VALUE]",
             help="Switch on an extension that changes the server: model_control, model_config, "
             "model_files, trace, logging=target, shared_memory=map, shared_memory=forward:KEYS; "
-            "repeatable. Extensions that only ask are on; NAME=off or NAME=false switches one off.",
+            "repeatable. Extensions that change nothing are on; NAME=off or NAME=false switches "
+            "one off.",
         ),
     ] = None,
     identity: Annotated[

@@ -114,7 +114,7 @@ def _limit(metric: str, value: str, text: str) -> float:
     if metric == "p99":
         found = re.fullmatch(r"\s*([0-9.]+)\s*(us|ms|s)\s*", value)
         if found is None:
-            raise ValueError(f"{text!r}: {value.strip()!r} is no time, such as 200ms")
+            raise ValueError(f"{text!r}: {value.strip()!r} is not a time, such as 200ms")
         return _number(found[1], text) * _UNITS[found[2]]
     return _share(value, text)
 
@@ -132,5 +132,5 @@ def _number(value: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{text!r}: {value!r} is no number of at least 0")
+        raise ValueError(f"{text!r}: {value!r} is not a number of at least 0")
     return number

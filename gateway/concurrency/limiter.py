@@ -76,7 +76,7 @@ class Waiter:
         group: The group whose turn it uses, where groups take turns.
         priority: Callers of a higher priority are served first.
         since: When it began to wait, on the clock of the loop.
-        expired: The result when its time is over.
+        expired: The result when its timeout has expired.
     """
 
     __slots__ = (
@@ -444,7 +444,7 @@ class Limiter:
                 waiter.future.set_result(_LATE)
 
     def _serve(self, waiter: Waiter, found: object = None) -> None:
-        """Give a caller its units, or remove one that has left."""
+        """Grant a caller its units, or remove one that has left."""
         if waiter.future.done():
             self._withdraw(waiter)
             return
@@ -465,7 +465,7 @@ class Limiter:
             share.queued -= 1
 
     def _withdraw(self, waiter: Waiter) -> None:
-        """Forget a caller that waits no more; harmless the second time."""
+        """Forget a caller that no longer waits; harmless the second time."""
         if waiter.state == _GONE:
             return
         if waiter.state == _GRANTED:  # it was served, and left in the same moment
@@ -490,7 +490,7 @@ class Limiter:
         self.release(waiter.size, waiter.share)
 
     def _expire(self, waiter: Waiter) -> None:
-        """Let a caller know that its time is over, unless it was served."""
+        """Tell a caller that its timeout has expired, unless it was served."""
         if not waiter.future.done():
             self._withdraw(waiter)
             waiter.future.set_result(waiter.expired)

@@ -15,8 +15,8 @@ from gateway.config.signatures import Model
 class ServerLimitsConfig(Model):
     """Limits of a listener: connections, requests, bytes and times.
 
-    Each limit applies separately to the HTTP server, the gRPC server and each stream of a listener,
-    and to each worker: with two workers a listener accepts twice as much.
+    Each limit applies separately to the HTTP server, the gRPC server and each stream of a listener.
+    It also applies to each worker: with two workers a listener accepts twice as much.
     """
 
     message_bytes: Size | None = None
@@ -173,9 +173,9 @@ class ClientLimitsConfig(Model):
     """Largest number of requests that wait because `in_flight` or `connections` is reached.
     Further requests are refused as overloaded. Default: `64`."""
     pending_by: Literal["route", "none"] | None = None
-    """Order of the requests that wait. With `route`, each route and model in turn sends one, and a
-    busy one cannot keep the others from waiting: when all of `pending` wait, the newest request of
-    the busiest is refused. With `none`, the order is that of arrival. Default: `route`."""
+    """Order of the requests that wait. With `route`, each route and model in turn sends one. A busy
+    one cannot keep the others from waiting. When all of `pending` wait, the newest request of the
+    busiest is refused. With `none`, the order is that of arrival. Default: `route`."""
     connect_timeout: Duration | None = None
     """Longest time to open a connection, TLS handshake included. HTTP upstreams on a loopback
     address get at most `1s`. Default: `5s`, or `1s` for every upstream on a loopback address."""

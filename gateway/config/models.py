@@ -67,7 +67,7 @@ class StreamConfig(Model):
 class SharedMemoryConfig(Model):
     """Tensors that clients pass in shared memory. `shared_memory: map` is short for `{mode: map}`.
 
-    Clients reach every segment that the user of the gateway, or of the upstream, can open.
+    Clients reach every segment that `keys` allows and that the gateway, or the upstream, can open.
     """
 
     mode: Literal["off", "forward", "map"] = "off"
@@ -197,9 +197,9 @@ class AdminConfig(Model):
         return {"metrics": None, **found} if value.get("address") == "off" else found
 
     address: ListenAddress | None = Address("127.0.0.1", 9901)
-    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`, and of
-    the requests that change the gateway: `/reload`, `/upstream/drain`, `/upstream/enable` and
-    `/route/weights`.
+    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`,
+    `/stock` and `/capture`, and of the requests that change the gateway: `/reload`,
+    `/upstream/drain`, `/upstream/enable`, `/route/weights`, `/capture/start` and `/capture/stop`.
     `null` switches it off. `off` switches off both addresses.
     Default: `127.0.0.1:9901`, if the port is free."""
     remote_changes: bool = False
@@ -330,14 +330,13 @@ class UpstreamConfig(Model):
     `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
     Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
     resolve: Literal["first", "all"] = "first"
-    """Which addresses of a host name are used. `first` connects to the first one that answers.
+    """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
-    itself. Names are looked up again while the gateway runs: with the extra `dns` when the time to
-    live has passed, within `limits.resolve_floor` and `limits.resolve_cap`, and without it every
-    `resolve_floor`. With the extra, a name that begins with `_` is that of a service (SRV): its
-    records have ports, weights and priorities, and servers of a later priority get calls only
-    while none of an earlier one is available. `all` requires `transport: native`. Default:
-    `first`."""
+    itself. Names are looked up again while the gateway runs. With the extra `dns` that is when the
+    time to live has passed, within `limits.resolve_floor` and `limits.resolve_cap`. Without it, it
+    is every `resolve_floor`. With the extra, a name that begins with `_` names a service (SRV). Its
+    records have ports, weights and priorities. Servers of a later priority get calls only while
+    none of an earlier one is available. `all` requires `transport: native`. Default: `first`."""
     balance: Literal[
         "least_request", "least_pending", "peak_ewma", "round_robin", "random", "hash"
     ] = "least_request"
@@ -369,8 +368,8 @@ class UpstreamConfig(Model):
     adaptive_concurrency: AdaptiveConcurrencyConfig | Literal["on_overload"] | Off = False
     """A limit on the inferences in flight that follows the latency of the upstream. It applies to
     each worker. An object limits from the start. With `on_overload` each route and model has a
-    limit only while its calls in flight grow and do not end faster: at first they wait in the
-    gateway, and they are refused when 100 wait. Up to 48 calls in flight, sequences and streams are
+    limit only while its calls in flight grow and do not end faster. At first they wait in the
+    gateway. They are refused when 100 wait. Up to 48 calls in flight, sequences and streams are
     then never limited. Default: `false`, which is no such limit."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""

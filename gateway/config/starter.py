@@ -120,13 +120,13 @@ def _plain(value: Any) -> Any:
 def _server_lines(name: str, server: FoundServer) -> str:
     """Return what a server tells as comments."""
     count = len(server.models) + len(server.untold)
-    told = server.description or "a server that tells no name"
+    told = server.description or "a server without a name"
     lines = [f"{name}: {told}, {count} {'model' if count == 1 else 'models'}"]
     for model in server.models:
         versions = f" (versions {', '.join(model.versions)})" if model.versions else ""
         inputs, outputs = _tensors(model.inputs), _tensors(model.outputs)
         lines.append(f"- {model.name}{versions}: {inputs} -> {outputs}")
-    lines += [f"- {model}: inputs and outputs not told" for model in server.untold]
+    lines += [f"- {model}: inputs and outputs unknown" for model in server.untold]
     return "".join(f"  # {_one_line(line)}\n" for line in lines)
 
 

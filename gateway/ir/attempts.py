@@ -22,7 +22,7 @@ N = TypeVar("N", bound=Destination)
 
 
 class CallAttempt:
-    """One attempt to answer a call.
+    """One attempt at a call.
 
     Args:
         avoid: Names of endpoints and targets that other attempts have tried; the last one is last.

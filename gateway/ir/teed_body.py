@@ -1,4 +1,4 @@
-"""TeedBody: a streaming body whose bytes are also kept, up to a limit, for whoever records a call.
+"""TeedBody: a streaming body whose bytes are also kept, up to a limit, to record a call.
 
 Pieces of a body stay valid after they are piped, so keeping them copies nothing and delays nothing.
 """

@@ -292,7 +292,7 @@ def _known_models(before: str, now: str) -> str:
 
 
 def _begin_anew(state: CutoverState, now: float) -> Decision:
-    """Return the state after a server got another model: evidence and bake time begin anew."""
+    """Return the state after a server got another model: evidence and bake time start again."""
     if state.phase is Phase.READY:
         return Decision(replace(state, evidence_from_s=now))
     begun = _begin(state, state.step, state.weight, evidence_from_s=now)
@@ -426,7 +426,7 @@ def missing_conditions(
 
 
 def restarted(state: CutoverState) -> CutoverState:
-    """Return a state as it is after a restart: same step and weight, bake time anew."""
+    """Return a state as it is after a restart: same step and weight, new bake time."""
     return replace(state, baked_s=0.0, idle_s=0.0, decided_s=None)
 
 

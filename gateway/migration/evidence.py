@@ -95,7 +95,7 @@ class MigrationEvidence:
         """Number of calls that arrived and have no result."""
         return self._arrived - self.compared - self._skipped.total() - self._dropped.total()
 
-    def arrive(self) -> None:
+    def count_arrival(self) -> None:
         """Count a call that will be compared, skipped or dropped."""
         self._arrived += 1
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, Final
 
-from gateway.migration.imported import Imported, Unmapped, moved
+from gateway.migration.imported import Imported, Unmapped, shifted_port
 
 _SOURCE: Final = "command line"
 _SWITCHES: Final = frozenset({"cache", "disable-cuda", "verbose", "version"})
@@ -55,8 +55,8 @@ _IMPLIED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "cache-dir": "the cache of the gateway is in memory",
         "dir": "the cache of the gateway is in memory",
-        "profile": "'--profile' has no equal",
-        "version": "'--version' has no equal",
+        "profile": "'--profile' has no equivalent",
+        "version": "'--version' has no equivalent",
     }
 )
 
@@ -164,12 +164,12 @@ class _CommandImport:
             return self._onnx(path)
         if "://" in path and self._program != "graphpipe-tf":
             self._leave("model", f"model {path!r} is not downloaded; download it for 'models'")
-        self._upstream(f"graphpipe+http://127.0.0.1:{moved(port)}/")
+        self._upstream(f"graphpipe+http://127.0.0.1:{shifted_port(port)}/")
         setting = "model" if path else "predict_net"
         self._leave(
             setting,
             f"'--{setting}': no backend runs it; start its server with "
-            f"--listen 127.0.0.1:{moved(port)}, behind the gateway",
+            f"--listen 127.0.0.1:{shifted_port(port)}, behind the gateway",
         )
         return {}
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.config.sidecar import DEFAULT_DAG
 from gateway.config.yaml_tree import YamlTree, read_tree
-from gateway.migration.imported import Imported, Unmapped, moved
+from gateway.migration.imported import Imported, Unmapped, shifted_port
 
 _INFERENCE, _SERVER = "inference.yml", "server.yml"
 _HTTP, _RPC = "7080", "7081"
@@ -76,7 +76,9 @@ class _GrpsImport:
         if self._staying or not self._models:
             port = int(str(self._listener["http"]).rpartition(":")[2])
             keys = {"options": {"keys": self._keys}} if self._keys else {}
-            config["upstreams"] = {_OLD: {"url": f"grps+http://127.0.0.1:{moved(port)}", **keys}}
+            config["upstreams"] = {
+                _OLD: {"url": f"grps+http://127.0.0.1:{shifted_port(port)}", **keys}
+            }
         if self._models:
             config["models"] = self._models
         self._found.config = config | self._found.config
@@ -154,7 +156,9 @@ class _GrpsImport:
         if found:
             entry["options"] = {"device": found}
         if device and (found is None or not found or index not in {"", "0"}):
-            self._leave(_INFERENCE, [*path, "device"], f"'device: {model['device']}' has no equal")
+            self._leave(
+                _INFERENCE, [*path, "device"], f"'device: {model['device']}' has no equivalent"
+            )
         self._leave(
             _INFERENCE,
             path,
@@ -164,7 +168,9 @@ class _GrpsImport:
         converter = _text(model.get("converter_type"))
         if converter not in {"", "none", "torch"}:
             self._leave(
-                _INFERENCE, [*path, "converter_type"], f"'converter_type: {converter}' has no equal"
+                _INFERENCE,
+                [*path, "converter_type"],
+                f"'converter_type: {converter}' has no equivalent",
             )
         return entry
 
@@ -179,7 +185,7 @@ class _GrpsImport:
     def _rest(self, path: list[str | int], model: dict[str, Any]) -> None:
         for key, value in model.items():
             if key not in _MODEL_KEYS and _has_value(value):
-                self._leave(_INFERENCE, [*path, key], f"{key!r} has no equal")
+                self._leave(_INFERENCE, [*path, key], f"{key!r} has no equivalent")
 
     def _dag(self, dag: dict[str, Any]) -> None:
         nodes = [_text(_mapping(node).get("model")) for node in _list(dag.get("nodes"))]
@@ -207,7 +213,9 @@ class _GrpsImport:
             self._found.config["policies"] = {"in_flight": running}
         for key in ("gpu", "log"):
             if _has_value(self._server.value.get(key)):
-                reason = "the log goes to standard error" if key == "log" else "it has no equal"
+                reason = (
+                    "the log goes to standard error" if key == "log" else "it has no equivalent"
+                )
                 self._leave(_SERVER, [key], f"'{key}': {reason}")
 
 

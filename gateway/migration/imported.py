@@ -1,4 +1,4 @@
-"""What an import yields: a configuration, and the settings without an equal."""
+"""What an import yields: a configuration, and the settings without an equivalent."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """A setting without an equal.
+    """A setting without an equivalent.
 
     Attributes:
         file: The file, or "command line".
@@ -27,7 +27,7 @@ class Imported:
 
     Attributes:
         config: The configuration, as plain values of its YAML.
-        unmapped: What has no equal.
+        unmapped: What has no equivalent.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -39,6 +39,6 @@ class Imported:
         return len(self.config.get("models", ())) or len(self.config.get("upstreams", ()))
 
 
-def moved(port: int) -> int:
+def shifted_port(port: int) -> int:
     """Return the port for an old server whose own port the gateway takes."""
     return port + 10000 if port < 55536 else port - 10000  # noqa: PLR2004  # ports end at 65535

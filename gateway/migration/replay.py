@@ -151,7 +151,7 @@ class Replay:
         self._error: BaseException | None = None
 
     def stop(self) -> None:
-        """Send no more calls."""
+        """Stop sending calls."""
         self.report.stopped = True
         self._stop.set()
 

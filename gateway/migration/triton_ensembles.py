@@ -12,7 +12,7 @@ from typing import Any, Final
 from gateway.migration.text_format import MalformedText, TextField
 
 Leave = Callable[[int, str], None]
-"""Notes a setting without an equal: its line, and the text."""
+"""Notes a setting without an equivalent: its line, and the text."""
 
 _NEWEST: Final = -1
 _STEP_KEYS: Final = frozenset({"model_name", "model_version", "input_map", "output_map"})
@@ -37,14 +37,14 @@ def pipeline_of(config: TextField, signature: dict[str, Any], leave: Leave) -> d
     Args:
         config: The configuration of the ensemble.
         signature: Its inputs and outputs.
-        leave: Notes what has no equal.
+        leave: Notes what has no equivalent.
 
     Raises:
         MalformedText: A step uses a tensor that nothing makes, or two steps make the same one.
     """
     for each in config.fields:
         if each.name not in _KEYS:
-            leave(each.line, f"{each.name!r} has no equal")
+            leave(each.line, f"{each.name!r} has no equivalent")
     steps = _named(_steps(config))
     sources = {each.text("name"): f"request.{each.text('name')}" for each in config.all("input")}
     for name, step in steps.items():
@@ -84,7 +84,7 @@ def _named(steps: list[TextField]) -> dict[str, TextField]:
 def _step(name: str, step: TextField, sources: dict[str, str], leave: Leave) -> dict[str, Any]:
     for each in step.fields:
         if each.name not in _STEP_KEYS:
-            leave(each.line, f"'ensemble_scheduling.step.{each.name}' has no equal")
+            leave(each.line, f"'ensemble_scheduling.step.{each.name}' has no equivalent")
     made: dict[str, Any] = {}
     if step.text("model_name") != name:
         made["model"] = step.text("model_name")

@@ -1,6 +1,7 @@
 """Imports a model repository of Triton, or of TensorRT Inference Server, as a configuration.
 
-Every `config.pbtxt` is read. What has an equal in the gateway is mapped, and the rest is named.
+Every `config.pbtxt` is read. What has an equivalent in the gateway is mapped, and the rest is
+named.
 Ensembles become pipelines.
 """
 
@@ -41,7 +42,7 @@ class ImportedRepository:
     Attributes:
         models: The key `models` of the configuration.
         pipelines: The key `pipelines`: the ensembles.
-        unmapped: What has no equal.
+        unmapped: What has no equivalent.
     """
 
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class _ModelImport:
         self._into.unmapped.append(Unmapped(str(self.file), line, text))
 
     def _unknown(self, setting: TextField) -> None:
-        self._leave(setting.line, f"{setting.name!r} has no equal")
+        self._leave(setting.line, f"{setting.name!r} has no equivalent")
 
     def _backend(self, config: TextField) -> str | None:
         named = config.all("backend") or config.all("platform")
@@ -149,8 +150,8 @@ class _ModelImport:
             if backend is None:
                 self._leave(
                     named[-1].line,
-                    f"model left out: {named[-1].name} {named[-1].value!r} has no equal; let a "
-                    "server run it, and name that in 'upstreams'",
+                    f"model left out: {named[-1].name} {named[-1].value!r} has no equivalent; let "
+                    "a server run it, and name that in 'upstreams'",
                 )
             return backend
         for version in reversed(self._versions):
@@ -214,7 +215,7 @@ class _ModelImport:
         self._options["instances"] = self._options.get("instances", 0) + count
         device = _DEVICES.get(setting.text("kind", "KIND_AUTO"))
         if device is None:
-            self._leave(setting.line, f"instance kind {setting.text('kind')!r} has no equal")
+            self._leave(setting.line, f"instance kind {setting.text('kind')!r} has no equivalent")
         elif device != "auto":
             self._options["device"] = device
         self._rest(setting, {"count", "kind", "name"})
@@ -226,4 +227,4 @@ class _ModelImport:
     def _rest(self, setting: TextField, known: set[str]) -> None:
         for each in setting.fields:
             if each.name not in known:
-                self._leave(each.line, f"'{setting.name}.{each.name}' has no equal")
+                self._leave(each.line, f"'{setting.name}.{each.name}' has no equivalent")

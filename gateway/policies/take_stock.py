@@ -1,4 +1,4 @@
-"""TakeStock: reports each inference to whoever counts the callers."""
+"""TakeStock: reports each inference to the counter of callers."""
 
 import time
 from collections.abc import Callable

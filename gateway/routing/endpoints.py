@@ -214,7 +214,7 @@ class Endpoints:
         return endpoint.pending > 0 or self.affinity.is_assigned(endpoint.name)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call* by one endpoint, or by all of them where each must have the call."""
+        """Send *call* to one endpoint, or to all of them where each must have the call."""
         request = call if type(call) is InferRequest else inference_of(call)
         if request is not None and request.sequence is not None:
             return self._call_assigned(request.sequence, call)

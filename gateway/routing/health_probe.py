@@ -112,7 +112,7 @@ class Prober:
         self._newest = number
         self._silent = self._silent + 1 if reason == self._no_response else 0
         if self._endpoint.is_ready and 0 < self._silent < _MAX_SILENT:
-            # A server of one process answers no probe while it works.
+            # A server of one process replies to no probe while it works.
             log.debug("probe without response", endpoint=self._endpoint.name, count=self._silent)
             return True
         if not self._has_result or ready != self._endpoint.is_ready:

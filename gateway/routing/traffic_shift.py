@@ -62,7 +62,7 @@ class TrafficShift:
         return True
 
     def trip(self) -> None:
-        """Send no more calls to the target in this attempt."""
+        """Stop sending calls to the target in this attempt."""
         self.share = 0.0
         self.is_tripped = True
 

@@ -1,7 +1,7 @@
-"""UnresponsiveServer: replies in place of a server that stopped to respond to probes.
+"""UnresponsiveServer: replies in place of a server that stopped responding to probes.
 
-A hung server accepts connections and answers nothing. Without this service each call would wait for
-it until its deadline.
+A hung server accepts connections and replies to nothing. Without this service each call would wait
+for it until its deadline.
 """
 
 import time

@@ -25,7 +25,7 @@ class LoopLag:
         self._timer = loop.call_at(due, self._on_timer, loop, due)
 
     def stop(self) -> None:
-        """Measure no more; idempotent."""
+        """Stop measuring; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -69,7 +69,7 @@ class EndpointAttempts:
         count = sum(self.counts.values())
         return self.seconds / count if count else 0.0
 
-    def ended(self, kind: type, path: CallPath | None, seconds: float, code: str) -> None:
+    def record(self, kind: type, path: CallPath | None, seconds: float, code: str) -> None:
         """Count an attempt.
 
         Args:
@@ -101,7 +101,7 @@ class AttemptMetrics(Collector):
         return self.endpoints[key]
 
     def forget(self, upstream: str, endpoint: str) -> None:
-        """Remove the counter of an endpoint that is gone."""
+        """Remove the counter of an endpoint that was removed."""
         self.endpoints.pop((upstream, endpoint), None)
 
     def collect(self) -> Iterable[Metric]:

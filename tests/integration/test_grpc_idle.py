@@ -39,7 +39,7 @@ class Connected:
         """Let the server look at it, as if it were *after_s* seconds later."""
         now = monotonic() + after_s
         self.server.sweep(now)
-        self.server.rest(now)
+        self.server.become_idle(now)
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def test_an_idle_connection_can_be_told_to_leave() -> None:
     """Its client gets GOAWAY, and its patience is measured again."""
     async with connected() as each:
         each.look(LATER_S)
-        each.server.leave(1.0)
+        each.server.announce_close(1.0)
         assert frames.GOAWAY == (await frame_of(each.reader))[0]
         assert {each.server} == each.open.active
         each.look(LATER_S)

@@ -80,7 +80,7 @@ async def test_answer_over_the_server_limit_is_refused_in_the_protocols_words() 
     assert LIMIT == len(good.view)
     assert (
         GrpcStatus.RESOURCE_EXHAUSTED,
-        "the answer has 100002 bytes, at most 100000 are allowed",
+        "the response has 100002 bytes, at most 100000 are allowed",
     ) == (
         bad.status,
         bad.details,

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.cli.status import status_lines
+from gateway.config.load import load_text
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway as command
 from tests.integration.cli_kit import get, serving
@@ -34,6 +35,14 @@ models:
 routes:
   - {{name: own, match: {{model: sum}}, targets: [{{model: sum}}]}}
   - {{name: away, match: {{model: far}}, targets: [{{upstream: dead}}]}}
+"""
+
+FRONT = """
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+admin: {{address: "127.0.0.1:0", metrics: null}}
+lifecycle: {{pre_stop: 0s, drain: 1s}}
+upstreams: {{up: {{url: "oip+http://{address}"}}}}
 """
 
 
@@ -63,6 +72,23 @@ async def test_the_status_names_what_is_missing() -> None:
         assert "endpoint not ready" in [each["event"] for each in document["warnings"]]
         assert gateway.addresses == document["listeners"]
         assert "hidden-token" not in text
+
+
+async def test_a_drained_endpoint_was_called_ejected() -> None:
+    """An endpoint that an operator has drained says so, and so does its route."""
+    async with running(CONFIG.format(port=0, ready="any")) as server:
+        address = server.addresses["main.http"]
+        gateway = Gateway(load_text(FRONT.format(address=address)), drained={f"up/{address}"})
+        await gateway.start()
+        try:
+            document = json.loads((await fetch(gateway, "/status"))[1])
+        finally:
+            await gateway.stop()
+    ((route,), (upstream,)) = document["routes"], document["upstreams"]
+    assert f"upstream up: endpoint {address}: drained" == route["reason"]
+    assert [(False, "drained")] == [
+        (endpoint["available"], endpoint["reason"]) for endpoint in upstream["endpoints"]
+    ]
 
 
 async def test_the_page_has_no_scripts() -> None:

@@ -321,7 +321,7 @@ async def test_draining_waits_for_grpc_too() -> None:
 
 
 async def test_draining_ends_both(address: str) -> None:
-    """What is in flight is answered, whoever asked it; who asked nothing is closed at once."""
+    """What is in flight is answered, whoever asked it; who sent no request is closed at once."""
     frames, http = SlowFrames(), SlowHttp()
     async with both(frames, http, address) as port:
         framed, http_client, silent = [await port.connect() for _ in range(3)]

@@ -323,7 +323,7 @@ async def test_a_server_that_does_not_accept_is_given_up() -> None:
                 other.setblocking(False)
                 other.connect_ex(where)
             async with client_of(f"127.0.0.1:{where[1]}", connect_timeout_s=0.1) as client:
-                with pytest.raises(NotSent, match="no answer within"):
+                with pytest.raises(NotSent, match="no response within"):
                     await ask(client)
 
 

@@ -204,7 +204,7 @@ async def test_an_answer_over_the_limit_is_the_upstreams_fault() -> None:
         async def send(
             self, wire: str, /, *, deadline: float | None, decode: Callable[[str], Any]
         ) -> Any:
-            raise TooLarge("the answer has 65 MiB", limit="message_bytes")
+            raise TooLarge("the response has 65 MiB", limit="message_bytes")
 
     with pytest.raises(UpstreamProtocolError, match="65 MiB"):
         await upstream(Full())(ServerLiveRequest())

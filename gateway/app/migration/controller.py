@@ -189,7 +189,7 @@ class CutoverController(Collector):
         before = self.weights()
         reports = await processes.exchange_weights(before)
         for each in list(self._cutovers.values()):
-            await each.look(reports)
+            await each.evaluate(reports)
         if self.weights() != before:
             await processes.exchange_weights(self.weights())
 

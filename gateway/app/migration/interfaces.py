@@ -29,7 +29,7 @@ class EvidenceKeeper(Protocol):
         """The latest evidence by migration."""
 
     def reset_evidence(self, migration: str) -> None:
-        """Let the evidence of a migration begin anew."""
+        """Start the evidence of a migration again."""
 
     def resume_evidence(self, migration: str, earlier: Mapping[str, Any]) -> None:
         """Let the guards of a migration continue with what a document had as `resume`."""
@@ -85,5 +85,5 @@ class ReplicaReports(Protocol):
             OSError: They are out of reach.
         """
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """Remove what the others read of this gateway; idempotent."""

@@ -410,7 +410,7 @@ class ClusterReplicas:
                     found.append((name, document))
             return found
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """Remove what the leader reads of this gateway; idempotent."""
         with self._lock:
             if not self._told:

@@ -196,7 +196,7 @@ class LedCutover:
         state = self.state_here
         return state.weight, state.epoch, state.attempt
 
-    async def look(self, reports: Reports) -> None:
+    async def evaluate(self, reports: Reports) -> None:
         """Decide by what the serving processes report, if this process leads.
 
         Otherwise follow the process that does.
@@ -526,7 +526,7 @@ class LedCutover:
                 reason=self._files.trouble or "another gateway leads",
             )
         if self._replicas is not None:
-            self._replicas.leave()
+            self._replicas.remove()
         if self.is_leader:
             self.is_leader = False
             try:

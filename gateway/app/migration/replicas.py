@@ -77,6 +77,6 @@ class Replicas:
             elif age_s > _FORGOTTEN_S:
                 path.unlink(missing_ok=True)
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """Remove the file of this gateway; idempotent."""
         self._path.unlink(missing_ok=True)

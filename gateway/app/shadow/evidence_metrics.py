@@ -16,7 +16,7 @@ def evidence_metrics(documents: Mapping[str, Mapping[str, Any]]) -> Iterable[Met
     """
     outputs = CounterMetricFamily(
         "gateway_migration_output_mismatches",
-        "Compared calls in which an output differs. It begins anew with the evidence.",
+        "Compared calls in which an output differs. It starts again with the evidence.",
         labels=("migration", "output"),
     )
     noise = CounterMetricFamily(

@@ -135,7 +135,7 @@ class ShadowKeeper(Collector):
         return {name: pairs[number][0] for name, pairs in self._pairs.items()}
 
     def reset_evidence(self, migration: str) -> None:
-        """Let the evidence of a migration begin anew."""
+        """Start the evidence of a migration again."""
         self._evidence.pop(migration, None)
         self._earlier.pop(migration, None)
         if self._process is not None:

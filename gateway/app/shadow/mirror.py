@@ -181,12 +181,12 @@ class Mirror:
         self.samples = KeptSamples(privacy)
 
     def reset(self) -> None:
-        """Begin the evidence anew; calls in progress count in the new one."""
+        """Start the evidence again; calls in progress count in the new one."""
         pending = self.evidence.in_flight
         self.evidence = self._new_evidence()
         self.samples = KeptSamples(self._privacy)
         for _ in range(pending):
-            self.evidence.arrive()
+            self.evidence.count_arrival()
         self._new_model.set()  # the new evidence knows no metadata
 
     def _new_evidence(self) -> MigrationEvidence:
@@ -233,7 +233,7 @@ class Mirror:
             ledger.finish(number, _CallResult())
             self._confirm_soon()
             return
-        self.evidence.arrive()
+        self.evidence.count_arrival()
         side = self._sides.get(record.call.target)
         shadow = message.shadow or ShadowRequest()
         try:

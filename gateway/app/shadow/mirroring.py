@@ -112,7 +112,7 @@ class Mirroring:
                 self._soon.set()
 
     def reset(self, migration: str) -> None:
-        """Begin the evidence of a migration anew."""
+        """Start the evidence of a migration again."""
         if migration in self._mirrors:
             self._mirrors[migration].reset()
             self._soon.set()

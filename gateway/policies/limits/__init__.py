@@ -1,4 +1,5 @@
-"""Limits of a route: concurrency, deadline and retries.
+"""Limits of calls: concurrency, deadlines, retries, hedges and overload.
 
-Start with `policy.py`: one layer that applies them in this order.
+Start with `policy.py`: it acquires the slot, sets the deadline and applies the retries of a route.
+`retry.py` decides whether a call is retried.
 """

@@ -1,4 +1,4 @@
-"""Concurrency of a route: so many inferences at a time, and a short queue for the rest."""
+"""Concurrency of a route: a limit on its inferences in flight, and a short queue for the rest."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ class ConcurrencyLimit(Limiter):
 
     They are served in the order of their arrival, unless they have priorities.
 
-    On the path of every call, so `Guard` counts in `used` itself where nobody waits.
+    On the path of every call, so `CallLimits` counts in `used` itself where nobody waits.
 
     Args:
         name: Of the route, for errors.
@@ -37,7 +37,7 @@ class ConcurrencyLimit(Limiter):
         has_priorities: bool = False,
     ) -> None:
         if in_flight < 1:
-            raise ValueError(f"route {name!r}: in_flight is {in_flight}, at least 1 is needed")
+            raise ValueError(f"route {name!r}: in_flight is {in_flight}; expected at least 1")
         super().__init__(
             in_flight,
             queue=queue,
@@ -67,14 +67,14 @@ class ConcurrencyLimit(Limiter):
             await self.acquire(timeout_s=wait_s)
         except LimiterFull:
             raise Overloaded(
-                f"route {self._name!r} has {self.limit} inferences in flight and "
-                f"{self.queued} waiting, which is all it may have",
+                f"route {self._name!r} is overloaded: {self.limit} requests in flight and "
+                f"{self.queued} queued (policies.in_flight, policies.queued)",
                 model=call.model,
                 limit="queue",
             ) from None
         except QueueLate:
             raise Overloaded(
-                f"the queue of route {self._name!r} is late: it has no place for another one",
+                f"the queue of route {self._name!r} is late: it accepts no further call",
                 model=call.model,
                 limit="queue_target",
             ) from None
@@ -83,7 +83,8 @@ class ConcurrencyLimit(Limiter):
                 queue = f"a slot of route {self._name!r}"
                 raise QueueTimeout.after(timeout_us, queue, call.model) from None
             raise Overloaded(
-                f"route {self._name!r} had no place for another inference within {self._wait_s} s",
+                f"route {self._name!r} had no free slot for another inference "
+                f"within {self._wait_s} s",
                 model=call.model,
                 limit="queue_wait",
             ) from None

@@ -1,4 +1,7 @@
-"""The deadlines of streams, and the error of an expired deadline."""
+"""The deadlines of streams, and the error of an expired deadline.
+
+`policy.py` sets the deadline of a call; transports read the one that a client sends.
+"""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass

@@ -154,7 +154,7 @@ class FairShare:
             await self._limiter.acquire(1, share, timeout_s=wait_s)
         except QueueLate:
             raise Overloaded(
-                f"the queue of route {self._route!r} is late: it has no place for another one",
+                f"the queue of route {self._route!r} is late: it accepts no further call",
                 model=call.model,
                 limit="queue_target",
             ) from None

@@ -158,7 +158,7 @@ class _Group:
         self._used = self._completed = self._windows = self._waited = 0
         self._rate, self._last = 0.0, -math.inf
 
-    def ended(self, started: float, *, timed_out: bool = False) -> None:
+    def record_end(self, started: float, *, timed_out: bool = False) -> None:
         """Note that a call that began at *started* has ended, before it is released."""
         now = self._clock()
         latency_s = now - started
@@ -263,7 +263,7 @@ class _Group:
         return LATE_WAIT_S if is_late else wait_s
 
     def relax(self, now: float) -> None:
-        """Refuse and hold no more when it is time."""
+        """Stop refusing and holding calls when it is time."""
         if not self.limiter.queued:
             self.empty_at = now
         if self.state is _State.REFUSING:
@@ -355,12 +355,12 @@ class OverloadLimit:
             reply = await self._inner(call)
         except BaseException as error:
             if is_timeout(error, call, self._clock()):
-                group.ended(started, timed_out=True)
+                group.record_end(started, timed_out=True)
             elif isinstance(error, Overloaded) and error.origin is None:
                 group.note_full()
             limiter.release()
             raise
-        group.ended(started)
+        group.record_end(started)
         limiter.release()
         return reply
 

@@ -96,7 +96,7 @@ class CallLimits:
         timeout: Timeout | None = None
         is_first = True
         try:
-            call, timeout, requested, deadline = self._start_timeout(call)
+            call, timeout, requested, deadline = self._set_deadline(call)
             try:
                 reply = await self._inner(call)
             except GatewayError as error:
@@ -123,10 +123,14 @@ class CallLimits:
             places.used -= 1
         return reply
 
-    def _start_timeout(
+    def _set_deadline(
         self, call: Call[R]
     ) -> tuple[Call[R], Timeout | None, float | None, float | None]:
-        """Return the call to send, its started timeout, the caller's deadline and the earliest."""
+        """Set the deadline of *call*, and start its timeout.
+
+        Returns:
+            The call to send, its timeout, the caller's deadline and the earlier of the two.
+        """
         now = self._clock()
         deadline = requested = call.context.deadline
         if self._timeout_s is not None:

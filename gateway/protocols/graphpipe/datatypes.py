@@ -51,7 +51,7 @@ TYPE_NAMES = (
 )
 
 # Datatypes without a number in GraphPipe, and their substitutes on the wire.
-STAND_INS: dict[Datatype, Datatype] = {
+SUBSTITUTES: dict[Datatype, Datatype] = {
     Datatype.BOOL: Datatype.UINT8,
     Datatype.BF16: Datatype.FP32,
 }
@@ -59,7 +59,7 @@ STAND_INS: dict[Datatype, Datatype] = {
 NUMBERS: dict[Datatype, int] = {
     datatype: number for number, datatype in enumerate(DATATYPES) if datatype is not None
 }
-NUMBERS.update({datatype: NUMBERS[stand_in] for datatype, stand_in in STAND_INS.items()})
+NUMBERS.update({datatype: NUMBERS[substitute] for datatype, substitute in SUBSTITUTES.items()})
 
 
 def number_of(datatype: Datatype | None) -> int:

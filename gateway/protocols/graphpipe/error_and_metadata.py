@@ -16,8 +16,8 @@ from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, Too
 from gateway.ir.metadata import TensorMetadata
 from gateway.protocols.graphpipe.datatypes import (
     DATATYPES,
-    STAND_INS,
     STRING,
+    SUBSTITUTES,
     TYPE_NAMES,
     number_of,
 )
@@ -47,8 +47,8 @@ _METADATA_HEAD: Final = (
 )
 # How a description names the datatype of an input or output that is sent as a substitute.
 STAND_IN_TEXTS: Final = {
-    datatype: f"{datatype.value} as {TYPE_NAMES[number_of(stand_in)]}"
-    for datatype, stand_in in STAND_INS.items()
+    datatype: f"{datatype.value} as {TYPE_NAMES[number_of(substitute)]}"
+    for datatype, substitute in SUBSTITUTES.items()
 }
 _MEANT: Final = {text: datatype for datatype, text in STAND_IN_TEXTS.items()}
 
@@ -204,7 +204,7 @@ def _meant(description: memoryview, datatype: Datatype | None) -> Datatype | Non
     if len(description) > max(map(len, _MEANT)):
         return datatype
     described = _MEANT.get(str(description, "utf-8", "replace"))
-    return datatype if described is None or STAND_INS[described] is not datatype else described
+    return datatype if described is None or SUBSTITUTES[described] is not datatype else described
 
 
 def _add_tensors(head: bytearray, field: int, tensors: Sequence[TensorMetadata]) -> None:

@@ -118,10 +118,10 @@ class FlatbufferMessage:
         elif 0 <= vtable <= size - _TABLE_START:  # a shorter vtable at the end
             halves = kind.halves(bytes(view[vtable:]).ljust(kind.vtable_bytes, b"\0"), 0)
         else:
-            raise self._broken(f"the vtable of {kind.name} would be at {vtable}")
+            raise self._malformed(f"the vtable of {kind.name} would be at {vtable}")
         vtable_bytes, table_bytes, fields = _fields(kind, halves)
         if vtable + vtable_bytes > size or at + table_bytes > size:
-            raise self._broken(
+            raise self._malformed(
                 f"{kind.name} at {at} would have {table_bytes} bytes, and its vtable at {vtable} "
                 f"{vtable_bytes}"
             )
@@ -134,7 +134,7 @@ class FlatbufferMessage:
         """
         target: int = at + _WORD(self.view, at)[0]
         if target == at or target + 4 > self.size:
-            raise self._broken(f"{what} would be at {target}")
+            raise self._malformed(f"{what} would be at {target}")
         return target
 
     def vector(self, at: int, width: int, what: str) -> tuple[int, int]:
@@ -149,10 +149,10 @@ class FlatbufferMessage:
         target = at + _WORD(view, at)[0]
         start = target + 4
         if target == at or start > size:
-            raise self._broken(f"{what} would be at {target}")
+            raise self._malformed(f"{what} would be at {target}")
         count = _WORD(view, target)[0]
         if count * width > size - start:
-            raise self._broken(f"{what} would have {count} elements")
+            raise self._malformed(f"{what} would have {count} elements")
         return start, count
 
     def visit(self, count: int) -> None:
@@ -224,10 +224,10 @@ class FlatbufferMessage:
         for place in range(start, start + 4 * count, 4):
             begin = place + _WORD(view, place)[0] + 4
             if begin > size or begin == place + 4:
-                raise self._broken(f"an {what} would be at {begin - 4}")
+                raise self._malformed(f"an {what} would be at {begin - 4}")
             length = _WORD(view, begin - 4)[0]
             if length > size - begin:
-                raise self._broken(f"an {what} would have {length} bytes")
+                raise self._malformed(f"an {what} would have {length} bytes")
             if length > longest:
                 raise TooLarge(
                     f"an {what} has {length} bytes, at most {longest} are allowed",
@@ -261,10 +261,10 @@ class FlatbufferMessage:
         view, size, most = self.view, self.size, self.limits.rank
         target = at + _WORD(view, at)[0]
         if target == at or target + 4 > size:
-            raise self._broken(f"the shape of tensor {name!r} would be at {target}")
+            raise self._malformed(f"the shape of tensor {name!r} would be at {target}")
         rank = _WORD(view, target)[0]
         if rank > (size - target - 4) // 8:
-            raise self._broken(f"the shape of tensor {name!r} would have {rank} dimensions")
+            raise self._malformed(f"the shape of tensor {name!r} would have {rank} dimensions")
         if rank > most:
             raise TooLarge(
                 f"tensor {name!r} has {rank} dimensions, at most {most} are allowed", limit="rank"
@@ -273,7 +273,7 @@ class FlatbufferMessage:
         dims: Shape = read(view, target + 4)
         return dims
 
-    def _broken(self, found: str) -> MalformedMessage:
+    def _malformed(self, found: str) -> MalformedMessage:
         return MalformedMessage(f"{found}, the GraphPipe message has {self.size} bytes")
 
 
@@ -289,7 +289,7 @@ def _fields(kind: Table, halves: tuple[int, ...]) -> tuple[int, int, tuple[int, 
     if vtable_bytes < _TABLE_START or vtable_bytes & 1 or table_bytes < _TABLE_START:
         raise MalformedMessage(
             f"{kind.name} would have {table_bytes} bytes, and its vtable {vtable_bytes}: "
-            "4 or more, and an even number for the vtable, are needed"
+            "expected at least 4, and an even number for the vtable"
         )
     fields = halves[2 : vtable_bytes // 2]
     for place, width in zip(fields, kind.widths, strict=False):

@@ -28,7 +28,7 @@ _PADS: Final = (b"\0\0\0\0", b"\0\0\0", b"\0\0", b"\0")  # at least one NUL, up 
 _ZEROS: Final = bytes(_ALIGN)
 _TABLE_BYTES: Final = 16
 # Sizes of the caches of response headers and request names, and the most tensors in an entry.
-_REMEMBERED: Final = 512
+_CACHE_ENTRIES: Final = 512
 _FEW: Final = 8
 _SHAPE_FORMS: Final = tuple(Struct(f"<I{rank}q4x") for rank in range(33))
 
@@ -171,7 +171,7 @@ def _names(names: Sequence[str]) -> bytes:
 
 
 # A model's requests repeat the names of the same few tensors.
-_few_names: Final = lru_cache(maxsize=_REMEMBERED)(_names)
+_few_names: Final = lru_cache(maxsize=_CACHE_ENTRIES)(_names)
 
 
 def add_shape(head: bytearray, field: int, shape: Shape) -> None:
@@ -228,7 +228,7 @@ def _interleaved(smalls: Sequence[Buffer], blocks: Sequence[Buffer]) -> list[Buf
     return buffers
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHE_ENTRIES)
 def _answer_head(forms: tuple[Form, ...]) -> tuple[bytes, ...]:
     """Return the bytes before each tensor's data in a response; they depend on *forms* alone."""
     head = bytearray(_ANSWER)

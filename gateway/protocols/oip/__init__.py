@@ -12,7 +12,7 @@ from gateway.protocols.oip.options import UNKNOWN, check_options, extension_stat
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec
 
 
-def settle_dialect(options: Options, server_name: str) -> Options:
+def choose_dialect(options: Options, server_name: str) -> Options:
     """Return *options* with a dialect: the configured one, or the one of the server's name.
 
     For an unknown name this is like Triton's dialect, which has the most features.
@@ -27,7 +27,7 @@ SPEC = ProtocolSpec(
     http=HttpBinding(codec=HttpCodec, prefixes=("/v2",)),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
-    resolve_dialect=settle_dialect,
+    resolve_dialect=choose_dialect,
     classifies=None,
     extension_status=extension_status,
 )

@@ -36,7 +36,7 @@ _END = pb.InferRequestHeader.FLAG_SEQUENCE_END
 _UINT32_END, _UINT64_END = 1 << 32, 1 << 64
 
 # Requests repeat their headers: entries for some hundred models. Longer headers are rare.
-_REMEMBERED = 512
+_CACHE_ENTRIES = 512
 _REMEMBERED_LENGTH = 4096
 
 
@@ -78,8 +78,8 @@ class HeaderReader:
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
-        self._text = lru_cache(_REMEMBERED)(self._of_text)
-        self._message = lru_cache(_REMEMBERED)(self._of_message)
+        self._text = lru_cache(_CACHE_ENTRIES)(self._of_text)
+        self._message = lru_cache(_CACHE_ENTRIES)(self._of_message)
 
     def text(self, text: str) -> InferHeader:
         """Read a header in text format.

@@ -22,7 +22,7 @@ from gateway.wire.protobuf import VARINT, tag, varint
 
 _ID = varint(tag(5, VARINT))
 # Responses of some hundred models with a few batch sizes each. Longer headers are rare.
-_REMEMBERED = 512
+_CACHE_ENTRIES = 512
 _REMEMBERED_LENGTH = 4096
 
 
@@ -71,7 +71,7 @@ class ResponseHeaderCache:
             header, views = write_reply(call, reply)
             head = _head(header)
             if header.ByteSize() <= _REMEMBERED_LENGTH:
-                if len(self._known) >= _REMEMBERED:
+                if len(self._known) >= _CACHE_ENTRIES:
                     del self._known[next(iter(self._known))]
                 self._known[key] = head
         return head, views

@@ -152,7 +152,7 @@ class CallAdmission(ConcurrencyLimiter):
         size, limit = size_of(answer.message), self.message_bytes
         if size > limit:
             raise TooLarge(
-                f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
+                f"the response has {size} bytes, at most {limit} are allowed", limit="message_bytes"
             )
 
 

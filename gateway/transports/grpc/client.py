@@ -167,14 +167,14 @@ class GrpcClient:
             self._slots.release()
             self._withheld.end()
 
-        call.leave(end)
+        call.detach(end)
         self._withheld.begin()
         return True
 
     def _check_deadline(self, deadline: float | None) -> None:
         """Raise DeadlineExceeded if the server's DEADLINE_EXCEEDED means the caller's deadline."""
         if _is_over(deadline):
-            raise DeadlineExceeded(f"no answer from {self._target} in time")
+            raise DeadlineExceeded(f"no response from {self._target} in time")
 
     async def _wait_for_slot(self, now: float, deadline: float | None) -> float:
         """Wait for a slot; return the time afterwards."""
@@ -192,7 +192,7 @@ class GrpcClient:
         """Return why a call is not started: the client is closed, or the deadline has passed."""
         if self._is_closed:
             return NotSent(f"the client of {self._target} is closed")
-        return DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+        return DeadlineExceeded(f"the deadline expired before the call was sent to {self._target}")
 
 
 def _is_over(deadline: float | None) -> bool:

@@ -116,16 +116,16 @@ class ClientCall:
             if head.http_status is not None and 100 <= head.http_status < 200:  # noqa: PLR2004
                 return  # an interim response
             if head.http_status is None:
-                self._error = self._broken("header fields without :status")
+                self._error = self._protocol_error("header fields without :status")
             self._head = head
             if head.http_status != 200 and head.status is None:  # noqa: PLR2004  # OK
                 status = status_of_http(head.http_status or 0)
                 details = f"HTTP status {head.http_status} without a gRPC status"
                 self._end = GrpcResponseHead(None, True, status, details, head.metadata, "")
             elif not head.is_grpc and head.status is None:
-                self._error = self._broken("a response that is not gRPC")
+                self._error = self._protocol_error("a response that is not gRPC")
         elif head.http_status is not None or not end:
-            self._error = self._broken("header fields where only trailers are allowed")
+            self._error = self._protocol_error("header fields where only trailers are allowed")
         if end or self._end is not None or self._error is not None:
             self._finish(head)
 
@@ -183,7 +183,7 @@ class ClientCall:
     def _feed(self, view: memoryview, *, end: bool) -> None:
         """Parse data that is not exactly one message."""
         if self._head is None:
-            self.fail(self._broken("data before header fields"))
+            self.fail(self._protocol_error("data before header fields"))
             return
         if self._reader is None:
             self._reader = MessageReader(self._limit, self._head.coding)
@@ -196,12 +196,12 @@ class ClientCall:
             self.fail(errors.TooLarge(why, limit=error.limit))
             return
         except errors.GatewayError as error:
-            self.fail(self._broken(error.message))
+            self.fail(self._protocol_error(error.message))
             return
         if not found and len(view) < SMALL_FRAME_BYTES:
             self._connection.core.flood_budget.charge(1)
         if end:
-            self.fail(self._broken("a response that ends without a status"))
+            self.fail(self._protocol_error("a response that ends without a status"))
         elif self._messages:
             self._on_messages()
         else:
@@ -255,7 +255,7 @@ class ClientCall:
         if not self._has_waiter:
             self._wake()
         elif len(self._messages) > 1:
-            self.fail(self._broken("two responses to a unary call"))
+            self.fail(self._protocol_error("two responses to a unary call"))
         elif self._reader is not None or self.stream.window < STREAM_WINDOW // 2:
             self._widen()  # the trailers need a window
 
@@ -266,7 +266,7 @@ class ClientCall:
                 errors.NotSent(f"{self._connection.name} refused the call without processing it")
             )
         elif code == h2.CANCEL:  # the gateway did not cancel the call
-            self.fail(self._broken("a reset of the stream with CANCEL"))
+            self.fail(self._protocol_error("a reset of the stream with CANCEL"))
         elif not self._is_done:
             details = f"{self._connection.name} reset the stream: {h2.code_name(code)}"
             status = _STATUS_OF_RESET.get(code, GrpcStatus.INTERNAL)
@@ -280,7 +280,7 @@ class ClientCall:
 
     def on_timeout(self) -> None:
         """End the call, or only the wait for it: its deadline has passed."""
-        error = errors.DeadlineExceeded(f"no answer from {self._connection.name} in time")
+        error = errors.DeadlineExceeded(f"no response from {self._connection.name} in time")
         waiter = self._waiter
         if waiter is not None and self.can_be_left():
             if not waiter.done():
@@ -338,7 +338,7 @@ class ClientCall:
             and self.stream.number in self._connection.core.streams
         )
 
-    def leave(self, on_end: Callable[[], None]) -> None:
+    def detach(self, on_end: Callable[[], None]) -> None:
         """Ignore the response, and call *on_end* when the call has ended."""
         self._waiter = None
         self._on_end = on_end
@@ -363,7 +363,7 @@ class ClientCall:
         if end.status is not _OK:
             return self._ended()
         if not self._messages:
-            raise self._broken("status OK without a message")
+            raise self._protocol_error("status OK without a message")
         message = self._messages[0]
         view = message.view if message.coding is None else await self._plain(message)
         return GrpcResponse((view,), metadata=end.metadata)
@@ -406,9 +406,11 @@ class ClientCall:
         """Handle the end of the call."""
         if self._end is None and self._error is None:
             if head.status is None:
-                self._error = self._broken("a response that ends without a status")
+                self._error = self._protocol_error("a response that ends without a status")
             elif self._reader is not None and not self._reader.is_empty:
-                self._error = self._broken("a response that ends in the middle of a message")
+                self._error = self._protocol_error(
+                    "a response that ends in the middle of a message"
+                )
             else:
                 self._end = head
         if not (self.stream.is_local_closed and self.stream.is_remote_closed):
@@ -439,7 +441,9 @@ class ClientCall:
         try:
             return await decompress_message(message, self._limit, _RATIO, _RATIO_FLOOR_BYTES)
         except (errors.MalformedMessage, errors.Unsupported) as error:
-            raise self._broken(f"a message that cannot be decoded: {error.message}") from error
+            raise self._protocol_error(
+                f"a message that cannot be decoded: {error.message}"
+            ) from error
 
-    def _broken(self, what: str) -> errors.UpstreamProtocolError:
+    def _protocol_error(self, what: str) -> errors.UpstreamProtocolError:
         return errors.UpstreamProtocolError(f"response of {self._connection.name}: {what}")

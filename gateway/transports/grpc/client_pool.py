@@ -209,7 +209,7 @@ class GrpcClientConnection(Http2Protocol):
     # -- life
 
     def retire(self) -> None:
-        """Start no more calls, and close after the last one."""
+        """Start no further calls, and close after the last one."""
         self._closing_reason = self._closing_reason or "the connection was replaced"
         if not self.core.streams:
             self.core.goaway(final=True)
@@ -315,7 +315,7 @@ class GrpcConnectionPool:
         raise self._closed_error()
 
     def remove(self, connection: GrpcClientConnection) -> None:
-        """Use *connection* for no more calls."""
+        """Stop using *connection* for new calls."""
         if connection in self._connections:
             self._connections.remove(connection)
         if connection.transport is None:

@@ -94,7 +94,7 @@ class Health(GrpcFrontend):
 
 
 def refused(error: GatewayError) -> GrpcResponse:
-    """Return the answer to a question about the server itself that was not read whole."""
+    """Return the reply to a call about the server itself that was not read completely."""
     late = isinstance(error, DeadlineExceeded)
     status = GrpcStatus.DEADLINE_EXCEEDED if late else GrpcStatus.INVALID_ARGUMENT
     return _ended(status, error.message)

@@ -155,7 +155,7 @@ class GrpcServer:
         self._is_leaving = True
         for connection in list(self._open.members):
             if connection.core.last:
-                connection.leave()
+                connection.announce_close()
 
     async def drain(self, timeout_s: float) -> None:
         """Send GOAWAY, wait for the calls in progress, then cancel the rest and close."""
@@ -166,7 +166,7 @@ class GrpcServer:
         if self._server is not None:
             await drain_accept_queue(self._server, self.connection, self._tls)
         for connection in list(self._open.members):
-            connection.leave()
+            connection.announce_close()
         try:
             async with asyncio.timeout(max(0.0, end - monotonic())):
                 await self._admission.quiet(_QUIET_S)
@@ -242,7 +242,7 @@ class GrpcServer:
             if is_full or connection.core.streams or (looks_for_heads and not connection.is_idle()):
                 connection.sweep(now)
             if is_full:
-                connection.rest(now)
+                connection.become_idle(now)
         self._sweeper = asyncio.get_running_loop().call_later(self._interval_s, self._sweep)
 
     @property

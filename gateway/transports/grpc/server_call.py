@@ -180,7 +180,7 @@ class ServerCall:
 
     def on_timeout(self) -> None:
         """End the call: the client's deadline has passed."""
-        self._fail(errors.DeadlineExceeded("the call's time is over"))
+        self._fail(errors.DeadlineExceeded("the deadline expired before the call was complete"))
 
     def on_writable(self) -> None:
         """Continue: the buffered response is written."""
@@ -478,4 +478,4 @@ class ServerCall:
             self._connection.flush_soon()
         stream.owner = None
         if self._connection.state is FINAL and not core.streams:
-            self._connection.left()
+            self._connection.close_when_idle()

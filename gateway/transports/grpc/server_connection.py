@@ -217,7 +217,7 @@ class GrpcServerConnection(Http2Protocol):
         self._unsent.try_grow_response(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         self._unsent.close()
         super().resume_writing()
 
@@ -285,7 +285,7 @@ class GrpcServerConnection(Http2Protocol):
         if stream.owner is not None:
             stream.owner.on_writable()
         if self.state is FINAL and not self.core.streams:
-            self.left()
+            self.close_when_idle()
 
     def on_goaway(self, _code: int, _message: str) -> None:
         """Ignore GOAWAY: a client opens no more streams, and open ones go on."""
@@ -298,11 +298,11 @@ class GrpcServerConnection(Http2Protocol):
         owners = [stream.owner for stream in self.core.streams.values() if stream.owner]
         return [call.task for call in owners if call.task is not None]
 
-    def left(self) -> None:
+    def close_when_idle(self) -> None:
         """Close the connection after its last call."""
         self.loop.call_soon(self._close_if_idle)
 
-    def leave(self, grace_s: float | None = None) -> None:
+    def announce_close(self, grace_s: float | None = None) -> None:
         """Accept no new calls, and close after the last one, or after *grace_s* seconds."""
         if self.state is OPEN:
             self.become_active()
@@ -356,9 +356,9 @@ class GrpcServerConnection(Http2Protocol):
         if self.core.streams or self.core.last != self._last_seen:
             self._idle_since, self._last_seen = now, self.core.last
         if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
-            self.leave(_AGE_GRACE_S)
+            self.announce_close(_AGE_GRACE_S)
 
-    def rest(self, now: float) -> None:
+    def become_idle(self, now: float) -> None:
         """Become idle, if there was nothing to do for a while. Call it after `sweep`."""
         transport = self.transport
         if (
@@ -429,10 +429,10 @@ class GrpcServerConnection(Http2Protocol):
         self._admission.begin()
 
     def on_http_end(self) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         self._admission.leave()
         if self.state is FINAL and not self.core.streams:
-            self.left()
+            self.close_when_idle()
 
     def _serve_other(self, stream: Http2Stream, head: RequestHead, body: memoryview | None) -> None:
         """Start a plain request, or reject a call by its head; *body* is None if incomplete."""
@@ -451,7 +451,11 @@ class GrpcServerConnection(Http2Protocol):
         if not self._methods:
             details = _NO_GRPC
         if head.http_status != 200:  # noqa: PLR2004  # OK
-            status, details, http = GrpcStatus.INTERNAL, "this is no gRPC call", head.http_status
+            status, details, http = (
+                GrpcStatus.INTERNAL,
+                "the request is not a gRPC call",
+                head.http_status,
+            )
         elif head.oversized:
             status = GrpcStatus.RESOURCE_EXHAUSTED
             details = f"the metadata is too large, at most {head.oversized} bytes are allowed"

@@ -54,7 +54,7 @@ class Http2ServerConnection(Protocol):
     def flush_soon(self) -> None:
         """Write the frames of the core in the next turn of the loop."""
 
-    def left(self) -> None:
+    def close_when_idle(self) -> None:
         """Close a draining connection after its last call."""
 
 

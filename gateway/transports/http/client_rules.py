@@ -118,7 +118,9 @@ class UpstreamErrors:
 
     def late(self) -> errors.DeadlineExceeded:
         """Return the error for a deadline that has passed."""
-        return errors.DeadlineExceeded(f"the deadline passed while upstream {self.name} was asked")
+        return errors.DeadlineExceeded(
+            f"the deadline expired during the request to upstream {self.name}"
+        )
 
     def closed(self) -> errors.NotSent:
         """Return the error for a client that was closed."""

@@ -14,7 +14,7 @@ from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
 from gateway.wire.http import Buffer, size_of
 
 ACCEPTED = "gzip, deflate"
-"""What an answer to an unknown coding says we take."""
+"""The codings that a response to an unknown coding offers."""
 
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _STEP_BYTES = 64 * 1024

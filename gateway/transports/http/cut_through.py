@@ -19,7 +19,7 @@ from gateway.wire.http import HttpRequest
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SHARE: Final = 4
 
-Broken = Callable[[HttpError], None]
+OnBodyError = Callable[[HttpError], None]
 """Told that a body comes too slowly."""
 
 
@@ -46,7 +46,7 @@ def cut_through_limiter(limits: ServerLimits) -> ConcurrencyLimiter:
 
 
 def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimits) -> int | None:
-    """Return how much of its body a request is started with; None for the whole body."""
+    """Return how much of its body a request starts with; None for the whole body."""
     length, least = head.length, limits.cut_through_bytes
     if length is None or not least or not least < length <= limits.message_bytes:
         return None

@@ -54,7 +54,7 @@ def write_continue(transport: asyncio.Transport) -> None:
 def failure(error: BaseException | None) -> HttpResponse:
     """Log an unexpected error, and return the response to it."""
     if isinstance(error, errors.GatewayError):
-        log.warning("stream cut", code=error.code.value, error=error.message)
+        log.warning("stream aborted", code=error.code.value, error=error.message)
         return text_response(500, error.message)
     log.error("internal error", exc_info=error)
     return text_response(500, "internal error of the gateway")
@@ -237,7 +237,7 @@ class Exchange:
         error.metadata = headers.lowered
         error.request_id = valid_request_id(headers.get(REQUEST_ID) or "")
 
-    def _broken(self, fault: HttpError) -> None:
+    def _on_body_error(self, fault: HttpError) -> None:
         """End a request whose body arrives too slowly."""
         if self._fault is None and self._task is not None:
             self._fault = fault
@@ -343,7 +343,7 @@ class Exchange:
         try:
             held = self._reserve()
             self._arrival = await incoming.open_body_stream(
-                head.length, start, limits, held, self._broken
+                head.length, start, limits, held, self._on_body_error
             )
         finally:
             if self._arrival is None:
@@ -390,7 +390,7 @@ class Exchange:
             self._report(error)
             self._connection.abort()
         else:
-            self._broken(HttpError(503, error.message, limit=error.limit, close=True))
+            self._on_body_error(HttpError(503, error.message, limit=error.limit, close=True))
 
     async def _relay(self, found: AsyncGenerator[HttpResponse, None]) -> None:
         """Send the frontend's responses: one of known length, or several in chunks.

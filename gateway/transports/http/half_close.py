@@ -53,7 +53,7 @@ class HalfCloseMonitor:
         self._timer = self._loop.call_later(_PROBE_AFTER_S, self._probe)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

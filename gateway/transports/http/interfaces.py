@@ -13,7 +13,7 @@ from gateway.transports.admission import (
     Reservation,
 )
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
-from gateway.transports.http.cut_through import Broken, OpenBodyStream
+from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
 
 
@@ -78,7 +78,7 @@ class RequestReader(Protocol):
         ...
 
     def head(self, limits: ServerLimits, /) -> Head:
-        """Return its head; raises HttpFault."""
+        """Return its head; raises HttpError."""
         ...
 
     async def body(
@@ -109,12 +109,18 @@ class RequestReader(Protocol):
         ...
 
     async def open_body_stream(
-        self, length: int, start: int, limits: ServerLimits, held: Reservation, broken: Broken, /
+        self,
+        length: int,
+        start: int,
+        limits: ServerLimits,
+        held: Reservation,
+        on_error: OnBodyError,
+        /,
     ) -> OpenBodyStream | None:
         """Return the body as a stream when *start* of its *length* bytes have arrived.
 
         The result is None if the body is complete, or if the implementation does not stream.
-        Raises what `body` raises; a body that arrives too slowly calls *broken*.
+        Raises what `body` raises; a body that arrives too slowly calls *on_error*.
         """
         ...
 
@@ -131,7 +137,7 @@ class ListenerState:
     budget: MemoryBudget
     slots: ConcurrencyLimiter
     find: Callable[[str], tuple[HttpFrontend, HttpAsk]]
-    """Frontend for a path, and what asks it; raises HttpFault."""
+    """Frontend for a path, and what asks it; raises HttpError."""
     refused: Callable[[GatewayError], str | None]
     """Called for a request that reached no frontend; returns its request id."""
     early: ConcurrencyLimiter

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from gateway.transports.contract import HttpAsk, HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
 
-_REMEMBERED = 256
+_CACHE_ENTRIES = 256
 _PATH_PARAMETER = re.compile(r";[^/]*")
 
 
@@ -33,7 +33,7 @@ class PathRouter:
         self._fallback = fallback
         self._root = next((mount.frontend for mount in mounts if mount.root), None)
         # Clients repeat the same few paths.  A path that raises is not cached.
-        self.find = lru_cache(_REMEMBERED)(self._find)
+        self.find = lru_cache(_CACHE_ENTRIES)(self._find)
 
     def _find(self, path: str) -> tuple[HttpFrontend, HttpAsk]:
         """Return the frontend of *path*, and its method for requests.

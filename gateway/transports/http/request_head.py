@@ -168,7 +168,7 @@ def _check_size(fields: Sequence[tuple[bytes, bytes]], limits: ServerLimits) -> 
 def _check_host(fields: Sequence[tuple[bytes, bytes]], headers: Headers, version: Version) -> None:
     hosts = [name for name, _ in fields if len(name) == len("host") and name.lower() == b"host"]
     if len(hosts) > 1 or (not hosts and version >= (1, 1)):
-        raise HttpError(400, f"{len(hosts)} Host fields, needed is 1", close=True)
+        raise HttpError(400, f"expected exactly one Host header, got {len(hosts)}", close=True)
     host = headers.get("host")
     if host is not None and _HOST.fullmatch(host) is None:
         raise HttpError(400, "the Host field is malformed", close=True)

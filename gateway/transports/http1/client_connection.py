@@ -109,13 +109,13 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Fail the response in progress: the upstream has closed its half."""
         self.is_usable = False
-        self._end("it was closed before the answer was whole")
+        self._end("it was closed before the response was complete")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the response in progress."""
         self.is_usable = False
-        self._end(str(exc) if exc else "it was closed before the answer was whole")
+        self._end(str(exc) if exc else "it was closed before the response was complete")
         self.transport = None
         if self._rest is not None:
             self._rest.detach()
@@ -287,7 +287,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._resume()
 
     def _grow(self, response: ResponseReader) -> None:
-        """Read no more of the response until there is memory for it."""
+        """Stop reading the response until there is memory for it."""
         self._pause()
         if self._growing is None:
             self._growing = self.loop.create_task(self._wait_for_memory(response))
@@ -302,7 +302,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._continue(response)
 
     def mark_unusable(self) -> None:
-        """Use the connection no more: its last response does not belong to the request."""
+        """Stop using the connection: its last response does not belong to the request."""
         self.is_usable = False
 
     def _notify(self, response: ResponseReader) -> None:
@@ -318,7 +318,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def _end(self, why: str) -> None:
         if not self.is_awaiting:
             return
-        if self.response is not None and self.response.ended():
+        if self.response is not None and self.response.feed_eof():
             self._notify(self.response)
         else:
             is_silent = self.uses == 1 and not (self.response and self.response.is_started)

@@ -6,7 +6,7 @@ from collections import deque
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.cut_through import Broken, early_dispatch_bytes
+from gateway.transports.http.cut_through import OnBodyError, early_dispatch_bytes
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import (
@@ -85,7 +85,7 @@ class BufferedRequest:
         _start: int,
         _limits: ServerLimits,
         _held: Reservation,
-        _broken: Broken,
+        _on_error: OnBodyError,
         /,
     ) -> CutThroughBody | None:
         """Return None: the body is complete."""
@@ -180,13 +180,19 @@ class ReceivingRequest(BufferedRequest):
             self._buffer = None
 
     async def open_body_stream(
-        self, length: int, start: int, limits: ServerLimits, held: Reservation, broken: Broken, /
+        self,
+        length: int,
+        start: int,
+        limits: ServerLimits,
+        held: Reservation,
+        on_error: OnBodyError,
+        /,
     ) -> CutThroughBody | None:
         """Return the body when *start* bytes have arrived; see `http.interfaces.RequestReader`."""
         if self.is_complete:
             return None
         pace = TransferRateLimit(limits, asyncio.get_running_loop())
-        arrival = self._arrival = CutThroughBody(self._source, length, start, pace, held, broken)
+        arrival = self._arrival = CutThroughBody(self._source, length, start, pace, held, on_error)
         await arrival.begin()
         return arrival
 

@@ -184,7 +184,7 @@ class ResponseReader:
             at = self._feed_body(data, at) if self.has_head else self._feed_head(data, at)
         return at
 
-    def ended(self) -> bool:
+    def feed_eof(self) -> bool:
         """Handle the end of the connection; return whether the response is complete."""
         if self.has_head and self._length is None and self._chunks is None and not self.is_done:
             self.is_done = True

@@ -115,22 +115,22 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     """A connection of a server: reads requests, and is the `HttpConnection` of their exchanges.
 
     Args:
-        door: The state of the server.
+        server: The state of the server.
         loop: The event loop.
     """
 
-    def __init__(self, door: Http1ServerProtocol, loop: asyncio.AbstractEventLoop) -> None:
-        limits = door.listener.limits
-        self._door = door
+    def __init__(self, server: Http1ServerProtocol, loop: asyncio.AbstractEventLoop) -> None:
+        limits = server.listener.limits
+        self._server = server
         self._loop = loop
         self._limits = limits
-        self._heads = HeadReader(limits, door.memory)
+        self._heads = HeadReader(limits, server.memory)
         self._queue: list[BufferedRequest | HttpError] = []  # short, and smaller than a deque
         self._current: BufferedRequest | None = None
         self._reading: ReceivingRequest | None = None
         self._unparsed = b""
         self._is_paused = False
-        self._input = _OPEN if door.http2 is None else _Input.NEW
+        self._input = _OPEN if server.http2 is None else _Input.NEW
         self._successor: asyncio.Protocol | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -143,7 +143,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
-        self.is_ending = door.is_draining
+        self.is_ending = server.is_draining
         self.client = NOBODY
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -166,21 +166,21 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or close it at once above a limit."""
-        if self._door.http2 is not None and negotiated_http2(transport):
-            self._succeed(transport, self._door.http2())
+        if self._server.http2 is not None and negotiated_http2(transport):
+            self._succeed(transport, self._server.http2())
             return
         address = client_address(transport)
-        refusal = self._door.refusal(transport, address)
+        refusal = self._server.refusal(transport, address)
         if refusal is not None:
             response = connection_refused_response(refusal.message)
             refuse_connection(transport, response, linger=refusal.limit != DESCRIPTORS)
             return
         self.transport = transport
         self._address = address
-        self._door.count.enter(address)
-        listener = self._door.listener
+        self._server.count.enter(address)
+        listener = self._server.listener
         self.client = client_shares(address, listener.slots, listener.budget)
-        self._door.connections.add(self)
+        self._server.connections.add(self)
         tune(transport.get_extra_info("socket"))
         pause_until_drained(transport)
         self._head_timer.start()
@@ -191,8 +191,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Cancel the exchange in progress."""
         if self._address is None:
             return
-        self._door.count.leave(self._address)
-        self._door.connections.discard(self)
+        self._server.count.leave(self._address)
+        self._server.connections.discard(self)
         self._address = None
         self.transport = None
         self._forget()
@@ -226,7 +226,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Return the buffer for the next bytes: the body itself, if one is being received."""
         reading = self._reading
         room = None if reading is None else reading.room()
-        return self._door.buffer if room is None else room
+        return self._server.buffer if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle received bytes."""
@@ -236,7 +236,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             if reading.is_complete:
                 self._reading = None
             return
-        data = self._door.buffer[:nbytes]
+        data = self._server.buffer[:nbytes]
         if nbytes == READ_BYTES:
             # Read more at once: most of it is a body, which has a buffer once its head is parsed.
             self.data_received(bytes(data[:_HEAD_BYTES]))
@@ -272,14 +272,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Return whether *data* is read as HTTP/1, where that is not decided or not so."""
         if self._input is _Input.HTTP2 and self._successor is not None:
             self._successor.data_received(data)
-        elif self._input is _Input.NEW and self._door.http2 is not None:
+        elif self._input is _Input.NEW and self._server.http2 is not None:
             first = self._unparsed + data
             if not may_be_http2(first):
                 self._open_input()
                 return True
             self._unparsed = first
             if len(first) >= len(PREFACE):
-                self._switch(self._door.http2())
+                self._switch(self._server.http2())
         elif self._input is _Input.LINGERING:
             self._idle_since = self._loop.time()
         return False
@@ -353,12 +353,12 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._head_timer.stop()
         stop = at + (head.length or 0)
         if head.is_chunked or stop > len(data):
-            self._reading = coming = ReceivingRequest(self, head, self._door.memory)
+            self._reading = coming = ReceivingRequest(self, head, self._server.memory)
             if not self.in_flight:
-                coming.preallocate(self._door.listener, self.client)
+                coming.preallocate(self._server.listener, self.client)
             self._arrived(coming)
             return coming.feed(data, at)
-        self._arrived(BufferedRequest(head, self._door.memory, memoryview(data[at:stop])))
+        self._arrived(BufferedRequest(head, self._server.memory, memoryview(data[at:stop])))
         return stop
 
     def _break(self, fault: HttpError) -> None:
@@ -377,7 +377,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     def _head_timed_out(self) -> None:
         error = head_too_slow(self._limits).error
         error.client = self.client.caller.client()
-        self._door.listener.refused(error)
+        self._server.listener.refused(error)
         if self.in_flight:
             self._input, self.is_ending = _CLOSED, True  # handle complete requests, then close
         elif self.transport is not None:
@@ -403,7 +403,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     async def _serve(self) -> None:
         """Handle one request after another."""
-        listener, queue = self._door.listener, self._queue
+        listener, queue = self._server.listener, self._queue
         CLIENT_MEMORY.set(self.client.memory)
         in_a_row = 0
         try:
@@ -444,7 +444,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         error = fault.error
         error.client = self.client.caller.client()
         error.wire_status = fault.status
-        request_id = self._door.listener.refused(error) or ""
+        request_id = self._server.listener.refused(error) or ""
         self._send_error(text_response(fault.status, fault.message, request_id))
 
     def _idle(self) -> asyncio.Future[None]:

@@ -15,7 +15,7 @@ import numpy as np
 from gateway.ir.errors import Overloaded, Unavailable
 from gateway.ir.streaming_body import BodySink
 from gateway.transports.admission import Reservation
-from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_body import TransferRateLimit
 from gateway.transports.reserved_buffer import ReservedBuffer
@@ -55,7 +55,7 @@ class CutThroughBody:
         start: How many bytes must arrive before it is passed on; at most `PIECE_BYTES`.
         pace: The minimum rate and the timeouts.
         held: The memory reservation: `HELD_BYTES`, or the whole body for `read_all`.
-        broken: Called if the body arrives too slowly.
+        on_error: Called if the body arrives too slowly.
 
     Attributes:
         is_complete: The whole body has arrived.
@@ -71,13 +71,13 @@ class CutThroughBody:
         start: int,
         pace: TransferRateLimit,
         held: Reservation,
-        broken: Broken,
+        on_error: OnBodyError,
         /,
     ) -> None:
         self._source = source
         self._pace = pace
         self._held = held
-        self._broken = broken
+        self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._filled = 0
         self._piece = np.empty(min(PIECE_BYTES, end), np.uint8).data
@@ -206,7 +206,7 @@ class CutThroughBody:
         return whole.view
 
     def _gives_way(self, error: Overloaded) -> None:
-        self._broken(HttpError(503, error.message, limit=error.limit, close=True))
+        self._on_error(HttpError(503, error.message, limit=error.limit, close=True))
 
     def _receive_whole(self) -> ReservedBuffer:
         """Receive the rest into one buffer, after the data that has arrived."""
@@ -331,7 +331,7 @@ class CutThroughBody:
         if self._held_since is None:
             left_s, limit = self._pace.time_left()
             if left_s <= 0:
-                self._broken(self._pace.fault(limit))
+                self._on_error(self._pace.fault(limit))
                 return
         self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check)
         if self._held_since is not None:

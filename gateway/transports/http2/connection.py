@@ -79,7 +79,7 @@ class Http2Connection(Http2Receiver):
             self.out.append(h2.window_update(stream.number, size))
 
     def goaway(self, *, final: bool) -> None:
-        """Tell the peer to open no more streams; after the *final* one, new streams are refused."""
+        """Tell the peer not to open further streams; if *final*, refuse new ones."""
         self._is_accepting = not final
         self.out.append(h2.goaway(self.last if final else h2.MAX_WINDOW, h2.NO_ERROR))
 

@@ -63,8 +63,8 @@ class HeaderDecoder:
         """Return the fields of *block*.
 
         Raises:
-            H2Fault: It is none, or its fields are larger than the limit; nothing after it can be
-                read.
+            Http2ConnectionError: It is malformed, or its fields are larger than the limit. Nothing
+                after it can be read.
         """
         try:
             return self._decode(block)
@@ -91,7 +91,7 @@ class HeaderDecoder:
             elif first & _SIZE_UPDATE:
                 if fields:
                     raise Http2ConnectionError(
-                        COMPRESSION_ERROR, "a table size stands between fields"
+                        COMPRESSION_ERROR, "a table size update between header fields"
                     )
                 resizes += 1
                 if resizes > _RESIZES:
@@ -197,7 +197,7 @@ _remembered = lru_cache(1024)(_decoded)
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a field as it stands in a block: not indexed, not Huffman-coded."""
+    """Return a field as a literal of a block: not indexed, not Huffman-coded."""
     return b"\x00" + text(name) + text(value)
 
 

@@ -93,7 +93,7 @@ def _forbidden(fields: Sequence[Field], pseudo: Mapping[bytes, bytes]) -> str | 
     try:
         content_length(fields)
     except ValueError:
-        return "Content-Length is no number, or several"
+        return "Content-Length is not one number"
     return None
 
 
@@ -117,7 +117,7 @@ def _read(
 
 
 def _host_fields(pseudo: Mapping[bytes, bytes], fields: Sequence[Field]) -> list[Field]:
-    """Return the Host fields that HTTP/1 would have: `:authority` stands for the same one."""
+    """Return the Host fields that HTTP/1 would have: `:authority` is the same field."""
     hosts = [value for name, value in fields if name == b"host"]
     authority = pseudo.get(b":authority")
     if authority is not None and all(each == authority for each in hosts):

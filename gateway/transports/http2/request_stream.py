@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import CLIENT_MEMORY, ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.headers import is_writable, safe_value
@@ -43,7 +43,7 @@ _CONTINUE: Final = literal(b":status", b"100")
 _VARIES: Final = literal(b"vary", b"accept-encoding")
 
 
-class HttpStreamLine(Protocol):
+class RequestStreamConnection(Protocol):
     """The part of a connection that a request uses."""
 
     core: Http2Connection
@@ -68,14 +68,14 @@ class StreamWriter:
     """Writes the response of one stream; what `Exchange` has for a transport.
 
     Args:
-        line: The connection.
+        connection: The connection.
         stream: The stream.
     """
 
-    __slots__ = ("_line", "_stream")
+    __slots__ = ("_connection", "_stream")
 
-    def __init__(self, line: HttpStreamLine, stream: Http2Stream) -> None:
-        self._line = line
+    def __init__(self, connection: RequestStreamConnection, stream: Http2Stream) -> None:
+        self._connection = connection
         self._stream = stream
 
     @property
@@ -86,37 +86,37 @@ class StreamWriter:
 
     @property
     def _is_known(self) -> bool:
-        return self._line.core.streams.get(self._stream.number) is self._stream
+        return self._connection.core.streams.get(self._stream.number) is self._stream
 
     def head(self, block: bytes, *, end: bool = False) -> None:
         """Write header fields, with *end* as the last of the stream."""
         if self.is_open:
-            self._line.core.writer.head(self._stream, block, end=end)
-            self._line.flush_soon()
+            self._connection.core.writer.head(self._stream, block, end=end)
+            self._connection.flush_soon()
 
     def data(self, buffers: Sequence[Buffer]) -> None:
         """Write a part of the body, as far as the windows of the client allow."""
         if self.is_open:
-            self._line.core.writer.data(self._stream, buffers)
-            self._line.flush_soon()
+            self._connection.core.writer.data(self._stream, buffers)
+            self._connection.flush_soon()
 
-    def whole(self, block: bytes, buffers: Sequence[Buffer], size: int) -> None:
+    def complete(self, block: bytes, buffers: Sequence[Buffer], size: int) -> None:
         """Write all of a response."""
         if self.is_open:
-            self._line.core.writer.send(self._stream, block, buffers, None, size)
-            self._line.flush_soon()
+            self._connection.core.writer.send(self._stream, block, buffers, None, size)
+            self._connection.flush_soon()
 
     def end(self) -> None:
         """End the stream after what waits."""
         if self.is_open:
-            self._line.core.writer.end(self._stream, None)
-            self._line.flush_soon()
+            self._connection.core.writer.end(self._stream, None)
+            self._connection.flush_soon()
 
     def abort(self) -> None:
         """Reset the stream."""
         if self._is_known:
-            self._line.core.reset(self._stream, h2.CANCEL)
-            self._line.flush_soon()
+            self._connection.core.reset(self._stream, h2.CANCEL)
+            self._connection.flush_soon()
 
     def can_write_eof(self) -> bool:
         """Return False: the end of a stream is part of its response."""
@@ -152,7 +152,7 @@ class Http2Exchange(Exchange):
         if head_only or not size:
             transport.head(block, end=True)
         else:
-            transport.whole(block, response.body, size)
+            transport.complete(block, response.body, size)
 
     @staticmethod
     def write_stream_head(  # type: ignore[override]  # its transport is a stream
@@ -193,7 +193,7 @@ class HttpStream:
     """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
 
     Args:
-        line: Its connection.
+        connection: Its connection.
         stream: Its stream.
         head: Its header fields.
         listener: The state of the listener.
@@ -207,17 +207,17 @@ class HttpStream:
 
     def __init__(
         self,
-        line: HttpStreamLine,
+        connection: RequestStreamConnection,
         stream: Http2Stream,
         head: HttpStreamHead,
         listener: ListenerState,
         body: memoryview | None,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._stream = stream
         self._head = head
         self._listener = listener
-        self._writer = StreamWriter(line, stream)
+        self._writer = StreamWriter(connection, stream)
         self._pieces: deque[memoryview] = deque()
         self._buffer: ReservedBuffer | None = None
         self._received = 0
@@ -232,9 +232,9 @@ class HttpStream:
         self._is_running = False
         self.is_head_sent = False
         self.responses_sent = 0
-        self.client = line.http_client
+        self.client = connection.http_client
         self.cancel_exchange: Callable[[], None] | None = None
-        self.task: asyncio.Task[None] | None = line.loop.create_task(self._run())
+        self.task: asyncio.Task[None] | None = connection.loop.create_task(self._run())
 
     @property
     def write_paused(self) -> asyncio.Event | None:
@@ -251,7 +251,7 @@ class HttpStream:
         """Handle a part of the body."""
         self._received += len(view)
         if len(view) < SMALL_FRAME_BYTES and not end:
-            self._line.core.flood_budget.charge(1)
+            self._connection.core.flood_budget.charge(1)
         self._keep(view)
         self.is_complete = end
         if end or self._buffer is None or self._pieces:
@@ -311,7 +311,7 @@ class HttpStream:
             if held.size_bytes < self.buffered_body.nbytes:
                 await held.grow(self.buffered_body.nbytes - held.size_bytes)
             return self.buffered_body
-        pace = TransferRateLimit(limits, self._line.loop)
+        pace = TransferRateLimit(limits, self._connection.loop)
         if length is None:
             return await self._unknown_length(limits, held, pace)
         buffer = self._buffer = ReservedBuffer(length, held)
@@ -363,7 +363,7 @@ class HttpStream:
         _start: int,
         _limits: ServerLimits,
         _held: Reservation,
-        _broken: Broken,
+        _on_error: OnBodyError,
         /,
     ) -> None:
         """Return None: bodies are received completely."""
@@ -385,16 +385,16 @@ class HttpStream:
             self._widen(buffer.reserved_ahead)
 
     def _consume(self, size: int) -> None:
-        if self._line.core.consume(self._stream, size):
-            self._line.flush_soon()
+        if self._connection.core.consume(self._stream, size):
+            self._connection.flush_soon()
 
     def _widen(self, ahead: int) -> None:
         """Open the window for *ahead* more bytes, if they justify a frame."""
         stream = self._stream
         short = stream.short_by(ahead)
         if short > 0 and 2 * stream.window <= ahead:
-            self._line.core.grant(stream, short)
-            self._line.flush_soon()
+            self._connection.core.grant(stream, short)
+            self._connection.flush_soon()
 
     async def _more(self, pace: TransferRateLimit) -> None:
         """Wait until more of the body has arrived.
@@ -405,7 +405,7 @@ class HttpStream:
         """
         if self._failure is not None:
             raise self._failure
-        self._wanted = self._line.loop.create_future()
+        self._wanted = self._connection.loop.create_future()
         try:
             await wait_for_body(self._wanted, self.received_bytes, pace, self._resume)
         finally:
@@ -427,7 +427,7 @@ class HttpStream:
     async def _run(self) -> None:
         """Handle the request."""
         self._is_running = True
-        self._line.on_http_begin()
+        self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
             await Http2Exchange(self._listener, self, self, self.task).run()
@@ -444,17 +444,17 @@ class HttpStream:
         finally:
             self.task = None  # which holds what ended it, and that this frame
             self._leave()
-            self._line.on_http_end()
+            self._connection.on_http_end()
 
     def _leave(self) -> None:
         """End the stream, and remove the request from its connection."""
-        core, stream = self._line.core, self._stream
+        core, stream = self._connection.core, self._stream
         self._writer.end()  # the response to HEAD has no other end
         if stream.unread:
             self._consume(stream.unread)
         if stream.is_local_closed and not stream.is_remote_closed:
             core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
-            self._line.flush_soon()
+            self._connection.flush_soon()
         stream.owner = None
         self.transport = None
         self._pieces.clear()

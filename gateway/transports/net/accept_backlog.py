@@ -1,4 +1,4 @@
-"""Stop listening without losing clients: whoever has connected is accepted and served.
+"""Stop listening without losing clients: each client that has connected is accepted and served.
 
 Each socket that listens has a queue of its own. When it is closed, the kernel resets what waits in
 it, though another process that shares the port would have answered. So new handshakes are dropped

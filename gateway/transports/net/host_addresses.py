@@ -73,7 +73,7 @@ async def look_up_all(host: str, port: int, resolver: Any = None) -> HostAddress
         resolver: An asynchronous resolver of dnspython; None for that of the system.
 
     Raises:
-        OSError: The name is unknown, or nobody answered.
+        OSError: The name is unknown, or no server replied.
 
     Source: RFC 2782.
     """

@@ -34,7 +34,7 @@ class PortReservation:
         self._sockets: list[socket.socket] = []
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = _held(self._sockets, host, port, is_shared=is_shared)
+            self.port = _bind_all(self._sockets, host, port, is_shared=is_shared)
         except OSError as error:
             self.close()
             number = error.errno or 0  # negative for a name that has no address
@@ -48,7 +48,7 @@ class PortReservation:
         self._sockets.clear()
 
 
-def _held(sockets: list[socket.socket], host: str, port: int, *, is_shared: bool) -> int:
+def _bind_all(sockets: list[socket.socket], host: str, port: int, *, is_shared: bool) -> int:
     """Bind every address of *host* to one port; return the port."""
     found = socket.getaddrinfo(
         host or None,
@@ -59,7 +59,7 @@ def _held(sockets: list[socket.socket], host: str, port: int, *, is_shared: bool
     addresses = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
     for attempt in range(_ATTEMPTS):
         try:
-            return _bound(sockets, addresses, port, is_shared=is_shared)
+            return _bind_port(sockets, addresses, port, is_shared=is_shared)
         except OSError as error:
             for each in sockets:
                 each.close()
@@ -70,7 +70,7 @@ def _held(sockets: list[socket.socket], host: str, port: int, *, is_shared: bool
     raise AssertionError("the last attempt returns or raises")
 
 
-def _bound(
+def _bind_port(
     sockets: list[socket.socket],
     addresses: Sequence[tuple[socket.AddressFamily, tuple[Any, ...]]],
     port: int,

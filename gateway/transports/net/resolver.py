@@ -62,7 +62,7 @@ class UpstreamConnector:
             options: `ssl` and what belongs to it, for the loop.
 
         Raises:
-            OSError: The name is unknown, or no address answered.
+            OSError: The name is unknown, or no address accepted a connection.
         """
         loop = asyncio.get_running_loop()
         if self._path:

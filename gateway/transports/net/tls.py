@@ -138,7 +138,7 @@ def _client_pair(tls: ClientTls) -> tuple[str, str] | None:
         return None
     if tls.cert is None or tls.key is None:
         missing, given = ("cert", tls.key) if tls.cert is None else ("key", tls.cert)
-        raise ValueError(f"{given} is given without its {missing}, both are needed")
+        raise ValueError(f"{given} is given without its {missing}; expected both or neither")
     return tls.cert, tls.key
 
 

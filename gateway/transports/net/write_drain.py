@@ -114,4 +114,4 @@ class _DeadlineScope:
             raise self._passed() from None
 
     def _passed(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"the deadline passed while upstream {self._name} was asked")
+        return DeadlineExceeded(f"the deadline expired during the request to upstream {self._name}")

@@ -75,7 +75,7 @@ class GrpcClient:
         try:
             call = channel.unary(wire.method)(
                 b"".join(wire.message),
-                timeout=self._left(deadline),
+                timeout=self._remaining_s(deadline),
                 metadata=sendable(wire.metadata),
             )
             try:
@@ -107,7 +107,7 @@ class GrpcClient:
                 ending.exception()  # it came too late
             self._raise_if_closed()
             if isinstance(error, TimeoutError):
-                raise errors.DeadlineExceeded(f"no answer from {self._target} in time") from None
+                raise errors.DeadlineExceeded(f"no response from {self._target} in time") from None
             raise
 
     async def _reply(self, call: Any, channel: PooledChannel) -> GrpcResponse:
@@ -138,7 +138,7 @@ class GrpcClient:
         try:
             call = channel.stream(wire.method)(
                 b"".join(wire.message),
-                timeout=self._left(deadline),
+                timeout=self._remaining_s(deadline),
                 metadata=sendable(wire.metadata),
             )
             try:
@@ -160,17 +160,17 @@ class GrpcClient:
         await self._pool.close()
 
     async def _enter(self, deadline: float | None) -> PooledChannel:
-        """Take a place and a channel for one call; give them back with `_leave`."""
+        """Acquire a slot and a channel for one call; `_leave` releases them."""
         if self._is_closed:
             raise errors.NotSent(f"the client of {self._target} is closed")
-        left_s = self._left(deadline)
+        left_s = self._remaining_s(deadline)
         if not self._slots.try_acquire():
             try:
                 await self._slots.wait(left_s)
             except errors.QueueTimeout:
                 raise
             except errors.Overloaded as error:
-                self._left(deadline)
+                self._remaining_s(deadline)
                 raise errors.Overloaded(
                     f"{self._target}: {error.message}", limit=error.limit
                 ) from None
@@ -184,7 +184,7 @@ class GrpcClient:
         self._pool.release(channel)
         self._slots.release()
 
-    def _left(self, deadline: float | None) -> float | None:
+    def _remaining_s(self, deadline: float | None) -> float | None:
         """Return the seconds left. Raises DeadlineExceeded when there are none."""
         if deadline is None:
             return None
@@ -194,7 +194,9 @@ class GrpcClient:
         return left_s
 
     def _too_late(self) -> errors.GatewayError:
-        return errors.DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+        return errors.DeadlineExceeded(
+            f"the deadline expired before the call was sent to {self._target}"
+        )
 
     def _status(
         self, error: aio.AioRpcError, channel: PooledChannel, deadline: float | None

@@ -61,35 +61,36 @@ def _unavailable(target: str, ending: Ending) -> GatewayError | None:
     if not ending.is_connected and ending.details.startswith(_NOT_CONNECTED):
         return ConnectFailure(f"cannot connect to {target}: {why}")
     if ending.details.startswith(_BROKEN_OFF) or not ending.is_connected:
-        return Unavailable(f"{target} broke the connection before it answered: {why}")
+        return Unavailable(f"{target} broke the connection before it replied: {why}")
     return None
 
 
 def _deadline(target: str, ending: Ending) -> GatewayError | None:
     if ending.is_late:
-        return DeadlineExceeded(f"no answer from {target} in time")
+        return DeadlineExceeded(f"no response from {target} in time")
     return None
 
 
 def _exhausted(target: str, ending: Ending) -> GatewayError | None:
     if _TOO_LARGE.search(ending.details):
         return TooLarge(
-            f"the answer of {target} is too large: {_shown(ending.details)}", limit="message_bytes"
+            f"the response of {target} is too large: {_shown(ending.details)}",
+            limit="message_bytes",
         )
     if ending.details.startswith(_BROKEN_OFF):
-        return UpstreamProtocolError(f"answer of {target}: {_shown(ending.details)}")
+        return UpstreamProtocolError(f"response of {target}: {_shown(ending.details)}")
     return None
 
 
 def _internal(target: str, ending: Ending) -> GatewayError | None:
     if ending.details.startswith(_BROKEN_OFF):
-        return UpstreamProtocolError(f"answer of {target}: {_shown(ending.details)}")
+        return UpstreamProtocolError(f"response of {target}: {_shown(ending.details)}")
     return None
 
 
 def _cancelled(target: str, ending: Ending) -> GatewayError | None:
     if _RESET in ending.details:  # a reset with CANCEL, without a cancellation on this side
-        return UpstreamProtocolError(f"answer of {target}: {_shown(ending.details)}")
+        return UpstreamProtocolError(f"response of {target}: {_shown(ending.details)}")
     return None
 
 

@@ -69,7 +69,7 @@ class GrpcChannelPool:
         self._closing: set[asyncio.Task[None]] = set()
 
     def acquire(self) -> PooledChannel:
-        """Return a channel for one call; give it back."""
+        """Return a channel for one call; `release` returns it."""
         self._retire()
         for channel in self._channels:
             if channel.users < _STREAMS:

@@ -265,7 +265,7 @@ class ReferenceHttpConnection(RequestHandler):
             response = failure(exc)
         if self.is_head_sent or self.transport is None:
             self.abort()  # a response that has started must not look complete
-            raise ConnectionError("an answer has begun already")
+            raise ConnectionError("a response has begun already")
         self._is_broken = True
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = Sent(keep_alive=False)

@@ -11,7 +11,7 @@ from aiohttp.web_request import BaseRequest
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.request_body import TransferRateLimit, too_many_bytes, too_many_chunks
 from gateway.transports.http.request_head import Head, Version, read_head
 
@@ -55,12 +55,12 @@ class ReferenceHttpRequest:
         return self._payload.is_eof()
 
     def head(self, limits: ServerLimits) -> Head:
-        """Return its head; raises HttpFault."""
+        """Return its head; raises HttpError."""
         message = self._request._message  # noqa: SLF001  # the only way to the fields as sent
         return read_head(self.method, message.path, self.version, message.raw_headers, limits)
 
     async def body(self, length: int | None, limits: ServerLimits, held: Reservation) -> memoryview:
-        """Return its body; see `http_exchange.Incoming`."""
+        """Return its body; see `RequestReader`."""
         payload = self._payload
         try:
             if length is None:
@@ -91,7 +91,7 @@ class ReferenceHttpRequest:
         start: int,
         limits: ServerLimits,
         held: Reservation,
-        broken: Broken,
+        on_error: OnBodyError,
     ) -> None:
         """Return None: aiohttp's bodies are received completely."""
 

@@ -225,7 +225,7 @@ class StreamClient:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 connection = await self._open_connection(loop)
         except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {self._limits.connect_timeout_s} s"
+            reason = str(error) or f"no response within {self._limits.connect_timeout_s} s"
             raise ConnectFailure(
                 f"cannot connect to upstream {self._name}: {reason[:200]}"
             ) from error

@@ -134,7 +134,7 @@ class FramedClientConnection(asyncio.Protocol):
                 fault = fault or errors.MalformedMessage("a response that matches no request")
                 break
         if fault is not None:
-            self._fail(self._broken(fault))
+            self._fail(self._framing_error(fault))
             self.abort()
         elif self._framer.wanted and not self._waiting:
             self.abort()
@@ -197,7 +197,7 @@ class FramedClientConnection(asyncio.Protocol):
             if not response.done():
                 response.set_exception(error)
 
-    def _broken(self, fault: errors.GatewayError) -> errors.GatewayError:
+    def _framing_error(self, fault: errors.GatewayError) -> errors.GatewayError:
         if isinstance(fault, errors.TooLarge):
             message = f"the response of upstream {self._name}: {fault.message}"
             return errors.TooLarge(message, limit=fault.limit)

@@ -42,8 +42,8 @@ class StreamListenerState:
     """What every connection of a listener shares.
 
     Attributes:
-        width: Frames of one connection that are answered at a time.
-        ahead: Frames of one connection that are taken before they are answered.
+        width: Frames of one connection that are processed at a time.
+        ahead: Frames of one connection that are read before their turn.
         refused: Told of connections and frames refused before a frontend was asked.
         is_open: Whether connections are taken.
         connections: Those open now; `emptied` is set while there are none.
@@ -86,7 +86,7 @@ class StreamListenerState:
         return connection_refusal(self.count, transport, _address_of(connection, transport))
 
     def _refuse(self, transport: Any, refusal: Overloaded) -> None:
-        """Answer a connection above a limit in the form of the protocol, and close it."""
+        """Reply to a connection above a limit in the form of the protocol, and close it."""
         if refusal.limit == DESCRIPTORS:
             self.refused(refusal)
             transport.abort()
@@ -99,7 +99,7 @@ class StreamListenerState:
             transport.set_protocol(RefusedConnection(transport, framer, answer))
 
     def forget(self, connection: FramedConnection) -> None:
-        """Note that a connection is over."""
+        """Note that a connection has ended."""
         self.connections.discard(connection)
         if not self.connections:
             self.emptied.set()

@@ -50,7 +50,7 @@ class LivenessMonitor:
             self._look(transport)
 
     def close(self) -> None:
-        """Watch no more, and drop the references to *unseen* and *probe*."""
+        """Stop watching, and drop the references to *unseen* and *probe*."""
         self._unseen = _is_over
         self._probe = _do_nothing
 

@@ -54,7 +54,7 @@ class FrameTimeouts:
         self._is_partial = partial
         self.received_bytes += size
 
-    def go_on(self, *, busy: bool, reading: bool) -> None:
+    def update(self, *, busy: bool, reading: bool) -> None:
         """Note whether frames wait for their responses, and whether the gateway reads."""
         if (self._is_busy and not busy and not self._is_partial) or (
             reading and not self._is_reading
@@ -65,7 +65,7 @@ class FrameTimeouts:
         self._watch()
 
     def close(self) -> None:
-        """Watch no more, and drop the reference to *expired*."""
+        """Stop watching, and drop the reference to *expired*."""
         self._is_reading = False
         self._expired = _ignore
         if self._timer is not None:

@@ -147,7 +147,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def _silent(self) -> None:
         self._listener.refused(
-            InvalidRequest("a connection asked nothing", limit="header_timeout_s")
+            InvalidRequest("a connection sent no request", limit="header_timeout_s")
         )
         self._transport.close()
 

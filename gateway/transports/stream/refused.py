@@ -1,4 +1,4 @@
-"""RefusedConnection: answers the first frame of a connection above a limit, and closes it.
+"""RefusedConnection: replies to the first frame of a connection above a limit, and closes it.
 
 It is for protocols whose response has the number of its request, so that the request is read first.
 """
@@ -11,7 +11,7 @@ from gateway.transports.net.refused_connection import refuse_connection
 from gateway.wire.stream import Frame, Framer
 
 FIRST_FRAME_S: Final = 1.0
-"""A client that sends no frame within this time gets no answer."""
+"""A client that sends no frame within this time gets no response."""
 
 _MOST_BYTES: Final = 64 * 1024
 
@@ -33,7 +33,7 @@ class RefusedConnection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(FIRST_FRAME_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Answer the first frame; close without an answer if there is none."""
+        """Reply to the first frame; close without a response if none comes."""
         self._received += len(data)
         try:
             frames = self._framer.receive(data)

@@ -161,7 +161,7 @@ class StreamServer:
         self.announce_close()
         connection = self._connections(asyncio.get_running_loop())
         await drain_accept_queue(self._server, connection, self._tls)
-        self._close_door()
+        self._close_sockets()
         for each in list(self._listener.connections):
             each.drain()
         timeout_s = max(0.0, end - monotonic())
@@ -181,7 +181,7 @@ class StreamServer:
         """Close at once; harmless the second time."""
         if self._server is None:
             return
-        self._close_door()
+        self._close_sockets()
         for connection in list(self._listener.connections):
             connection.abort()
         await self._emptied(_LAST_WORDS_S)
@@ -197,7 +197,7 @@ class StreamServer:
             self._ssl.set_alpn_protocols(["h2", "http/1.1"])
         return {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
 
-    def _close_door(self) -> None:
+    def _close_sockets(self) -> None:
         self._listener.is_open = False
         if self._server is not None:
             self._server.close()

@@ -240,7 +240,7 @@ class StreamConnection(asyncio.Protocol):
             self._advance()
             return
         if limit == "header_timeout_s":
-            error = InvalidRequest("a connection asked nothing", limit=limit)
+            error = InvalidRequest("a connection sent no request", limit=limit)
             self._listener.refused(self._with_client(error))
         self._transport.close()
 
@@ -260,7 +260,7 @@ class StreamConnection(asyncio.Protocol):
         self._update_reading()
         self._presence.watch(self._transport, ended=self._ended.is_set())
         is_reading = self._is_reading and self._state is not _StreamState.CLOSING
-        self._pace.go_on(busy=self.in_flight > 0, reading=is_reading)
+        self._pace.update(busy=self.in_flight > 0, reading=is_reading)
         if self.in_flight:
             return
         if self._state is _StreamState.DRAINING and not self._framer.wanted:

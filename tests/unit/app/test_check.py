@@ -51,6 +51,51 @@ def test_names_that_stand_for_nothing_are_found(
     assert message in problem.message
 
 
+OPEN = """version: 1
+listeners:
+  - http: 127.0.0.1:8000
+    grpc: 0.0.0.0:8001
+    streams: [{protocol: graphpipe, address: "0.0.0.0:9000"}]
+    default_model: m
+security: {strict: STRICT}
+upstreams: {up: {url: http://h:8000}}
+"""
+
+
+def test_what_strict_security_forbids_passed_the_check() -> None:
+    """A file with which the gateway does not start because of `security.strict` has problems."""
+    assert [] == check(load_text(OPEN.replace("STRICT", "false")))
+    problems = check(load_text(OPEN.replace("STRICT", "true")))
+    assert ["listeners[0].grpc", "listeners[0].streams[0].address"] == [
+        problem.path for problem in problems
+    ]
+    assert "without TLS, which security.strict forbids; add 'tls'" in problems[0].message
+
+
+@pytest.mark.parametrize("tls", ["{}", "{ca: ca.pem}", "{cert: cert.pem}", "{key: key.pem}"])
+def test_tls_of_a_listener_without_its_files_passed_the_check(tls: str) -> None:
+    """A listener needs a certificate and its key; an upstream may have neither."""
+    text = (
+        "version: 1\nlisteners: [{http: 8000, tls: TLS}]\nupstreams: {up: {url: http://h, tls: {}}}"
+    )
+    (problem,) = check(load_text(text.replace("TLS", tls)))
+    assert ("listeners[0].tls", "'cert' or 'key' is missing; a listener needs both") == (
+        problem.path,
+        problem.message,
+    )
+
+
+@pytest.mark.parametrize("tls", ["{cert: cert.pem}", "{key: key.pem}"])
+def test_half_a_client_certificate_passed_the_check(tls: str) -> None:
+    """An upstream has a certificate with its key, or neither."""
+    text = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {up: {url: http://h, tls: TLS}}"
+    (problem,) = check(load_text(text.replace("TLS", tls)))
+    assert ("upstreams.up.tls", "'cert' or 'key' is missing; expected both or neither") == (
+        problem.path,
+        problem.message,
+    )
+
+
 STATEFUL = """
 version: 1
 listeners: [{http: 8000}]

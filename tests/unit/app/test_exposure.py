@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.app import Gateway, StartError
-from gateway.config.load import LoadedConfig, load_text
+from gateway.app import Gateway
+from gateway.config.load import ConfigError, LoadedConfig, load_text
 
 TEXT = """
 version: 1
@@ -47,6 +47,8 @@ def test_what_other_machines_can_do_is_said(address: str, memory: str, events: l
 
 def test_strict_security_forbids_it() -> None:
     """What is a warning otherwise keeps a strict gateway from starting; on loopback it may."""
-    with pytest.raises(StartError, match=r"without TLS, which security\.strict forbids; add 'tls'"):
+    with pytest.raises(
+        ConfigError, match=r"without TLS, which security\.strict forbids; add 'tls'"
+    ):
         Gateway(loaded("0.0.0.0", "map", strict=True))
     Gateway(loaded("127.0.0.1", "map", strict=True))

@@ -192,7 +192,9 @@ routes:
 async def test_the_limits_of_a_steps_route_hold() -> None:
     """A step that finds no place is refused as a client would be, and the text says which."""
     async with gateway(BUSY) as one:
-        with pytest.raises(Overloaded, match=r"step 'other' \(model 'wait'\): route 'back' has 1"):
+        with pytest.raises(
+            Overloaded, match=r"step 'other' \(model 'wait'\): route 'back' is overloaded"
+        ):
             await one.service(call("waits", X))
 
 

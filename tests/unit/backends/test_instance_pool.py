@@ -1,4 +1,4 @@
-"""Places: who gets which instance, and when."""
+"""InstancePool: who gets which instance, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loadable: models of the gateway's own that are loaded again and unloaded while they are served."""
+"""ReloadableModel: models of the gateway's own that are loaded again and unloaded while they are served."""
 
 from __future__ import annotations
 

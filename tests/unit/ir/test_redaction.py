@@ -80,7 +80,7 @@ def test_own_errors_are_never_brief() -> None:
             "cannot connect to upstream 127.0.0.1:9: Connect call failed ('127.0.0.1', 9)",
             "cannot connect to upstream ...: Connect call failed ...",
         ),
-        ("no answer from triton.prod:8001 in time", "no answer from ... in time"),
+        ("no response from triton.prod:8001 in time", "no response from ... in time"),
         ("endpoint 'oip+grpc://[::1]:8001' does not respond", "endpoint '...' does not respond"),
         ("unix:/run/model.sock broke the connection", "... broke the connection"),
         ("[::1]:8001 refused ('::1', 8001, 0, 0)", "... refused ..."),

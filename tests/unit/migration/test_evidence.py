@@ -45,7 +45,7 @@ def add(
     a, b = result(old), result(new)
     comparison = compare_results(a, b, OutputRules())
     found = evidence_of(a, b, comparison, seconds, at_us / 1e6)
-    made.arrive()
+    made.count_arrival()
     made.add(ShadowedCall(f"s{at_us}", at_us, found, comparison))
 
 
@@ -58,7 +58,7 @@ def test_every_call_has_one_result() -> None:
     add(made, 1.0, ErrorCode.DEADLINE_EXCEEDED)
     made.report({"sequence": 2}, {"queue": 3})
     for _ in range(3):
-        made.arrive()
+        made.count_arrival()
     made.skip("invalid")
     made.drop("internal")
     found = made.document(START_US + 1)

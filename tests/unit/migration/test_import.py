@@ -73,8 +73,8 @@ def test_settings_with_an_equal_are_mapped(tmp_path: Path) -> None:
     }
     file = tmp_path / "digits" / "config.pbtxt"
     assert [str(each) for each in found.unmapped] == [
-        f"{file}:13: 'dynamic_batching.preserve_ordering' has no equal",
-        f"{file}:17: 'optimization' has no equal",
+        f"{file}:13: 'dynamic_batching.preserve_ordering' has no equivalent",
+        f"{file}:17: 'optimization' has no equivalent",
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_torch_model_gets_its_signature(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' has no equal"),
+        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' has no equivalent"),
         ("", "no backend and no model file that is known"),
         ('backend: "onnxruntime" max_batch_size: many', "line 1: max_batch_size is 'many'"),
         ("input {", "line 1: 'input' is not closed by '}'"),
@@ -132,7 +132,7 @@ def test_strict_fails_where_a_setting_has_no_equal(tmp_path: Path) -> None:
     out = ("-o", str(tmp_path / "gateway.yaml"))
     assert import_command("triton", str(source), *out).exit_code == 0
     result = import_command("triton", str(source), *out, "--strict")
-    assert (result.exit_code, "'optimization' has no equal" in result.stderr) == (1, True)
+    assert (result.exit_code, "'optimization' has no equivalent" in result.stderr) == (1, True)
     (tmp_path / "empty").mkdir()
     assert import_command("triton", str(tmp_path / "empty")).exit_code == 1
 
@@ -192,7 +192,7 @@ def test_an_ensemble_becomes_a_pipeline(tmp_path: Path) -> None:
     }
     file = tmp_path / "twice" / "config.pbtxt"
     assert [str(each) for each in found.unmapped] == [
-        f"{file}:16: 'ensemble_scheduling.step.model_namespace' has no equal"
+        f"{file}:16: 'ensemble_scheduling.step.model_namespace' has no equivalent"
     ]
     result = import_command("triton", str(tmp_path), "-o", str(tmp_path / "gateway.yaml"))
     assert result.exit_code == 0, result.output

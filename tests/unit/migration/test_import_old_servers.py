@@ -198,7 +198,7 @@ def test_settings_of_grps_without_an_equal_are_named_with_their_lines(tmp_path: 
         "inference.yml:5 'device",
         "inference.yml:3 model 'scorer' needs its inputs and outputs in 'signature'",
         "inference.yml:10 'converter_type",
-        "inference.yml:8 'inferer_args' has no equal",
+        "inference.yml:8 'inferer_args' has no equivalent",
         "inference.yml:14 'inferer_type",
         "server.yml:11 'log'",
     ]
@@ -238,7 +238,7 @@ def test_malformed_files_of_grps_are_usage_errors(
 
 
 def test_the_command_writes_a_file_that_validates(tmp_path: Path) -> None:
-    """`validate` accepts what `import` wrote; --strict refuses what has no equal."""
+    """`validate` accepts what `import` wrote; --strict refuses what has no equivalent."""
     out = tmp_path / "gateway.yaml"
     result = command("graphpipe", "-o", str(out), "--", "graphpipe-onnx", "-m", MODEL)
     assert (result.exit_code, result.stdout) == (0, f"1 model written to {out}\n")

@@ -1,4 +1,4 @@
-"""Unloaded: an unload is answered when the model is gone."""
+"""ConfirmUnload: an unload is answered when the model is gone."""
 
 from __future__ import annotations
 

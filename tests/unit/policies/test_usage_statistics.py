@@ -1,4 +1,4 @@
-"""Tally: what models are used, and who answers the question."""
+"""UsageStatistics: what models are used, and who answers the question."""
 
 from __future__ import annotations
 

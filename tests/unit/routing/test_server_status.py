@@ -1,4 +1,4 @@
-"""Tests of Statuses: how the server is, from the calls there are."""
+"""Tests of ServerStatusLayer: how the server is, from the calls there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trends: what is merge_statistics over which period, and how it is read."""
+"""RollingStats: what is summed over which period, and how it is read."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def render(template: Any, values: Mapping[str, Any]) -> Any:
     return template
 
 
-def plain(tensor: Tensor) -> Any:
+def json_value(tensor: Tensor) -> Any:
     """Return a tensor as JSON values nested as its shape; bytes that are not UTF-8 as base64.
 
     Raises:

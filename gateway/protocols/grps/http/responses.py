@@ -15,7 +15,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import Trend
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.content import ReplyFormat, reply_message
-from gateway.protocols.grps.custom.json_path import plain, render
+from gateway.protocols.grps.custom.json_path import json_value, render
 from gateway.protocols.grps.custom.routes import CustomRoute
 from gateway.protocols.grps.errors import OK, brpc_code_of, brpc_http_status, ends_call
 from gateway.protocols.grps.http.paths import GrpsRoute, Surface
@@ -170,7 +170,7 @@ def _brpc_error(error: GatewayError, limits: MessageLimits) -> HttpResponse:
 def _values(reply: InferResponse) -> dict[str, Any]:
     """Return the values for a template: outputs first, then parameters, model and id."""
     values: dict[str, Any] = {"model": reply.model.name, "id": reply.id, **reply.parameters}
-    return values | {tensor.name: plain(tensor) for tensor in reply.outputs}
+    return values | {tensor.name: json_value(tensor) for tensor in reply.outputs}
 
 
 def _framed(custom: CustomRoute, text: bytes) -> bytes:

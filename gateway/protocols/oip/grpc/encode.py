@@ -41,7 +41,7 @@ from gateway.wire.protobuf import (
     varint,
 )
 
-_REMEMBERED = 512
+_CACHE_ENTRIES = 512
 _NOTHING = memoryview(b"")
 
 
@@ -66,8 +66,8 @@ class InferEncoder:
     """
 
     def __init__(self) -> None:
-        self._model = lru_cache(_REMEMBERED)(_model)
-        self._tensor = lru_cache(_REMEMBERED)(_tensor)
+        self._model = lru_cache(_CACHE_ENTRIES)(_model)
+        self._tensor = lru_cache(_CACHE_ENTRIES)(_tensor)
 
     def request(
         self,
@@ -159,9 +159,9 @@ class FastInferEncoder:
     def __init__(self, raw_key: bytes, unknown: Datatype | None = None) -> None:
         self._raw_key = raw_key
         self._unknown = unknown
-        self._model = lru_cache(_REMEMBERED)(_model)
-        self._output = lru_cache(_REMEMBERED)(_output)
-        self._tensor = lru_cache(_REMEMBERED)(self._settled)
+        self._model = lru_cache(_CACHE_ENTRIES)(_model)
+        self._output = lru_cache(_CACHE_ENTRIES)(_output)
+        self._tensor = lru_cache(_CACHE_ENTRIES)(self._settled)
 
     def write(
         self,

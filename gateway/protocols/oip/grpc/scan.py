@@ -60,7 +60,7 @@ _DOUBLE, _UINT64 = tag(4, I64), tag(5, VARINT)
 _KIND = 7
 _VARINT_BYTES = 10
 # Enough for the inputs of some hundred models; longer descriptions are rare.
-_REMEMBERED = 512
+_CACHE_ENTRIES = 512
 _REMEMBERED_BYTES = 256
 # Raw contents whose bytes are checked too, not only their number.
 # Messages without their id and their raw contents.
@@ -131,7 +131,7 @@ class InferMessageScanner:
         self._limits = limits
         # The fields that may repeat, and some unknown ones.
         self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
-        self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
+        self._remembered = lru_cache(_CACHE_ENTRIES)(self._without_contents)
         # By the tag of raw contents; the flag is whether there is an id, which is the first hole
         # then.
         self._outlines: dict[int, MaskedMessageCache[tuple[InferMessage, bool]]] = {

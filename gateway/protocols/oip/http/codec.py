@@ -95,7 +95,7 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
 _OK_STATUSES = range(200, 300)
 _CLIENT_ERRORS = range(400, 500)
 _LENGTH_KEY = LENGTH_HEADER.lower()
-_REMEMBERED = 1024
+_CACHE_ENTRIES = 1024
 _REMEMBERED_BYTES = 512
 
 
@@ -143,7 +143,7 @@ class HttpCodec(
         self._replies: ReplyTemplates = JsonTemplateCache("output", limits)
         # Clients repeat the same few paths.
         self._find_route = partial(find_route, limits=limits)
-        self._remembered = lru_cache(_REMEMBERED)(self._find_route)
+        self._remembered = lru_cache(_CACHE_ENTRIES)(self._find_route)
 
     def splitter(self) -> EventSplitter:
         """Return the splitter of one streamed response of an upstream."""

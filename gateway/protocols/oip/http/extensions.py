@@ -54,7 +54,7 @@ _MOST = 10_000
 Body = Mapping[str, Any] | list[Any] | None
 """A JSON document; None for no body."""
 
-Asked = tuple[str, str, Body]
+EncodedCall = tuple[str, str, Body]
 """Method, path and body of a request."""
 
 
@@ -71,7 +71,7 @@ class HttpExtension:
 
     read_call: Callable[[OipRoute, HttpRequest, Context, MessageLimits], Call[Any]]
     write_reply: Callable[[Any, Any], Body]
-    write_call: Callable[[Any], Asked]
+    write_call: Callable[[Any], EncodedCall]
     read_reply: Callable[[Any, HttpResponse, MessageLimits], Any]
 
 
@@ -98,20 +98,20 @@ def _silent(_call: Call[Any], _reply: None) -> Body:
 # Model configuration.
 
 
-def _configuration_call(call: ModelConfigRequest) -> Asked:
+def _configuration_call(call: ModelConfigRequest) -> EncodedCall:
     return "GET", model_path(_named(call), "config"), None
 
 
 def _read_configuration(
     _call: ModelConfigRequest, wire: HttpResponse, limits: MessageLimits
 ) -> ModelConfiguration:
-    return from_document(read_value(wire.view, "the answer", limits), limits)
+    return from_document(read_value(wire.view, "the response", limits), limits)
 
 
 # Statistics.
 
 
-def _statistics_call(call: ModelStatisticsRequest) -> Asked:
+def _statistics_call(call: ModelStatisticsRequest) -> EncodedCall:
     model = call.model
     return "GET", STATISTICS_PATH if model is None else model_path(model, "stats"), None
 
@@ -133,7 +133,7 @@ def _read_load(
     return ModelLoadRequest(model=route.model, context=context, parameters=parameters)
 
 
-def _load_call(call: ModelLoadRequest) -> Asked:
+def _load_call(call: ModelLoadRequest) -> EncodedCall:
     parameters = control.written_load(call.parameters)
     return (
         "POST",
@@ -149,7 +149,7 @@ def _read_unload(
     return ModelUnloadRequest(model=route.model, context=context, dependents=dependents)
 
 
-def _unload_call(call: ModelUnloadRequest) -> Asked:
+def _unload_call(call: ModelUnloadRequest) -> EncodedCall:
     parameters = {control.UNLOAD_DEPENDENTS: True} if call.dependents else {}
     return (
         "POST",
@@ -174,7 +174,7 @@ def _read_trace(
     return TraceSettingRequest(model=route.model, context=context, changes=changes)
 
 
-def _trace_call(call: TraceSettingRequest) -> Asked:
+def _trace_call(call: TraceSettingRequest) -> EncodedCall:
     model = call.model
     path = TRACE_PATH if model is None else model_path(model, "trace/setting")
     if not call.changes:
@@ -216,7 +216,7 @@ def _read_log(
     return LogSettingsRequest(context=context, changes=changes)
 
 
-def _log_call(call: LogSettingsRequest) -> Asked:
+def _log_call(call: LogSettingsRequest) -> EncodedCall:
     return ("POST", LOG_PATH, dict(call.changes)) if call.changes else ("GET", LOG_PATH, None)
 
 
@@ -244,7 +244,7 @@ def _read_register(
     return SharedRegisterRequest(context=context, region=checked_region(region, limits))
 
 
-def _register_call(call: SharedRegisterRequest) -> Asked:
+def _register_call(call: SharedRegisterRequest) -> EncodedCall:
     region = call.region
     cuda = region.device is not None
     body: Body = {"key": region.key, "offset": region.offset, "byte_size": region.size_bytes}
@@ -264,7 +264,7 @@ def _read_unregister(
     return SharedUnregisterRequest(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
-def _unregister_call(call: SharedUnregisterRequest) -> Asked:
+def _unregister_call(call: SharedUnregisterRequest) -> EncodedCall:
     return "POST", shared_path(call.region, "unregister", cuda=bool(call.is_cuda)), None
 
 
@@ -274,7 +274,7 @@ def _read_status(
     return SharedStatusRequest(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
-def _status_call(call: SharedStatusRequest) -> Asked:
+def _status_call(call: SharedStatusRequest) -> EncodedCall:
     return "GET", shared_path(call.region, "status", cuda=bool(call.is_cuda)), None
 
 
@@ -296,7 +296,7 @@ def _region_text(region: SharedRegion) -> dict[str, Any]:
 def _read_regions(
     call: SharedStatusRequest, wire: HttpResponse, limits: MessageLimits
 ) -> tuple[SharedRegion, ...]:
-    document = read_value(wire.view, "the answer", limits)
+    document = read_value(wire.view, "the response", limits)
     if type(document) is not list or not all(type(entry) is dict for entry in document):
         raise MalformedMessage("the response is not a list of regions")
     check_count("regions", len(document), _MOST, "json_keys")

@@ -165,7 +165,7 @@ def read_members(members: Mapping[str, Any]) -> Members:
     for name, value in members.items():
         values = value if type(value) is list else [value]
         if not all(type(each) in _SCALARS for each in values):
-            raise MalformedMessage(f"{name!r} of the response is no value and no flat list of them")
+            raise MalformedMessage(f"{name!r} of the response is neither a value nor a flat list")
         found[name] = tuple(values) if type(value) is list else value
     return found
 

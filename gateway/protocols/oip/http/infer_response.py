@@ -44,9 +44,9 @@ from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.errors import clip, read_error_text, strip_traceback
 from gateway.wire.http import HttpResponse, view_of
 
-_WHAT = "the answer"
+_WHAT = "the response"
 _READ_BYTES = 64 * 1024
-_REMEMBERED = 512
+_CACHE_ENTRIES = 512
 _USE_BINARY = (
     "request it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
     "request) or over gRPC"
@@ -114,7 +114,7 @@ def encode_response(
     return HttpResponse(HTTP_OK, JSON_HEADERS, whole, is_compressible=True)
 
 
-@lru_cache(_REMEMBERED)  # responses repeat the same few
+@lru_cache(_CACHE_ENTRIES)  # responses repeat the same few
 def _model(model: ModelRef) -> bytes:
     """Return the members of a response about its model, without braces."""
     members = {"model_name": model.name}
@@ -245,11 +245,11 @@ def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
     traceback the last line; never empty.
     """
     text = read_error_text(wire.view, _READ_BYTES).strip()
-    found = strip_traceback(_said(text)) or f"HTTP status {wire.status} without a text"
+    found = strip_traceback(_message_of(text)) or f"HTTP status {wire.status} without a text"
     return clip(found, limits.error_text_bytes)
 
 
-def _said(text: str) -> str:
+def _message_of(text: str) -> str:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:

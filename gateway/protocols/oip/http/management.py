@@ -71,7 +71,7 @@ def decode_health(key: str, wire: HttpResponse, limits: MessageLimits) -> bool:
     if not view.nbytes:
         return True
     try:
-        document = read_value(view, "the answer", limits)
+        document = read_value(view, "the response", limits)
     except MalformedMessage:
         return True
     return not (type(document) is dict and document.get(key) in _FALSE)
@@ -212,7 +212,7 @@ def decode_index(wire: HttpResponse, limits: MessageLimits) -> tuple[RepositoryE
         MalformedMessage: It is neither.
         TooLarge: A name is too long, or there are too many.
     """
-    document = read_value(wire.view, "the answer", limits)
+    document = read_value(wire.view, "the response", limits)
     if type(document) is dict:
         document = list_member(document, "models", required=True)
     if type(document) is not list:
@@ -238,7 +238,7 @@ def _entry(item: Any, limits: MessageLimits) -> RepositoryEntry:
 
 
 def _object(wire: HttpResponse, limits: MessageLimits) -> dict[str, Any]:
-    document = read_value(wire.view, "the answer", limits)
+    document = read_value(wire.view, "the response", limits)
     if type(document) is not dict:
         raise MalformedMessage("the response is JSON, but not an object")
     return document

@@ -57,7 +57,7 @@ def write_opaque(call: OpaqueCall) -> HttpRequest:
     message = call.message
     if message.codec != NAME:
         raise Unsupported(
-            f"a request that only {message.codec} understands does not go over {NAME}",
+            f"a request that only {message.codec} understands cannot be sent over {NAME}",
             model=call.model,
         )
     asked: HttpRequest = message.wire
@@ -69,7 +69,7 @@ def write_opaque(call: OpaqueCall) -> HttpRequest:
 
 
 def write_answer(reply: Origin) -> HttpResponse:
-    """Return the server's answer as the client gets it, status and body as they are."""
+    """Return the server's response as the client gets it, status and body unchanged."""
     wire: HttpResponse = reply.wire
     return HttpResponse(wire.status, Headers(_kept(wire.headers)), wire.body)
 

@@ -77,7 +77,7 @@ _METHODS: Mapping[type[Call[Any]], tuple[str, ...]] = {
 _MODELS = "/v2/models/"
 _VERSIONS = "versions"
 _SHOWN = 200
-_REMEMBERED = 1024
+_CACHE_ENTRIES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def server_path(call: type[Call[Any]]) -> str | None:
     return next((path for path, kind in SERVER_PATHS.items() if kind is call), None)
 
 
-@lru_cache(_REMEMBERED)  # calls repeat the same few
+@lru_cache(_CACHE_ENTRIES)  # calls repeat the same few
 def model_path(model: ModelRef, action: str) -> str:
     """Return the path of a call about *model*; *action* is "", "ready", "infer" ..."""
     path = _MODELS + url_segment(model.name)

@@ -22,7 +22,7 @@ JSON_HEADERS = Headers((("Content-Type", "application/json"),))
 _LENGTH_KEY = LENGTH_HEADER.lower()
 _DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
 _SHOWN = 32
-_REMEMBERED = 1024
+_CACHE_ENTRIES = 1024
 
 
 class NeededWhole(Exception):  # not an error: the request is read again when it is complete
@@ -59,7 +59,7 @@ def told_length(headers: Headers) -> int | None:
     return int(text)
 
 
-@lru_cache(_REMEMBERED)  # messages repeat a few lengths
+@lru_cache(_CACHE_ENTRIES)  # messages repeat a few lengths
 def binary_headers(json_bytes: int) -> Headers:
     """Return the headers of a message with a binary part."""
     return Headers((("Content-Type", "application/octet-stream"), (LENGTH_HEADER, str(json_bytes))))

@@ -50,7 +50,7 @@ class Nonfinite(enum.Enum):
 
 
 _REFUSING: Final = (Nonfinite.REFUSE, Nonfinite.REFUSE_ALL)
-_REMEMBERED: Final = 512
+_CACHE_ENTRIES: Final = 512
 _BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
 # Of integers: fewer are written faster by Python than through an array.
 _FEW_BYTES: Final = 512
@@ -89,14 +89,14 @@ def described_binary(
     return tensor_prefix(kind, tensor.name, datatype, shape, parameters) + b"}"
 
 
-@lru_cache(_REMEMBERED)  # messages repeat the same few
+@lru_cache(_CACHE_ENTRIES)  # messages repeat the same few
 def _described(kind: str, name: str, datatype: Datatype, shape: Shape) -> bytes:
     if kind == "input":
         return dump({"name": name, "shape": shape, "datatype": datatype.value})[:-1]
     return dump({"name": name, "datatype": datatype.value, "shape": shape})[:-1]
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_ENTRIES)
 def _described_binary(kind: str, name: str, datatype: Datatype, shape: Shape, size: int) -> bytes:
     return tensor_prefix(kind, name, datatype, shape, {BINARY_SIZE: size}) + b"}"
 
@@ -246,7 +246,7 @@ def _flat_text(flat: npt.NDArray[Any]) -> bytes:
     return b"[%b]" % b",".join(pieces)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_ENTRIES)
 def _few_integers(
     kind: str, name: str, datatype: Datatype, shape: Shape, size: int
 ) -> tuple[bytes, Callable[[memoryview], bytes]] | None:

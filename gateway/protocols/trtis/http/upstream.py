@@ -56,7 +56,7 @@ _SHARED = "/api/sharedmemorycontrol"
 _SUCCESS = re.compile(r'code: SUCCESS(?: server_id: "[ !#-\[\]-~]*")?(?: request_id: [0-9]{1,19})?')
 _SUCCEEDED = pb.RequestStatus(code=pb.SUCCESS)
 # Responses repeat their headers: entries for some hundred models. Longer headers are rare.
-_REMEMBERED = 512
+_CACHE_ENTRIES = 512
 _REMEMBERED_LENGTH = 4096
 _STATUS_KEY, _RESPONSE_KEY = STATUS.lower(), RESPONSE.lower()
 
@@ -199,7 +199,7 @@ def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) 
     return read_reply(call, whole, raws, Origin(NAME, wire), limits)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_ENTRIES)
 def _remembered(line: str) -> pb.InferResponseHeader:
     """Read NV-InferResponse; the message is shared, and must not be changed."""
     return parse_text(line, pb.InferResponseHeader, allow_unknown=True)

@@ -636,6 +636,6 @@ def test_files_of_others_are_read_with_care(tmp_path: Path) -> None:
     assert [] == list(first.others())
     assert not (folder / "b.json").exists()
     first.write({})
-    first.leave()
-    first.leave()
+    first.remove()
+    first.remove()
     assert not (folder / "a.json").exists()

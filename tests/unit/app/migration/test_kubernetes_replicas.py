@@ -698,8 +698,8 @@ def test_reports_of_others_are_read_with_care(
     assert ("configmaps", name) not in server.objects
     other.write({"reports": {"0": {}}})
     assert ("configmaps", name) in server.objects
-    other.leave()
-    other.leave()
+    other.remove()
+    other.remove()
     assert ("configmaps", name) not in server.objects
 
 

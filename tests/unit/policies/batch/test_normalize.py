@@ -1,4 +1,4 @@
-"""Alike: what means the same is the same."""
+"""NormalizeOutputs: what means the same is the same."""
 
 from __future__ import annotations
 

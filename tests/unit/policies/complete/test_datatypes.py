@@ -31,7 +31,7 @@ DECLARED = (
     TensorMetadata("byte", Datatype.UINT8, (-1,)),
     TensorMetadata("unknown", None, (-1,)),
 )
-STAND_INS = frozenset({Need.SUBSTITUTES})
+SUBSTITUTES = frozenset({Need.SUBSTITUTES})
 IN_ORDER = frozenset({Need.OUTPUTS})
 INPUTS = DatatypeRestorer("input", M, DECLARED, InvalidRequest)
 
@@ -240,7 +240,7 @@ def request(*inputs: Tensor, needs: frozenset[Need] = frozenset(), **fields: Any
 async def test_requests_of_a_protocol_with_stand_ins_get_what_was_meant() -> None:
     """The next codec is given BOOL and BF16."""
     model = Model()
-    await Complete(model.service, frozenset())(request(BYTES, HALVES, needs=STAND_INS))
+    await Complete(model.service, frozenset())(request(BYTES, HALVES, needs=SUBSTITUTES))
     assert [BOOL, BF16] == [tensor.datatype for tensor in model.sent().inputs]
 
 
@@ -248,7 +248,7 @@ async def test_requests_of_other_protocols_are_let_be() -> None:
     """UINT8 of a caller that has BOOL is UINT8, and nobody is asked."""
     model = Model()
     call = request(BYTES, HALVES)
-    await Complete(model.service, STAND_INS)(call)
+    await Complete(model.service, SUBSTITUTES)(call)
     assert model.sent() is call
     assert 0 == model.questions
 
@@ -256,15 +256,15 @@ async def test_requests_of_other_protocols_are_let_be() -> None:
 async def test_answers_of_a_protocol_with_stand_ins_get_what_was_meant() -> None:
     """The caller is given BOOL and BF16."""
     model = Model(BYTES, HALVES)
-    reply = await Complete(model.service, STAND_INS)(request())
+    reply = await Complete(model.service, SUBSTITUTES)(request())
     assert [BOOL, BF16] == [tensor.datatype for tensor in reply.outputs]
 
 
 async def test_stand_ins_that_would_be_written_again_are_let_be() -> None:
     """Between two ends of one protocol nothing is taken back, and nobody is asked."""
     model = Model(BYTES, HALVES)
-    call = request(BYTES, HALVES, needs=STAND_INS)
-    reply = await Complete(model.service, STAND_INS)(call)
+    call = request(BYTES, HALVES, needs=SUBSTITUTES)
+    reply = await Complete(model.service, SUBSTITUTES)(call)
     assert model.sent() is call
     assert (BYTES, HALVES) == reply.outputs
     assert 0 == model.questions
@@ -275,14 +275,14 @@ async def test_who_does_not_tell_is_not_asked_for_every_request() -> None:
     model = Model(metadata=Unavailable("no metadata"))
     complete = Complete(model.service, frozenset())
     for _ in range(3):
-        await complete(request(BYTES, needs=STAND_INS))
+        await complete(request(BYTES, needs=SUBSTITUTES))
     assert 1 == model.questions
 
 
 async def test_answers_without_names_go_by_what_was_asked() -> None:
     """An output without a name is the one that was asked for at its place."""
     model = Model(array_tensor("", np.array([1.0], np.float32)))
-    reply = await Complete(model.service, STAND_INS)(request(outputs=(RequestedOutput("half"),)))
+    reply = await Complete(model.service, SUBSTITUTES)(request(outputs=(RequestedOutput("half"),)))
     assert [BF16] == [tensor.datatype for tensor in reply.outputs]
 
 
@@ -290,17 +290,17 @@ async def test_answers_that_bf16_cannot_hold_are_the_upstreams_fault() -> None:
     """What an upstream answers beyond the datatype that is declared cannot be used."""
     model = Model(array_tensor("half", np.array([0.1], np.float32)))
     with pytest.raises(UpstreamProtocolError, match=r"^output 'half' of model 'm' is BF16"):
-        await Complete(model.service, STAND_INS)(request())
+        await Complete(model.service, SUBSTITUTES)(request())
 
 
 async def test_without_metadata_tensors_are_what_they_say() -> None:
     """A model that does not tell its datatypes gets and gives what is there."""
     model = Model(BYTES, metadata=Unavailable("no metadata"))
-    call = request(BYTES, needs=STAND_INS)
+    call = request(BYTES, needs=SUBSTITUTES)
     await Complete(model.service, frozenset())(call)
     assert model.sent() is call
     model = Model(BYTES, metadata=Unavailable("no metadata"))
-    reply = await Complete(model.service, STAND_INS)(request())
+    reply = await Complete(model.service, SUBSTITUTES)(request())
     assert (BYTES,) == reply.outputs
     assert 1 == model.questions
 

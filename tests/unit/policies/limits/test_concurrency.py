@@ -49,10 +49,11 @@ async def test_full_queue_refuses_at_once(queue: int) -> None:
     await settle()
     with pytest.raises(Overloaded) as caught:
         await limit(CALL)
-    assert (
-        f"route 'r' has 1 inferences in flight and {queue} waiting, which is all it may have",
-        "queue",
-    ) == (caught.value.message, caught.value.limit)
+    text = (
+        f"route 'r' is overloaded: 1 requests in flight and {queue} queued "
+        "(policies.in_flight, policies.queued)"
+    )
+    assert (text, "queue") == (caught.value.message, caught.value.limit)
     for _ in range(1 + queue):
         service.waiting[-1].set_result(REPLY)
         await settle()
@@ -66,7 +67,7 @@ async def test_wait_is_short() -> None:
     first = asyncio.ensure_future(limit(CALL))
     await settle()
     for _ in range(2):
-        with pytest.raises(Overloaded, match=r"no place for another inference within 0\.01 s"):
+        with pytest.raises(Overloaded, match=r"no free slot for another inference within 0\.01 s"):
             await limit(CALL)
     service.waiting[0].set_result(REPLY)
     assert REPLY == await first
@@ -190,5 +191,5 @@ async def test_questions_about_health_pass() -> None:
 
 def test_there_must_be_a_place() -> None:
     """A route without places is a mistake of the configuration."""
-    with pytest.raises(ValueError, match="route 'r': in_flight is 0, at least 1 is needed"):
+    with pytest.raises(ValueError, match="route 'r': in_flight is 0; expected at least 1"):
         CallLimits(ScriptedService(), places=ConcurrencyLimit("r", in_flight=0))

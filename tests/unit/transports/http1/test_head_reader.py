@@ -118,7 +118,7 @@ def test_gives_up_heads_that_grow(limits: dict[str, int], data: bytes, limit: st
 
 @given(st.binary(max_size=200))
 def test_refuses_or_waits_for_anything_else(data: bytes) -> None:
-    """Whatever comes is a head, the beginning of one, or an HttpFault."""
+    """Whatever comes is a head, the beginning of one, or an HttpError."""
     reader = HeadReader(LIMITS, RequestHeadCache())
     try:
         head, at = reader.feed(data, 0)

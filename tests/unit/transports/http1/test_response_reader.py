@@ -56,7 +56,7 @@ def test_reads_the_same_however_it_is_cut(
         ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache),
         *cut(FRAMED[framing], cuts),
     )
-    assert answer.ended()
+    assert answer.feed_eof()
     body = b"".join(answer.pieces) if streamed else bytes(answer.body())
     assert (200, b"hello") == (answer.head.status, body)
     assert "1" == answer.head.headers.get("x-one")
@@ -73,7 +73,7 @@ def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> Non
         answer = fed(
             ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache), FRAMED[framing]
         )
-        assert answer.ended()
+        assert answer.feed_eof()
         body = b"".join(answer.pieces) if streamed else bytes(answer.body())
         results.append((answer.head, answer.is_persistent, body))
     assert results[0] == results[1] == results[2]
@@ -214,4 +214,4 @@ def test_connection_that_ends_early_leaves_it_unfinished() -> None:
     answer = fed(
         ResponseReader(PEER, "GET", streamed=False), HEAD + b"Content-Length: 5\r\n\r\nhel"
     )
-    assert not answer.ended()
+    assert not answer.feed_eof()

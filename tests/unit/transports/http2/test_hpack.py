@@ -101,7 +101,7 @@ def test_fields_are_bounded_as_they_are_read() -> None:
         (b"\x40\x05ab", "in the middle"),
         (b"\x7f\xff\xff\xff\xff\xff\x01", "too large"),
         (b"\x3f\xe2\x1f", "4097 bytes"),
-        (b"\x82\x20", "between fields"),
+        (b"\x82\x20", "between header fields"),
         (b"\x00\x81\xff\x01a", "Huffman"),
     ],
 )

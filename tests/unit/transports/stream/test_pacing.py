@@ -65,7 +65,7 @@ class Watched:
 
     def take(self, size: int, *, partial: bool = False, frames: int = 0) -> None:
         self.pace.received(size, partial=partial, frames=frames)
-        self.pace.go_on(busy=frames > 0, reading=True)
+        self.pace.update(busy=frames > 0, reading=True)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_between_frames_more_time_is_given(watched: Watched) -> None:
     """A connection is kept from its last answer on."""
     watched.take(100, frames=1)
     watched.loop.advance(1000)  # we are slow: not the client's fault
-    watched.pace.go_on(busy=False, reading=True)
+    watched.pace.update(busy=False, reading=True)
     watched.loop.advance(74.9)
     assert [] == watched.expired
     watched.loop.advance(0.2)
@@ -128,10 +128,10 @@ def test_each_frame_has_its_own_time(watched: Watched) -> None:
 def test_what_is_not_read_is_not_late(watched: Watched) -> None:
     """While we read nothing, a frame's clock stands still."""
     watched.take(100, partial=True)
-    watched.pace.go_on(busy=True, reading=False)
+    watched.pace.update(busy=True, reading=False)
     watched.loop.advance(1000)
     assert [] == watched.expired
-    watched.pace.go_on(busy=True, reading=True)
+    watched.pace.update(busy=True, reading=True)
     watched.loop.advance(9.9)
     assert [] == watched.expired
     watched.loop.advance(0.2)
@@ -149,6 +149,6 @@ def test_one_timer_is_enough_for_many_frames(watched: Watched) -> None:
     """Busy connections cost no timers."""
     for _ in range(1000):
         watched.take(100, frames=1)
-        watched.pace.go_on(busy=False, reading=True)
+        watched.pace.update(busy=False, reading=True)
         watched.loop.advance(0.001)
     assert len(watched.loop.timers) <= 1

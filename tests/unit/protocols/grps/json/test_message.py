@@ -12,7 +12,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
-from gateway.protocols.grps.custom.json_path import names_in, plain, render
+from gateway.protocols.grps.custom.json_path import json_value, names_in, render
 from gateway.protocols.grps.json.elements import read_array
 from gateway.protocols.grps.json.message import read_request, read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage, GrpsStatus
@@ -259,7 +259,9 @@ def test_unaligned_elements_are_written() -> None:
 )
 def test_tensors_are_plain_json(tensor: Tensor, found: Any) -> None:
     """Nested as their shape; what JSON has no word for is text."""
-    assert found == orjson.loads(orjson.dumps(plain(tensor), option=orjson.OPT_SERIALIZE_NUMPY))
+    assert found == orjson.loads(
+        orjson.dumps(json_value(tensor), option=orjson.OPT_SERIALIZE_NUMPY)
+    )
 
 
 def test_templates_are_filled() -> None:
@@ -270,7 +272,7 @@ def test_templates_are_filled() -> None:
     with pytest.raises(GatewayError, match="no element"):
         render("${x[9]}", {"x": [1]})
     with pytest.raises(GatewayError, match="no datatype"):
-        plain(Tensor("x", None, None, items_tensor("", (0,), []).data))
+        json_value(Tensor("x", None, None, items_tensor("", (0,), []).data))
 
 
 @pytest.mark.parametrize("count", [100, 131_073, 300_000])

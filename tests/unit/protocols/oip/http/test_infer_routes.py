@@ -348,7 +348,7 @@ def test_events_of_triton_have_outputs_by_name() -> None:
     assert ({"Y": (1, 2), "Z": "a", "k": True}, ()) == (found.flat_members, found.outputs)
     failed = TRITON.decode_item(CALL, HttpResponse(200, body=(b'{"error": "it broke"}',)))
     assert "it broke" == str(failed.error)
-    with pytest.raises(MalformedMessage, match="'Y' of the response is no value"):
+    with pytest.raises(MalformedMessage, match="'Y' of the response is neither a value"):
         TRITON.decode_item(CALL, HttpResponse(200, body=(b'{"Y": {"a": 1}}',)))
 
 
