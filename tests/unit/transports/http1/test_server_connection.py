@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
+from gateway.transports.admission import (
+    BODY_PATIENCE_S,
+    ConnectionCount,
+    MemoryBudget,
+    request_slots,
+)
 from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
@@ -229,3 +234,18 @@ async def test_a_body_sent_ahead_waits_for_its_turn() -> None:
     assert b"x" * LENGTH == bytes(scene.frontend.seen[1].view)
     await scene.close()
     await settle(lambda: scene.budget.used_bytes == 0)
+
+
+async def test_a_complete_request_is_not_ended_for_a_client_that_stopped_sending() -> None:
+    """While it waits for its reply and others for memory, its client has nothing left to send."""
+    scene = Scene()
+    scene.send(head() + b"x" * 1000)
+    await settle(lambda: scene.connection.cancel_exchange is not None)
+    scene.send(b"x" * (LENGTH - 1000))
+    await settle(lambda: bool(scene.frontend.seen))
+    with pytest.raises(TimeoutError):
+        await scene.budget.acquire(BUDGET, timeout_s=2 * BODY_PATIENCE_S)
+    assert b"" == scene.socket.written
+    scene.frontend.go.set()
+    await settle(lambda: scene.socket.written.startswith(b"HTTP/1.1 200"))
+    await scene.close()
