@@ -334,7 +334,7 @@ class FrameReader(ABC):
         stream = self.streams.get(number)
         taken = stop - at
         whole = taken == length
-        if stream is not None and (taken or whole):
+        if stream is not None and (taken or (whole and end)):  # after them only padding is left
             stream.coming = length - taken
             self._deliver(stream, memoryview(data)[at:stop], end=end and whole)
         skipped = min(len(data) - stop, padding) if whole else 0
