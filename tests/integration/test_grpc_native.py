@@ -331,6 +331,15 @@ FLOODS = {
     + frames.frame(frames.CONTINUATION, 0, 1, b"") * 5000,
     "pings": frames.frame(frames.PING, 0, 0, bytes(8)) * 20_000,
     "settings": frames.settings([(4, 65_535)]) * 20_000,
+    "shorter_than_announced": b"".join(
+        call(
+            UNARY.encode(),
+            literal(b"content-length", b"1"),
+            stream=number,
+            flags=frames.LAST_HEADERS,
+        )
+        for number in range(1, 2001, 2)
+    ),
     "hpack_bomb": call(UNARY.encode(), b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000 + b"\xbe" * 12_000),
 }
 

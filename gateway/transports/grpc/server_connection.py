@@ -237,7 +237,7 @@ class GrpcServerConnection(Http2Protocol):
         if head.length is not None:
             stream.expected_bytes = head.length
             if end and head.length:
-                self.core.reset(stream, h2.PROTOCOL_ERROR)
+                self.core.refuse(stream, h2.PROTOCOL_ERROR)
                 return
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
