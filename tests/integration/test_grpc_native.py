@@ -17,6 +17,7 @@ from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http2 import frames
 from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from tests.fakes import settle
 from tests.integration.grpc_echo import (
     MAKES,
     METHODS,
@@ -358,6 +359,22 @@ async def test_flood_ends_with_goaway_and_hinders_nobody(name: str) -> None:
         received = await flood
     assert bytes([frames.GOAWAY, 0, 0, 0, 0, 0]) in received
     assert max(took) < 0.5
+
+
+async def test_a_call_that_is_left_makes_room_for_the_next() -> None:
+    """A call that waits for a stream of the only connection gets that of a cancelled one."""
+    frontend = Slow()
+    async with (
+        served(frontend, h2_streams=1) as server,
+        calling(server, ClientLimits(connections=1)) as client,
+    ):
+        first = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        second = asyncio.create_task(client.send(ask(), deadline=monotonic() + 5))
+        await settle()
+        frontend.go.set()
+        first.cancel()
+        assert GrpcStatus.OK is (await second).status
 
 
 async def test_more_calls_than_a_server_allows_on_one_connection() -> None:

@@ -115,6 +115,11 @@ class GrpcClientConnection(Http2Protocol):
             self.flush_soon()
         return call
 
+    def on_cancelled(self) -> None:
+        """Let a call that waits for a stream have that of a cancelled call."""
+        if self._pool.waiting:
+            self._pool.on_call_ended(self)
+
     # -- for the protocol
 
     def is_foreign(self, data: bytes) -> bool:
