@@ -347,7 +347,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._break(fault)
             return len(data)
         if head is None:
-            self._head_timer.start()
+            if self._heads.is_started:
+                self._head_timer.start()
             return at
         if self._head_timer.is_armed:
             self._head_timer.stop()
