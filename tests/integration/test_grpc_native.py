@@ -72,6 +72,11 @@ async def _serving(_service: str) -> bool:
     return True
 
 
+def message(stream: int) -> bytes:
+    """Return `MESSAGE` on *stream*."""
+    return frames.frame(frames.DATA, frames.END_STREAM, stream, MESSAGE[9:])
+
+
 async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = address.rsplit(":", 1)
     return await asyncio.open_connection(host, int(port))
@@ -101,6 +106,28 @@ async def test_half_a_beginning_is_not_waited_for(data: bytes) -> None:
         began = monotonic()
         await said(server.address, data)
         assert 0.1 <= monotonic() - began < 2
+
+
+async def test_frames_that_are_cut_each_time_are_not_one_slow_frame() -> None:
+    """A busy client whose packets end within a frame is not taken for one that sends no more."""
+    frames_of = [call(stream=2 * number + 1) + message(2 * number + 1) for number in range(50)]
+    data = b"".join(frames_of)
+    async with served(Answers(echo), header_timeout_s=0.1) as server:
+        reader, writer = await connected(server.address)
+        writer.write(PREFACE)
+        at = 0
+        for frame in frames_of:
+            writer.write(data[at : at + len(frame)] if at else data[: len(frame) + 4])
+            at += len(frame) + 4 * (not at)
+            await asyncio.sleep(0.01)
+        writer.write(data[at:])
+        received = b""
+        async with asyncio.timeout(5):
+            while received.count(MESSAGE[9:]) < len(frames_of):
+                piece = await reader.read(65_536)
+                assert piece
+                received += piece
+        writer.close()
 
 
 async def test_idle_connection_is_closed_in_good_form() -> None:

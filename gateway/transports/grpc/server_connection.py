@@ -390,7 +390,8 @@ class GrpcServerConnection(Http2Protocol):
 
     def _is_too_slow(self, now: float) -> bool:
         limits = self._limits
-        if not self.core.is_reading_block:
+        # A new stream shows that what was incomplete has been completed since.
+        if not self.core.is_reading_block or self.core.last != self._last_seen:
             self._reading_since = None
         elif self._reading_since is None:
             self._reading_since = now
