@@ -321,9 +321,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     # -- reading
 
     def resume_reading(self) -> None:
-        """Pass buffered data to the body that is read now, and read on."""
+        """Pass buffered data to the body that is read now, and read on after the last of it."""
         self.data_received(b"")  # no new data after the buffered data
-        self._read_on()
+        if not self._unparsed:
+            self._read_on()
 
     def pause_reading(self) -> None:
         """Read nothing more until `resume_reading`."""

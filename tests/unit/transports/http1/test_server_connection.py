@@ -249,3 +249,19 @@ async def test_a_complete_request_is_not_ended_for_a_client_that_stopped_sending
     scene.frontend.go.set()
     await settle(lambda: scene.socket.written.startswith(b"HTTP/1.1 200"))
     await scene.close()
+
+
+async def test_no_more_is_read_while_requests_wait_to_be_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory of a client that sends many requests at once is bounded by what one read returns."""
+    scene = Scene(pipelined_requests=4)
+    scene.frontend.go.set()
+    unparsed: list[int] = []
+    monkeypatch.setattr(
+        scene.socket, "resume_reading", lambda: unparsed.append(len(scene.connection._unparsed))
+    )
+    scene.send(head(length=0) * 30)
+    await settle(lambda: len(scene.frontend.seen) == 30)
+    assert [0] == unparsed
+    await scene.close()
