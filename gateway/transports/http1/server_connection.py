@@ -295,7 +295,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.connection_lost(None)
         # uvloop keeps a former protocol for as long as the connection lasts: it holds nothing more.
         vars(self).clear()
-        self._reading, self._input, self._successor = None, _CLOSED, None
+        self._reading, self._input, self._successor, self._address = None, _CLOSED, None, None
         if not transport.is_closing():
             self._succeed(transport, successor)
             successor.data_received(first)

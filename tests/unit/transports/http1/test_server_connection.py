@@ -22,6 +22,7 @@ from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
+from gateway.transports.http2.frames import PREFACE
 from gateway.wire.http import HttpRequest, HttpResponse
 
 LENGTH = 200_000
@@ -99,7 +100,7 @@ class Scene:
             refused=lambda _error: None,
             early=cut_through_limiter(server_limits),
         )
-        self.door = Http1ServerProtocol(listener, ConnectionCount(1, 1), reserve=False)
+        self.door = Http1ServerProtocol(listener, ConnectionCount(2, 2), reserve=False)
         self.socket = Socket()
         self.connection = Http1ServerConnection(self.door, asyncio.get_running_loop())
         self.connection.connection_made(self.socket)
@@ -264,4 +265,17 @@ async def test_no_more_is_read_while_requests_wait_to_be_parsed(
     scene.send(head(length=0) * 30)
     await settle(lambda: len(scene.frontend.seen) == 30)
     assert [0] == unparsed
+    await scene.close()
+
+
+async def test_a_connection_that_closes_before_its_preface_is_complete_is_lost_once() -> None:
+    """TLS delivers what it has decrypted, also when the connection is closing."""
+    scene = Scene()
+    scene.door.http2 = asyncio.Protocol
+    connection = Http1ServerConnection(scene.door, asyncio.get_running_loop())
+    connection.connection_made(scene.socket)
+    scene.socket.close()
+    connection.data_received(PREFACE)
+    connection.connection_lost(None)
+    assert {scene.connection} == scene.door.connections
     await scene.close()
