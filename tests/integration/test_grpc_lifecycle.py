@@ -55,7 +55,7 @@ async def test_taken_port_is_one_clear_error() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:port", "127.0.0.1:65536", ":", ""])
 async def test_address_that_is_none(address: str) -> None:
     """An address without host or port fails with OSError that says what is needed."""
-    with pytest.raises(OSError, match="needed is host:port"):
+    with pytest.raises(OSError, match="expected host:port"):
         await another(address).start()
 
 

@@ -180,7 +180,7 @@ class ServerCall:
 
     def on_timeout(self) -> None:
         """End the call: the client's deadline has passed."""
-        self._fail(errors.DeadlineExceeded("the call's time is over"))
+        self._fail(errors.DeadlineExceeded("deadline exceeded before the call was complete"))
 
     def on_writable(self) -> None:
         """Continue: the buffered response is written."""

@@ -52,6 +52,7 @@ _LAST_CHANCE_S: Final = 0.25
 # A connection without calls for so long is not swept until its client sends.
 _IDLE_AFTER_S: Final = 5.0
 _UNSERVED: Final = "no protocol here serves this method"
+_NOT_A_CALL: Final = "the request is not a gRPC call; expected POST and application/grpc"
 _NO_GRPC: Final = "this address serves HTTP and no gRPC"
 _BLOCK_OVERHEAD: Final = 2
 """Header blocks may be that many times the metadata's limit: over it a call is refused by name."""
@@ -452,7 +453,7 @@ class GrpcServerConnection(Http2Protocol):
         if not self._methods:
             details = _NO_GRPC
         if head.http_status != 200:  # noqa: PLR2004  # OK
-            status, details, http = GrpcStatus.INTERNAL, "this is no gRPC call", head.http_status
+            status, details, http = GrpcStatus.INTERNAL, _NOT_A_CALL, head.http_status
         elif head.oversized:
             status = GrpcStatus.RESOURCE_EXHAUSTED
             details = f"the metadata is too large, at most {head.oversized} bytes are allowed"

@@ -78,7 +78,7 @@ class TransferRateLimit:
         """Return the error for a wait that has reached *limit*."""
         return HttpError(
             408,
-            f"request body came too slowly: {self._received} bytes in "
+            f"request body arrived too slowly: {self._received} bytes in "
             f"{self._loop.time() - self._start:.1f} s",
             limit=limit,
             close=True,

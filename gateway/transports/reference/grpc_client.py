@@ -194,7 +194,7 @@ class GrpcClient:
         return left_s
 
     def _too_late(self) -> errors.GatewayError:
-        return errors.DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+        return errors.DeadlineExceeded(f"deadline exceeded before {self._target} was called")
 
     def _status(
         self, error: aio.AioRpcError, channel: PooledChannel, deadline: float | None

@@ -70,7 +70,7 @@ class ReferenceHttpRequest:
                 return memoryview(payload.read_nowait())
             return await _read_sized(self._reader(limits), length, held)
         except RequestPayloadError as error:
-            raise MalformedMessage(f"request body is not framed rightly: {error}") from error
+            raise MalformedMessage(f"malformed framing of the request body: {error}") from error
         except RuntimeError as error:  # aiohttp's reader raises this when the connection is lost
             raise ConnectionResetError("the client has left") from error
 
