@@ -153,7 +153,9 @@ class Http2Exchange(Exchange):
             transport.head(_block(response), end=True)
             return
         size = size_of(response.body)
-        block = _block(response) + literal(b"content-length", b"%d" % size)
+        block = _block(response)
+        if response.body or not head_only:  # as in HTTP/1
+            block += literal(b"content-length", b"%d" % size)
         if varies:
             block += _VARIES
         if head_only or not size:
