@@ -91,7 +91,7 @@ class GrpcClientConnection(Http2Protocol):
 
         Args:
             wire: The request.
-            deadline: What the server is told; None for no deadline.
+            deadline: The deadline that is sent; None for none.
             now: The time, on the clock of *deadline*.
             waiter: As in `ClientCall`.
         """

@@ -53,7 +53,7 @@ def end_of_head(tail: bytes, data: bytes, at: int) -> int:
 
 
 def tail_of(tail: bytes, piece: bytes) -> bytes:
-    """Return the last bytes of a head so far, in which an empty line may have is_started."""
+    """Return the last bytes of a head so far, with which an empty line may begin."""
     return (tail + piece[1 - len(_END) :])[1 - len(_END) :]
 
 

@@ -217,7 +217,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.write_paused = asyncio.Event()
 
     def resume_writing(self) -> None:
-        """Note that it has."""
+        """Note that the write buffer is empty."""
         if self.write_paused is not None:
             self.write_paused.set()
             self.write_paused = None

@@ -197,7 +197,7 @@ def settings(values: Iterable[tuple[int, int]]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return the settings of a frame, in order. Raises H2Fault."""
+    """Return the settings of a frame, in order. Raises Http2ConnectionError."""
     if len(payload) % _SETTING.size:
         raise Http2ConnectionError(FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
     return list(_SETTING.iter_unpack(payload))

@@ -63,8 +63,8 @@ class HeaderDecoder:
         """Return the fields of *block*.
 
         Raises:
-            H2Fault: It is none, or its fields are larger than the limit; nothing after it can be
-                read.
+            Http2ConnectionError: It is malformed, or its fields exceed the limit. Later blocks
+                cannot be read.
         """
         try:
             return self._decode(block)

@@ -170,7 +170,7 @@ class ReferenceHttpConnection(RequestHandler):
         self.write_paused = asyncio.Event()
 
     def resume_writing(self) -> None:
-        """Note that it has."""
+        """Note that the write buffer is empty."""
         super().resume_writing()
         if self.write_paused is not None:
             self.write_paused.set()

@@ -33,8 +33,8 @@ class ReferenceHttpRequest:
     """One request of a connection.
 
     Attributes:
-        here: Never: a body is always asked for.
-        lease: Never: none is received before.
+        buffered_body: None: a body is always read by `body`.
+        lease: None: no body is received before its exchange.
     """
 
     buffered_body: memoryview | None = None
@@ -55,12 +55,12 @@ class ReferenceHttpRequest:
         return self._payload.is_eof()
 
     def head(self, limits: ServerLimits) -> Head:
-        """Return its head; raises HttpFault."""
+        """Return its head. Raises HttpError."""
         message = self._request._message  # noqa: SLF001  # the only way to the fields as sent
         return read_head(self.method, message.path, self.version, message.raw_headers, limits)
 
     async def body(self, length: int | None, limits: ServerLimits, held: Reservation) -> memoryview:
-        """Return its body; see `http_exchange.Incoming`."""
+        """Return its body; see `http.interfaces.RequestReader`."""
         payload = self._payload
         try:
             if length is None:

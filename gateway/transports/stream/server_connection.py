@@ -132,7 +132,7 @@ class StreamConnection(asyncio.Protocol):
         self._taken.clear()
 
     def resume_writing(self) -> None:
-        """Note that it has."""
+        """Note that the write buffer is empty, and continue."""
         self._taken.set()
         self._advance()
 
