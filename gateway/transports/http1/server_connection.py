@@ -37,7 +37,13 @@ from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, Request
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
 from gateway.transports.http2.frames import PREFACE, may_be_http2
 from gateway.transports.net.refused_connection import refuse_connection
-from gateway.transports.net.sockets import pause_until_drained, peer_missing, peer_refused, tune
+from gateway.transports.net.sockets import (
+    end_output,
+    pause_until_drained,
+    peer_missing,
+    peer_refused,
+    tune,
+)
 from gateway.transports.net.tls import negotiated_http2
 from gateway.wire.http import HttpResponse
 
@@ -465,8 +471,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.abort()  # a response that has started must not look complete
             return
         write_response(self.transport, response, keep=False, version=(1, 1))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        end_output(self.transport)
 
     def _end(self) -> None:
         """Close, after the client had time to read the response."""

@@ -117,6 +117,13 @@ def pause_until_drained(transport: Any) -> None:
     transport.set_write_buffer_limits(high=int(encrypted))
 
 
+def end_output(transport: Any) -> None:
+    """Send the end of the output, if *transport* can do that and the peer is there."""
+    if transport.can_write_eof():
+        with contextlib.suppress(OSError):  # asyncio raises it for a connection that was reset
+            transport.write_eof()
+
+
 def descriptors_short(sock: Any) -> bool:
     """Return whether the descriptor of *sock* is in the last tenth of the allowed ones.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import (
@@ -278,4 +280,23 @@ async def test_a_connection_that_closes_before_its_preface_is_complete_is_lost_o
     connection.data_received(PREFACE)
     connection.connection_lost(None)
     assert {scene.connection} == scene.door.connections
+    await scene.close()
+
+
+async def test_a_client_that_leaves_before_its_error_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of the output of a socket that was reset is an error of asyncio, not of ours."""
+
+    def write_eof() -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    scene = Scene()
+    monkeypatch.setattr(scene.socket, "can_write_eof", lambda: True)
+    monkeypatch.setattr(scene.socket, "write_eof", write_eof, raising=False)
+    with capture_logs() as logs:
+        scene.send(b"no request\r\n\r\n")
+        await settle(lambda: scene.connection._task is None)
+    assert [] == logs
+    assert 1 == scene.socket.written.count(b"HTTP/1.1 400")
     await scene.close()
