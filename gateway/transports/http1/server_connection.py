@@ -39,6 +39,7 @@ from gateway.transports.http2.frames import PREFACE, may_be_http2
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import (
     end_output,
+    has_unread,
     pause_until_drained,
     peer_missing,
     peer_refused,
@@ -515,10 +516,16 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.is_ending = True
 
     def drain(self) -> None:
-        """Close when idle, or after the last pending response."""
+        """Close when idle, or after the last pending response.
+
+        A request that the kernel has received is pending, too: closing would reset it.
+        """
         self.is_ending = True
-        if not self.in_flight and not self._heads.is_started and self.transport is not None:
-            self.transport.close()
+        transport = self.transport
+        if self.in_flight or self._heads.is_started or transport is None:
+            return
+        if not has_unread(transport.get_extra_info("socket")):
+            transport.close()
 
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error."""

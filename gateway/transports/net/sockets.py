@@ -107,6 +107,15 @@ def peer_left(sock: Any) -> bool:
     return bool(poll.poll(0))
 
 
+def has_unread(sock: Any) -> bool:
+    """Return whether unread data, or the end of the data, has arrived on *sock*."""
+    if sock is None or sock.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def pause_until_drained(transport: Any) -> None:
     """Make *transport* pause writing whenever its write buffer is not empty.
 
