@@ -545,9 +545,11 @@ def connection_refusal(
         address: The address that it counts for.
         reserve: Whether it may use the descriptors in reserve.
     """
-    limit = count.exceeded(address)
-    if limit is None and not reserve and descriptors_short(transport.get_extra_info("socket")):
-        limit = DESCRIPTORS
+    # First, because connections above the other limits stay open until they have their response.
+    if not reserve and descriptors_short(transport.get_extra_info("socket")):
+        limit: str | None = DESCRIPTORS
+    else:
+        limit = count.exceeded(address)
     if limit is None:
         return None
     return TooManyConnections(

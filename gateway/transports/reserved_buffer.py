@@ -73,7 +73,7 @@ class ReservedBuffer:
 
     @property
     def reserved_ahead(self) -> int:
-        """How many more bytes may come."""
+        """How many more bytes may arrive before more memory is reserved."""
         return self._held.size_bytes - self.filled
 
     @property

@@ -27,6 +27,7 @@ from tests.integration.grpc_echo import (
     only_quiet,
     serving,
 )
+from tests.integration.test_grpc_hostile import MESSAGE, PREFACE, call
 
 pytestmark = pytest.mark.usefixtures("grpc_makes")
 
@@ -54,7 +55,7 @@ async def test_taken_port_is_one_clear_error() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:port", "127.0.0.1:65536", ":", ""])
 async def test_address_that_is_none(address: str) -> None:
     """An address without host or port fails with OSError that says what is needed."""
-    with pytest.raises(OSError, match="expected HOST:PORT"):
+    with pytest.raises(OSError, match="expected host:port"):
         await another(address).start()
 
 
@@ -86,6 +87,22 @@ async def test_drain_finishes_what_is_in_flight() -> None:
         assert b"late" == (await call).view.tobytes()
         async with asyncio.timeout(2):
             await drained
+
+
+async def test_drain_waits_for_the_rest_of_a_message() -> None:
+    """A call whose message has not arrived completely is in flight, too."""
+    async with serving(Answers(echo)) as server:
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(PREFACE + call() + MESSAGE[:-1])
+        await asyncio.sleep(0.1)
+        drained = asyncio.create_task(server.drain(10))
+        await asyncio.sleep(1)
+        writer.write(MESSAGE[-1:])
+        async with asyncio.timeout(5):
+            assert MESSAGE[9:] in await reader.read()
+            await drained
+        writer.close()
 
 
 async def test_drain_cancels_the_rest() -> None:

@@ -17,6 +17,7 @@ from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http2 import frames
 from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from tests.fakes import settle
 from tests.integration.grpc_echo import (
     MAKES,
     METHODS,
@@ -71,6 +72,11 @@ async def _serving(_service: str) -> bool:
     return True
 
 
+def message(stream: int) -> bytes:
+    """Return `MESSAGE` on *stream*."""
+    return frames.frame(frames.DATA, frames.END_STREAM, stream, MESSAGE[9:])
+
+
 async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = address.rsplit(":", 1)
     return await asyncio.open_connection(host, int(port))
@@ -100,6 +106,28 @@ async def test_half_a_beginning_is_not_waited_for(data: bytes) -> None:
         began = monotonic()
         await exchange(server.address, data)
         assert 0.1 <= monotonic() - began < 2
+
+
+async def test_frames_that_are_cut_each_time_are_not_one_slow_frame() -> None:
+    """A busy client whose packets end within a frame is not taken for one that sends no more."""
+    frames_of = [call(stream=2 * number + 1) + message(2 * number + 1) for number in range(50)]
+    data = b"".join(frames_of)
+    async with served(Answers(echo), header_timeout_s=0.1) as server:
+        reader, writer = await connected(server.address)
+        writer.write(PREFACE)
+        at = 0
+        for frame in frames_of:
+            writer.write(data[at : at + len(frame)] if at else data[: len(frame) + 4])
+            at += len(frame) + 4 * (not at)
+            await asyncio.sleep(0.01)
+        writer.write(data[at:])
+        received = b""
+        async with asyncio.timeout(5):
+            while received.count(MESSAGE[9:]) < len(frames_of):
+                piece = await reader.read(65_536)
+                assert piece
+                received += piece
+        writer.close()
 
 
 async def test_idle_connection_is_closed_in_good_form() -> None:
@@ -333,6 +361,15 @@ FLOODS = {
     + frames.frame(frames.CONTINUATION, 0, 1, b"") * 5000,
     "pings": frames.frame(frames.PING, 0, 0, bytes(8)) * 20_000,
     "settings": frames.settings([(4, 65_535)]) * 20_000,
+    "shorter_than_announced": b"".join(
+        call(
+            UNARY.encode(),
+            literal(b"content-length", b"1"),
+            stream=number,
+            flags=frames.LAST_HEADERS,
+        )
+        for number in range(1, 2001, 2)
+    ),
     "hpack_bomb": call(UNARY.encode(), b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000 + b"\xbe" * 12_000),
 }
 
@@ -351,6 +388,22 @@ async def test_flood_ends_with_goaway_and_hinders_nobody(name: str) -> None:
         received = await flood
     assert bytes([frames.GOAWAY, 0, 0, 0, 0, 0]) in received
     assert max(took) < 0.5
+
+
+async def test_a_call_that_is_left_makes_room_for_the_next() -> None:
+    """A call that waits for a stream of the only connection gets that of a cancelled one."""
+    frontend = Slow()
+    async with (
+        served(frontend, h2_streams=1) as server,
+        calling(server, ClientLimits(connections=1)) as client,
+    ):
+        first = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        second = asyncio.create_task(client.send(ask(), deadline=monotonic() + 5))
+        await settle()
+        frontend.go.set()
+        first.cancel()
+        assert GrpcStatus.OK is (await second).status
 
 
 async def test_more_calls_than_a_server_allows_on_one_connection() -> None:

@@ -24,7 +24,7 @@ from tests.integration.http_kit import (
 )
 
 MIB = 1 << 20
-PROTOCOL_ERROR, NO_ERROR = 1, 0
+PROTOCOL_ERROR, NO_ERROR, ENHANCE_YOUR_CALM = 1, 0, 11
 
 
 @pytest.fixture(autouse=True)
@@ -287,6 +287,20 @@ async def test_a_body_that_is_not_as_long_as_announced() -> None:
             await client.send(number, bytes(size))
             assert PROTOCOL_ERROR == (await client.answer(number)).reset
     assert [] == echo.seen
+
+
+async def test_refused_requests_pay_for_no_resets() -> None:
+    """A connection cannot earn by paths that nobody serves what it costs to leave requests."""
+    async with serving(Slow()) as running, h2_client(running.server.address) as client:
+        for _ in range(60):
+            numbers = [client.begin("GET", "/nowhere", end=True) for _ in range(10)]
+            for number in numbers:
+                await client.answer(number)
+                client.reset(client.begin("GET", "/v2", end=True))
+            if client.over.is_set():
+                break
+        await asyncio.wait_for(client.over.wait(), 2)
+    assert ENHANCE_YOUR_CALM in [code for _, code in client.goaways]
 
 
 async def test_cookies_are_joined() -> None:

@@ -307,6 +307,22 @@ async def test_a_reset_does_not_say_that_a_request_was_not_read(size: int) -> No
         assert (Unavailable, 1) == (type(caught.value), server.connections)
 
 
+async def test_a_connection_is_not_used_while_a_part_of_its_request_is_unsent() -> None:
+    """A server that refuses a request early may leave the rest of it unread for ever."""
+
+    async def refuse(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a stream's
+        peer.writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        await asyncio.sleep(5)
+
+    large = HttpRequest("POST", "/v2/x", body=(bytes(16 << 20),))
+    async with upstream(refuse, says(OK)) as server, client_of(server.port) as client:
+        assert 413 == (await client.send(large, deadline=time.monotonic() + 2)).status
+        assert 200 == (await client.send(POST, deadline=time.monotonic() + 2)).status
+        assert 2 == server.connections
+
+
 async def test_a_connection_is_not_used_after_an_internal_error() -> None:
     """ASGI servers close the connection after status 500 and do not say so."""
     failed = OK.replace(b"200 OK", b"500 Internal Server Error")

@@ -77,6 +77,17 @@ async def test_request_and_answer_cross_as_they_are() -> None:
     assert data.endswith(b"\r\n\r\nok")
 
 
+async def test_the_response_to_head_announces_no_empty_body() -> None:
+    """Its length would be that of the response to GET (RFC 9110 8.6), which has one."""
+    script = says(b"HTTP/1.1 200 OK\r\nX-Answer: a\r\nContent-Length: 1234\r\n\r\n")
+    async with passing(script) as running:
+        data = await running.ask(b"HEAD /page HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    assert data.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nX-Answer: a\r\n" in data
+    assert b"Content-Length" not in data
+    assert data.endswith(b"\r\n\r\n")
+
+
 async def test_trace_is_not_passed_on() -> None:
     """An upstream that answers TRACE with the request makes credentials readable: it is not asked."""
 

@@ -311,6 +311,23 @@ async def test_drain_answers_what_was_on_its_way() -> None:
         await connection.close()
 
 
+async def test_drain_answers_a_request_that_nobody_has_read() -> None:
+    """An idle connection whose next request is in the buffer of the kernel is not reset."""
+    loop = asyncio.get_running_loop()
+    async with serving(Echo()) as running, asyncio.timeout(5):
+        with socket.create_connection((running.host, running.port)) as kept:
+            kept.setblocking(False)
+            kept.send(post(b"x"))
+            assert b"HTTP/1.1 200" in await loop.sock_recv(kept, 4096)
+            kept.send(post(b"y"))  # the loop has no turn to read it
+            for connection in running.server.open_connections:
+                connection.drain()
+            answer = await loop.sock_recv(kept, 4096)
+            assert b"HTTP/1.1 200" in answer
+            assert b"\r\nConnection: close\r\n" in answer
+            await eventually(lambda: not running.server.open_connections)
+
+
 async def test_drain_accepts_who_waits_in_the_queue() -> None:
     """A connection that the kernel has made and nobody has accepted is answered, not reset."""
     async with serving(Echo()) as running:

@@ -574,6 +574,24 @@ async def test_draining_finishes_a_frame_that_has_begun() -> None:
     assert HELLO == found
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_draining_answers_a_frame_that_nobody_has_read(in_order: bool) -> None:
+    """An idle connection whose next frame is in the buffer of the kernel is not reset."""
+    frame = HELLO if in_order else numbered(7, b"hello 123")
+    loop = asyncio.get_running_loop()
+    async with serving(Echo(), in_order=in_order) as running, asyncio.timeout(5):
+        host, _, port = running.server.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as kept:
+            kept.setblocking(False)
+            kept.send(frame)
+            assert frame == await loop.sock_recv(kept, 4096)
+            kept.send(frame)  # the loop has no turn to read it
+            for connection in list(running.server._listener.connections):
+                connection.drain()
+            assert frame == await loop.sock_recv(kept, 4096)
+            assert b"" == await loop.sock_recv(kept, 4096)
+
+
 async def test_draining_refuses_new_numbered_frames() -> None:
     """A connection that many share stays until its answers are out, and takes no more."""
     frontend = Slow()

@@ -35,7 +35,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Return the parts of an address that is no unix socket. Raises OSError."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise OSError(errno.EINVAL, "expected HOST:PORT, with port 0 to 65535")
+        raise OSError(errno.EINVAL, "expected host:port, with a port from 0 to 65535")
     return host.strip("[]"), int(port)
 
 

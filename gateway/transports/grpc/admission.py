@@ -126,7 +126,7 @@ class CallAdmission(ConcurrencyLimiter):
             raise
 
     def begin(self) -> None:
-        """Note the start of a request that is admitted elsewhere; `leave` notes its end."""
+        """Note a request that is admitted elsewhere or later; `leave` notes its end."""
         self._entered += 1
         self.calls += 1
 

@@ -192,7 +192,7 @@ class GrpcClient:
         """Return why a call is not started: the client is closed, or the deadline has passed."""
         if self._is_closed:
             return NotSent(f"the client of {self._target} is closed")
-        return DeadlineExceeded(f"the deadline expired before the call was sent to {self._target}")
+        return DeadlineExceeded(f"deadline exceeded before {self._target} was called")
 
 
 def _is_over(deadline: float | None) -> bool:

@@ -45,6 +45,9 @@ class Http2ClientConnection(Protocol):
     def flush(self) -> None:
         """Write the frames of the core."""
 
+    def on_cancelled(self) -> None:
+        """Let a call that waits for a stream have that of a cancelled call."""
+
 
 class ClientCall:
     """A call in progress.
@@ -328,6 +331,7 @@ class ClientCall:
         if self.stream.number in core.streams:
             core.reset(self.stream, h2.CANCEL)
             self._connection.flush()
+            self._connection.on_cancelled()
 
     def can_be_left(self) -> bool:
         """Return whether the call can end by itself: its request is sent completely."""

@@ -91,7 +91,7 @@ class GrpcClientConnection(Http2Protocol):
 
         Args:
             wire: The request.
-            deadline: What the server is told; None for no deadline.
+            deadline: The deadline that is sent; None for none.
             now: The time, on the clock of *deadline*.
             waiter: As in `ClientCall`.
         """
@@ -114,6 +114,11 @@ class GrpcClientConnection(Http2Protocol):
         if not self.is_flushing:
             self.flush_soon()
         return call
+
+    def on_cancelled(self) -> None:
+        """Let a call that waits for a stream have that of a cancelled call."""
+        if self._pool.waiting:
+            self._pool.on_call_ended(self)
 
     # -- for the protocol
 

@@ -120,7 +120,9 @@ def read_request_head(
     try:
         length = content_length(fields) if b"content-length" in found else None
     except ValueError:
-        return Http2StreamError(h2.PROTOCOL_ERROR, "Content-Length is not one number")
+        return Http2StreamError(
+            h2.PROTOCOL_ERROR, "Content-Length is not a number, or its values differ"
+        )
     if found.get(b"te", _TE) != _TE:
         return Http2StreamError(h2.PROTOCOL_ERROR, "TE is not trailers")
     timeout = found.get(b"grpc-timeout")

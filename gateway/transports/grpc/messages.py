@@ -134,7 +134,7 @@ class MessageReader:
         self._flag = prefix[0]
         size = int.from_bytes(prefix[1:PREFIX_BYTES], "big")
         if self._flag > 1:
-            raise MalformedMessage(f"a message begins with {self._flag}; expected 0 or 1")
+            raise MalformedMessage(f"a message begins with {self._flag}; expected the flag 0 or 1")
         if size > self._limit:
             raise TooLarge(
                 f"the message has {size} bytes, at most {self._limit} are allowed",

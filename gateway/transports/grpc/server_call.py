@@ -180,7 +180,7 @@ class ServerCall:
 
     def on_timeout(self) -> None:
         """End the call: the client's deadline has passed."""
-        self._fail(errors.DeadlineExceeded("the deadline expired before the call was complete"))
+        self._fail(errors.DeadlineExceeded("deadline exceeded before the call was complete"))
 
     def on_writable(self) -> None:
         """Continue: the buffered response is written."""
@@ -209,6 +209,8 @@ class ServerCall:
                 self._fail,
                 self._started_at,
             )
+            if not method.is_bidirectional:
+                method.admission.begin()  # a drain waits for the rest of the only message
         return incoming
 
     def _start(self, message: GrpcMessage | None) -> None:
@@ -467,6 +469,8 @@ class ServerCall:
         self.task = None  # it holds the error that ended it, and so the frames of the call
         if self._incoming is not None:
             self._incoming.close()
+            if not self._method.is_bidirectional:
+                self._method.admission.leave()
         if self._step:
             self._method.wheel.cancel(self, self._step)
         core, stream = self._connection.core, self._stream

@@ -52,6 +52,7 @@ _LAST_CHANCE_S: Final = 0.25
 # A connection without calls for so long is not swept until its client sends.
 _IDLE_AFTER_S: Final = 5.0
 _UNSERVED: Final = "no protocol here serves this method"
+_NOT_A_CALL: Final = "the request is not a gRPC call; expected POST and application/grpc"
 _NO_GRPC: Final = "this address serves HTTP and no gRPC"
 _BLOCK_OVERHEAD: Final = 2
 """Header blocks may be that many times the metadata's limit: over it a call is refused by name."""
@@ -237,7 +238,7 @@ class GrpcServerConnection(Http2Protocol):
         if head.length is not None:
             stream.expected_bytes = head.length
             if end and head.length:
-                self.core.reset(stream, h2.PROTOCOL_ERROR)
+                self.core.refuse(stream, h2.PROTOCOL_ERROR)
                 return
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
@@ -390,7 +391,8 @@ class GrpcServerConnection(Http2Protocol):
 
     def _is_too_slow(self, now: float) -> bool:
         limits = self._limits
-        if not self.core.is_reading_block:
+        # A new stream shows that what was incomplete has been completed since.
+        if not self.core.is_reading_block or self.core.last != self._last_seen:
             self._reading_since = None
         elif self._reading_since is None:
             self._reading_since = now
@@ -451,11 +453,7 @@ class GrpcServerConnection(Http2Protocol):
         if not self._methods:
             details = _NO_GRPC
         if head.http_status != 200:  # noqa: PLR2004  # OK
-            status, details, http = (
-                GrpcStatus.INTERNAL,
-                "the request is not a gRPC call",
-                head.http_status,
-            )
+            status, details, http = GrpcStatus.INTERNAL, _NOT_A_CALL, head.http_status
         elif head.oversized:
             status = GrpcStatus.RESOURCE_EXHAUSTED
             details = f"the metadata is too large, at most {head.oversized} bytes are allowed"

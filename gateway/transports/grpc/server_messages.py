@@ -127,6 +127,8 @@ class RequestMessages:
             return
         found = self._reader.feed(view)
         self.messages += _unpinned(found)
+        if found and self._held.size_bytes:
+            self._held.settle()  # a message that is complete waits for this side
         if end and not self._reader.is_empty:
             raise MalformedMessage("the call ended in the middle of a message")
         if len(self.messages) > _MAX_UNREAD_MESSAGES:

@@ -20,7 +20,7 @@ LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SHARE: Final = 4
 
 OnBodyError = Callable[[HttpError], None]
-"""Told that a body comes too slowly."""
+"""Called with the error of a body that arrives too slowly."""
 
 
 class OpenBodyStream(StreamingBody, Protocol):
@@ -36,7 +36,7 @@ class OpenBodyStream(StreamingBody, Protocol):
         ...
 
     def close(self) -> None:
-        """Forget all of it; harmless the second time."""
+        """Drop all data. A second call does nothing."""
         ...
 
 

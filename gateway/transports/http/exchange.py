@@ -360,9 +360,12 @@ class Exchange:
 
     async def _received(self, head: Head) -> memoryview:
         limits, incoming = self._listener.limits, self._incoming
-        if incoming.lease is not None:
-            incoming.lease.move_with(incoming.received_bytes, self._gives_way)
-            return await incoming.body(head.length, limits, incoming.lease)
+        lease = incoming.lease
+        if lease is not None:
+            lease.move_with(incoming.received_bytes, self._gives_way)
+            body = await incoming.body(head.length, limits, lease)
+            lease.settle()
+            return body
         codings = head.all("content-encoding") if head.has_content_coding else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)

@@ -23,7 +23,7 @@ class HttpConnection(Protocol):
     Attributes:
         transport: None once it is lost.
         is_head_sent: The response has started.
-        answered: How many requests have had a response.
+        responses_sent: How many requests have had a response.
         client: The shares of the client.
         cancel_exchange: Ends the exchange with an error, at the end of a drain; None without one.
     """
@@ -36,7 +36,7 @@ class HttpConnection(Protocol):
 
     @property
     def write_paused(self) -> asyncio.Event | None:
-        """Cleared while the write buffer is full; None while it is empty."""
+        """Set when the write buffer is empty again; None while it is empty."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class RequestReader(Protocol):
         ...
 
     def head(self, limits: ServerLimits, /) -> Head:
-        """Return its head; raises HttpError."""
+        """Return its head. Raises HttpError."""
         ...
 
     async def body(
@@ -137,7 +137,7 @@ class ListenerState:
     budget: MemoryBudget
     slots: ConcurrencyLimiter
     find: Callable[[str], tuple[HttpFrontend, HttpAsk]]
-    """Frontend for a path, and what asks it; raises HttpError."""
+    """Returns the frontend of a path, and its method for requests. Raises HttpError."""
     refused: Callable[[GatewayError], str | None]
     """Called for a request that reached no frontend; returns its request id."""
     early: ConcurrencyLimiter

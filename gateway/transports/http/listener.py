@@ -251,4 +251,4 @@ class HttpListener(ABC):
     def _make(
         self, listener: ListenerState, count: ConnectionCount, *, reserve: bool
     ) -> Connections:
-        """Return what makes this make's connections."""
+        """Return the factory of the connections of this implementation."""

@@ -130,6 +130,10 @@ class Passthrough(HttpFrontend):
         begun, client = False, self._client
         try:
             request = self._request(wire)
+            if wire.method == "HEAD":  # without a body, also without the length of one
+                response = await client.send(request, deadline=wire.deadline)
+                yield HttpResponse(response.status, response.headers)
+                return
             if "text/event-stream" not in (wire.headers.get("accept") or ""):
                 yield await client.send(request, deadline=wire.deadline)
                 return

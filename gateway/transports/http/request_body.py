@@ -78,7 +78,7 @@ class TransferRateLimit:
         """Return the error for a wait that has reached *limit*."""
         return HttpError(
             408,
-            f"request body came too slowly: {self._received} bytes in "
+            f"request body arrived too slowly: {self._received} bytes in "
             f"{self._loop.time() - self._start:.1f} s",
             limit=limit,
             close=True,
@@ -91,16 +91,16 @@ async def wait_for_body(
     pace: TransferRateLimit,
     resume_reading: Callable[[], None],
 ) -> None:
-    """Wait until *wanted* is done: more of a body has come, or no more of it comes.
+    """Wait until *wanted* is done: more of a body has arrived, or no more will.
 
     Args:
-        wanted: Done when something is to be looked at.
-        received_bytes: Returns how many bytes have come.
-        pace: Says how long to wait.
-        resume_reading: Lets more of the body come.
+        wanted: Done when the caller must continue.
+        received_bytes: Returns how many bytes have arrived.
+        pace: The timeouts and the minimum rate.
+        resume_reading: Continues to read the body.
 
     Raises:
-        HttpError: The body comes too slowly.
+        HttpError: The body arrives too slowly.
     """
     received = received_bytes()
     resume_reading()
@@ -110,7 +110,7 @@ async def wait_for_body(
             received = received_bytes()
         wait_s, limit = pace.time_left()
         await asyncio.wait([wanted], timeout=max(0.0, wait_s))
-        # A large body is not heard of piece by piece: what has come is looked at in time.
+        # *wanted* is not done for each piece of a large body, so the progress is checked here.
         if received_bytes() == received and not wanted.done():
             raise pace.fault(limit)
     pace.received(received_bytes() - received)

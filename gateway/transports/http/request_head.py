@@ -178,7 +178,7 @@ def _target(method: str, target: str) -> tuple[str, str]:
     if method == "CONNECT":
         raise HttpError(405, "CONNECT is not supported", close=True)
     if _TARGET.fullmatch(target) is None or "#" in target:
-        raise HttpError(400, "the request target holds characters it must not", close=True)
+        raise HttpError(400, "the request target has a character that is not allowed", close=True)
     if target == "*":
         return target, ""
     if not target.startswith("/"):
@@ -210,9 +210,11 @@ def _chunked(headers: Headers, version: Version) -> bool:
     if value is None:
         return False
     if version < (1, 1) or headers.get("content-length") is not None:
-        raise HttpError(400, "Transfer-Encoding cannot stand here", close=True)
+        raise HttpError(
+            400, "Transfer-Encoding is not allowed with Content-Length or in HTTP/1.0", close=True
+        )
     if value.strip().lower() != "chunked":
-        raise HttpError(501, "of transfer codings only chunked is supported", close=True)
+        raise HttpError(501, "the transfer coding is not supported; expected chunked", close=True)
     return True
 
 
@@ -227,5 +229,5 @@ def _expects(headers: Headers, version: Version) -> bool:
     if value is None or version < (1, 1):
         return False
     if value.strip().lower() != "100-continue":
-        raise HttpError(417, "of expectations only 100-continue is supported", close=True)
+        raise HttpError(417, "the expectation is not supported; expected 100-continue", close=True)
     return True

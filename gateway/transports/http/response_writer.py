@@ -46,7 +46,11 @@ def write_response(
         return
     body = response.body
     size = len(body[0]) if len(body) == 1 else size_of(body)
-    framing = f"{_VARIES if varies else ''}Content-Length: {size}\r\n"
+    framing = f"Content-Length: {size}\r\n"
+    if head_only and not body:  # the length of the response to GET is unknown (RFC 9110, 8.6)
+        framing = ""
+    if varies:
+        framing = _VARIES + framing
     head = _head(response, framing, keep, version)
     if head_only or not size:
         transport.write(head)

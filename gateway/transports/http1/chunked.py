@@ -90,21 +90,19 @@ class ChunkReader:
             return None, stop
         self._line = b""
         if not line.endswith(b"\r\n"):
-            raise MalformedMessage("a line between chunks ends with LF alone; expected CR LF")
+            raise MalformedMessage("a line between chunks ends with LF; expected CR LF")
         return line[:-2], stop
 
     def _parse_size_line(self, line: bytes) -> None:
         if self._state == _DATA_END:
             if line:
-                raise MalformedMessage(
-                    f"a chunk is longer than its declared size: {line[:_SHOWN]!r}"
-                )
+                raise MalformedMessage(f"a chunk is longer than its size: {line[:_SHOWN]!r}")
             self.chunks += 1
             self._state = _SIZE_LINE
         elif self._state == _SIZE_LINE:
             found = _SIZE.fullmatch(line)
             if found is None:
-                raise MalformedMessage(f"the size of a chunk is {line[:_SHOWN]!r}")
+                raise MalformedMessage(f"malformed chunk size: {line[:_SHOWN]!r}")
             self._left = int(found[1], _HEX)
             self._state = _DATA if self._left else _TRAILER
         elif not line:

@@ -15,6 +15,9 @@ from gateway.transports.net.tls import MAYBE_TLS
 from gateway.wire.http import Buffer, HttpResponse
 
 _MAX_UNREAD_BYTES = 1 << 20
+# What is paused: one number for both, because `release` looks at it for every request.
+_READING = 1
+_WRITING = 2
 
 
 class Http1ClientConnection(asyncio.BufferedProtocol):
@@ -53,7 +56,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._socket: Any = None
         self._method = ""
         self._waiter: asyncio.Future[HttpResponse | None] | None = None
-        self._is_paused = False
+        self._paused = 0
         self._pending = b""
         self._growing: asyncio.Task[None] | None = None
         self._rest: StreamingBody | None = None
@@ -122,11 +125,13 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Pause the streaming body: the socket's send buffer is full."""
+        self._paused |= _WRITING
         if self._rest is not None:
             self._rest.pause()
 
     def resume_writing(self) -> None:
         """Resume the streaming body."""
+        self._paused &= ~_WRITING
         if self._rest is not None:
             self._rest.resume()
 
@@ -217,7 +222,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         """End the exchange; return whether the connection may be used again.
 
         It may not after a request whose body was not sent completely: the server would read the
-        next request as the rest of that body.
+        next request as the rest of that body.  It may not either while a large part of a request
+        waits to be sent: a server that responds so early need not read the rest.
         """
         response, self.response = self.response, None
         # The traceback of an error holds the frame that waited, and so this connection.
@@ -235,7 +241,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._rest.detach()
             keeps = keeps and not self._rest.remaining_bytes
             self._rest = None
-        return keeps and self.is_usable and not self._is_paused
+        return keeps and self.is_usable and not self._paused
 
     def abort(self) -> None:
         """Close at once with a reset, without sending the data that is still buffered.
@@ -248,13 +254,14 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def _pause(self) -> None:
-        if not self._is_paused and self.transport is not None:
-            self._is_paused = True
+        if not self._paused & _READING and self.transport is not None:
+            self._paused |= _READING
             self.transport.pause_reading()
 
     def _resume(self) -> None:
-        if self._is_paused and self.transport is not None and not self.transport.is_closing():
-            self._is_paused = False
+        paused = self._paused & _READING
+        if paused and self.transport is not None and not self.transport.is_closing():
+            self._paused &= ~_READING
             self.transport.resume_reading()
 
     def _feed(self, response: ResponseReader, data: bytes) -> None:

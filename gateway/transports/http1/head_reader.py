@@ -24,6 +24,10 @@ READ_BYTES: Final = 64 * 1024
 """The size of the read buffer for heads; only this part of a large body is copied."""
 
 _END: Final = b"\r\n\r\n"
+_CRLF: Final = b"\r\n"
+_CR: Final = b"\r"
+_LINE_ENDS: Final = (b"\r", b"\n")
+_MAX_EMPTY_BYTES: Final = 32
 _BLANKS: Final = b" \t"
 # The bytes of a head without its target and fields: method, version, line ends.
 _REST_BYTES: Final = 64
@@ -49,7 +53,7 @@ def end_of_head(tail: bytes, data: bytes, at: int) -> int:
 
 
 def tail_of(tail: bytes, piece: bytes) -> bytes:
-    """Return the last bytes of a head so far, in which an empty line may have is_started."""
+    """Return the last bytes of a head so far, with which an empty line may begin."""
     return (tail + piece[1 - len(_END) :])[1 - len(_END) :]
 
 
@@ -158,8 +162,12 @@ class HeadReader:
             cached = self._memory.get(raw)
             if cached is not None:
                 return cached, at + len(raw)
+            if data.startswith(_LINE_ENDS, at):
+                return self._skip_empty_lines(data, at)
             self._raw = raw
             self._parser = httptools.HttpRequestParser(self)
+        elif self._tail == _CR:
+            return self._skip_empty_lines(data, at)
         end = len(data)
         while at < end and not self._is_complete:
             stop = end_of_head(self._tail, data, at)
@@ -168,6 +176,24 @@ class HeadReader:
             at = stop
             self._check_growth()
         return (self._finish(self._parser) if self._is_complete else None), at
+
+    def _skip_empty_lines(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
+        """Skip empty lines before a head, and go on as `feed` does.
+
+        llhttp would also skip a CR or an LF alone, at which other parsers stop.
+
+        Source: RFC 9112, section 2.2.
+        """
+        # The tail is a CR whose LF has not arrived before.
+        begin = self._tail + data[at : at + _MAX_EMPTY_BYTES + 1]
+        size = len(begin) - len(begin.lstrip(_CRLF))
+        at += size - len(self._tail)
+        is_cut = size % 2 == 1 and at == len(data)
+        if size > _MAX_EMPTY_BYTES or begin[:size] != _CRLF * (size // 2) + _CR * is_cut:
+            raise malformed("expected at most 16 empty lines of CR LF before the request line")
+        self._parser = httptools.HttpRequestParser(self) if is_cut else None
+        self._tail, self._size = (_CR, 1) if is_cut else (b"", 0)
+        return self.feed(data, at) if at < len(data) else (None, at)
 
     def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
         self._size += len(piece)

@@ -298,7 +298,7 @@ class ReceivingRequest(BufferedRequest):
         try:
             pieces, stop = reader.feed(data, at)
         except MalformedMessage as error:
-            self.fail(MalformedMessage(f"request body is not framed rightly: {error.message}"))
+            self.fail(MalformedMessage(f"malformed framing of the request body: {error.message}"))
             return len(data)
         self._pieces.extend(pieces)
         self._filled += stop - at

@@ -1,7 +1,7 @@
 """ResponseReader: parses one HTTP/1 response incrementally, without I/O.
 
-httptools (llhttp) parses the head.  The result is cached by the bytes of the head.  A body of heads
-length is received into one buffer; a streamed body is handed out in pieces.
+httptools (llhttp) parses the head.  The result is cached by the bytes of the head.  A body of known
+length is received into one buffer; a streamed body is returned in pieces.
 """
 
 from collections import deque

@@ -37,7 +37,14 @@ from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, Request
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
 from gateway.transports.http2.frames import PREFACE, may_be_http2
 from gateway.transports.net.refused_connection import refuse_connection
-from gateway.transports.net.sockets import pause_until_drained, peer_missing, peer_refused, tune
+from gateway.transports.net.sockets import (
+    end_output,
+    has_unread,
+    pause_until_drained,
+    peer_missing,
+    peer_refused,
+    tune,
+)
 from gateway.transports.net.tls import negotiated_http2
 from gateway.wire.http import HttpResponse
 
@@ -217,7 +224,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.write_paused = asyncio.Event()
 
     def resume_writing(self) -> None:
-        """Note that it has."""
+        """Note that the write buffer is empty."""
         if self.write_paused is not None:
             self.write_paused.set()
             self.write_paused = None
@@ -295,7 +302,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.connection_lost(None)
         # uvloop keeps a former protocol for as long as the connection lasts: it holds nothing more.
         vars(self).clear()
-        self._reading, self._input, self._successor = None, _CLOSED, None
+        self._reading, self._input, self._successor, self._address = None, _CLOSED, None, None
         if not transport.is_closing():
             self._succeed(transport, successor)
             successor.data_received(first)
@@ -321,9 +328,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     # -- reading
 
     def resume_reading(self) -> None:
-        """Pass buffered data to the body that is read now, and read on."""
+        """Pass buffered data to the body that is read now, and read on after the last of it."""
         self.data_received(b"")  # no new data after the buffered data
-        self._read_on()
+        if not self._unparsed:
+            self._read_on()
 
     def pause_reading(self) -> None:
         """Read nothing more until `resume_reading`."""
@@ -347,7 +355,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._break(fault)
             return len(data)
         if head is None:
-            self._head_timer.start()
+            if self._heads.is_started:
+                self._head_timer.start()
             return at
         if self._head_timer.is_armed:
             self._head_timer.stop()
@@ -463,8 +472,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.abort()  # a response that has started must not look complete
             return
         write_response(self.transport, response, keep=False, version=(1, 1))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        end_output(self.transport)
 
     def _end(self) -> None:
         """Close, after the client had time to read the response."""
@@ -508,10 +516,16 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.is_ending = True
 
     def drain(self) -> None:
-        """Close when idle, or after the last pending response."""
+        """Close when idle, or after the last pending response.
+
+        A request that the kernel has received is pending, too: closing would reset it.
+        """
         self.is_ending = True
-        if not self.in_flight and not self._heads.is_started and self.transport is not None:
-            self.transport.close()
+        transport = self.transport
+        if self.in_flight or self._heads.is_started or transport is None:
+            return
+        if not has_unread(transport.get_extra_info("socket")):
+            transport.close()
 
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error."""

@@ -310,7 +310,7 @@ class FrameReader(ABC):
         if flags & h2.PADDED:
             padding = data[begin] if length else 0
             if padding >= length:
-                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the padding of a frame is too long")
             self.flood_budget.charge(1)
             if stream is not None:
                 self.grant(stream, padding + 1)
@@ -334,7 +334,7 @@ class FrameReader(ABC):
         stream = self.streams.get(number)
         taken = stop - at
         whole = taken == length
-        if stream is not None and (taken or whole):
+        if stream is not None and (taken or (whole and end)):  # after them only padding is left
             stream.coming = length - taken
             self._deliver(stream, memoryview(data)[at:stop], end=end and whole)
         skipped = min(len(data) - stop, padding) if whole else 0
@@ -346,7 +346,7 @@ class FrameReader(ABC):
         if flags & h2.PADDED:
             padding = block[0] if block else 0
             if padding >= len(block):
-                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the padding of a frame is too long")
             block = block[1 : len(block) - padding]
         if flags & h2.PRIORITY_FLAG:
             if len(block) < _PRIORITY_BYTES:

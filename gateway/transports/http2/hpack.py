@@ -63,8 +63,8 @@ class HeaderDecoder:
         """Return the fields of *block*.
 
         Raises:
-            Http2ConnectionError: It is malformed, or its fields are larger than the limit. Nothing
-                after it can be read.
+            Http2ConnectionError: It is malformed, or its fields exceed the limit. Later blocks
+                cannot be read.
         """
         try:
             return self._decode(block)
@@ -124,7 +124,7 @@ class HeaderDecoder:
         found = index - _STATIC_LENGTH
         if not 0 <= found < len(self._entries):
             raise Http2ConnectionError(
-                COMPRESSION_ERROR, f"a header block names entry {index}, there is none"
+                COMPRESSION_ERROR, f"a header block names entry {index}, which does not exist"
             )
         return self._entries[-1 - found]
 

@@ -93,7 +93,7 @@ def _forbidden(fields: Sequence[Field], pseudo: Mapping[bytes, bytes]) -> str | 
     try:
         content_length(fields)
     except ValueError:
-        return "Content-Length is not one number"
+        return "Content-Length is not a number, or its values differ"
     return None
 
 

@@ -31,7 +31,7 @@ from gateway.transports.http.request_body import (
 from gateway.transports.http.request_head import Head, Version
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
-from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
+from gateway.transports.http2.flood_control import RESPONSE_REFUND, SMALL_FRAME_BYTES
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.request_head import HttpStreamHead
 from gateway.transports.http2.streams import Http2Stream
@@ -39,6 +39,7 @@ from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
 
 _BODILESS: Final = frozenset({204, 304})
+_FIRST_ERROR: Final = 400
 _CONTINUE: Final = literal(b":status", b"100")
 _VARIES: Final = literal(b"vary", b"accept-encoding")
 
@@ -100,10 +101,16 @@ class StreamWriter:
             self._connection.core.writer.data(self._stream, buffers)
             self._connection.flush_soon()
 
-    def complete(self, block: bytes, buffers: Sequence[Buffer], size: int) -> None:
-        """Write all of a response."""
+    def complete(
+        self, block: bytes, buffers: Sequence[Buffer], size: int, *, is_error: bool = False
+    ) -> None:
+        """Write all of a response. That to a rejected request earns no refund."""
         if self.is_open:
-            self._connection.core.writer.send(self._stream, block, buffers, None, size)
+            core, stream = self._connection.core, self._stream
+            left = core.flood_budget.left
+            core.writer.send(stream, block, buffers, None, size)
+            if is_error:  # an end that waits for a window will be refunded
+                core.flood_budget.left = left - RESPONSE_REFUND * stream.has_pending_end
             self._connection.flush_soon()
 
     def end(self) -> None:
@@ -146,13 +153,16 @@ class Http2Exchange(Exchange):
             transport.head(_block(response), end=True)
             return
         size = size_of(response.body)
-        block = _block(response) + literal(b"content-length", b"%d" % size)
+        block = _block(response)
+        if response.body or not head_only:  # as in HTTP/1
+            block += literal(b"content-length", b"%d" % size)
         if varies:
             block += _VARIES
         if head_only or not size:
             transport.head(block, end=True)
         else:
-            transport.complete(block, response.body, size)
+            is_error = response.status >= _FIRST_ERROR
+            transport.complete(block, response.body, size, is_error=is_error)
 
     @staticmethod
     def write_stream_head(  # type: ignore[override]  # its transport is a stream

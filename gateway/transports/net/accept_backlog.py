@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 FIRST_REQUEST_S: Final = 0.25
-"""Within this, a client that has just been let in sends what it came for."""
+"""How long a client that was just accepted has to send its first request."""
 
 HANDSHAKE_S: Final = 0.05
-"""Within this, handshakes that have begun are finished."""
+"""How long handshakes that have begun have to finish."""
 
 _SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
 # A packet with SYN and without ACK (byte 13 of the TCP header) is dropped, any other accepted.
@@ -65,7 +65,7 @@ async def drain_accept_queue(
     await asyncio.sleep(FIRST_REQUEST_S)
     for connecting in accepting:
         connecting.cancel()
-    # One that left again, or that could not agree on TLS, is gone: that is its own affair.
+    # A client that has left, or whose TLS handshake failed, is not served.
     await asyncio.gather(*accepting, return_exceptions=True)
 
 

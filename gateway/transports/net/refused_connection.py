@@ -6,6 +6,8 @@ A close with unread data would be a reset, and the client would lose the respons
 import asyncio
 from typing import Any, Final
 
+from gateway.transports.net.sockets import end_output
+
 _LINGER_S: Final = 1.0
 
 
@@ -33,5 +35,4 @@ def refuse_connection(transport: Any, response: bytes, *, linger: bool) -> None:
         return
     transport.set_protocol(_Discard(transport))
     transport.write(response)
-    if transport.can_write_eof():
-        transport.write_eof()
+    end_output(transport)

@@ -55,7 +55,7 @@ class UpstreamConnector:
         self._fresh_until: float | None = None
 
     async def connect(self, make: Callable[[], P], options: dict[str, Any]) -> P:
-        """Connect to the first address that answers; those that last did not come last.
+        """Connect to the first address that answers; those that failed last time are tried last.
 
         Args:
             make: Of the protocol.

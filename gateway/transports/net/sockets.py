@@ -107,6 +107,15 @@ def peer_left(sock: Any) -> bool:
     return bool(poll.poll(0))
 
 
+def has_unread(sock: Any) -> bool:
+    """Return whether unread data, or the end of the data, has arrived on *sock*."""
+    if sock is None or sock.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def pause_until_drained(transport: Any) -> None:
     """Make *transport* pause writing whenever its write buffer is not empty.
 
@@ -115,6 +124,13 @@ def pause_until_drained(transport: Any) -> None:
     # Plain transports pause above the limit, TLS transports at it: 0 would always pause them.
     encrypted = transport.get_extra_info("sslcontext") is not None
     transport.set_write_buffer_limits(high=int(encrypted))
+
+
+def end_output(transport: Any) -> None:
+    """Send the end of the output, if *transport* can do that and the peer is there."""
+    if transport.can_write_eof():
+        with contextlib.suppress(OSError):  # asyncio raises it for a connection that was reset
+            transport.write_eof()
 
 
 def descriptors_short(sock: Any) -> bool:

@@ -1,1 +1,1 @@
-"""The reference make of the transports: aiohttp and grpcio."""
+"""The reference implementation of the transports: aiohttp and grpcio."""

@@ -194,9 +194,7 @@ class GrpcClient:
         return left_s
 
     def _too_late(self) -> errors.GatewayError:
-        return errors.DeadlineExceeded(
-            f"the deadline expired before the call was sent to {self._target}"
-        )
+        return errors.DeadlineExceeded(f"deadline exceeded before {self._target} was called")
 
     def _status(
         self, error: aio.AioRpcError, channel: PooledChannel, deadline: float | None

@@ -224,6 +224,7 @@ class _Method:
     async def _message(self, context: Context) -> bytes:
         """Return the first message. Raises DeadlineExceeded or MalformedMessage without one."""
         timeout_s = self._admission.message_timeout_s
+        self._admission.begin()  # a drain waits for the rest of the message
         try:
             with Timeout(timeout_s):
                 message: Any = await context.read()
@@ -231,6 +232,8 @@ class _Method:
             raise errors.DeadlineExceeded(
                 f"no complete message arrived within {timeout_s:g} s", limit="body_timeout"
             ) from None
+        finally:
+            self._admission.leave()
         if message is aio.EOF:
             raise errors.MalformedMessage("the call ended without a message")
         return message  # type: ignore[no-any-return]  # grpcio is not typed

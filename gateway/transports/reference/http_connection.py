@@ -43,7 +43,7 @@ from gateway.transports.http.request_head import (
 )
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.net.refused_connection import refuse_connection
-from gateway.transports.net.sockets import pause_until_drained, tune
+from gateway.transports.net.sockets import has_unread, pause_until_drained, tune
 from gateway.transports.reference.http_request import Sent
 
 _READ_BYTES = 32 * 1024
@@ -170,7 +170,7 @@ class ReferenceHttpConnection(RequestHandler):
         self.write_paused = asyncio.Event()
 
     def resume_writing(self) -> None:
-        """Note that it has."""
+        """Note that the write buffer is empty."""
         super().resume_writing()
         if self.write_paused is not None:
             self.write_paused.set()
@@ -288,9 +288,15 @@ class ReferenceHttpConnection(RequestHandler):
         self.is_draining = True
 
     def drain(self) -> None:
-        """Close when idle, or after the last pending response."""
+        """Close when idle, or after the last pending response.
+
+        A request that the kernel has received is pending, too: closing would reset it.
+        """
         self.announce_close()
-        if not self.in_flight and not self._head_bytes and self.transport is not None:
+        transport = self.transport
+        if self.in_flight or self._head_bytes or transport is None:
+            return
+        if not has_unread(transport.get_extra_info("socket")):
             self.force_close()
 
     def fail_in_flight(self) -> None:

@@ -33,8 +33,8 @@ class ReferenceHttpRequest:
     """One request of a connection.
 
     Attributes:
-        here: Never: a body is always asked for.
-        lease: Never: none is received before.
+        buffered_body: None: a body is always read by `body`.
+        lease: None: no body is received before its exchange.
     """
 
     buffered_body: memoryview | None = None
@@ -55,12 +55,12 @@ class ReferenceHttpRequest:
         return self._payload.is_eof()
 
     def head(self, limits: ServerLimits) -> Head:
-        """Return its head; raises HttpError."""
+        """Return its head. Raises HttpError."""
         message = self._request._message  # noqa: SLF001  # the only way to the fields as sent
         return read_head(self.method, message.path, self.version, message.raw_headers, limits)
 
     async def body(self, length: int | None, limits: ServerLimits, held: Reservation) -> memoryview:
-        """Return its body; see `RequestReader`."""
+        """Return its body; see `http.interfaces.RequestReader`."""
         payload = self._payload
         try:
             if length is None:
@@ -70,7 +70,7 @@ class ReferenceHttpRequest:
                 return memoryview(payload.read_nowait())
             return await _read_sized(self._reader(limits), length, held)
         except RequestPayloadError as error:
-            raise MalformedMessage(f"request body is not framed rightly: {error}") from error
+            raise MalformedMessage(f"malformed framing of the request body: {error}") from error
         except RuntimeError as error:  # aiohttp's reader raises this when the connection is lost
             raise ConnectionResetError("the client has left") from error
 

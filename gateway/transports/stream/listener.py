@@ -42,10 +42,10 @@ class StreamListenerState:
     """What every connection of a listener shares.
 
     Attributes:
-        width: Frames of one connection that are processed at a time.
-        ahead: Frames of one connection that are read before their turn.
-        refused: Told of connections and frames refused before a frontend was asked.
-        is_open: Whether connections are taken.
+        width: How many frames of one connection are handled at a time.
+        ahead: How many frames of one connection are read before their responses.
+        refused: Called for connections and frames that are rejected before they reach the frontend.
+        is_open: Whether connections are accepted.
         connections: Those open now; `emptied` is set while there are none.
     """
 

@@ -119,7 +119,7 @@ class ProtocolSniffer(asyncio.Protocol):
             self._timer = self._loop.call_later(limits.header_timeout_s, self._silent)
 
     def data_received(self, data: bytes) -> None:
-        """Hand the connection over once it is known to whom."""
+        """Pass the connection on once its protocol is known."""
         self._first += data
         others = [make for may_be, make in self._beside.connections if may_be(self._first)]
         may_be_frame = self._beside.is_frame(self._first)
@@ -128,7 +128,7 @@ class ProtocolSniffer(asyncio.Protocol):
         self._hand_over(others[0]() if others else self._stream())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
-        """Forget the connection."""
+        """Remove the connection from the count."""
         self._leave()
 
     # -- ending

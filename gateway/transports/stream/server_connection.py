@@ -27,7 +27,7 @@ from gateway.transports.admission import (
     no_memory,
 )
 from gateway.transports.contract import is_probe
-from gateway.transports.net.sockets import pause_until_drained
+from gateway.transports.net.sockets import has_unread, pause_until_drained
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.liveness import LivenessMonitor
@@ -38,6 +38,8 @@ from gateway.wire.stream import Frame
 log = structlog.get_logger(__name__)
 
 _LINGER_S = 1.0
+_UNREAD_S = 0.02
+"""How long a connection that drains has to read what the kernel has received."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class StreamConnection(asyncio.Protocol):
         self._is_reading = True
         self._state = _StreamState.OPEN
         self._has_given_up = False
+        self._has_waited = False
 
     @property
     def in_flight(self) -> int:
@@ -132,7 +135,7 @@ class StreamConnection(asyncio.Protocol):
         self._taken.clear()
 
     def resume_writing(self) -> None:
-        """Note that it has."""
+        """Note that the write buffer is empty, and continue."""
         self._taken.set()
         self._advance()
 
@@ -408,7 +411,16 @@ class StreamConnection(asyncio.Protocol):
     # -- ending
 
     def drain(self) -> None:
-        """Close when idle, or after the last pending response."""
+        """Close when idle, or after the last pending response.
+
+        A frame that the kernel has received is pending, too: closing would reset it.
+        """
+        if not (self._has_waited or self.in_flight or self._transport is None) and has_unread(
+            self._transport.get_extra_info("socket")
+        ):
+            self._has_waited = True
+            self._loop.call_later(_UNREAD_S, self.drain)
+            return
         if self._state is _StreamState.OPEN:
             self._state = _StreamState.DRAINING
         self._advance()

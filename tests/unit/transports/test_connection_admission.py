@@ -49,3 +49,15 @@ def test_last_descriptors_are_kept_in_reserve(
     monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
     refusal = connection_refusal(ConnectionCount(9, 9), Transport(None), "a", reserve=reserve)
     assert limit == (None if refusal is None else refusal.limit)
+
+
+def test_a_refused_connection_keeps_no_descriptor_when_they_are_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Above another limit it would stay open for a while, to read its response."""
+    monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
+    count = ConnectionCount(9, 1)
+    count.enter("a")
+    refusal = connection_refusal(count, Transport(None), "a")
+    assert refusal is not None
+    assert "descriptors" == refusal.limit

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from unittest import mock
 
-from gateway.transports.admission import MemoryBudget, Reservation
+import pytest
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import BODY_PATIENCE_S, MemoryBudget, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.server_messages import RequestMessages
 
@@ -32,3 +36,24 @@ def test_a_message_that_fills_its_buffer_is_not_copied() -> None:
     received = b"\0" + (1000).to_bytes(4, "big") + bytes(1000)
     found.feed(memoryview(received), end=True)
     assert received is found.messages[0].view.obj
+
+
+async def test_an_unread_message_is_not_one_that_its_client_stopped_sending() -> None:
+    """A message of a stream that waits for its turn is not ended while others wait for memory."""
+    connection, stream = mock.MagicMock(), mock.MagicMock(unread=0)
+    connection.core.consume.return_value = False
+    stream.short_by.return_value = 0
+    budget = MemoryBudget(1 << 20)
+    failures: list[GatewayError] = []
+    found = RequestMessages(
+        connection, stream, "", ServerLimits(), Reservation(budget, 0.0), failures.append, 0.0
+    )
+    received = memoryview(b"\0" + (200_000).to_bytes(4, "big") + bytes(200_000))
+    found.feed(received[:1000], end=False)
+    found.feed(received[1000:], end=False)
+    assert (1, 200_000) == (len(found.messages), budget.used_bytes)
+    with pytest.raises(TimeoutError):
+        await budget.acquire(1 << 20, timeout_s=2 * BODY_PATIENCE_S)
+    assert [] == failures
+    found.close()
+    assert 0 == budget.used_bytes

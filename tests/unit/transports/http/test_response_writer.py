@@ -45,6 +45,17 @@ def test_the_request_id_is_a_field_of_its_own(request_id: str) -> None:
         assert expected == lines(HttpResponse(200, PLAIN, (b"{}",), request_id=request_id))
 
 
+def test_a_response_to_head_does_not_announce_an_empty_body() -> None:
+    """RFC 9110 8.6: its length is that of the response to GET, which an upstream has not told."""
+    for body, expected in (((), []), ((b"{}",), [b"Content-Length: 2"])):
+        transport = Written()
+        response = HttpResponse(200, body=body)
+        write_response(transport, response, keep=True, version=(1, 1), head_only=True)
+        found = transport.data.split(b"\r\n")
+        assert expected == [line for line in found if line.startswith(b"Content-Length")]
+        assert [b"", b""] == found[-2:]
+
+
 def test_an_answer_dates_itself_or_is_dated() -> None:
     """Never both, the second time neither."""
     for _ in range(2):

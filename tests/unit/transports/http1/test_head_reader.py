@@ -78,6 +78,56 @@ def test_reads_one_head_after_the_other() -> None:
     assert len(data) == end
 
 
+@pytest.mark.parametrize("lines", [b"\n", b"\r", b"\r\r\n", b"\r\n\n", b"\r\n\r"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_no_cr_or_lf_alone_stands_before_a_head(lines: bytes, at_once: bool) -> None:
+    """Other parsers stop at them, however what is sent is cut, and also before a head in memory."""
+    memory = RequestHeadCache()
+    for _ in range(2):
+        head, _ = read(HeadReader(LIMITS, memory), HEAD)
+        assert head is not None
+        memory.note(head)
+    sent = [lines, HEAD] if at_once else [bytes((byte,)) for byte in lines + HEAD]
+    with pytest.raises(HttpError, match="empty lines of CR LF"):
+        read(HeadReader(LIMITS, memory), *sent)
+    with pytest.raises(HttpError, match="empty lines of CR LF"):
+        read(HeadReader(LIMITS, memory), lines + HEAD)
+
+
+def test_many_empty_lines_are_no_request() -> None:
+    """They cost more to skip than they are worth."""
+    with pytest.raises(HttpError, match="at most 16 empty lines"):
+        read(HeadReader(LIMITS, RequestHeadCache()), b"\r\n" * 17 + HEAD)
+
+
+@given(cuts=st.sets(st.integers(1, len(HEAD) + 3)))
+def test_empty_lines_before_a_head_are_skipped(cuts: set[int]) -> None:
+    """RFC 9112 2.2: some clients send them; they do not begin a head."""
+    sent = b"\r\n\r\n" + HEAD
+    places = [0, *sorted(cuts), len(sent)]
+    pieces = [sent[start:stop] for start, stop in itertools.pairwise(places)]
+    head, rest = read(HeadReader(LIMITS, RequestHeadCache()), *pieces)
+    assert (EXPECTED, b"") == (described(head), rest)
+
+
+def test_an_empty_line_may_follow_every_request() -> None:
+    """Old clients send one after each body."""
+    reader = HeadReader(LIMITS, RequestHeadCache())
+    for _ in range(40):
+        head, rest = read(reader, HEAD + b"\r\n")
+        assert (EXPECTED, b"\r\n") == (described(head), rest)
+        assert (None, 2) == reader.feed(rest, 0)
+
+
+def test_an_empty_line_begins_no_head() -> None:
+    """A connection is idle after one, and its client has as much time as after a response."""
+    reader = HeadReader(LIMITS, RequestHeadCache())
+    assert (None, 2) == reader.feed(b"\r\n", 0)
+    assert not reader.is_started
+    assert (None, 1) == reader.feed(b"\r", 0)
+    assert reader.is_started
+
+
 @pytest.mark.parametrize(
     ("field", "closes"),
     [

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
+from gateway.transports.admission import (
+    BODY_PATIENCE_S,
+    ConnectionCount,
+    MemoryBudget,
+    request_slots,
+)
 from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
+from gateway.transports.http2.frames import PREFACE
 from gateway.wire.http import HttpRequest, HttpResponse
 
 LENGTH = 200_000
@@ -94,7 +102,7 @@ class Scene:
             refused=lambda _error: None,
             early=cut_through_limiter(server_limits),
         )
-        self.door = Http1ServerProtocol(listener, ConnectionCount(1, 1), reserve=False)
+        self.door = Http1ServerProtocol(listener, ConnectionCount(2, 2), reserve=False)
         self.socket = Socket()
         self.connection = Http1ServerConnection(self.door, asyncio.get_running_loop())
         self.connection.connection_made(self.socket)
@@ -229,3 +237,66 @@ async def test_a_body_sent_ahead_waits_for_its_turn() -> None:
     assert b"x" * LENGTH == bytes(scene.frontend.seen[1].view)
     await scene.close()
     await settle(lambda: scene.budget.used_bytes == 0)
+
+
+async def test_a_complete_request_is_not_ended_for_a_client_that_stopped_sending() -> None:
+    """While it waits for its reply and others for memory, its client has nothing left to send."""
+    scene = Scene()
+    scene.send(head() + b"x" * 1000)
+    await settle(lambda: scene.connection.cancel_exchange is not None)
+    scene.send(b"x" * (LENGTH - 1000))
+    await settle(lambda: bool(scene.frontend.seen))
+    with pytest.raises(TimeoutError):
+        await scene.budget.acquire(BUDGET, timeout_s=2 * BODY_PATIENCE_S)
+    assert b"" == scene.socket.written
+    scene.frontend.go.set()
+    await settle(lambda: scene.socket.written.startswith(b"HTTP/1.1 200"))
+    await scene.close()
+
+
+async def test_no_more_is_read_while_requests_wait_to_be_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory of a client that sends many requests at once is bounded by what one read returns."""
+    scene = Scene(pipelined_requests=4)
+    scene.frontend.go.set()
+    unparsed: list[int] = []
+    monkeypatch.setattr(
+        scene.socket, "resume_reading", lambda: unparsed.append(len(scene.connection._unparsed))
+    )
+    scene.send(head(length=0) * 30)
+    await settle(lambda: len(scene.frontend.seen) == 30)
+    assert [0] == unparsed
+    await scene.close()
+
+
+async def test_a_connection_that_closes_before_its_preface_is_complete_is_lost_once() -> None:
+    """TLS delivers what it has decrypted, also when the connection is closing."""
+    scene = Scene()
+    scene.door.http2 = asyncio.Protocol
+    connection = Http1ServerConnection(scene.door, asyncio.get_running_loop())
+    connection.connection_made(scene.socket)
+    scene.socket.close()
+    connection.data_received(PREFACE)
+    connection.connection_lost(None)
+    assert {scene.connection} == scene.door.connections
+    await scene.close()
+
+
+async def test_a_client_that_leaves_before_its_error_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of the output of a socket that was reset is an error of asyncio, not of ours."""
+
+    def write_eof() -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    scene = Scene()
+    monkeypatch.setattr(scene.socket, "can_write_eof", lambda: True)
+    monkeypatch.setattr(scene.socket, "write_eof", write_eof, raising=False)
+    with capture_logs() as logs:
+        scene.send(b"no request\r\n\r\n")
+        await settle(lambda: scene.connection._task is None)
+    assert [] == logs
+    assert 1 == scene.socket.written.count(b"HTTP/1.1 400")
+    await scene.close()

@@ -255,6 +255,26 @@ def test_padded_data_survives_any_cut(size: int) -> None:
     assert b"abcdefg" == server.data_of[1]
 
 
+class Parts(Seen):
+    """A receiver that keeps each part of a stream, and whether the stream ends with it."""
+
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+        self.log.append((bytes(view), end))
+
+
+@pytest.mark.parametrize("content", [b"", b"abc"])
+def test_padding_that_arrives_late_is_no_part_after_the_end(content: bytes) -> None:
+    """The last part has the end, although the padding of its frame is still on its way."""
+    server = Parts()
+    server.core.feed(PREFACE + opening())
+    server.log.clear()
+    data = frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, b"\x05" + content + bytes(5))
+    server.core.feed(data[:-3])
+    server.core.feed(data[-3:])
+    server.core.feed(frame(frames.PING, 0, 0, bytes(8)))
+    assert [(content, True)] == server.log
+
+
 def test_block_in_continuations() -> None:
     """A block in several frames is one block."""
     server = served(
