@@ -119,7 +119,7 @@ class Inferences:
         if not (
             self._plain_calls is None
             or model is None
-            or (model.version and not model.version.isdecimal())
+            or (model.version and not (model.version.isascii() and model.version.isdecimal()))
             or call.parameters
             or call.sequence is not None
             or call.priority
