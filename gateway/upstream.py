@@ -138,7 +138,7 @@ class Upstream(Generic[Q, A]):
             call = call if wire is not None else await with_buffered_body(call)
         if type(call) is StreamInferRequest:
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
-            return self._stream(call)  # type: ignore[return-value]
+            return await self._stream(call)  # type: ignore[return-value]
         if wire is None:
             BOUND.allowance = ON_LOOP  # `inline` does the same, but its call frame costs 0.7 us
             try:
@@ -234,12 +234,12 @@ class Upstream(Generic[Q, A]):
             return None
         return self._cut_through.encode_cut_through(call)
 
-    def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+    async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the replies; a single one where the protocol has no streams."""
         if self._codec.prefers_single_reply and call.model not in self._decoupled:
             return self._single_or_stream(call, CALL_PATH.get())
         try:
-            wire = self._codec.encode_call(call)
+            wire = await wherever(self._codec.encode_call, call)
         except errors.SequenceIdTooLarge:
             raise
         except errors.Unsupported:
@@ -259,7 +259,7 @@ class Upstream(Generic[Q, A]):
             yield await self._unary(path, request)
         except errors.Decoupled as refused:
             try:
-                wire = self._codec.encode_call(call)
+                wire = await wherever(self._codec.encode_call, call)
             except errors.Unsupported as error:
                 text = f"{refused.message}; {error.message}"
                 raise errors.Unsupported(text, model=call.model) from error

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ServerMetadata
+from gateway.ir.work import charge
 from gateway.upstream import DialectDetectingUpstream, Upstream
 from gateway.wire.codec import FramingCodec
 from tests.fakes import FakeCodec, ScriptedService
@@ -278,6 +280,35 @@ async def test_a_decoupled_model_that_no_stream_reaches_says_why() -> None:
     items = await Upstream("u", codec, TextClient("x"))(STREAM)
     with pytest.raises(Unsupported, match="the model is decoupled; no shape for it"):
         await anext(aiter(items))
+
+
+class LongStreams(SingleFirst):
+    """Writes requests for streams, which cost so many items of work."""
+
+    def __init__(self, items: int, *, decoupled: bool) -> None:
+        super().__init__(decoupled=decoupled)
+        self.prefers_single_reply = decoupled
+        self._items = items
+        self.written_by = 0
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        if isinstance(call, StreamInferRequest):
+            charge(self._items)
+            self.written_by = threading.get_ident()
+        return super().encode_call(call)
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("items", [1, 1_000_000])
+async def test_long_requests_for_streams_are_written_on_another_thread(
+    items: int, *, decoupled: bool
+) -> None:
+    """Short ones on the event loop, which a long one would block for tenths of a second."""
+    codec = LongStreams(items, decoupled=decoupled)
+    service: Upstream[str, str] = Upstream("u", codec, TextClient("a", "b"))
+    assert ["a", "b"] == [item.id async for item in await service(STREAM)]
+    is_here = items == 1
+    assert is_here is (codec.written_by == threading.get_ident())
 
 
 class Halves:
