@@ -27,7 +27,7 @@ from gateway.protocols.oip.json.binary_tensors import (
     told_length,
     too_short,
 )
-from gateway.protocols.oip.json.parse import Document, dump, read_leniently
+from gateway.protocols.oip.json.parse import Document, check_depth, dump, read_leniently
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
@@ -46,6 +46,8 @@ from gateway.wire.http import HttpResponse, view_of
 
 _WHAT = "the answer"
 _READ_BYTES = 64 * 1024
+# A longer error is not read as JSON, which takes many times its size.
+_JSON_BYTES = 256 * 1024
 _REMEMBERED = 512
 _USE_BINARY = (
     "request it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
@@ -244,22 +246,27 @@ def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
     Members `error`, `detail` (text, or FastAPI's list) and `message`; else the text itself, of a
     traceback the last line; never empty.
     """
-    text = read_error_text(wire.view, _READ_BYTES).strip()
-    found = strip_traceback(_said(text)) or f"HTTP status {wire.status} without a text"
-    return clip(found, limits.error_text_bytes)
+    view = wire.view
+    found = _said(view, limits) if len(view) <= _JSON_BYTES else None
+    text = read_error_text(view, _READ_BYTES) if found is None else strip_traceback(found)
+    return clip(
+        text.strip() or f"HTTP status {wire.status} without a text", limits.error_text_bytes
+    )
 
 
-def _said(text: str) -> str:
+def _said(view: memoryview, limits: MessageLimits) -> str | None:
+    """Return the text in an error of JSON; None for another body, or another document."""
     try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
+        document = orjson.loads(str(view, "utf-8", "replace"))
+        check_depth([document], _WHAT, limits)
+    except (orjson.JSONDecodeError, errors.TooLarge):
+        return None
     if type(document) is dict:
         for key in ("error", "detail", "message"):
             value = document.get(key)
             if value:
                 return _flat(value)
-    return text if type(document) is not str else document
+    return document if type(document) is str else None
 
 
 def _flat(value: Any) -> str:
