@@ -273,7 +273,7 @@ def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
     binary = parameters.pop(BINARY_DATA, False)
     if type(binary) is not bool:
         raise InvalidRequest(
-            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}: "
+            f"parameter 'binary_data' of output {name!r} is {repr(binary)[:40]}: "
             "expected true or false"
         )
     return binary

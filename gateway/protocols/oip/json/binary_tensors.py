@@ -108,7 +108,7 @@ class BinaryPart:
     def _pass(self, name: str, size: Any) -> None:
         if type(size) is not int or size < 0:
             raise MalformedMessage(
-                f"{self._kind} {name!r} has {BINARY_SIZE} {str(size)[:_SHOWN]!r}: "
+                f"{self._kind} {name!r} has {BINARY_SIZE} {repr(size)[:_SHOWN]}: "
                 "expected a number of bytes"
             )
         self._at += size
