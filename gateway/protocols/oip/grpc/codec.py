@@ -53,7 +53,7 @@ from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.grpc.streaming import (
     STREAM,
     StreamReplyEncoder,
-    error_said,
+    error_of_text,
     open_envelope,
     stream_message,
 )
@@ -283,7 +283,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             raise errors.MalformedMessage(error.message) from error
         if not error_text:
             return reply
-        failed = error_said(
+        failed = error_of_text(
             clip(strip_traceback(error_text), self._limits.error_text_bytes), call.model
         )
         if reply.is_final:

@@ -30,7 +30,7 @@ from gateway.protocols.oip import control, model_config, statistics
 from gateway.protocols.oip.grpc import shared_memory as grpc_shared
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.extension import Asked, CallReader, GrpcExtension
+from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
 from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import clip
@@ -48,7 +48,7 @@ def _read_config(view: memoryview, context: Context, limits: MessageLimits) -> M
     )
 
 
-def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> Asked:
+def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     model = named_model(call)
     return "ModelConfig", pb.ModelConfigRequest(name=model.name, version=model.version)
 
@@ -61,7 +61,7 @@ def _read_statistics(
     return ModelStatisticsRequest(model=model, context=context)
 
 
-def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> Asked:
+def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     model = call.model or ModelRef("")
     return "ModelStatistics", pb.ModelStatisticsRequest(name=model.name, version=model.version)
 
@@ -108,7 +108,7 @@ def _choices(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str,
     return found
 
 
-def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> Asked:
+def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> ExtensionRequest:
     model = named_model(call)
     if dialect.has_name_first:
         return "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name=model.name)
@@ -118,7 +118,7 @@ def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> Asked:
     return "RepositoryModelLoad", message
 
 
-def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> Asked:
+def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> ExtensionRequest:
     model = named_model(call)
     if dialect.has_name_first:
         return "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name=model.name)
@@ -175,7 +175,7 @@ def _read_trace(view: memoryview, context: Context, limits: MessageLimits) -> Tr
     )
 
 
-def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> Asked:
+def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     name = "" if call.model is None else call.model.name
     message = pb.TraceSettingRequest(model_name=name)
     for key, values in call.changes.items():
@@ -218,7 +218,7 @@ def _settings(
     return found
 
 
-def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> Asked:
+def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     message = pb.LogSettingsRequest()
     for key, value in call.changes.items():
         _set_log(message.settings[key], value)

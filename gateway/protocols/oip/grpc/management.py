@@ -262,8 +262,8 @@ def _read_tensor(
             f"tensor {name!r} has shape {list(shape)}: expected dimensions of -1 or more"
         )
     # A server may omit types, or have names of its own for them: they are unknown then.
-    untold = not tensor.datatype and not shape
-    return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if untold else shape)
+    is_unavailable = not tensor.datatype and not shape
+    return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if is_unavailable else shape)
 
 
 def _read_index_answer(view: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:

@@ -62,7 +62,6 @@ _VARINT_BYTES = 10
 # Enough for the inputs of some hundred models; longer descriptions are rare.
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 256
-# Raw contents whose bytes are checked too, not only their number.
 # Messages without their id and their raw contents.
 _OUTLINES = 256
 _OUTLINE_BYTES = 1024

@@ -24,7 +24,7 @@ from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
     BinaryPart,
     body_of,
-    told_length,
+    json_length,
     too_short,
 )
 from gateway.protocols.oip.json.parse import Document, check_depth, dump, read_leniently
@@ -148,7 +148,7 @@ def decode_response(
         UpstreamProtocolError: It is the response to another request.
     """
     body = view_of(wire.body)
-    length = wire.headers.parsed_with(told_length)
+    length = wire.headers.parsed_with(json_length)
     end = len(body) if length is None else length
     if end > len(body):
         raise too_short(end, len(body))
@@ -247,14 +247,14 @@ def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
     traceback the last line; never empty.
     """
     view = wire.view
-    found = _said(view, limits) if len(view) <= _JSON_BYTES else None
+    found = _text_of_json(view, limits) if len(view) <= _JSON_BYTES else None
     text = read_error_text(view, _READ_BYTES) if found is None else strip_traceback(found)
     return clip(
         text.strip() or f"HTTP status {wire.status} without a text", limits.error_text_bytes
     )
 
 
-def _said(view: memoryview, limits: MessageLimits) -> str | None:
+def _text_of_json(view: memoryview, limits: MessageLimits) -> str | None:
     """Return the text in an error of JSON; None for another body, or another document."""
     try:
         document = orjson.loads(str(view, "utf-8", "replace"))

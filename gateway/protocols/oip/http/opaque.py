@@ -1,8 +1,8 @@
 """Requests over HTTP that are not modelled: passed on to a server of the same protocol and carrier.
 
-They take the same way as every other call, with its limits, time-outs and routes. A model in the
-path is routed and renamed; other questions are the servers'. Only what belongs to the message
-itself crosses beside it.
+Limits, timeouts and routes are those of every other call. A model in the path is routed and
+renamed; a request without a model goes to the first such server. Of the headers, only those that
+describe the message and those that `forward_headers` allows are passed on.
 """
 
 import re
@@ -90,11 +90,11 @@ def write_opaque(call: OpaqueCall) -> HttpRequest:
             f"a request that only {message.codec} understands does not go over {NAME}",
             model=call.model,
         )
-    asked: HttpRequest = message.wire
-    path = asked.path if call.model is None else model_path(call.model, message.form)
-    pairs = (*_kept(asked.headers), *http_headers(call.context))
+    request: HttpRequest = message.wire
+    path = request.path if call.model is None else model_path(call.model, message.form)
+    pairs = (*_kept(request.headers), *http_headers(call.context))
     return HttpRequest(
-        asked.method, path, asked.query, Headers(pairs), asked.body, call.context.deadline
+        request.method, path, request.query, Headers(pairs), request.body, call.context.deadline
     )
 
 

@@ -141,14 +141,14 @@ def json_targets(kind: str, hint: str, nonfinite: Nonfinite | None) -> JsonTarge
 
 
 def append_elements(
-    text: list[bytes], taker: JsonTarget, tensor: Tensor, datatype: Datatype, shape: Shape
+    text: list[bytes], target: JsonTarget, tensor: Tensor, datatype: Datatype, shape: Shape
 ) -> bool:
     """Append the object of a tensor with its elements to *text*; as `elements_text`.
 
     Returns:
         Whether the text of its elements is long.
     """
-    data, kind = tensor.data, taker.kind
+    data, kind = tensor.data, target.kind
     if not tensor.parameters:
         if type(data) is RawData:
             few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
@@ -163,7 +163,7 @@ def append_elements(
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
     elements = elements_text(
-        kind, tensor, taker.hint, half=taker.can_write_half, nonfinite=taker.nonfinite
+        kind, tensor, target.hint, half=target.can_write_half, nonfinite=target.nonfinite
     )
     text += (opened, b',"data":', elements, b"}")
     return len(elements) > _COPIED_BYTES
