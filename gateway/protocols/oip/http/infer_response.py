@@ -15,7 +15,7 @@ from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.data import SharedMemoryData
-from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
@@ -212,12 +212,9 @@ def _scalar_text(value: Any) -> str:
 def _model_text(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
     """Return a part of the model's name; "" where it is no usable name."""
     found = _scalar_text(members.get(key))
-    try:
-        if not is_plain(found, limits):
-            check_name(key, found, limits.name_bytes, "name_bytes")
-    except (errors.InvalidRequest, errors.TooLarge):
-        return ""
-    return found
+    if is_plain(found, limits) or is_usable_name(key, found, limits.name_bytes):
+        return found
+    return ""
 
 
 def _check_id(call: InferRequest, sent_id: str, found: str, echoes_id: bool | None) -> None:
