@@ -167,9 +167,12 @@ class InferMessageScanner:
 
     def _remember(self, scanned: Scanned, view: memoryview, raw_tag: int) -> None:
         """Cache the text around id and raw contents, if it has the usual form of writers."""
-        message, _, raws = scanned
+        message, request_id, raws = scanned
         # Contents would keep the memory of their message.
         if not raws or any(len(each.contents) for each in message.tensors):
+            return
+        # The cache refuses a longer text: to find its holes would double the cost of each message.
+        if len(view) - sum(map(len, raws)) - len(request_id) > _OUTLINE_BYTES:
             return
         holes: list[slice] = []
         ids = at = 0
