@@ -54,7 +54,7 @@ _ENVELOPE_FIELDS = 64
 # An error in a stream has no status: these texts of Triton 2.51 identify that of its unary form.
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
     "is not at ready state": NotReady,
-    "unknown model": ModelNotFound,
+    "Request for unknown model": ModelNotFound,
     **dict.fromkeys(
         (
             "missing required input(s)",
