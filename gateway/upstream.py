@@ -242,9 +242,9 @@ class Upstream(Generic[Q, A]):
             wire = await wherever(self._codec.encode_call, call)
         except errors.SequenceIdTooLarge:
             raise
-        except errors.Unsupported:
+        except errors.Unsupported as error:
             request = call.request.changed(context=call.context)
-            return self._single_item_stream(request, CALL_PATH.get())
+            return self._single_item_stream(request, CALL_PATH.get(), error.message)
         return self._items(call, wire, CALL_PATH.get())
 
     async def _single_or_stream(
@@ -261,8 +261,7 @@ class Upstream(Generic[Q, A]):
             try:
                 wire = await wherever(self._codec.encode_call, call)
             except errors.Unsupported as error:
-                text = f"{refused.message}; {error.message}"
-                raise errors.Unsupported(text, model=call.model) from error
+                raise _no_way(refused, error.message) from error
         else:
             return
         self._decoupled[call.model] = None
@@ -271,9 +270,12 @@ class Upstream(Generic[Q, A]):
                 yield item
 
     async def _single_item_stream(
-        self, call: InferRequest, path: CallPath | None
+        self, call: InferRequest, path: CallPath | None, why_no_stream: str
     ) -> AsyncIterator[InferResponse]:
-        yield await self._unary(path, call)
+        try:
+            yield await self._unary(path, call)
+        except errors.Decoupled as refused:
+            raise _no_way(refused, why_no_stream) from refused
 
     async def _unary(self, path: CallPath | None, call: InferRequest) -> InferResponse:
         """Send *call*, and record it in *path*: a stream may run where no path is current.
@@ -359,6 +361,11 @@ async def _within_queue_timeout(
             yield response
     finally:
         await close_stream(responses)
+
+
+def _no_way(refused: errors.Decoupled, why_no_stream: str) -> errors.Decoupled:
+    """Return the error of a decoupled model whose server cannot be asked for a stream."""
+    return errors.Decoupled(f"{refused.message}; {why_no_stream}", model=refused.model)
 
 
 def _earlier(call: Call[Any]) -> float | None:

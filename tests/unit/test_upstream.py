@@ -243,10 +243,10 @@ class SingleFirst(TextCodec):
     def __init__(self, *, decoupled: bool = False, streams: bool = True) -> None:
         super().__init__()
         self._decoupled = decoupled
-        self._streams = streams
+        self.can_stream = streams
 
     def encode_call(self, call: Call[Any], /) -> str:
-        if isinstance(call, StreamInferRequest) and not self._streams:
+        if isinstance(call, StreamInferRequest) and not self.can_stream:
             raise Unsupported("no shape for it")
         return super().encode_call(call)
 
@@ -280,6 +280,24 @@ async def test_a_decoupled_model_that_no_stream_reaches_says_why() -> None:
     items = await Upstream("u", codec, TextClient("x"))(STREAM)
     with pytest.raises(Unsupported, match="the model is decoupled; no shape for it"):
         await anext(aiter(items))
+
+
+@pytest.mark.parametrize("call", [STREAM, STREAM.request], ids=["stream", "single"])
+async def test_the_way_out_of_a_decoupled_model_was_missing_once_it_was_known(
+    call: Call[Any],
+) -> None:
+    """Later refusals, and those of single requests, say what the stream cannot carry, too."""
+    codec = SingleFirst(decoupled=True)
+    service: Upstream[str, str] = Upstream("u", codec, TextClient("a"))
+    assert ["a"] == [item.id async for item in await service(STREAM)]
+    codec.can_stream = False
+
+    async def refused() -> None:
+        async for _ in await service(call):
+            pass
+
+    with pytest.raises(Unsupported, match="the model is decoupled; no shape for it"):
+        await refused()
 
 
 class LongStreams(SingleFirst):
