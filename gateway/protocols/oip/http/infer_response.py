@@ -193,7 +193,7 @@ def _read(
     reader = TensorReader("output", binary, limits, lenient=True, placed=places)
     outputs = reader.read(document)
     model = ModelRef(
-        _model_text(members, "model_name", limits), _model_text(members, "model_version", limits)
+        model_text(members, "model_name", limits), model_text(members, "model_version", limits)
     )
     parameters = read_parameters(members.get("parameters"), _WHAT, limits, lenient=True)
     return ParsedResponse(model, parameters), outputs
@@ -209,8 +209,8 @@ def _scalar_text(value: Any) -> str:
     return value if type(value) is str else ""
 
 
-def _model_text(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
-    """Return a part of the model's name; "" where it is no usable name."""
+def model_text(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
+    """Return the name or the version of a response's model; "" where it cannot be used."""
     found = _scalar_text(members.get(key))
     if is_plain(found, limits) or is_usable_name(key, found, limits.name_bytes):
         return found

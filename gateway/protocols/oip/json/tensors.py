@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.ir.context import NO_PARAMETERS, Parameter
+from gateway.ir.context import NO_PARAMETERS, Parameter, replace_surrogates
 from gateway.ir.data import RawData, SharedMemoryData, check_items, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
@@ -327,23 +327,18 @@ def _lenient(value: Any) -> Parameter:
     if type(value) is int:
         return value if INT64_MIN <= value <= UINT64_MAX else str(value)
     if type(value) is str:
-        return value if value.isascii() else _clean(value)
+        return replace_surrogates(value)
     if type(value) in _SCALARS:
         found: Parameter = value
         return found
     # Not orjson: it refuses long integers and text that is not UTF-8, which servers write.
-    return _clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return replace_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _no_scalar(key: str, value: Any, what: str) -> MalformedMessage:
     return MalformedMessage(
         f"parameter {key!r} of {what} is {_show(value)}: expected a string, a number, true or false"
     )
-
-
-def _clean(text: str) -> str:
-    """Return *text* with U+FFFD for bytes of a server that were not UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _wrong(what: str, key: str, value: Any, needed: str) -> str:

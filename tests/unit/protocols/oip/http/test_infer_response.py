@@ -324,11 +324,12 @@ def test_any_path_raises_nothing_else(path: str, method: str) -> None:
     [
         (b'"a\xff"', "a\ufffd"),
         (b'["a\xff"]', '["a\ufffd"]'),
+        (rb'"\ud800 \udcff"', "\ufffd \ufffd"),
         (b'["\xc3\xa9",null,1.5]', '["é",null,1.5]'),
         (b"[123456789012345678901234567890,NaN]", "[123456789012345678901234567890,NaN]"),
         (b'123456789012345678901234567890,"n":NaN', "123456789012345678901234567890"),
     ],
-    ids=["text", "list", "utf8", "long_integers", "long_integer"],
+    ids=["text", "list", "surrogates", "utf8", "long_integers", "long_integer"],
 )
 def test_a_servers_odd_parameter_was_an_internal_error(value: bytes, expected: str) -> None:
     """What is not UTF-8, or too long for JSON's usual readers, is shown and can be passed on."""
