@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 
 from gateway.ir.context import ModelRef, Origin
@@ -94,6 +96,15 @@ def test_addresses_of_servers_are_withheld(text: str, shown: str | None) -> None
     assert (shown or text) == found.message
     assert type(found) is Unavailable
     assert (shown is None) == (found is error)
+
+
+@pytest.mark.parametrize("name", ["a-", "-", "a", "a.", "1.", "+", "('", "[1"])
+def test_a_name_that_a_client_chose_blocked_the_event_loop(name: str) -> None:
+    """A requested output of 1 KiB took 1.3 s, and the time grew with the third power."""
+    started = process_time()
+    error = Unavailable(f"response lacks the requested output '{name * 2048}'")
+    assert error is without_addresses(error)
+    assert process_time() - started < 1
 
 
 def test_texts_of_servers_and_of_requests_keep_addresses() -> None:
