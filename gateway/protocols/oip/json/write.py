@@ -33,7 +33,7 @@ from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.elements import CODES
 from gateway.protocols.oip.json.parse import dump
-from gateway.wire.json_floats import SHORTEST, has_largest, with_exact_largest
+from gateway.wire.json_floats import with_all_digits
 
 
 class Nonfinite(enum.Enum):
@@ -217,8 +217,7 @@ def elements_text(
     has_lost = lost is not None and bool(lost.any())
     if has_lost and nonfinite in _REFUSING:
         _refuse_non_finite(kind, tensor.name, flat, hint, nonfinite)
-    if has_largest(flat) if is_long else SHORTEST in text:
-        text = dump(with_exact_largest(flat))
+    text = with_all_digits(text, flat)
     if lost is not None and has_lost and nonfinite is Nonfinite.LITERAL:
         return _with_words(text, flat[lost])
     return text
