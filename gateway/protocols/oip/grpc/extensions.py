@@ -74,7 +74,7 @@ def _read_load(view: memoryview, context: Context, limits: MessageLimits) -> Mod
     return ModelLoadRequest(
         model=_loaded_model(message.repository_name, message.model_name, limits),
         context=context,
-        parameters=control.read_load(_choices(message.parameters), limits),
+        parameters=control.read_load(_choices(message.parameters, limits), limits),
     )
 
 
@@ -83,7 +83,7 @@ def _read_unload(view: memoryview, context: Context, limits: MessageLimits) -> M
     return ModelUnloadRequest(
         model=_loaded_model(message.repository_name, message.model_name, limits),
         context=context,
-        dependents=control.read_unload(_choices(message.parameters), limits),
+        dependents=control.read_unload(_choices(message.parameters, limits), limits),
     )
 
 
@@ -98,7 +98,10 @@ def _loaded_model(repository: str, model: str, limits: MessageLimits) -> ModelRe
     return checked_model(model or repository, "", limits)
 
 
-def _choices(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, Any]:
+def _choices(
+    parameters: Mapping[str, pb.ModelRepositoryParameter], limits: MessageLimits
+) -> dict[str, Any]:
+    check_count("parameters", len(parameters), limits.parameters, "parameters")
     found = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -168,6 +171,7 @@ def _set(parameter: pb.ModelRepositoryParameter, value: bool | int | str | bytes
 
 def _read_trace(view: memoryview, context: Context, limits: MessageLimits) -> TraceSettingRequest:
     message = parse(view, pb.TraceSettingRequest)
+    check_count("settings", len(message.settings), limits.parameters, "parameters")
     changes = {key: list(setting.value) for key, setting in message.settings.items()}
     model = checked_model(message.model_name, "", limits) if message.model_name else None
     return TraceSettingRequest(
@@ -200,6 +204,7 @@ def _read_trace_reply(
 
 def _read_log(view: memoryview, context: Context, limits: MessageLimits) -> LogSettingsRequest:
     message = parse(view, pb.LogSettingsRequest)
+    check_count("settings", len(message.settings), limits.parameters, "parameters")
     changes = _settings(message.settings)
     return LogSettingsRequest(context=context, changes=control.read_log(changes, limits))
 
