@@ -28,7 +28,7 @@ from gateway.ir.data import ArrayData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
-from gateway.ir.work import JSON_NUMBER, charge
+from gateway.ir.work import JSON_BYTE, JSON_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.elements import CODES
@@ -59,6 +59,9 @@ _COPIED_BYTES: Final = 1 << 16
 # More numbers than this, some 20 ms of work, are written in pieces.
 _WHOLE: Final = 1 << 18
 _PIECE: Final = 1 << 16
+# Of texts: bytes that are written at once, and characters of one text.
+_WHOLE_TEXT: Final = 1 << 20
+_TEXT_PIECE: Final = 1 << 16
 # Python reads raw elements itself, in either byte order, where it has a code for them.
 _INTEGERS: Final = {datatype: code for datatype, code in CODES.items() if datatype.is_integer}
 
@@ -206,9 +209,11 @@ def elements_text(
             the first index.
     """
     datatype = tensor.datatype
+    if datatype is _BYTES:
+        return _strings_text(kind, tensor, hint)
     flat = _elements(kind, tensor, hint, half=half)
     if datatype is None or not datatype.is_float:
-        return _flat_text(flat) if isinstance(flat, np.ndarray) else dump(flat)
+        return _flat_text(flat)
     text = _flat_text(flat)
     # Non-finite values are written as null. To search for them in a short text costs a tenth of
     # the check by numpy; in a long one it is the other way around.
@@ -273,10 +278,8 @@ def integer_writer(code: str, count: int) -> Callable[[memoryview], bytes]:
     return lambda view: orjson.dumps(unpack(view))
 
 
-def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
+def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> npt.NDArray[Any]:
     datatype = tensor.datatype
-    if datatype is _BYTES:
-        return _texts(kind, tensor, hint)
     if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
         raise Unsupported(
             f"{kind} {tensor.name!r} is {datatype.name}, which JSON cannot represent: {hint}"
@@ -298,10 +301,33 @@ def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
     return flat
 
 
-def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
-    texts: list[str] = []
-    items = as_items(tensor)
+def _strings_text(kind: str, tensor: Tensor, hint: str) -> bytes:
+    """Return the text of BYTES elements; long ones are written in pieces, as by `_flat_text`."""
+    items, data = as_items(tensor), tensor.data
     charge(len(items))
+    size = len(data.view) if type(data) is RawData else tensor.nbytes
+    # A character may become an escape of six.
+    charge(size * JSON_BYTE, 0)
+    texts = _texts(kind, tensor, items, hint)
+    if size <= _WHOLE_TEXT:
+        return dump(texts)
+    longest = max(map(len, texts))
+    if longest > _TEXT_PIECE:
+        return b"[%b]" % b",".join(map(_long_string, texts))
+    count = _WHOLE_TEXT // max(1, longest)
+    pieces = [dump(texts[at : at + count])[1:-1] for at in range(0, len(texts), count)]
+    return b"[%b]" % b",".join(pieces)
+
+
+def _long_string(text: str) -> bytes:
+    pieces = [
+        orjson.dumps(text[at : at + _TEXT_PIECE])[1:-1] for at in range(0, len(text), _TEXT_PIECE)
+    ]
+    return b'"%b"' % b"".join(pieces)
+
+
+def _texts(kind: str, tensor: Tensor, items: Sequence[bytes | memoryview], hint: str) -> list[str]:
+    texts: list[str] = []
     try:
         for item in items:
             texts.append(str(item, "utf-8"))  # noqa: PERF401  # its length is the error's index
