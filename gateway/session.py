@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 A = TypeVar("A")
@@ -70,7 +71,7 @@ class Session(Generic[A]):
         self._unflushed: dict[int, asyncio.Event] = {}
         # Those that were alone, so that nobody asked whether they are decoupled.
         self._unchecked: list[tuple[int, SessionCall[A]]] = []
-        self._checking: set[asyncio.Task[None]] = set()
+        self._checking: set[asyncio.Task[bool]] = set()
 
     async def run(self, calls: AsyncIterator[SessionCall[A]]) -> AsyncGenerator[A, None]:
         """Iterate over the replies to *calls*, until *calls* ends and each call has ended.
@@ -128,13 +129,15 @@ class Session(Generic[A]):
             if decoupled is True:
                 self._remove_from_order(number)
             elif decoupled is not False:
-                task = asyncio.ensure_future(self._check_later(number, decoupled))
+                # A task of its own: in another one that is cancelled first, it would never run.
+                task = asyncio.ensure_future(decoupled)
                 self._checking.add(task)
-                task.add_done_callback(self._checking.discard)
+                task.add_done_callback(partial(self._end_check, number))
         self._unchecked.clear()
 
-    async def _check_later(self, number: int, decoupled: Coroutine[Any, Any, bool]) -> None:
-        if await decoupled:
+    def _end_check(self, number: int, task: asyncio.Task[bool]) -> None:
+        self._checking.discard(task)
+        if not task.cancelled() and task.result():
             self._remove_from_order(number)
 
     def _remove_from_order(self, number: int) -> None:

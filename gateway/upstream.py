@@ -138,7 +138,7 @@ class Upstream(Generic[Q, A]):
             call = call if wire is not None else await with_buffered_body(call)
         if type(call) is StreamInferRequest:
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
-            return self._stream(call)  # type: ignore[return-value]
+            return await self._stream(call)  # type: ignore[return-value]
         if wire is None:
             BOUND.allowance = ON_LOOP  # `inline` does the same, but its call frame costs 0.7 us
             try:
@@ -234,17 +234,17 @@ class Upstream(Generic[Q, A]):
             return None
         return self._cut_through.encode_cut_through(call)
 
-    def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+    async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the replies; a single one where the protocol has no streams."""
         if self._codec.prefers_single_reply and call.model not in self._decoupled:
             return self._single_or_stream(call, CALL_PATH.get())
         try:
-            wire = self._codec.encode_call(call)
+            wire = await wherever(self._codec.encode_call, call)
         except errors.SequenceIdTooLarge:
             raise
-        except errors.Unsupported:
+        except errors.Unsupported as error:
             request = call.request.changed(context=call.context)
-            return self._single_item_stream(request, CALL_PATH.get())
+            return self._single_item_stream(request, CALL_PATH.get(), error.message)
         return self._items(call, wire, CALL_PATH.get())
 
     async def _single_or_stream(
@@ -259,10 +259,9 @@ class Upstream(Generic[Q, A]):
             yield await self._unary(path, request)
         except errors.Decoupled as refused:
             try:
-                wire = self._codec.encode_call(call)
+                wire = await wherever(self._codec.encode_call, call)
             except errors.Unsupported as error:
-                text = f"{refused.message}; {error.message}"
-                raise errors.Unsupported(text, model=call.model) from error
+                raise _no_way(refused, error.message) from error
         else:
             return
         self._decoupled[call.model] = None
@@ -271,9 +270,12 @@ class Upstream(Generic[Q, A]):
                 yield item
 
     async def _single_item_stream(
-        self, call: InferRequest, path: CallPath | None
+        self, call: InferRequest, path: CallPath | None, why_no_stream: str
     ) -> AsyncIterator[InferResponse]:
-        yield await self._unary(path, call)
+        try:
+            yield await self._unary(path, call)
+        except errors.Decoupled as refused:
+            raise _no_way(refused, why_no_stream) from refused
 
     async def _unary(self, path: CallPath | None, call: InferRequest) -> InferResponse:
         """Send *call*, and record it in *path*: a stream may run where no path is current.
@@ -359,6 +361,11 @@ async def _within_queue_timeout(
             yield response
     finally:
         await close_stream(responses)
+
+
+def _no_way(refused: errors.Decoupled, why_no_stream: str) -> errors.Decoupled:
+    """Return the error of a decoupled model whose server cannot be asked for a stream."""
+    return errors.Decoupled(f"{refused.message}; {why_no_stream}", model=refused.model)
 
 
 def _earlier(call: Call[Any]) -> float | None:

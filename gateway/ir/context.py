@@ -7,6 +7,7 @@ time of a frozen dataclass.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,17 @@ Metadata = tuple[tuple[str, str], ...]
 Members = Mapping[str, Parameter | tuple[Parameter, ...]]
 
 NO_PARAMETERS: Parameters = {}
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def replace_surrogates(text: str) -> str:
+    """Return *text* with U+FFFD for each lone surrogate, which no protocol can carry.
+
+    They stand for bytes of a server that were not UTF-8, as with `surrogateescape`.
+    """
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
 
 REQUEST_ID = "x-request-id"
 TRACING = ("traceparent", "tracestate")

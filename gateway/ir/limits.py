@@ -81,6 +81,15 @@ def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
         )
 
 
+def is_usable_name(kind: str, name: str, limit_bytes: int) -> bool:
+    """Return whether `check_name` accepts a name, without which a reply can be read as well."""
+    try:
+        check_name(kind, name, limit_bytes, kind)
+    except (InvalidRequest, TooLarge):
+        return False
+    return True
+
+
 def check_folder_name(name: str) -> None:
     """Reject loading or unloading a model whose name is not a plain directory name.
 

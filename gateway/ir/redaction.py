@@ -11,14 +11,20 @@ from gateway.ir.context import Origin
 from gateway.ir.errors import ErrorCode, GatewayError
 
 _REDACTED: Final = "..."
+# Texts hold names and data of clients: the patterns of words match them from their beginning and
+# without backtracking, so that the time does not grow with the square of their length.
 _KEY = re.compile(r"(\bkey:? )(?:'[^']*(?:'|$)|\"[^\"]*(?:\"|$))", re.IGNORECASE)
 _FOLDER = r"/dev/shm(?:/[^\s'\",;)]*)?"  # noqa: S108  # where Linux keeps segments
 _SEGMENT = re.compile(_FOLDER + r"|triton_python_backend_shm_region[\w.-]*")
-_CLASS = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Input|Warning) ?: ")
+_CLASS = re.compile(
+    r"(?<![\w.])[\w.]++"
+    r"(?:(?<=[\w.]Error)|(?<=[\w.]Exception)|(?<=[\w.]Input)|(?<=[\w.]Warning)) ?: "
+)
 # ('10.0.0.1', 80), oip+http://host:80/path, host:80, [::1]:80, 10.0.0.1 and unix:/path.
 _ADDRESS = re.compile(
-    r"\('[^']*', \d+(?:, \d+, \d+)?\)|[\w+]+://[^\s'\",;]+|unix:/[^\s'\",;]+"
-    r"|\[[\da-fA-F:.]+\]:\d+|(?<![\w.])(?:[\w-]+\.)*[\w-]*[a-zA-Z][\w-]*:\d{2,5}(?![\w.])"
+    r"\('[^']*', \d+(?:, \d+, \d+)?\)|(?<![\w+])[\w+]++://[^\s'\",;]+|unix:/[^\s'\",;]+"
+    r"|\[[\da-fA-F:.]+\]:\d+"
+    r"|(?<![\w.-])(?:[\w-]++\.)*+(?=[\w-]*?[a-zA-Z])[\w-]++:\d{2,5}(?![\w.])"
     r"|(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.])"
 )
 # Errors whose texts may name the server that a call was sent to.

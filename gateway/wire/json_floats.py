@@ -11,12 +11,13 @@ import numpy.typing as npt
 import orjson
 
 _LARGEST: Final = np.finfo(np.float32).max
+_DIGITS: Final = b"3.4028234663852886e38"
 _EXACT: Final = {
-    _LARGEST: orjson.Fragment(b"3.4028234663852886e38"),
-    -_LARGEST: orjson.Fragment(b"-3.4028234663852886e38"),
+    _LARGEST: orjson.Fragment(_DIGITS),
+    -_LARGEST: orjson.Fragment(b"-" + _DIGITS),
 }
-SHORTEST: Final = orjson.dumps(_LARGEST, None, orjson.OPT_SERIALIZE_NUMPY)
-"""How orjson writes the largest value; a text without it needs no second look."""
+# How orjson writes the largest value; a text without it needs no second look.
+_SHORTEST: Final = orjson.dumps(_LARGEST, None, orjson.OPT_SERIALIZE_NUMPY)
 
 
 def dump_exact(document: Any) -> bytes:
@@ -26,29 +27,33 @@ def dump_exact(document: Any) -> bytes:
         TypeError: It holds what JSON cannot carry.
     """
     text = orjson.dumps(document, None, orjson.OPT_SERIALIZE_NUMPY)
-    if SHORTEST not in text:
+    if _SHORTEST not in text:
         return text
-    return orjson.dumps(with_exact_largest(document), None, orjson.OPT_SERIALIZE_NUMPY)
+    if isinstance(document, np.ndarray):
+        return with_all_digits(text, document)
+    return orjson.dumps(_with_exact_largest(document), None, orjson.OPT_SERIALIZE_NUMPY)
 
 
-def has_largest(array: npt.NDArray[Any]) -> bool:
-    """Return whether *array* is FP32 and has the largest value, or its negative."""
-    return bool(array.dtype == np.float32 and (np.abs(array) == _LARGEST).any())
+def with_all_digits(text: bytes, array: npt.NDArray[Any]) -> bytes:
+    """Return orjson's text of *array*, the largest FP32 values in all their digits.
+
+    No text of another FP32 value contains that of the largest one.
+    """
+    return text.replace(_SHORTEST, _DIGITS) if array.dtype == np.float32 else text
 
 
-def with_exact_largest(value: Any) -> Any:
+def _with_exact_largest(value: Any) -> Any:
     """Return *value*, a document for orjson, with the largest FP32 values in all their digits.
 
-    Every other value keeps its own text. Arrays that have such a value become lists.
+    Every other value keeps its own text.
     """
     if isinstance(value, np.ndarray):
-        if not has_largest(value):
-            return value
-        value = [*value] if value.ndim else value[()]
+        text = orjson.dumps(value, None, orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.Fragment(with_all_digits(text, value))
     if isinstance(value, np.float32):
         return _EXACT.get(value, value)
     if isinstance(value, dict):
-        return {key: with_exact_largest(each) for key, each in value.items()}
+        return {key: _with_exact_largest(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [with_exact_largest(each) for each in value]
+        return [_with_exact_largest(each) for each in value]
     return value

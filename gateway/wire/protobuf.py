@@ -1,8 +1,8 @@
 """Protobuf's wire format: find the fields of a message and write them, without copying tensors.
 
-Here live field scanning, scalars and the building of messages as a small head and raw tails.  Not
-here: packed arrays (protobuf_arrays.py), what a field means (the codec knows), generated messages.
-It is done by hand because a parsed message copies every tensor; a scan costs the same for any size.
+This module scans fields, reads and writes scalars, and builds messages as a small head and raw
+tails.  `protobuf_packed.py` has packed arrays; codecs know the meaning of fields.  No generated
+message is used, because it would copy every tensor; a scan costs the same for any size.
 
 A *tag* is ``field number << 3 | wire type``, so comparing one int checks both.  `fields` accepts
 what protobuf's own parser accepts, except field number 0 (which that parser takes in an unknown

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -152,6 +154,30 @@ async def test_a_session_ends_while_a_question_is_open() -> None:
         calls.only(name, name)
     await session.close_half()
     assert ["first", "second"] == session.replies
+
+
+async def test_a_session_that_is_closed_before_a_question_is_asked_leaves_no_coroutine() -> None:
+    """The client may leave in the turn of the event loop in which its messages arrive."""
+
+    async def asked() -> bool:
+        raise AssertionError
+
+    questions: list[Coroutine[Any, Any, bool]] = []
+
+    def is_decoupled() -> Coroutine[Any, Any, bool]:
+        questions.append(asked())
+        return questions[-1]
+
+    async def come() -> AsyncIterator[SessionCall[str]]:
+        for name in ("first", "second"):
+            yield replace(Calls().asked(name), is_decoupled=is_decoupled)
+
+    reading = asyncio.ensure_future(anext(Session[str](8).run(come())))
+    await asyncio.sleep(0)  # the messages arrive in the next turn
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert ["CORO_CLOSED"] * 2 == list(map(inspect.getcoroutinestate, questions))
 
 
 async def test_many_answers_are_heard_as_they_come() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ServerMetadata
+from gateway.ir.work import charge
 from gateway.upstream import DialectDetectingUpstream, Upstream
 from gateway.wire.codec import FramingCodec
 from tests.fakes import FakeCodec, ScriptedService
@@ -241,10 +243,10 @@ class SingleFirst(TextCodec):
     def __init__(self, *, decoupled: bool = False, streams: bool = True) -> None:
         super().__init__()
         self._decoupled = decoupled
-        self._streams = streams
+        self.can_stream = streams
 
     def encode_call(self, call: Call[Any], /) -> str:
-        if isinstance(call, StreamInferRequest) and not self._streams:
+        if isinstance(call, StreamInferRequest) and not self.can_stream:
             raise Unsupported("no shape for it")
         return super().encode_call(call)
 
@@ -278,6 +280,53 @@ async def test_a_decoupled_model_that_no_stream_reaches_says_why() -> None:
     items = await Upstream("u", codec, TextClient("x"))(STREAM)
     with pytest.raises(Unsupported, match="the model is decoupled; no shape for it"):
         await anext(aiter(items))
+
+
+@pytest.mark.parametrize("call", [STREAM, STREAM.request], ids=["stream", "single"])
+async def test_the_way_out_of_a_decoupled_model_was_missing_once_it_was_known(
+    call: Call[Any],
+) -> None:
+    """Later refusals, and those of single requests, say what the stream cannot carry, too."""
+    codec = SingleFirst(decoupled=True)
+    service: Upstream[str, str] = Upstream("u", codec, TextClient("a"))
+    assert ["a"] == [item.id async for item in await service(STREAM)]
+    codec.can_stream = False
+
+    async def refused() -> None:
+        async for _ in await service(call):
+            pass
+
+    with pytest.raises(Unsupported, match="the model is decoupled; no shape for it"):
+        await refused()
+
+
+class LongStreams(SingleFirst):
+    """Writes requests for streams, which cost so many items of work."""
+
+    def __init__(self, items: int, *, decoupled: bool) -> None:
+        super().__init__(decoupled=decoupled)
+        self.prefers_single_reply = decoupled
+        self._items = items
+        self.written_by = 0
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        if isinstance(call, StreamInferRequest):
+            charge(self._items)
+            self.written_by = threading.get_ident()
+        return super().encode_call(call)
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("items", [1, 1_000_000])
+async def test_long_requests_for_streams_are_written_on_another_thread(
+    items: int, *, decoupled: bool
+) -> None:
+    """Short ones on the event loop, which a long one would block for tenths of a second."""
+    codec = LongStreams(items, decoupled=decoupled)
+    service: Upstream[str, str] = Upstream("u", codec, TextClient("a", "b"))
+    assert ["a", "b"] == [item.id async for item in await service(STREAM)]
+    is_here = items == 1
+    assert is_here is (codec.written_by == threading.get_ident())
 
 
 class Halves:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Parameter
+from gateway.ir.context import ModelRef, Parameter, replace_surrogates
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -84,7 +84,7 @@ def split_reply_members(
         elif isinstance(value, tuple):
             raise UpstreamProtocolError(f"model {str(model)!r} has no output {name!r}", model=model)
         else:
-            parameters[name] = value
+            parameters[name] = replace_surrogates(value) if isinstance(value, str) else value
     missing = set(requested) - outputs.keys()
     if missing:
         raise UpstreamProtocolError(
@@ -148,7 +148,8 @@ def _text(value: Parameter) -> bytes:
     if not isinstance(value, str):
         raise _wrong_type(value, "a string")
     try:
-        return value.encode()
+        # Lone surrogates are bytes of a server that were not UTF-8; a request has none.
+        return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise _MismatchError("has text that is not valid Unicode") from None
 

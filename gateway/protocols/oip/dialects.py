@@ -23,7 +23,7 @@ class Dialect:
         needs_id: It fails on requests without an id.
         has_generate_stream: Its only streams over HTTP are those of the generate extension, and it
             refuses to be asked for the only reply of a decoupled model.
-        has_infer_stream: It has `has_infer_stream`: responses as server-sent events.
+        has_infer_stream: It has `infer_stream`: responses as server-sent events.
         has_index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         has_extensions: It has Triton's extensions: configuration, statistics and the like.
         has_control: Its models can be loaded and unloaded.

@@ -41,9 +41,10 @@ def to_document(configuration: ModelConfiguration) -> dict[str, Any]:
     """Return the text for HTTP, with all defaults; unchanged where the message cannot hold it."""
     document = dict(configuration.document)
     try:
-        return document | text_of(to_message(configuration))
+        completed: dict[str, Any] = _completed(document, text_of(to_message(configuration)))
     except Unsupported:
         return document
+    return completed
 
 
 def from_document(document: Any, limits: MessageLimits) -> ModelConfiguration:
@@ -56,6 +57,24 @@ def from_document(document: Any, limits: MessageLimits) -> ModelConfiguration:
     if type(document) is not dict:
         raise MalformedMessage("the model configuration is JSON, but not an object")
     return _checked(document, limits)
+
+
+def _completed(own: Any, written: Any) -> Any:
+    """Return a server's value, with the defaults of *written*, which is its message as text.
+
+    The message lacks what is newer: members at any depth, and the words of enumerations.
+    """
+    if type(own) is not type(written):
+        return written
+    if type(own) is dict:
+        known = {
+            key: _completed(value, written[key]) if key in written else value
+            for key, value in own.items()
+        }
+        return known | {key: value for key, value in written.items() if key not in known}
+    if type(own) is list and len(own) == len(written):
+        return [_completed(one, other) for one, other in zip(own, written, strict=True)]
+    return own
 
 
 def _checked(document: dict[str, Any], limits: MessageLimits) -> ModelConfiguration:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 
 from gateway.ir.context import ModelRef, Origin
@@ -55,6 +57,8 @@ def test_an_error_without_a_name_stays_itself() -> None:
         (UpstreamError("ValueError: secret"), "the model failed at its server; the log of the"),
         (InvalidRequest("InvalidInput : no x"), "no x"),
         (InvalidRequest("pkg.mod.OddError: shape"), "shape"),
+        (InvalidRequest("Error: shape"), "Error: shape"),
+        (InvalidRequest("no Input: a ValueError : b"), "no Input: a b"),
         (InvalidRequest("unexpected shape for input 'Error: x'"), "unexpected shape for input '"),
     ],
 )
@@ -65,6 +69,15 @@ def test_brief_errors(error: GatewayError, text: str) -> None:
     assert brief.message.startswith(text)
     assert (type(error), brief.message == error.message) == (type(brief), brief is error)
     assert (brief.origin is error.origin) == (brief is error)
+
+
+@pytest.mark.parametrize("name", ["A", "a.", "a_", "Error"])
+def test_the_class_of_a_long_text_blocked_the_event_loop(name: str) -> None:
+    """A server may repeat the data of a client in its error: 8 KiB took seconds."""
+    started = process_time()
+    error = InvalidRequest(name * 20_000, origin=Origin("oip.grpc", None))
+    assert error is brief_error(error)
+    assert process_time() - started < 1
 
 
 def test_own_errors_are_never_brief() -> None:
@@ -94,6 +107,15 @@ def test_addresses_of_servers_are_withheld(text: str, public_text: str | None) -
     assert (public_text or text) == found.message
     assert type(found) is Unavailable
     assert (public_text is None) == (found is error)
+
+
+@pytest.mark.parametrize("name", ["a-", "-", "a", "a.", "1.", "+", "('", "[1"])
+def test_a_name_that_a_client_chose_blocked_the_event_loop(name: str) -> None:
+    """A requested output of 1 KiB took 1.3 s, and the time grew with the third power."""
+    started = process_time()
+    error = Unavailable(f"response lacks the requested output '{name * 2048}'")
+    assert error is without_addresses(error)
+    assert process_time() - started < 1
 
 
 def test_texts_of_servers_and_of_requests_keep_addresses() -> None:

@@ -32,6 +32,20 @@ def test_only_the_largest_value_has_all_its_digits(document: object, text: bytes
     assert text == dump_exact(document)
 
 
+def test_no_other_value_has_the_text_of_the_largest_in_its_own() -> None:
+    """Arrays, such as masks of the lowest value, are corrected as text, in a tenth of the time."""
+    bits = np.random.default_rng(7).integers(0, 1 << 32, 50_000, np.uint32)
+    near = np.frombuffer(
+        (LARGEST.view(np.uint32) - np.arange(1000, dtype=np.uint32)).tobytes(), "<f4"
+    )
+    values = np.concatenate([bits.view(np.float32), near, -near])
+    values = values[np.isfinite(values)]
+    texts = dump_exact(values)[1:-1].split(b",")
+    assert [float(each) for each in values] == [float(np.float32(text)) for text in texts]
+    long = [text for text in texts if text.strip(b"-") == b"3.4028234663852886e38"]
+    assert np.count_nonzero(np.abs(values) == LARGEST) == len(long) >= 2
+
+
 def test_protobuf_reads_the_largest_value() -> None:
     """A Python server of grps reads what is written, and not the shortest text."""
     shortest = orjson.dumps(np.array([LARGEST]), None, orjson.OPT_SERIALIZE_NUMPY).decode()

@@ -53,7 +53,7 @@ from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.grpc.streaming import (
     STREAM,
     StreamReplyEncoder,
-    error_said,
+    error_of_text,
     open_envelope,
     stream_message,
 )
@@ -124,20 +124,23 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             return self._infer.decode_call(wire, request_id)
         if wire.method == STREAM:
             return self._decode_stream(wire)
+        view = wire.view
         found = CALL_READERS.get(wire.method)
         if found is not None:
             kind, read = found
             require_enabled(kind, self._extensions)
+            messages.check_size(wire.method, view, self._limits)
             return apply_policy(
-                read(wire.view, context_of(wire), self._limits), self._extensions, self._limits
+                read(view, context_of(wire), self._limits), self._extensions, self._limits
             )
         plain = messages.CALL_READERS.get(wire.method)
         if plain is None:
             raise errors.Unsupported(
                 f"method {clip(wire.method, 128)!r} is not supported by this gateway"
             )
+        messages.check_size(wire.method, view, self._limits)
         return apply_policy(
-            plain(wire.view, context_of(wire), self._limits), self._extensions, self._limits
+            plain(view, context_of(wire), self._limits), self._extensions, self._limits
         )
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
@@ -283,7 +286,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             raise errors.MalformedMessage(error.message) from error
         if not error_text:
             return reply
-        failed = error_said(
+        failed = error_of_text(
             clip(strip_traceback(error_text), self._limits.error_text_bytes), call.model
         )
         if reply.is_final:

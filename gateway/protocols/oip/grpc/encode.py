@@ -138,11 +138,11 @@ class InferEncoder:
         return head
 
 
-_Settled = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
+_TensorParts = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
 """A tensor's field, the header of its raw contents, their size, and the dtype of an array."""
 
 # For a tensor that needs more checks: no data has this size.
-_NOT_HERE: Final[_Settled] = (b"", b"", -1, None)
+_NO_PARTS: Final[_TensorParts] = (b"", b"", -1, None)
 
 
 class FastInferEncoder:
@@ -161,7 +161,7 @@ class FastInferEncoder:
         self._unknown = unknown
         self._model = lru_cache(_CACHE_ENTRIES)(_model)
         self._output = lru_cache(_CACHE_ENTRIES)(_output)
-        self._tensor = lru_cache(_CACHE_ENTRIES)(self._settled)
+        self._tensor = lru_cache(_CACHE_ENTRIES)(self._tensor_parts)
 
     def write(
         self,
@@ -215,10 +215,12 @@ class FastInferEncoder:
             parts.append(self._output(output.name))
         return True
 
-    def _settled(self, name: str, datatype: Datatype | None, shape: Shape | None) -> _Settled:
+    def _tensor_parts(
+        self, name: str, datatype: Datatype | None, shape: Shape | None
+    ) -> _TensorParts:
         """Return the parts that depend on a description alone."""
         if datatype is None or shape is None or datatype in (self._unknown, Datatype.BYTES):
-            return _NOT_HERE
+            return _NO_PARTS
         size = datatype.size_bytes * math.prod(shape)
         field = _tensor(name, datatype, shape)
         return field, self._raw_key + varint(size), size, datatype.numpy_dtype

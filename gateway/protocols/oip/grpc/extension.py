@@ -11,7 +11,7 @@ from gateway.ir.context import Context
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 
-EncodedCall = tuple[str, Message]
+ExtensionRequest = tuple[str, Message]
 """Method and message of a request."""
 
 CallReader = Callable[[memoryview, Context, MessageLimits], Call[Any]]
@@ -28,5 +28,5 @@ class GrpcExtension:
     """
 
     write_reply: Callable[[Any, Any], Message]
-    write_call: Callable[[Any, GrpcDialect], EncodedCall]
+    write_call: Callable[[Any, GrpcDialect], ExtensionRequest]
     read_reply: Callable[[Any, memoryview, MessageLimits], Any]

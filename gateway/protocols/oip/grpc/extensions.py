@@ -30,7 +30,7 @@ from gateway.protocols.oip import control, model_config, statistics
 from gateway.protocols.oip.grpc import shared_memory as grpc_shared
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.extension import CallReader, EncodedCall, GrpcExtension
+from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
 from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import clip
@@ -48,7 +48,7 @@ def _read_config(view: memoryview, context: Context, limits: MessageLimits) -> M
     )
 
 
-def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> EncodedCall:
+def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     model = named_model(call)
     return "ModelConfig", pb.ModelConfigRequest(name=model.name, version=model.version)
 
@@ -61,7 +61,7 @@ def _read_statistics(
     return ModelStatisticsRequest(model=model, context=context)
 
 
-def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> EncodedCall:
+def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     model = call.model or ModelRef("")
     return "ModelStatistics", pb.ModelStatisticsRequest(name=model.name, version=model.version)
 
@@ -74,7 +74,7 @@ def _read_load(view: memoryview, context: Context, limits: MessageLimits) -> Mod
     return ModelLoadRequest(
         model=_loaded_model(message.repository_name, message.model_name, limits),
         context=context,
-        parameters=control.read_load(_choices(message.parameters), limits),
+        parameters=control.read_load(_choices(message.parameters, limits), limits),
     )
 
 
@@ -83,7 +83,7 @@ def _read_unload(view: memoryview, context: Context, limits: MessageLimits) -> M
     return ModelUnloadRequest(
         model=_loaded_model(message.repository_name, message.model_name, limits),
         context=context,
-        dependents=control.read_unload(_choices(message.parameters), limits),
+        dependents=control.read_unload(_choices(message.parameters, limits), limits),
     )
 
 
@@ -98,7 +98,10 @@ def _loaded_model(repository: str, model: str, limits: MessageLimits) -> ModelRe
     return checked_model(model or repository, "", limits)
 
 
-def _choices(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, Any]:
+def _choices(
+    parameters: Mapping[str, pb.ModelRepositoryParameter], limits: MessageLimits
+) -> dict[str, Any]:
+    check_count("parameters", len(parameters), limits.parameters, "parameters")
     found = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -108,7 +111,7 @@ def _choices(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str,
     return found
 
 
-def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> EncodedCall:
+def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> ExtensionRequest:
     model = named_model(call)
     if dialect.has_name_first:
         return "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name=model.name)
@@ -118,7 +121,7 @@ def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> EncodedCall:
     return "RepositoryModelLoad", message
 
 
-def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> EncodedCall:
+def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> ExtensionRequest:
     model = named_model(call)
     if dialect.has_name_first:
         return "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name=model.name)
@@ -168,6 +171,7 @@ def _set(parameter: pb.ModelRepositoryParameter, value: bool | int | str | bytes
 
 def _read_trace(view: memoryview, context: Context, limits: MessageLimits) -> TraceSettingRequest:
     message = parse(view, pb.TraceSettingRequest)
+    check_count("settings", len(message.settings), limits.parameters, "parameters")
     changes = {key: list(setting.value) for key, setting in message.settings.items()}
     model = checked_model(message.model_name, "", limits) if message.model_name else None
     return TraceSettingRequest(
@@ -175,7 +179,7 @@ def _read_trace(view: memoryview, context: Context, limits: MessageLimits) -> Tr
     )
 
 
-def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> EncodedCall:
+def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     name = "" if call.model is None else call.model.name
     message = pb.TraceSettingRequest(model_name=name)
     for key, values in call.changes.items():
@@ -200,6 +204,7 @@ def _read_trace_reply(
 
 def _read_log(view: memoryview, context: Context, limits: MessageLimits) -> LogSettingsRequest:
     message = parse(view, pb.LogSettingsRequest)
+    check_count("settings", len(message.settings), limits.parameters, "parameters")
     changes = _settings(message.settings)
     return LogSettingsRequest(context=context, changes=control.read_log(changes, limits))
 
@@ -218,7 +223,7 @@ def _settings(
     return found
 
 
-def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> EncodedCall:
+def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     message = pb.LogSettingsRequest()
     for key, value in call.changes.items():
         _set_log(message.settings[key], value)

@@ -26,7 +26,7 @@ from gateway.protocols.oip.grpc.encode import (
     InferEncoder,
 )
 from gateway.protocols.oip.grpc.management import named_model
-from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, said_final
+from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, split_final_mark
 from gateway.protocols.oip.outputs import requested_output, with_c_values
 from gateway.protocols.oip.parameters import (
     NO_REQUEST_PARAMETERS,
@@ -119,7 +119,7 @@ class Inferences:
         if not (
             self._plain_calls is None
             or model is None
-            or (model.version and not model.version.isdecimal())
+            or (model.version and not (model.version.isascii() and model.version.isdecimal()))
             or call.parameters
             or call.sequence is not None
             or call.priority
@@ -156,7 +156,7 @@ class Inferences:
             raise MalformedMessage(f"response has id {reply_id!r}: the request had {call.id!r}")
         parameters = message.parameters
         if FINAL in parameters:
-            is_final, parameters = said_final(parameters)
+            is_final, parameters = split_final_mark(parameters)
             final = final and is_final
         if call.outputs and (outputs or not stream):
             outputs = self._selected(call, outputs)

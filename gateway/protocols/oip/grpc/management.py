@@ -23,7 +23,13 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
+from gateway.ir.errors import (
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+    Unsupported,
+)
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import (
     ModelMetadata,
@@ -35,8 +41,14 @@ from gateway.ir.metadata import (
 from gateway.ir.redaction import redact
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.protobuf import TooManyFields, WireError, fields
 
 SERVICE = "/inference.GRPCInferenceService/"
+_LOAD = SERVICE + "RepositoryModelLoad"
+# Of a request without tensors and files: the library blocks the event loop for 20 ms at most.
+_MOST_BYTES = 1 << 20
+# Single fields, and unknown ones of newer clients.
+_OTHER_FIELDS = 64
 
 _DATATYPES = {datatype.name: datatype for datatype in Datatype}
 _STATES = {state.value: state for state in ModelState}
@@ -58,6 +70,30 @@ def checked_model(name: str, version: str, limits: MessageLimits) -> ModelRef:
     if version:
         check_name("model version", version, limits.name_bytes, "name_bytes")
     return ModelRef(name, version)
+
+
+def check_size(method: str, view: memoryview, limits: MessageLimits) -> None:
+    """Refuse a message of *method* that the library would parse for long.
+
+    A request to load may hold files, so its fields are counted instead of its bytes.
+
+    Raises:
+        TooLarge: It is too long.
+        MalformedMessage: It is no message.
+    """
+    if len(view) <= _MOST_BYTES:
+        return
+    if method != _LOAD:
+        raise TooLarge(
+            f"message of {len(view)} bytes to {method.removeprefix(SERVICE)}: "
+            f"at most {_MOST_BYTES} bytes are read without tensors or files"
+        )
+    try:
+        fields(view, limits.parameters + _OTHER_FIELDS)
+    except TooManyFields as error:
+        raise TooLarge(f"{error}, parameters included", limit="parameters") from error
+    except WireError as error:
+        raise MalformedMessage(f"request to load a model: {error}") from error
 
 
 def named_model(call: Call[Any]) -> ModelRef:
@@ -262,8 +298,8 @@ def _read_tensor(
             f"tensor {name!r} has shape {list(shape)}: expected dimensions of -1 or more"
         )
     # A server may omit types, or have names of its own for them: they are unknown then.
-    untold = not tensor.datatype and not shape
-    return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if untold else shape)
+    is_unavailable = not tensor.datatype and not shape
+    return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if is_unavailable else shape)
 
 
 def _read_index_answer(view: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:

@@ -24,6 +24,7 @@ from gateway.ir.limits import (
     check_count,
     check_name,
     check_shape,
+    is_usable_name,
 )
 from gateway.ir.tensor import Shape
 from gateway.protocols.oip.datatypes import parse_datatype
@@ -62,7 +63,6 @@ _VARINT_BYTES = 10
 # Enough for the inputs of some hundred models; longer descriptions are rare.
 _CACHE_ENTRIES = 512
 _REMEMBERED_BYTES = 256
-# Raw contents whose bytes are checked too, not only their number.
 # Messages without their id and their raw contents.
 _OUTLINES = 256
 _OUTLINE_BYTES = 1024
@@ -162,14 +162,17 @@ class InferMessageScanner:
             return scanned
         (message, has_id), raws = found
         if has_id:
-            return message, self._id(raws[0]), raws[1:]
+            return message, self._id(raws[0], raw_tag), raws[1:]
         return message, "", raws
 
     def _remember(self, scanned: Scanned, view: memoryview, raw_tag: int) -> None:
         """Cache the text around id and raw contents, if it has the usual form of writers."""
-        message, _, raws = scanned
+        message, request_id, raws = scanned
         # Contents would keep the memory of their message.
         if not raws or any(len(each.contents) for each in message.tensors):
+            return
+        # The cache refuses a longer text: to find its holes would double the cost of each message.
+        if len(view) - sum(map(len, raws)) - len(request_id) > _OUTLINE_BYTES:
             return
         holes: list[slice] = []
         ids = at = 0
@@ -188,9 +191,10 @@ class InferMessageScanner:
         if at == len(view) and ids <= 1:
             self._outlines[raw_tag].put(view, holes, (message, ids == 1))
 
-    def _id(self, value: memoryview) -> str:
+    def _id(self, value: memoryview, raw_tag: int) -> str:
         request_id = text(value, "id")
-        check_name("id", request_id, self._limits.name_bytes, "name_bytes")
+        if raw_tag == RAW_INPUTS:
+            check_name("id", request_id, self._limits.name_bytes, "name_bytes")
         return request_id
 
     def _scan(self, view: memoryview, raw_tag: int, counter: FieldCounter) -> Scanned:
@@ -215,17 +219,17 @@ class InferMessageScanner:
             elif key == _MODEL_VERSION:
                 version = text(value, "model_version")
         limits = self._limits
-        check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
-        check_name("model version", version, limits.name_bytes, "name_bytes")
-        check_name("id", request_id, limits.name_bytes, "name_bytes")
-        parameters = _parameters(entries, limits, counter)
+        is_request = raw_tag == RAW_INPUTS
+        model = (_requested_model if is_request else _replying_model)(name, version, limits)
+        parameters = _parameters(entries, limits, counter, lenient=not is_request)
         described = self._described(tensors, counter)
         requested = _requested(outputs, limits, counter)
-        if raw_tag == RAW_INPUTS:
+        if is_request:
+            check_name("id", request_id, limits.name_bytes, "name_bytes")
             _check_named("input", [one.name for one in described])
             _check_named("requested output", [output for output, _ in requested])
         message = InferMessage(
-            ModelRef(name, version),
+            model,
             parameters,
             described,
             requested,
@@ -253,6 +257,22 @@ class InferMessageScanner:
         """Describe a tensor without contents; contents are read from the message."""
         described = _describe(memoryview(data), self._limits, FieldCounter())
         return None if len(described.contents) else described
+
+
+def _requested_model(name: str, version: str, limits: MessageLimits) -> ModelRef:
+    """Return the model of a request."""
+    check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+    check_name("model version", version, limits.name_bytes, "name_bytes")
+    return ModelRef(name, version)
+
+
+def _replying_model(name: str, version: str, limits: MessageLimits) -> ModelRef:
+    """Return the model of a response; a name or version that cannot be used counts as absent."""
+    if not is_usable_name("model name", name, limits.model_name_bytes):
+        name = ""
+    if not is_usable_name("model version", version, limits.name_bytes):
+        version = ""
+    return ModelRef(name, version)
 
 
 def _mark(scanned: Scanned, size_bytes: int) -> int:
@@ -382,15 +402,24 @@ def _custom(parameters: Parameters) -> Parameters:
 
 
 def _parameters(
-    entries: list[memoryview], limits: MessageLimits, counter: FieldCounter
+    entries: list[memoryview],
+    limits: MessageLimits,
+    counter: FieldCounter,
+    *,
+    lenient: bool = False,
 ) -> Parameters:
-    """Read the entries of a map; of a repeated key the last entry counts."""
+    """Read the entries of a map; of a repeated key the last entry counts.
+
+    With *lenient*, those without a usable name or a value are left out.
+    """
     if not entries:
         return NO_PARAMETERS
     found = dict(_entry(entry, counter) for entry in entries)
     check_count("parameters", len(found), limits.parameters, "parameters")
     cached: dict[str, Parameter] = {}
     for name, value in found.items():
+        if lenient and (value is None or not is_usable_name("parameter", name, limits.name_bytes)):
+            continue
         check_name("parameter name", name, limits.name_bytes, "name_bytes")
         if value is None:
             raise InvalidRequest(

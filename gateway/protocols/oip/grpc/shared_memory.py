@@ -19,7 +19,7 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.metadata import SharedRegion
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.extension import CallReader, EncodedCall, GrpcExtension
+from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
 from gateway.protocols.oip.grpc.management import checked_model
 from gateway.protocols.oip.shared_memory import checked_region, wanted_regions
 from gateway.schema import open_inference_pb2 as pb
@@ -78,7 +78,7 @@ def _read_status_cuda(
     return SharedStatusRequest(context=context, region=region, is_cuda=True)
 
 
-def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> EncodedCall:
+def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     region = call.region
     if region.device is None:
         return "SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(
@@ -92,14 +92,14 @@ def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> Encode
     )
 
 
-def _unregister_call(call: SharedUnregisterRequest, _dialect: GrpcDialect) -> EncodedCall:
+def _unregister_call(call: SharedUnregisterRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     if call.is_cuda:
         cuda = pb.CudaSharedMemoryUnregisterRequest(name=call.region)
         return "CudaSharedMemoryUnregister", cuda
     return "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=call.region)
 
 
-def _status_call(call: SharedStatusRequest, _dialect: GrpcDialect) -> EncodedCall:
+def _status_call(call: SharedStatusRequest, _dialect: GrpcDialect) -> ExtensionRequest:
     if call.is_cuda:
         return "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name=call.region)
     return "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name=call.region)

@@ -54,7 +54,7 @@ _ENVELOPE_FIELDS = 64
 # An error in a stream has no status: these texts of Triton 2.51 identify that of its unary form.
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
     "is not at ready state": NotReady,
-    "unknown model": ModelNotFound,
+    "Request for unknown model": ModelNotFound,
     **dict.fromkeys(
         (
             "missing required input(s)",
@@ -184,7 +184,7 @@ def open_envelope(view: memoryview) -> tuple[str, memoryview]:
     return message.error_message, memoryview(message.infer_response.SerializeToString())
 
 
-def error_said(message: str, model: ModelRef | None) -> GatewayError:
+def error_of_text(message: str, model: ModelRef | None) -> GatewayError:
     """Return the error of a message, which has a text and no status."""
     for words, kind in _KINDS.items():
         if words in message:
@@ -192,7 +192,7 @@ def error_said(message: str, model: ModelRef | None) -> GatewayError:
     return UpstreamError(message, model=model)
 
 
-def said_final(parameters: Mapping[str, Parameter]) -> tuple[bool, dict[str, Parameter]]:
+def split_final_mark(parameters: Mapping[str, Parameter]) -> tuple[bool, dict[str, Parameter]]:
     """Remove the mark of the last item from a response's parameters; without one it is not marked.
 
     A server without the mark sends one response (an error before the model ran, for example).

@@ -54,7 +54,7 @@ _MOST = 10_000
 Body = Mapping[str, Any] | list[Any] | None
 """A JSON document; None for no body."""
 
-EncodedCall = tuple[str, str, Body]
+ExtensionRequest = tuple[str, str, Body]
 """Method, path and body of a request."""
 
 
@@ -71,7 +71,7 @@ class HttpExtension:
 
     read_call: Callable[[OipRoute, HttpRequest, Context, MessageLimits], Call[Any]]
     write_reply: Callable[[Any, Any], Body]
-    write_call: Callable[[Any], EncodedCall]
+    write_call: Callable[[Any], ExtensionRequest]
     read_reply: Callable[[Any, HttpResponse, MessageLimits], Any]
 
 
@@ -98,7 +98,7 @@ def _silent(_call: Call[Any], _reply: None) -> Body:
 # Model configuration.
 
 
-def _configuration_call(call: ModelConfigRequest) -> EncodedCall:
+def _configuration_call(call: ModelConfigRequest) -> ExtensionRequest:
     return "GET", model_path(_named(call), "config"), None
 
 
@@ -111,7 +111,7 @@ def _read_configuration(
 # Statistics.
 
 
-def _statistics_call(call: ModelStatisticsRequest) -> EncodedCall:
+def _statistics_call(call: ModelStatisticsRequest) -> ExtensionRequest:
     model = call.model
     return "GET", STATISTICS_PATH if model is None else model_path(model, "stats"), None
 
@@ -133,7 +133,7 @@ def _read_load(
     return ModelLoadRequest(model=route.model, context=context, parameters=parameters)
 
 
-def _load_call(call: ModelLoadRequest) -> EncodedCall:
+def _load_call(call: ModelLoadRequest) -> ExtensionRequest:
     parameters = control.written_load(call.parameters)
     return (
         "POST",
@@ -149,7 +149,7 @@ def _read_unload(
     return ModelUnloadRequest(model=route.model, context=context, dependents=dependents)
 
 
-def _unload_call(call: ModelUnloadRequest) -> EncodedCall:
+def _unload_call(call: ModelUnloadRequest) -> ExtensionRequest:
     parameters = {control.UNLOAD_DEPENDENTS: True} if call.dependents else {}
     return (
         "POST",
@@ -174,7 +174,7 @@ def _read_trace(
     return TraceSettingRequest(model=route.model, context=context, changes=changes)
 
 
-def _trace_call(call: TraceSettingRequest) -> EncodedCall:
+def _trace_call(call: TraceSettingRequest) -> ExtensionRequest:
     model = call.model
     path = TRACE_PATH if model is None else model_path(model, "trace/setting")
     if not call.changes:
@@ -216,7 +216,7 @@ def _read_log(
     return LogSettingsRequest(context=context, changes=changes)
 
 
-def _log_call(call: LogSettingsRequest) -> EncodedCall:
+def _log_call(call: LogSettingsRequest) -> ExtensionRequest:
     return ("POST", LOG_PATH, dict(call.changes)) if call.changes else ("GET", LOG_PATH, None)
 
 
@@ -244,7 +244,7 @@ def _read_register(
     return SharedRegisterRequest(context=context, region=checked_region(region, limits))
 
 
-def _register_call(call: SharedRegisterRequest) -> EncodedCall:
+def _register_call(call: SharedRegisterRequest) -> ExtensionRequest:
     region = call.region
     cuda = region.device is not None
     body: Body = {"key": region.key, "offset": region.offset, "byte_size": region.size_bytes}
@@ -264,7 +264,7 @@ def _read_unregister(
     return SharedUnregisterRequest(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
-def _unregister_call(call: SharedUnregisterRequest) -> EncodedCall:
+def _unregister_call(call: SharedUnregisterRequest) -> ExtensionRequest:
     return "POST", shared_path(call.region, "unregister", cuda=bool(call.is_cuda)), None
 
 
@@ -274,7 +274,7 @@ def _read_status(
     return SharedStatusRequest(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
-def _status_call(call: SharedStatusRequest) -> EncodedCall:
+def _status_call(call: SharedStatusRequest) -> ExtensionRequest:
     return "GET", shared_path(call.region, "status", cuda=bool(call.is_cuda)), None
 
 

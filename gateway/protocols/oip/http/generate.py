@@ -17,10 +17,10 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Parameter
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import MalformedMessage, Unsupported
-from gateway.ir.limits import MessageLimits, check_count, check_name
+from gateway.ir.limits import MessageLimits, check_count, check_name, is_usable_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.json.parse import read_flat
-from gateway.protocols.oip.json.tensors import text_member
+from gateway.protocols.oip.json.tensors import is_plain, text_member
 from gateway.protocols.oip.json.write import (
     JsonTarget,
     JsonTargets,
@@ -155,14 +155,19 @@ def encode_generate(call: InferRequest) -> dict[str, Any]:
     return document
 
 
-def read_members(members: Mapping[str, Any]) -> Members:
+def read_members(members: Mapping[str, Any], limits: MessageLimits) -> Members:
     """Return the members of a response, each a value or a flat list of values.
+
+    Strings may have lone surrogates, for bytes that are not UTF-8.  A member without a usable name
+    is no output, and is left out.
 
     Raises:
         MalformedMessage: One is something else.
     """
     found: Members = {}
     for name, value in members.items():
+        if not is_plain(name, limits) and not is_usable_name("", name, limits.name_bytes):
+            continue
         values = value if type(value) is list else [value]
         if not all(type(each) in _SCALARS for each in values):
             raise MalformedMessage(f"{name!r} of the response is neither a value nor a flat list")

@@ -29,7 +29,7 @@ from gateway.protocols.oip.json.binary_tensors import (
     BinaryPart,
     binary_headers,
     body_of,
-    told_length,
+    json_length,
     too_short,
 )
 from gateway.protocols.oip.json.parse import Document, dump, read_document
@@ -176,7 +176,7 @@ def _fields_of(headers: Headers) -> _HeaderFields:
     Raises:
         MalformedMessage: The length of the JSON is not a number.
     """
-    return _HeaderFields(*sender_metadata(headers), told_length(headers))
+    return _HeaderFields(*sender_metadata(headers), json_length(headers))
 
 
 def _context(
@@ -273,7 +273,7 @@ def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
     binary = parameters.pop(BINARY_DATA, False)
     if type(binary) is not bool:
         raise InvalidRequest(
-            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}: "
+            f"parameter 'binary_data' of output {name!r} is {repr(binary)[:40]}: "
             "expected true or false"
         )
     return binary
@@ -372,8 +372,8 @@ def _put_input(
         hint = _hint(dialect)
         if datatype is not Datatype.BYTES:
             check_numbers(tensor, shape, limits, hint, half=dialect.has_half_in_json)
-        taker = JsonTarget("input", hint, can_write_half=dialect.has_half_in_json)
-        return append_elements(text, taker, tensor, datatype, shape)
+        target = JsonTarget("input", hint, can_write_half=dialect.has_half_in_json)
+        return append_elements(text, target, tensor, datatype, shape)
     return False
 
 

@@ -15,7 +15,7 @@ from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.data import SharedMemoryData
-from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
@@ -24,10 +24,10 @@ from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
     BinaryPart,
     body_of,
-    told_length,
+    json_length,
     too_short,
 )
-from gateway.protocols.oip.json.parse import Document, dump, read_leniently
+from gateway.protocols.oip.json.parse import Document, check_depth, dump, read_leniently
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
@@ -46,6 +46,8 @@ from gateway.wire.http import HttpResponse, view_of
 
 _WHAT = "the response"
 _READ_BYTES = 64 * 1024
+# A longer error is not read as JSON, which takes many times its size.
+_JSON_BYTES = 256 * 1024
 _CACHE_ENTRIES = 512
 _USE_BINARY = (
     "request it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
@@ -146,7 +148,7 @@ def decode_response(
         UpstreamProtocolError: It is the response to another request.
     """
     body = view_of(wire.body)
-    length = wire.headers.parsed_with(told_length)
+    length = wire.headers.parsed_with(json_length)
     end = len(body) if length is None else length
     if end > len(body):
         raise too_short(end, len(body))
@@ -191,7 +193,7 @@ def _read(
     reader = TensorReader("output", binary, limits, lenient=True, placed=places)
     outputs = reader.read(document)
     model = ModelRef(
-        _model_text(members, "model_name", limits), _model_text(members, "model_version", limits)
+        model_text(members, "model_name", limits), model_text(members, "model_version", limits)
     )
     parameters = read_parameters(members.get("parameters"), _WHAT, limits, lenient=True)
     return ParsedResponse(model, parameters), outputs
@@ -207,15 +209,12 @@ def _scalar_text(value: Any) -> str:
     return value if type(value) is str else ""
 
 
-def _model_text(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
-    """Return a part of the model's name; "" where it is no usable name."""
+def model_text(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
+    """Return the name or the version of a response's model; "" where it cannot be used."""
     found = _scalar_text(members.get(key))
-    try:
-        if not is_plain(found, limits):
-            check_name(key, found, limits.name_bytes, "name_bytes")
-    except (errors.InvalidRequest, errors.TooLarge):
-        return ""
-    return found
+    if is_plain(found, limits) or is_usable_name(key, found, limits.name_bytes):
+        return found
+    return ""
 
 
 def _check_id(call: InferRequest, sent_id: str, found: str, echoes_id: bool | None) -> None:
@@ -244,22 +243,27 @@ def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
     Members `error`, `detail` (text, or FastAPI's list) and `message`; else the text itself, of a
     traceback the last line; never empty.
     """
-    text = read_error_text(wire.view, _READ_BYTES).strip()
-    found = strip_traceback(_message_of(text)) or f"HTTP status {wire.status} without a text"
-    return clip(found, limits.error_text_bytes)
+    view = wire.view
+    found = _text_of_json(view, limits) if len(view) <= _JSON_BYTES else None
+    text = read_error_text(view, _READ_BYTES) if found is None else strip_traceback(found)
+    return clip(
+        text.strip() or f"HTTP status {wire.status} without a text", limits.error_text_bytes
+    )
 
 
-def _message_of(text: str) -> str:
+def _text_of_json(view: memoryview, limits: MessageLimits) -> str | None:
+    """Return the text in an error of JSON; None for another body, or another document."""
     try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
+        document = orjson.loads(str(view, "utf-8", "replace"))
+        check_depth([document], _WHAT, limits)
+    except (orjson.JSONDecodeError, errors.TooLarge):
+        return None
     if type(document) is dict:
         for key in ("error", "detail", "message"):
             value = document.get(key)
             if value:
                 return _flat(value)
-    return text if type(document) is not str else document
+    return document if type(document) is str else None
 
 
 def _flat(value: Any) -> str:

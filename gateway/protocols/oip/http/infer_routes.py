@@ -28,6 +28,7 @@ from gateway.protocols.oip.http.infer_response import (
     decode_response,
     encode_response,
     error_text,
+    model_text,
 )
 from gateway.protocols.oip.http.paths import OipRoute
 from gateway.protocols.oip.http.sse import event, json_event
@@ -134,15 +135,15 @@ def decode_generated(
     if "error" in members and "model_name" not in members:
         failed = UpstreamError(error_text(wire, limits), model=call.model)
         return InferResponse(model=model, outputs=(), is_final=False, error=failed)
-    version = members.pop("model_version", "")
-    for key in ("model_name", "id", *_SEQUENCE):
+    version = model_text(members, "model_version", limits)
+    for key in ("model_name", "model_version", "id", *_SEQUENCE):
         members.pop(key, None)
     return InferResponse(
-        model=ModelRef(model.name, version if type(version) is str else model.version),
+        model=ModelRef(model.name, version),
         outputs=(),
         id=call.request.id,
         is_final=False,
-        flat_members=read_members(members),
+        flat_members=read_members(members, limits),
         has_nonfinite_words=True,
     )
 

@@ -41,7 +41,7 @@ def too_short(length: int, body_bytes: int) -> MalformedMessage:
     )
 
 
-def told_length(headers: Headers) -> int | None:
+def json_length(headers: Headers) -> int | None:
     """Return the length of the JSON, without a check against the body; None for no header.
 
     Raises:
@@ -90,7 +90,7 @@ class BinaryPart:
         self.is_arriving = rest is not None
 
     def await_(self, name: str, size: Any) -> StreamedData:
-        """Return the next *size* bytes, which have not arrived; otherwise as `take`."""
+        """Return the next *size* bytes, which have not arrived; otherwise as `read`."""
         self._pass(name, size)
         assert self._rest is not None  # noqa: S101  # they have not arrived
         return StreamedData(self._rest, self._rest.start + self._at - size, size)
@@ -108,7 +108,7 @@ class BinaryPart:
     def _pass(self, name: str, size: Any) -> None:
         if type(size) is not int or size < 0:
             raise MalformedMessage(
-                f"{self._kind} {name!r} has {BINARY_SIZE} {str(size)[:_SHOWN]!r}: "
+                f"{self._kind} {name!r} has {BINARY_SIZE} {repr(size)[:_SHOWN]}: "
                 "expected a number of bytes"
             )
         self._at += size

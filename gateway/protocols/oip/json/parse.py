@@ -55,7 +55,7 @@ class Document:
     Attributes:
         members: Its members; `data` of a tensor is a list, or a simdjson Array.
         arrays_left: Opening brackets in the text that are not accounted for; None without a
-            proxy.  See `elements.ElementReader`.
+            proxy.  See `ElementReader.check_brackets`.
     """
 
     members: dict[str, Any]

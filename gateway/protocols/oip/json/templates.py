@@ -33,8 +33,8 @@ from gateway.wire.message_cache import ParseCache
 
 T = TypeVar("T")
 
-_TEMPLATES_MAX: Final = 256
-_TEXT_MAX_BYTES: Final = 2048
+_TEMPLATES: Final = 256
+_TEMPLATE_BYTES: Final = 2048
 # The one group makes `split` alternate between text and hole, and drops the key, which the first
 # byte of the hole implies. The only letters are those of exponents, so a list has only numbers.
 _HOLE: Final = re.compile(
@@ -104,7 +104,7 @@ class JsonTemplateCache(Generic[T]):
         self.limits = limits
         self._tensors = f"{kind}s"
         self._most_bytes = min(SIMD_FROM_BYTES - 1, limits.json_bytes)
-        self._kept: ParseCache[_Template[T] | None] = ParseCache(_TEMPLATES_MAX, _TEXT_MAX_BYTES)
+        self._kept: ParseCache[_Template[T] | None] = ParseCache(_TEMPLATES, _TEMPLATE_BYTES)
         self._kept_for = self._kept.get
 
     def __len__(self) -> int:

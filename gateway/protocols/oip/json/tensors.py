@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.ir.context import NO_PARAMETERS, Parameter
+from gateway.ir.context import NO_PARAMETERS, Parameter, replace_surrogates
 from gateway.ir.data import RawData, SharedMemoryData, check_items, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
@@ -20,6 +20,7 @@ from gateway.ir.limits import (
     check_count,
     check_name,
     check_shape,
+    is_usable_name,
 )
 from gateway.ir.tensor import Shape, Tensor, raw_tensor, streamed_tensor
 from gateway.protocols.oip.datatypes import parse_datatype
@@ -285,14 +286,15 @@ def read_parameters(
         found: The member; None when it is absent or null.
         what: Names the message or tensor in errors.
         limits: On count and names.
-        lenient: Keep lists, objects and longer integers as their JSON text.
+        lenient: Keep lists, objects and longer integers as their JSON text, and leave out what
+            has no usable name.
 
     Raises:
         MalformedMessage: They are not an object, or a value is not a scalar.
         InvalidRequest: A name has control characters, or an integer has more than 64 bits.
         TooLarge: There are too many, or a name is too long.
     """
-    if found is None:
+    if found is None or (lenient and type(found) is not dict):
         return {}
     if type(found) is not dict:
         raise MalformedMessage(_wrong(what, "parameters", found, "an object"))
@@ -300,6 +302,8 @@ def read_parameters(
     parameters: dict[str, Parameter] = {}
     for key, value in found.items():
         if not is_plain(key, limits):
+            if lenient and not is_usable_name("name of a parameter", key, limits.name_bytes):
+                continue
             check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
         if value is not None:
             parameters[key] = _lenient(value) if lenient else _checked(key, value, what)
@@ -323,23 +327,18 @@ def _lenient(value: Any) -> Parameter:
     if type(value) is int:
         return value if INT64_MIN <= value <= UINT64_MAX else str(value)
     if type(value) is str:
-        return value if value.isascii() else _clean(value)
+        return replace_surrogates(value)
     if type(value) in _SCALARS:
         found: Parameter = value
         return found
     # Not orjson: it refuses long integers and text that is not UTF-8, which servers write.
-    return _clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return replace_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _no_scalar(key: str, value: Any, what: str) -> MalformedMessage:
     return MalformedMessage(
         f"parameter {key!r} of {what} is {_show(value)}: expected a string, a number, true or false"
     )
-
-
-def _clean(text: str) -> str:
-    """Return *text* with U+FFFD for bytes of a server that were not UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _wrong(what: str, key: str, value: Any, needed: str) -> str:

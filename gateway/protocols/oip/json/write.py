@@ -28,12 +28,12 @@ from gateway.ir.data import ArrayData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
-from gateway.ir.work import JSON_NUMBER, charge
+from gateway.ir.work import JSON_BYTE, JSON_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.elements import CODES
 from gateway.protocols.oip.json.parse import dump
-from gateway.wire.json_floats import SHORTEST, has_largest, with_exact_largest
+from gateway.wire.json_floats import with_all_digits
 
 
 class Nonfinite(enum.Enum):
@@ -59,6 +59,9 @@ _COPIED_BYTES: Final = 1 << 16
 # More numbers than this, some 20 ms of work, are written in pieces.
 _WHOLE: Final = 1 << 18
 _PIECE: Final = 1 << 16
+# Of texts: bytes that are written at once, and characters of one text.
+_WHOLE_TEXT: Final = 1 << 20
+_TEXT_PIECE: Final = 1 << 16
 # Python reads raw elements itself, in either byte order, where it has a code for them.
 _INTEGERS: Final = {datatype: code for datatype, code in CODES.items() if datatype.is_integer}
 
@@ -141,14 +144,14 @@ def json_targets(kind: str, hint: str, nonfinite: Nonfinite | None) -> JsonTarge
 
 
 def append_elements(
-    text: list[bytes], taker: JsonTarget, tensor: Tensor, datatype: Datatype, shape: Shape
+    text: list[bytes], target: JsonTarget, tensor: Tensor, datatype: Datatype, shape: Shape
 ) -> bool:
     """Append the object of a tensor with its elements to *text*; as `elements_text`.
 
     Returns:
         Whether the text of its elements is long.
     """
-    data, kind = tensor.data, taker.kind
+    data, kind = tensor.data, target.kind
     if not tensor.parameters:
         if type(data) is RawData:
             few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
@@ -163,7 +166,7 @@ def append_elements(
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
     elements = elements_text(
-        kind, tensor, taker.hint, half=taker.can_write_half, nonfinite=taker.nonfinite
+        kind, tensor, target.hint, half=target.can_write_half, nonfinite=target.nonfinite
     )
     text += (opened, b',"data":', elements, b"}")
     return len(elements) > _COPIED_BYTES
@@ -206,9 +209,11 @@ def elements_text(
             the first index.
     """
     datatype = tensor.datatype
+    if datatype is _BYTES:
+        return _strings_text(kind, tensor, hint)
     flat = _elements(kind, tensor, hint, half=half)
     if datatype is None or not datatype.is_float:
-        return _flat_text(flat) if isinstance(flat, np.ndarray) else dump(flat)
+        return _flat_text(flat)
     text = _flat_text(flat)
     # Non-finite values are written as null. To search for them in a short text costs a tenth of
     # the check by numpy; in a long one it is the other way around.
@@ -217,8 +222,7 @@ def elements_text(
     has_lost = lost is not None and bool(lost.any())
     if has_lost and nonfinite in _REFUSING:
         _refuse_non_finite(kind, tensor.name, flat, hint, nonfinite)
-    if has_largest(flat) if is_long else SHORTEST in text:
-        text = dump(with_exact_largest(flat))
+    text = with_all_digits(text, flat)
     if lost is not None and has_lost and nonfinite is Nonfinite.LITERAL:
         return _with_words(text, flat[lost])
     return text
@@ -274,10 +278,8 @@ def integer_writer(code: str, count: int) -> Callable[[memoryview], bytes]:
     return lambda view: orjson.dumps(unpack(view))
 
 
-def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
+def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> npt.NDArray[Any]:
     datatype = tensor.datatype
-    if datatype is _BYTES:
-        return _texts(kind, tensor, hint)
     if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
         raise Unsupported(
             f"{kind} {tensor.name!r} is {datatype.name}, which JSON cannot represent: {hint}"
@@ -299,10 +301,33 @@ def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
     return flat
 
 
-def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
-    texts: list[str] = []
-    items = as_items(tensor)
+def _strings_text(kind: str, tensor: Tensor, hint: str) -> bytes:
+    """Return the text of BYTES elements; long ones are written in pieces, as by `_flat_text`."""
+    items, data = as_items(tensor), tensor.data
     charge(len(items))
+    size = len(data.view) if type(data) is RawData else tensor.nbytes
+    # A character may become an escape of six.
+    charge(size * JSON_BYTE, 0)
+    texts = _texts(kind, tensor, items, hint)
+    if size <= _WHOLE_TEXT:
+        return dump(texts)
+    longest = max(map(len, texts))
+    if longest > _TEXT_PIECE:
+        return b"[%b]" % b",".join(map(_long_string, texts))
+    count = _WHOLE_TEXT // max(1, longest)
+    pieces = [dump(texts[at : at + count])[1:-1] for at in range(0, len(texts), count)]
+    return b"[%b]" % b",".join(pieces)
+
+
+def _long_string(text: str) -> bytes:
+    pieces = [
+        orjson.dumps(text[at : at + _TEXT_PIECE])[1:-1] for at in range(0, len(text), _TEXT_PIECE)
+    ]
+    return b'"%b"' % b"".join(pieces)
+
+
+def _texts(kind: str, tensor: Tensor, items: Sequence[bytes | memoryview], hint: str) -> list[str]:
+    texts: list[str] = []
     try:
         for item in items:
             texts.append(str(item, "utf-8"))  # noqa: PERF401  # its length is the error's index

@@ -152,6 +152,13 @@ def test_members_of_a_reply_are_outputs_where_the_model_has_them() -> None:
     assert ({"kept": 1, "k": 7}, {}) == (found.parameters, found.flat_members)
 
 
+def test_a_text_of_a_reply_that_is_not_utf8_was_malformed() -> None:
+    """A model that generates text may cut a character; its bytes are passed on."""
+    found = replied({"Z": "a\udce2\udc82", "k": "b\udce2"}, outputs=(Y, Z))
+    assert [b"a\xe2\x82"] == as_items(found.outputs[0])
+    assert "b\ufffd" == found.parameters["k"]
+
+
 def test_outputs_of_a_reply_have_the_models_order_or_the_requested_one() -> None:
     """Members of JSON come in any order."""
     members = {"Z": "a", "Y": (1, 2)}

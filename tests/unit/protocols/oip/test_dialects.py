@@ -31,7 +31,9 @@ QUESTIONS: tuple[type[Call[Any]], ...] = (
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("kind", QUESTIONS)
-@pytest.mark.parametrize("version", ["1.5", "1e3", "1a", "-1", "+1", " 1", "1 ", "0x1", "1_0"])
+@pytest.mark.parametrize(
+    "version", ["1.5", "1e3", "1a", "-1", "+1", " 1", "1 ", "0x1", "1_0", "1\uff11"]
+)
 def test_a_version_that_triton_reads_as_another_one_is_refused(
     codec: type[HttpCodec | GrpcCodec], kind: type[Call[Any]], version: str
 ) -> None:

@@ -55,6 +55,25 @@ def test_text_has_every_default() -> None:
     )
 
 
+def test_text_keeps_members_and_words_of_a_newer_server_at_any_depth() -> None:
+    """A member of an input is no less the server's than one of the model."""
+    found = {
+        "input": [{"name": "X", "dims": ["2", 3], "of_tomorrow": {"a": [1]}}],
+        "instance_group": [{"kind": "KIND_OF_TOMORROW", "count": 2}],
+        "dynamic_batching": {"of_tomorrow": 1, "preferred_batch_size": None},
+    }
+    document = to_document(ModelConfiguration(found))
+    (x,), (group,) = document["input"], document["instance_group"]
+    batching = document["dynamic_batching"]
+    assert ({"a": [1]}, [2, 3], False) == (x["of_tomorrow"], x["dims"], x["optional"])
+    assert ("KIND_OF_TOMORROW", 2, []) == (group["kind"], group["count"], group["gpus"])
+    assert (1, False, []) == (
+        batching["of_tomorrow"],
+        batching["preserve_ordering"],
+        batching["preferred_batch_size"],
+    )
+
+
 def test_text_that_no_message_holds_passes_as_text_alone() -> None:
     """From HTTP to HTTP it goes as it is; over gRPC it is refused by name."""
     odd = ModelConfiguration({"name": "m", "default_model_filename": 5})

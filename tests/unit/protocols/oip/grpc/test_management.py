@@ -9,16 +9,31 @@ from google.protobuf.message import Message
 
 from gateway.ir.calls import (
     Call,
+    ModelLoadRequest,
     ModelMetadataRequest,
     RepositoryIndexRequest,
     ServerMetadataRequest,
 )
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+)
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, TensorMetadata
-from gateway.protocols.oip.grpc.management import CALL_WRITERS, REPLY_READERS, REPLY_WRITERS
+from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.protocols.oip.grpc.management import (
+    CALL_WRITERS,
+    REPLY_READERS,
+    REPLY_WRITERS,
+    SERVICE,
+)
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcRequest
+from tests.cases.oip_options import EVERYTHING
 
 Tensor = pb.ModelMetadataResponse.TensorMetadata
 Entry = pb.RepositoryIndexResponse.ModelIndex
@@ -149,3 +164,54 @@ def test_refuses(
     """An answer over a limit or with odd names is refused."""
     with pytest.raises(kind, match=text):
         read(call, message)
+
+
+SERVER = GrpcCodec(DEFAULT_LIMITS, EVERYTHING)
+MIB = 1 << 20
+
+
+def ask(method: str, data: bytes) -> Call[Any]:
+    return SERVER.decode_call(GrpcRequest(SERVICE + method, (memoryview(data),)))
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["TraceSetting", "LogSettings", "RepositoryModelUnload", "RepositoryIndex", "ModelReady"],
+)
+def test_a_long_message_without_tensors_blocked_the_event_loop(method: str) -> None:
+    """32 MB of settings took the library and their checks 1.7 s, and nobody needs one."""
+    with pytest.raises(TooLarge, match=f"{MIB + 1} bytes to {method}: at most {MIB}"):
+        ask(method, b"\x0a" * (MIB + 1))
+
+
+def test_a_request_to_load_may_hold_a_file_and_no_more_parameters_than_allowed() -> None:
+    """Its fields are counted before the library parses them."""
+    message = pb.RepositoryModelLoadRequest(model_name="m")
+    message.parameters["file:1/model.onnx"].bytes_param = bytes(2 * MIB)
+    data = message.SerializeToString()
+    call = ask("RepositoryModelLoad", data)
+    assert isinstance(call, ModelLoadRequest)
+    assert {"file:1/model.onnx": bytes(2 * MIB)} == call.parameters
+    with pytest.raises(TooLarge, match="has more than 128 fields"):
+        ask("RepositoryModelLoad", data + b"\x1a\x00" * 200)
+    with pytest.raises(MalformedMessage, match="request to load a model: "):
+        ask("RepositoryModelLoad", data[:-1])
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "field"),
+    [
+        ("TraceSetting", pb.TraceSettingRequest(), "settings"),
+        ("LogSettings", pb.LogSettingsRequest(), "settings"),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="m"), "parameters"),
+        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="m"), "parameters"),
+    ],
+)
+def test_entries_are_counted_before_they_are_read(
+    method: str, message: Message, field: str
+) -> None:
+    """So an entry without a value is not the first error of too many."""
+    for number in range(65):
+        getattr(message, field)[f"{number}"].SetInParent()
+    with pytest.raises(TooLarge, match=f"65 {field}, at most 64 are allowed"):
+        ask(method, message.SerializeToString())

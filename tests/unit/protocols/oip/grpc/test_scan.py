@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.oip.grpc.scan import RAW_INPUTS, RAW_OUTPUTS, InferMessageScanner, Scanned
+from gateway.protocols.oip.grpc.scan import (
+    RAW_INPUTS,
+    RAW_OUTPUTS,
+    InferMessage,
+    InferMessageScanner,
+    Scanned,
+)
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.protobuf import LEN, VARINT, TooManyFields, WireError, tag, varint
 
 Tensor = pb.ModelInferRequest.InferInputTensor
@@ -149,6 +156,29 @@ def test_messages_that_differ_each_time_are_not_remembered(
         )
         scanner.scan(memoryview(data), RAW_INPUTS)
     assert 0 == len(scanner._outlines[RAW_INPUTS])
+
+
+class NoLongTexts(MaskedMessageCache[tuple[InferMessage, bool]]):
+    """Fails where a message is taken apart that it would refuse."""
+
+    def put(self, view: memoryview, holes: Sequence[slice], _value: object) -> None:
+        raise AssertionError(len(view), holes)
+
+
+def test_the_text_of_a_message_with_many_inputs_was_taken_apart_each_time() -> None:
+    """It is too long to be remembered, and its holes cost as much as the scan."""
+    scanner = InferMessageScanner(DEFAULT_LIMITS)
+    scanner._outlines[RAW_INPUTS] = NoLongTexts(1, 1)
+    names = [f"a long name of an input {number:03}" for number in range(40)]
+    data = request(
+        id="7" * 9,
+        inputs=[Tensor(name=name, datatype="INT8", shape=[1]) for name in names],
+        raw_input_contents=[b"1"] * len(names),
+    )
+    for _ in range(3):
+        assert names == [
+            each.name for each in scanner.scan(memoryview(data), RAW_INPUTS)[0].tensors
+        ]
 
 
 def test_a_change_of_any_byte_is_seen() -> None:

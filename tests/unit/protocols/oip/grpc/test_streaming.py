@@ -163,6 +163,7 @@ def test_an_error_that_is_the_last_answer_is_raised() -> None:
         ("Request for unknown model: 'm' version 3 is not at ready state", NotReady),
         ("[request id: 7] Exceeds maximum queue size", Unavailable),
         ("Failed to process the request(s): it broke", UpstreamError),
+        ("Failed to process the request(s): unknown model of a car", UpstreamError),
     ],
 )
 def test_an_error_without_a_status_has_the_code_of_its_words(

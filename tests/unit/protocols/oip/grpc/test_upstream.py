@@ -181,8 +181,36 @@ def test_missing_output_is_refused() -> None:
 
 def test_bad_name_in_an_answer_is_the_upstreams_fault() -> None:
     """What would be a client's mistake in a request is a broken answer here."""
-    with pytest.raises(MalformedMessage, match="model name has the character U\\+0000"):
-        CODEC.decode_reply(InferRequest(model=M), answer(model_name="\0"))
+    output = pb.ModelInferResponse.InferOutputTensor(name="\0", datatype="FP32", shape=[0])
+    with pytest.raises(MalformedMessage, match="tensor name has the character U\\+0000"):
+        CODEC.decode_reply(InferRequest(model=M), answer(outputs=[output]))
+
+
+@pytest.mark.parametrize("name", ["a\n", "..", "x" * 2000])
+def test_an_unusable_model_name_in_an_answer_cost_the_tensors(name: str) -> None:
+    """It counts as absent, as over HTTP, and so does such a version."""
+    reply = CODEC.decode_reply(InferRequest(model=M), answer(model_name=name))
+    assert M.name == reply.model.name
+    reply = CODEC.decode_reply(InferRequest(model=M), answer(model_version=name))
+    assert "" == reply.model.version
+
+
+def test_an_unusable_parameter_in_an_answer_cost_the_tensors() -> None:
+    """One without a value, or with a name that cannot be shown, is left out."""
+    message = pb.ModelInferResponse(model_name="m")
+    message.parameters["k"].int64_param = 5
+    message.parameters["unset"].SetInParent()
+    message.parameters["a\n"].int64_param = 6
+    wire = GrpcResponse((memoryview(message.SerializeToString()),))
+    assert {"k": 5} == CODEC.decode_reply(InferRequest(model=M), wire).parameters
+
+
+def test_an_id_that_is_not_the_requests_is_refused_whatever_it_holds() -> None:
+    """An id needs no check of its own where it is compared."""
+    call = InferRequest(model=M, id="7")
+    for _ in range(3):  # the form of the message is cached in between
+        with pytest.raises(MalformedMessage, match=r"response has id '7\\n'"):
+            CODEC.decode_reply(call, answer(id="7\n"))
 
 
 def test_wrong_size_in_an_answer_is_refused() -> None:

@@ -443,6 +443,9 @@ def test_error_of_an_upstream_comes_back_as_it_was() -> None:
     assert 400 == CODEC.encode_error(call, foreign).status
 
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "/srv/secret.py", line 3\n'
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -455,10 +458,10 @@ def test_error_of_an_upstream_comes_back_as_it_was() -> None:
         (b'{"error":{"message":"inner"}}', "inner"),
         (b'{"message":"said"}', "said"),
         (b"Internal Server Error", "Internal Server Error"),
-        (
-            b'Traceback (most recent call last):\n  File "/srv/secret.py", line 3\nKeyError: 1\n',
-            "KeyError: 1",
-        ),
+        (f"{TRACEBACK}KeyError: 1\n".encode(), "KeyError: 1"),
+        (json.dumps({"error": f"failed: {TRACEBACK}KeyError: 1\n"}).encode(), "KeyError: 1"),
+        (json.dumps({"detail": f"{TRACEBACK}KeyError: 1"}, indent=2).encode(), "KeyError: 1"),
+        (json.dumps({"error": f"{TRACEBACK * 2000}KeyError: 1"}).encode(), "KeyError: 1"),
         (b"", "HTTP status 500 without a text"),
         (b"{}", "{}"),
         (b"\xff\xfe", "\ufffd\ufffd"),
@@ -470,6 +473,17 @@ def test_reads_error_texts(body: bytes, expected: str) -> None:
         CODEC.decode_reply(InferRequest(model=M), answer(body, status=500))
     assert expected == caught.value.message
     assert caught.value.origin is not None
+
+
+@pytest.mark.parametrize("nested", [b"[%b]", b'{"a":%b}'])
+def test_an_error_text_nested_too_deep_is_shown_as_it_is(nested: bytes) -> None:
+    """The error stays the upstream's own: no recursion ends in an internal error."""
+    value = b"1"
+    for _ in range(600):
+        value = nested % value
+    with pytest.raises(GatewayError, match=r'^{"error":') as caught:
+        CODEC.decode_reply(InferRequest(model=M), answer(b'{"error":%b}' % value, status=500))
+    assert ErrorCode.UPSTREAM == caught.value.code
 
 
 @pytest.mark.parametrize(

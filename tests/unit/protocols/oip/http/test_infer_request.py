@@ -252,6 +252,10 @@ def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
             "'binary_data' of output 'y' is 0",
         ),
         (
+            {"inputs": [X_JSON], "outputs": [{"name": "y", "parameters": {"binary_data": "true"}}]},
+            "'binary_data' of output 'y' is 'true': expected true or false",
+        ),
+        (
             {"inputs": [X_JSON], "outputs": [{"name": "y", "parameters": {"classification": -1}}]},
             "'classification' of output 'y'",
         ),
@@ -377,9 +381,9 @@ def _sized(size: Any, **more: Any) -> dict[str, Any]:
         (_sized(16), X_RAW + b"!", "1 bytes are left"),
         (_sized(16), X_RAW[:-3], "3 bytes of it are missing"),
         (_sized(12), X_RAW[:12], "has 12 bytes, shape [1, 4] of INT32 needs 16"),
-        (_sized(-1), b"", "binary_data_size '-1'"),
-        (_sized(True), X_RAW, "binary_data_size 'True'"),
-        (_sized("16"), X_RAW, "binary_data_size '16'"),
+        (_sized(-1), b"", "binary_data_size -1:"),
+        (_sized(True), X_RAW, "binary_data_size True:"),
+        (_sized("16"), X_RAW, "binary_data_size '16':"),
         (_sized(16, data=[1, 2, 3, 4]), X_RAW, "both data and binary_data_size"),
         (
             _sized(4, datatype="BYTES", shape=[1]),

@@ -150,6 +150,22 @@ def test_model_of_another_type(members: dict[str, Any], expected: ModelRef) -> N
     assert expected == decode(members | {"outputs": [X_JSON]}).model
 
 
+@pytest.mark.parametrize("parameters", [{"a\n": 1, "b": 2}, {"x" * 2000: 1, "b": 2}])
+def test_a_parameter_of_an_unusable_name_cost_the_tensors(parameters: dict[str, Any]) -> None:
+    """It is left out, of the reply and of its outputs: it makes no tensor ambiguous."""
+    reply = decode({"outputs": [X_JSON | {"parameters": parameters}], "parameters": parameters})
+    (output,) = reply.outputs
+    assert ({"b": 2}, {"b": 2}) == (reply.parameters, output.parameters)
+
+
+@pytest.mark.parametrize("parameters", [[], "x", 5])
+def test_parameters_of_another_type_cost_the_tensors(parameters: object) -> None:
+    """What is no object holds no parameter."""
+    reply = decode({"outputs": [X_JSON | {"parameters": parameters}], "parameters": parameters})
+    (output,) = reply.outputs
+    assert ({}, {}) == (reply.parameters, output.parameters)
+
+
 def test_ids_of_another_type() -> None:
     """A number is the id that it spells; any other value is no id."""
     call = InferRequest(model=M, id="7")
@@ -308,11 +324,12 @@ def test_any_path_raises_nothing_else(path: str, method: str) -> None:
     [
         (b'"a\xff"', "a\ufffd"),
         (b'["a\xff"]', '["a\ufffd"]'),
+        (rb'"\ud800 \udcff"', "\ufffd \ufffd"),
         (b'["\xc3\xa9",null,1.5]', '["é",null,1.5]'),
         (b"[123456789012345678901234567890,NaN]", "[123456789012345678901234567890,NaN]"),
         (b'123456789012345678901234567890,"n":NaN', "123456789012345678901234567890"),
     ],
-    ids=["text", "list", "utf8", "long_integers", "long_integer"],
+    ids=["text", "list", "surrogates", "utf8", "long_integers", "long_integer"],
 )
 def test_a_servers_odd_parameter_was_an_internal_error(value: bytes, expected: str) -> None:
     """What is not UTF-8, or too long for JSON's usual readers, is shown and can be passed on."""
@@ -326,9 +343,9 @@ def test_a_servers_odd_parameter_was_an_internal_error(value: bytes, expected: s
     "document",
     [
         b'{"outputs":[{"name":"a\\u0001","datatype":"FP32","shape":[0],"data":[]}]}',
-        b'{"outputs":[],"parameters":{"a\\u0001":1}}',
+        b'{"outputs":[{"name":"a\\u0001","datatype":"FP32","shape":[],"data":[1]}]}',
     ],
-    ids=["output", "parameter"],
+    ids=["empty", "scalar"],
 )
 def test_a_name_in_an_answer_was_blamed_on_the_client(document: bytes) -> None:
     """What an answer may not hold is the server's fault: `Upstream` tells it by this class."""

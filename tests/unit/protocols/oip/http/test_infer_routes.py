@@ -352,6 +352,14 @@ def test_events_of_triton_have_outputs_by_name() -> None:
         TRITON.decode_item(CALL, HttpResponse(200, body=(b'{"Y": {"a": 1}}',)))
 
 
+def test_an_event_that_is_not_utf8_was_an_internal_error() -> None:
+    """Bytes of an output are kept; a version or name that no client can get is left out."""
+    body = b'{"model_version":"\xff","Y":"a\xe2\x82","k\xff":1,"k\\n":2,"model_name":"\\ud800"}'
+    found = TRITON.decode_item(CALL, HttpResponse(200, body=(body,)))
+    assert (M, {"Y": "a\udce2\udc82"}) == (found.model, found.flat_members)
+    assert b'"model_name":"m"' in TRITON.encode_item(CALL, found).view.tobytes()
+
+
 def test_generate_has_one_status_for_the_errors_of_a_model() -> None:
     """Triton's is 400, whatever the error; one before the model ran keeps its own."""
     call = generate({"text": "a"})

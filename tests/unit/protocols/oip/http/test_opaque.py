@@ -86,12 +86,39 @@ def test_the_answer_is_the_servers(status: int) -> None:
         ("/v2/models/%FF/x", "GET", MalformedMessage),
         (f"/v2/models/{'m' * 300}/x", "GET", TooLarge),
         ("/v2/models/m/infer", "GET", MethodNotAllowed),
+        ("/v2/%6Dodels/m/%69nfer", "GET", MethodNotAllowed),
     ],
 )
 def test_paths_that_are_not_passed_on(path: str, method: str, error: type[GatewayError]) -> None:
     """What could lead elsewhere at the server goes nowhere; what is modelled is not opaque."""
     with pytest.raises(error):
         ON.decode_call(asking(path, method))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/%72epository/models/m/unload",
+        "/v2/repository/models/m/%6c%6F%61d",
+        "/v2/models/m/%69nfer",
+        "/v2/%6dodels/m/versions/1/infer",
+        "/v2/%73ystemsharedmemory/region/r/register",
+        "/v2/trace/%73etting",
+    ],
+)
+def test_escaped_letters_do_not_make_a_modelled_path_opaque(path: str) -> None:
+    """Servers decode the path, so the checks of loading, inference and regions would be missed."""
+    with pytest.raises(NotFound, match="with escaped letters or digits"):
+        ON.decode_call(asking(path))
+
+
+@pytest.mark.parametrize("path", ["/v2/%6dodels/m/explain%3bx", "/v2/models/%6d/e%78plain%3bx"])
+def test_escaped_letters_do_not_hide_the_model_of_an_opaque_path(path: str) -> None:
+    """The model is routed and renamed; what has to be escaped stays as it is."""
+    call = ON.decode_call(asking(path))
+    assert ModelRef("m") == call.model
+    there = call.changed(model=ModelRef("c")).with_context(metadata=())
+    assert "/v2/models/c/explain%3bx" == UPSTREAM.encode_call(there).path
 
 
 def test_nobody_else_can_read_it() -> None:
