@@ -13,7 +13,7 @@ from typing import Any, Final
 from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.tensor import Tensor, as_items, as_numpy
 from gateway.protocols.grps.errors import Unconvertible
-from gateway.protocols.grps.json.elements import written_array
+from gateway.protocols.grps.json.elements import listed_array
 
 Step = str | int
 
@@ -97,10 +97,7 @@ def plain(tensor: Tensor) -> Any:
     array = as_numpy(tensor)
     if tensor.datatype is Datatype.BF16:
         array = fp32_of_bf16(array)
-    if array.dtype.kind == "f":
-        written = written_array(array)
-        return written if isinstance(written, list | str) else written.tolist()
-    return array.tolist()
+    return listed_array(array)
 
 
 def _nested(items: list[str], shape: tuple[int, ...]) -> Any:

@@ -175,6 +175,17 @@ def written_array(array: npt.NDArray[Any]) -> Any:
     return np.array(array, order="C")
 
 
+def listed_array(array: npt.NDArray[Any]) -> Any:
+    """Return an array as nested lists, however long it is; a single number without a shape.
+
+    Non-finite values are strings.
+    """
+    charge(array.size * JSON_NUMBER)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return _worded(array).tolist()
+    return array.tolist()
+
+
 def _nested_text(array: npt.NDArray[Any]) -> bytes:
     """Return an array as JSON, written in pieces."""
     if array.size <= _PIECE:

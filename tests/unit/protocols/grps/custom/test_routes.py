@@ -325,6 +325,18 @@ def test_templates_in_text_are_json() -> None:
         check_options({"customized": [{"path": "/x", "answer": "{oops"}]})
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32])
+def test_an_output_of_many_numbers_fills_a_template(dtype: type[np.generic]) -> None:
+    """Long arrays are lists like short ones, since a template may name one of their elements."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    numbers = np.arange(200_000).reshape(2, -1) % 2048
+    outputs = (array_tensor("x", numbers.astype(dtype)),)
+    document = json_of(
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=outputs))
+    )
+    assert numbers.tolist() == document["y"]
+
+
 def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:
     """A stream of Triton's may go on after one."""
     call = ask({**BODY, "stream": True})
