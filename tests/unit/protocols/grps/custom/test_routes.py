@@ -14,7 +14,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, Unsupported, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensor import array_tensor, as_items, as_numpy, items_tensor, raw_tensor
 from gateway.protocols.grps.custom.json_path import lookup, read_place
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
@@ -335,6 +335,14 @@ def test_an_output_of_many_numbers_fills_a_template(dtype: type[np.generic]) -> 
         NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=outputs))
     )
     assert numbers.tolist() == document["y"]
+
+
+def test_an_output_of_billions_of_empty_lists_is_refused() -> None:
+    """A template writes a list for each row, and not a single number."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    output = raw_tensor("x", Datatype.INT8, ((1 << 32) - 1, 0), memoryview(b""))
+    with pytest.raises(Unconvertible, match="at most 1000000 are allowed"):
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
 
 
 def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:

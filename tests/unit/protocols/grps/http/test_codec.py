@@ -47,7 +47,7 @@ from gateway.ir.metadata import (
     TensorMetadata,
     Trend,
 )
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor, raw_tensor
 from gateway.protocols.grps.brpc.codec import SERVICE, BrpcCodec
 from gateway.protocols.grps.brpc.framing import frame_bytes
 from gateway.protocols.grps.errors import Unconvertible
@@ -330,6 +330,16 @@ def test_ndarray_in_and_out() -> None:
     odd = array_tensor("y", np.array([np.nan, np.inf, -np.inf, 0.1], np.float32))
     expected = ["NaN", "Infinity", "-Infinity", 0.1]
     assert expected == json_of(answer(call, odd))["ndarray"]
+
+
+@pytest.mark.parametrize("shape", [((1 << 32) - 1, 0), (65536, 65536, 0, 2)])
+def test_an_ndarray_of_billions_of_empty_lists_is_refused(shape: tuple[int, ...]) -> None:
+    """A short request may name the shape, and its model may return it."""
+    call = asked(post(b'{"ndarray":0}', "return-ndarray=true"))
+    with pytest.raises(Unconvertible, match=r"no elements and 429496729\d lists, at most 1000000"):
+        answer(call, raw_tensor("y", Datatype.FP32, shape, memoryview(b"")))
+    few = raw_tensor("y", Datatype.FP32, (2, 0, 1 << 40), memoryview(b""))
+    assert [[], []] == json_of(answer(call, few))["ndarray"]
 
 
 def test_a_scalar_ndarray_has_rank_0() -> None:

@@ -349,6 +349,15 @@ def test_classes_are_written_from_their_elements() -> None:
     assert (empty.headers.get("nv-inferresponse") or "").count("batch_classes") == 2
 
 
+def test_billions_of_items_without_classes_are_refused() -> None:
+    """Each item has an entry in the response, and a short request may name any batch size."""
+    size = (1 << 32) - 1
+    call = CODEC.decode_call(post(f'batch_size: {size} output {{ name: "y" cls {{ count: 2 }} }}'))
+    reply = REPLY.changed(outputs=(items_tensor("y", (0,), []),), batch_size=size)
+    with pytest.raises(TooLarge, match=f"'y' has {size} items without classes, at most 100000"):
+        CODEC.encode_reply(call, reply)
+
+
 @pytest.mark.parametrize(
     ("outputs", "text"),
     [
