@@ -52,8 +52,8 @@ from gateway.protocols.grps.brpc.codec import SERVICE, BrpcCodec
 from gateway.protocols.grps.brpc.framing import frame_bytes
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
-from gateway.protocols.grps.protobuf.message import write_message
+from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage
+from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -813,6 +813,19 @@ def test_brpcs_http_errors_have_its_code() -> None:
     call = CODEC.decode_call(post(b'{"str_data":"x"}', path=path + "Predict"))
     failed = CODEC.encode_error(call, NotReady("soon"))
     assert (200, 503) == (failed.status, json_of(failed)["status"]["code"])
+
+
+@pytest.mark.parametrize("kind", ["application/proto", "Application/x-protobuf; a=b"])
+@pytest.mark.parametrize("body", [b"", b"\x32\x00", b"\x12\x01\n\x22\x01x", b"\x2a\x00"])
+def test_a_wrong_message_of_protobuf_is_answered_in_protobuf(kind: str, body: bytes) -> None:
+    """A client of brpc's HTTP layer that sends protobuf cannot read a Status in JSON."""
+    with pytest.raises(InvalidRequest) as caught:
+        CODEC.decode_call(post(body, kind=kind, path="/GrpsBrpcService/Predict"))
+    wire = CODEC.encode_error(None, caught.value)
+    assert (200, "application/proto") == (wire.status, wire.headers.get("content-type"))
+    status = read_message(wire.view, DEFAULT_LIMITS).status
+    assert status is not None
+    assert (400, Flag.FAILURE) == (status.code, status.flag)
 
 
 def test_brpcs_printer_writes_int64_as_numbers() -> None:
