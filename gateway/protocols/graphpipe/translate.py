@@ -132,6 +132,7 @@ def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffe
 
     Raises:
         UpstreamProtocolError: An output is missing.
+        InvalidRequest: The request, which names some outputs by index, names one that is not there.
         Unsupported: One has no datatype or shape.
         TooLarge: The message would have 2 GiB or more.
     """
@@ -297,23 +298,30 @@ def _picked(reply: InferResponse, names: Sequence[str]) -> Sequence[Tensor]:
     if not any(tensor.name for tensor in outputs):
         distinct = list(dict.fromkeys(names)) if all(names) else list(names)
         if len(distinct) > len(outputs):
-            raise _missing(reply, distinct[len(outputs)])
+            raise _missing(reply, len(outputs), distinct)
         return [outputs[distinct.index(name) if name else at] for at, name in enumerate(names)]
     by_name = {tensor.name: tensor for tensor in outputs}
     picked = []
     for place, name in enumerate(names):
         found = by_name.get(name) if name else outputs[place] if place < len(outputs) else None
         if found is None:
-            raise _missing(reply, name or f"number {place}")
+            raise _missing(reply, place, names)
         picked.append(found)
     return picked
 
 
-def _missing(reply: InferResponse, name: str) -> UpstreamProtocolError:
+def _missing(reply: InferResponse, place: int, names: Sequence[str]) -> GatewayError:
+    """Return the error for the output at *place* of *names*, which *reply* lacks."""
     there = ", ".join(repr(tensor.name) for tensor in reply.outputs) or "none"
-    return UpstreamProtocolError(
-        f"response lacks the requested output {name!r}: found {there}",
-        model=reply.model,
+    if all(names):
+        return UpstreamProtocolError(
+            f"response lacks the requested output {names[place]!r}: found {there}",
+            model=reply.model,
+        )
+    # All outputs were requested, so the model has no others.
+    name = repr(names[place]) if names[place] else f"number {place}"
+    return InvalidRequest(
+        f"the model has no output {name}, the response has {there}", model=reply.model
     )
 
 

@@ -379,7 +379,7 @@ def test_an_output_is_asked_for_once(asked: tuple[str, ...], expected: list[str]
 
 
 @pytest.mark.parametrize(
-    ("asked", "there"), [(("c",), ("a", "b")), (("a", "", ""), ("a", "b")), (("a", "b"), ("",))]
+    ("asked", "there"), [(("c",), ("a", "b")), (("a", "c"), ("a", "b")), (("a", "b"), ("",))]
 )
 def test_an_output_that_is_not_there_is_the_upstreams_fault(
     asked: tuple[str, ...], there: tuple[str, ...]
@@ -387,6 +387,23 @@ def test_an_output_that_is_not_there_is_the_upstreams_fault(
     """The answer names the missing output and those there are."""
     call = CODEC.decode_call(post(infer_body((), asked, 1)))
     with pytest.raises(UpstreamProtocolError, match="lacks the requested output"):
+        CODEC.encode_reply(call, reply_of(*there))
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "text"),
+    [
+        (("a", "", ""), ("a", "b"), "no output number 2, the response has 'a', 'b'"),
+        (("", "c"), ("a", "b"), "no output 'c', the response has 'a', 'b'"),
+        (("", ""), ("",), "no output number 1, the response has ''"),
+    ],
+)
+def test_an_output_that_the_model_lacks_is_the_clients_fault(
+    asked: tuple[str, ...], there: tuple[str, ...], text: str
+) -> None:
+    """Where one name is only a place, the upstream was asked for all outputs that it has."""
+    call = CODEC.decode_call(post(infer_body((), asked, 1)))
+    with pytest.raises(InvalidRequest, match=text):
         CODEC.encode_reply(call, reply_of(*there))
 
 
