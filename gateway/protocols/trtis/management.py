@@ -170,7 +170,7 @@ def _read_shared(view: memoryview, context: Context, limits: MessageLimits) -> C
         return SharedStatusRequest(context=context)
     raise UnknownMode(
         "the shared memory request has no type: expected register, unregister, unregister_all "
-        "and status"
+        "or status"
     )
 
 
