@@ -391,7 +391,7 @@ def test_an_output_that_is_not_there_is_the_upstreams_fault(
 
 
 @pytest.mark.parametrize(
-    ("asked", "there", "text"),
+    ("names", "outputs", "text"),
     [
         (("a", "", ""), ("a", "b"), "no output number 2, the response has 'a', 'b'"),
         (("", "c"), ("a", "b"), "no output 'c', the response has 'a', 'b'"),
@@ -399,12 +399,12 @@ def test_an_output_that_is_not_there_is_the_upstreams_fault(
     ],
 )
 def test_an_output_that_the_model_lacks_is_the_clients_fault(
-    asked: tuple[str, ...], there: tuple[str, ...], text: str
+    names: tuple[str, ...], outputs: tuple[str, ...], text: str
 ) -> None:
-    """Where one name is only a place, the upstream was asked for all outputs that it has."""
-    call = CODEC.decode_call(post(infer_body((), asked, 1)))
+    """Where one name is empty, all outputs are requested of the upstream."""
+    call = CODEC.decode_call(post(infer_body((), names, 1)))
     with pytest.raises(InvalidRequest, match=text):
-        CODEC.encode_reply(call, reply_of(*there))
+        CODEC.encode_reply(call, reply_of(*outputs))
 
 
 def test_bool_and_bf16_travel_as_uint8_and_float32() -> None:

@@ -335,7 +335,7 @@ def test_ndarray_in_and_out() -> None:
 @pytest.mark.parametrize("shape", [((1 << 32) - 1, 0), (65536, 65536, 0, 2)])
 def test_an_ndarray_of_billions_of_empty_lists_is_refused(shape: tuple[int, ...]) -> None:
     """A short request may name the shape, and its model may return it."""
-    call = asked(post(b'{"ndarray":0}', "return-ndarray=true"))
+    call = CODEC.decode_call(post(b'{"ndarray":0}', "return-ndarray=true"))
     with pytest.raises(Unconvertible, match=r"no elements and 429496729\d lists, at most 1000000"):
         answer(call, raw_tensor("y", Datatype.FP32, shape, memoryview(b"")))
     few = raw_tensor("y", Datatype.FP32, (2, 0, 1 << 40), memoryview(b""))
