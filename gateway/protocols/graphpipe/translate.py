@@ -7,6 +7,7 @@ index, all outputs are requested and this one is picked from the reply.
 Source: docs/protocols/graphpipe.md, "4. Inference requests", "10. Upstreams".
 """
 
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -140,17 +141,25 @@ def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffe
 
 
 def encode_metadata(metadata: ModelMetadata) -> bytes:
-    """Return *metadata* as a message, with the gateway's own version."""
-    return metadata_response(
-        MetadataMessage(
-            metadata.name,
-            __version__,
-            SERVER,
-            metadata_text(metadata),
-            metadata.inputs,
-            metadata.outputs,
-        )
+    """Return *metadata* as a message, with the gateway's own version.
+
+    Raises:
+        Unsupported: GraphPipe cannot carry a dimension or a text of it.
+    """
+    found = MetadataMessage(
+        metadata.name,
+        __version__,
+        SERVER,
+        metadata_text(metadata),
+        metadata.inputs,
+        metadata.outputs,
     )
+    try:
+        return metadata_response(found)
+    except (struct.error, ValueError) as error:  # of the upstream: over 64 bits, a lone surrogate
+        raise Unsupported(
+            f"the metadata of model {metadata.name!r} cannot be written: {error}"
+        ) from error
 
 
 def metadata_text(metadata: ModelMetadata) -> str:

@@ -42,7 +42,13 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, ServerMetadata
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelState,
+    RepositoryEntry,
+    ServerMetadata,
+    TensorMetadata,
+)
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, raw_tensor
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.wire.errors import MethodNotAllowed
@@ -253,6 +259,13 @@ def test_context_keeps_what_travels_beside() -> None:
     sent = CODEC.encode_call(call)
     assert {"content-type", "traceparent", "x-request-id"} == {n.lower() for n, _ in sent.headers}
     assert 12.5 == sent.deadline
+
+
+def test_metadata_that_the_message_cannot_hold_are_refused() -> None:
+    """Dimensions are 64-bit numbers, and an upstream of JSON may have others."""
+    found = ModelMetadata(name="m", inputs=(TensorMetadata("x", Datatype.FP32, (1 << 63,)),))
+    with pytest.raises(Unsupported, match="the metadata of model 'm' cannot be written"):
+        CODEC.encode_reply(ModelMetadataRequest(model=ModelRef("m")), found)
 
 
 def test_get_shows_metadata_as_json() -> None:
