@@ -741,6 +741,19 @@ def test_answers_of_other_printers_are_read() -> None:
     assert ([1, 2], "[nan, 1.0, -inf]") == (found[0], str(found[1]))
 
 
+def test_lone_surrogates_of_python_servers_are_read() -> None:
+    """Python writes them as escapes: they are "?" here, as UTF-8 has none."""
+    call = InferRequest(model=ModelRef("m"))
+    text = b'{"str_data":"\\ud83d\\ude00 \\ud800"}'
+    reply = CODEC.decode_reply(call, HttpResponse(200, body=(memoryview(text),)))
+    assert ["\U0001f600 ?".encode()] == list(as_items(reply.outputs[0]))
+    entries = b'{"gmap":{"s_s":{"a":"\\udc80","b":"c"},"s_i64":{"n":1}}}'
+    reply = CODEC.decode_reply(call, HttpResponse(200, body=(memoryview(entries),)))
+    assert {"gmap.s_s.a": "?", "gmap.s_s.b": "c", "gmap.s_i64.n": 1, "grps_form": "gmap"} == dict(
+        reply.parameters
+    )
+
+
 def test_headers_and_ids_pass() -> None:
     """The request id goes along, what belongs to one connection stays."""
     context = Context(
