@@ -8,7 +8,10 @@ value.  A text in it that is only `${output}` becomes that output, nested as its
 import base64
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
+
+import numpy as np
 
 from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.tensor import Tensor, as_items, as_numpy
@@ -88,25 +91,23 @@ def plain(tensor: Tensor) -> Any:
     """Return a tensor as JSON values nested as its shape; bytes that are not UTF-8 as base64.
 
     Raises:
-        Unconvertible: It has no datatype or shape.
+        Unconvertible: It has no datatype or shape, or its elements do not fit the shape.
     """
     if tensor.datatype is None or tensor.shape is None:
         raise Unconvertible(f"output {tensor.name!r} has no datatype or shape: JSON needs both")
     if tensor.datatype is Datatype.BYTES:
-        return _nested([_string(item) for item in as_items(tensor)], tensor.shape)
+        items = as_items(tensor)
+        if len(items) != prod(tensor.shape):
+            raise Unconvertible(
+                f"output {tensor.name!r} has {len(items)} elements, and shape {list(tensor.shape)}"
+            )
+        texts = np.empty(len(items), dtype=object)
+        texts[:] = [_string(item) for item in items]
+        return listed_array(texts.reshape(tensor.shape))
     array = as_numpy(tensor)
     if tensor.datatype is Datatype.BF16:
         array = fp32_of_bf16(array)
     return listed_array(array)
-
-
-def _nested(items: list[str], shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return items[0]
-    for dim in reversed(shape[1:]):
-        rows = len(items) // dim if dim else 0
-        items = [items[row * dim : (row + 1) * dim] for row in range(rows)]  # type: ignore[misc]  # lists of lists from here on
-    return items
 
 
 def _string(item: bytes | memoryview) -> str:

@@ -183,7 +183,7 @@ def written_array(array: npt.NDArray[Any]) -> Any:
 
 
 def listed_array(array: npt.NDArray[Any]) -> Any:
-    """Return an array as nested lists, however long it is; a single number without a shape.
+    """Return an array of numbers or text as nested lists; a single value without a shape.
 
     Non-finite values are strings.
 

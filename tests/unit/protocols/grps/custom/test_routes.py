@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, Unsupported, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import array_tensor, as_items, as_numpy, items_tensor, raw_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor, raw_tensor
 from gateway.protocols.grps.custom.json_path import lookup, read_place
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
@@ -335,6 +337,28 @@ def test_an_output_of_many_numbers_fills_a_template(dtype: type[np.generic]) -> 
         NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=outputs))
     )
     assert numbers.tolist() == document["y"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((), "a"), ((1, 1), [["a"]]), ((2, 0), [[], []]), ((0, 2), []), ((1, 0, 3), [[]])],
+)
+def test_an_output_of_text_is_nested_as_its_shape(shape: tuple[int, ...], expected: Any) -> None:
+    """Also one without elements, as an output of numbers is."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    items = [b"a"] * math.prod(shape)
+    for output in (items_tensor("x", shape, items), array_tensor("x", np.zeros(shape, np.int8))):
+        reply = InferResponse(model=ModelRef("m"), outputs=(output,))
+        found = json_of(NUMBERS.encode_reply(call, reply))["y"]
+        assert json.dumps(expected) == json.dumps(found).replace("0", '"a"')
+
+
+def test_an_output_of_text_that_does_not_fit_its_shape_is_a_failure() -> None:
+    """An upstream of another protocol may send it."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    output = Tensor("x", Datatype.BYTES, (2, 2), items_tensor("x", (3,), [b"a"] * 3).data)
+    with pytest.raises(Unconvertible, match=r"'x' has 3 elements, and shape \[2, 2\]"):
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
 
 
 def test_an_output_of_billions_of_empty_lists_is_refused() -> None:
