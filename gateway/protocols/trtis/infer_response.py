@@ -158,10 +158,15 @@ def read_reply(
         limits: As for requests.
 
     Raises:
-        MalformedMessage: A requested output is missing, or an output is neither raw nor classes.
+        MalformedMessage: A requested output is missing, an output is neither raw nor classes, or
+            the batch size differs from that of the request.
         InvalidTensor, TooLarge: Sizes do not fit.
     """
     check_count("outputs", len(header.output), limits.outputs, "outputs")
+    if header.batch_size and call.batch_size not in (None, header.batch_size):
+        raise MalformedMessage(
+            f"response has batch size {header.batch_size}: the request has {call.batch_size}"
+        )
     requested = {output.name: output for output in call.outputs}
     outputs = [
         _read_output(entry, raw, requested.get(entry.name), header.batch_size, limits)

@@ -276,6 +276,18 @@ def test_refuses_unusable_answers(
         CODEC.decode_reply(CALL, wire)
 
 
+def test_refuses_the_reply_to_another_batch() -> None:
+    """Its outputs would have another first dimension than the request asks for."""
+    header = pb.InferResponseHeader(model_name="m", model_version=1, batch_size=3)
+    output = header.output.add(name="y")
+    output.raw.dims.append(2)
+    output.raw.batch_byte_size = 24
+    body = bytes(24) + header.SerializeToString()
+    line = 'output { name: "y" raw { dims: 2 batch_byte_size: 24 } }'
+    with pytest.raises(MalformedMessage, match="batch size 3: the request has 2"):
+        CODEC.decode_reply(CALL, answer(OK, line, body))
+
+
 @pytest.mark.parametrize(
     ("output", "failure", "text"),
     [
