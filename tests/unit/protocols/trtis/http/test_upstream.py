@@ -12,6 +12,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -140,6 +141,8 @@ def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
         (CALL.changed(sequence=Sequence(2**64)), "sequence"),
         (ModelReadyRequest(), "names no model"),
         (ModelLoadRequest(), "names no model"),
+        (ModelLoadRequest(model=M, parameters={"config": "{}"}), "has the parameter 'config'"),
+        (ModelUnloadRequest(model=M, dependents=True), "includes its dependents"),
         (ServerStatusRequest(), "ServerStatusRequest is not supported over trtis."),
         (
             SharedRegisterRequest(region=SharedRegion(name="r", size_bytes=1, key="k")),
