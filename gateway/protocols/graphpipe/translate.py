@@ -28,6 +28,7 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     InvalidRequest,
+    InvalidTensor,
     MalformedMessage,
     ModelNotFound,
     NotFound,
@@ -57,6 +58,8 @@ from gateway.wire.errors import error_class_of_http, is_error_status
 from gateway.wire.http import Buffer
 
 SERVER: Final = "tensor-gateway"
+
+_NO_SHARED_MEMORY: Final = "GraphPipe has no shared memory"
 
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.SUBSTITUTES})
 
@@ -200,7 +203,13 @@ def encode_infer(call: InferRequest, settings: GraphPipeOptions) -> list[Buffer]
         config = settings.config.encode()
     else:
         config = write_config(call.parameters)
-    return infer_request(config, names if any(names) else (), wire_tensors(inputs), outputs)
+    try:
+        tensors = wire_tensors(inputs)
+    except InvalidTensor:
+        if call.shares_memory:
+            raise Unsupported(_NO_SHARED_MEMORY, model=call.model) from None
+        raise
+    return infer_request(config, names if any(names) else (), tensors, outputs)
 
 
 def asked_names(call: InferRequest, settings: GraphPipeOptions) -> Sequence[str]:
@@ -366,3 +375,5 @@ def _check_plain(call: InferRequest) -> None:
                 "no classification",
                 model=call.model,
             )
+        if output.shared is not None:
+            raise Unsupported(_NO_SHARED_MEMORY, model=call.model)

@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.data import RawData
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -442,6 +442,19 @@ def test_a_tensor_without_datatype_or_shape_is_refused(
     tensor = Tensor("x", datatype, shape, RawData(memoryview(b"1")))
     with pytest.raises(Unsupported, match=f"'x' has no {lacking}"):
         CODEC.encode_call(NAMED.changed(inputs=(tensor,)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": (Tensor("x", Datatype.FP32, (1,), SharedMemoryData("r", 0, 4)),)},
+        {"outputs": (RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)},
+    ],
+)
+def test_shared_memory_is_refused_before_the_model_runs(changes: dict[str, Any]) -> None:
+    """GraphPipe has no field for it; the request itself is right."""
+    with pytest.raises(Unsupported, match="GraphPipe has no shared memory"):
+        CODEC.encode_call(NAMED.changed(**changes))
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))

@@ -23,6 +23,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -47,7 +48,15 @@ from gateway.ir.metadata import (
     TensorMetadata,
     Trend,
 )
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor, raw_tensor
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    as_items,
+    as_numpy,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.protocols.grps.brpc.codec import SERVICE, BrpcCodec
 from gateway.protocols.grps.brpc.framing import frame_bytes
 from gateway.protocols.grps.errors import Unconvertible
@@ -739,6 +748,30 @@ def test_answers_of_other_printers_are_read() -> None:
     )
     found = [as_numpy(tensor).tolist() for tensor in reply.outputs]
     assert ([1, 2], "[nan, 1.0, -inf]") == (found[0], str(found[1]))
+
+
+@pytest.mark.parametrize("form", [{}, {"input_form": "bin_data"}])
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"inputs": (Tensor("x", Datatype.BYTES, (1,), SharedMemoryData("r", 0, 4)),)},
+            "grps has no shared memory",
+        ),
+        (
+            {"outputs": (RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)},
+            "grps has no shared memory",
+        ),
+        ({"outputs": (RequestedOutput("y", 3),)}, "'y' requests 3 classes: grps has no class"),
+    ],
+)
+def test_what_grps_lacks_is_refused_by_name(
+    form: dict[str, str], changes: dict[str, Any], text: str
+) -> None:
+    """The request itself is right: the target cannot carry it."""
+    call = InferRequest(model=ModelRef("m"), inputs=(items_tensor("x", (1,), [b"a"]),))
+    with pytest.raises(Unsupported, match=text):
+        HttpCodec(DEFAULT_LIMITS, form).encode_call(call.changed(**changes))
 
 
 def test_lone_surrogates_of_python_servers_are_read() -> None:
