@@ -247,7 +247,7 @@ def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) 
     if datatype is None or not (datatype.is_integer or datatype in (Datatype.FP32, Datatype.FP64)):
         raise _no_classes(tensor.name, datatype)
     values = np.frombuffer(as_raw(tensor), datatype.numpy_dtype)
-    if not batch_size:
+    if not (batch_size and values.size):
         return []
     if values.size % batch_size:
         raise UpstreamProtocolError(

@@ -51,6 +51,7 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 _REQUEST_INCOMPLETE: Final = "the request has no names, datatypes or shapes"
+_TARGET_INCOMPLETE: Final = "the target needs the names of the outputs or the batch size"
 _REPLY_INCOMPLETE: Final = "the reply has no names, datatypes or shapes"
 # Includes the maximum batch size, which may require a second call.
 _BATCHING: Final = Context(needs=frozenset({Need.BATCHING}))
@@ -252,7 +253,8 @@ class Complete:
             return call, None
         context = _BATCHING if has_batch_size or is_raw or Need.BATCHING in needs else NO_CONTEXT
         model = call.model or ModelRef("")
-        metadata = await self._get_metadata(model, _REQUEST_INCOMPLETE, context)
+        reason = _REQUEST_INCOMPLETE if incomplete or has_batch_size else _TARGET_INCOMPLETE
+        metadata = await self._get_metadata(model, reason, context)
         if incomplete:
             call = self._complete_inputs(call, metadata)
         if has_batch_size:

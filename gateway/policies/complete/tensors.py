@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.data import ArrayData, ItemsData, RawData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, InvalidTensor
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import Shape, Tensor, as_items, items_tensor
 
@@ -147,7 +147,12 @@ class TensorCompleter:
         """Return the number of elements of the data."""
         datatype = tensor.datatype
         if datatype is None or datatype is Datatype.BYTES:
-            return len(as_items(tensor))
+            try:
+                return len(as_items(tensor))
+            except InvalidTensor as error:
+                if isinstance(error, self.failure):
+                    raise
+                raise self.failure(error.message, model=self.model) from error
         count, rest = divmod(tensor.nbytes, datatype.size_bytes)
         if rest:
             raise self._mismatch(

@@ -83,12 +83,23 @@ class ForwardedRegions:
         """Store a region that an upstream accepted."""
         self._regions[region.name] = region
 
-    def remove(self, name: str) -> None:
-        """Remove a region, or all regions with ""; ignores an unknown region."""
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+    def remove(self, name: str, is_cuda: bool | None) -> None:
+        """Remove a region, or all regions with ""; ignores an unknown region.
+
+        Args:
+            name: Of the region.
+            is_cuda: Remove only regions of CUDA, or only those of system memory; None for both.
+        """
+        for region in [*self._regions.values()]:
+            if name in ("", region.name) and is_cuda in (None, region.device is not None):
+                del self._regions[region.name]
+
+    def has_cuda(self, name: str) -> bool:
+        """Return whether the region is of CUDA; with "", whether any is."""
+        return any(
+            name in ("", region.name) and region.device is not None
+            for region in self._regions.values()
+        )
 
     def find(self, what: str, shared: SharedMemoryData) -> SharedRegion | None:
         """Return the region of a reference; None if another process may know the region.
@@ -158,12 +169,23 @@ class ForwardRegions:
             await self._call_all(call)
             self._regions.add(region)
             return None
-        replies = await self._call_all(call)
+        replies = [reply for each in self._by_kind(call) for reply in await self._call_all(each)]
         if isinstance(call, SharedUnregisterRequest):
-            self._regions.remove(call.region)
+            self._regions.remove(call.region, call.is_cuda)
         if not isinstance(call, SharedStatusRequest):
             return None
         return tuple([self._regions.as_registered(region) for region in _merge(replies)])
+
+    def _by_kind(self, call: Call[Any]) -> list[Call[Any]]:
+        """Return the calls for the regions of system memory and of CUDA, which Triton separates."""
+        if (
+            isinstance(call, SharedUnregisterRequest | SharedStatusRequest)
+            and call.is_cuda is None
+            and self._regions.has_cuda(call.region)
+        ):
+            cuda: Call[Any] = call.changed(is_cuda=True)
+            return [cuda] if call.region else [call, cuda]
+        return [call]
 
     async def _call_all(self, call: Call[Any]) -> list[Any]:
         results = await asyncio.gather(

@@ -87,7 +87,8 @@ def wire_tensor(tensor: Tensor) -> WireTensor:
         widened = fp32_of_bf16(as_numpy(tensor)).reshape(-1)
         return WireTensor(number, shape, widened.astype("<f4", copy=False).view(np.uint8).data)
     if datatype is Datatype.BOOL:  # a number there: 1 for every byte that is true
-        return WireTensor(number, shape, np.ascontiguousarray(as_numpy(tensor)).view(np.uint8).data)
+        flags = np.ascontiguousarray(as_numpy(tensor)).reshape(-1)
+        return WireTensor(number, shape, flags.view(np.uint8).data)
     return WireTensor(number, shape, as_raw(tensor))
 
 

@@ -7,6 +7,7 @@ index, all outputs are requested and this one is picked from the reply.
 Source: docs/protocols/graphpipe.md, "4. Inference requests", "10. Upstreams".
 """
 
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     InvalidRequest,
+    InvalidTensor,
     MalformedMessage,
     ModelNotFound,
     NotFound,
@@ -56,6 +58,8 @@ from gateway.wire.errors import error_class_of_http, is_error_status
 from gateway.wire.http import Buffer
 
 SERVER: Final = "tensor-gateway"
+
+_NO_SHARED_MEMORY: Final = "GraphPipe has no shared memory"
 
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.SUBSTITUTES})
 
@@ -132,6 +136,7 @@ def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffe
 
     Raises:
         UpstreamProtocolError: An output is missing.
+        InvalidRequest: The request, which names some outputs by index, names one that is not there.
         Unsupported: One has no datatype or shape.
         TooLarge: The message would have 2 GiB or more.
     """
@@ -139,17 +144,25 @@ def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffe
 
 
 def encode_metadata(metadata: ModelMetadata) -> bytes:
-    """Return *metadata* as a message, with the gateway's own version."""
-    return metadata_response(
-        MetadataMessage(
-            metadata.name,
-            __version__,
-            SERVER,
-            metadata_text(metadata),
-            metadata.inputs,
-            metadata.outputs,
-        )
+    """Return *metadata* as a message, with the gateway's own version.
+
+    Raises:
+        Unsupported: GraphPipe cannot carry a dimension or a text of it.
+    """
+    found = MetadataMessage(
+        metadata.name,
+        __version__,
+        SERVER,
+        metadata_text(metadata),
+        metadata.inputs,
+        metadata.outputs,
     )
+    try:
+        return metadata_response(found)
+    except (struct.error, ValueError) as error:  # of the upstream: over 64 bits, a lone surrogate
+        raise Unsupported(
+            f"the metadata of model {metadata.name!r} cannot be written: {error}"
+        ) from error
 
 
 def metadata_text(metadata: ModelMetadata) -> str:
@@ -190,7 +203,13 @@ def encode_infer(call: InferRequest, settings: GraphPipeOptions) -> list[Buffer]
         config = settings.config.encode()
     else:
         config = write_config(call.parameters)
-    return infer_request(config, names if any(names) else (), wire_tensors(inputs), outputs)
+    try:
+        tensors = wire_tensors(inputs)
+    except InvalidTensor:
+        if call.shares_memory:
+            raise Unsupported(_NO_SHARED_MEMORY, model=call.model) from None
+        raise
+    return infer_request(config, names if any(names) else (), tensors, outputs)
 
 
 def asked_names(call: InferRequest, settings: GraphPipeOptions) -> Sequence[str]:
@@ -297,23 +316,30 @@ def _picked(reply: InferResponse, names: Sequence[str]) -> Sequence[Tensor]:
     if not any(tensor.name for tensor in outputs):
         distinct = list(dict.fromkeys(names)) if all(names) else list(names)
         if len(distinct) > len(outputs):
-            raise _missing(reply, distinct[len(outputs)])
+            raise _missing(reply, len(outputs), distinct)
         return [outputs[distinct.index(name) if name else at] for at, name in enumerate(names)]
     by_name = {tensor.name: tensor for tensor in outputs}
     picked = []
     for place, name in enumerate(names):
         found = by_name.get(name) if name else outputs[place] if place < len(outputs) else None
         if found is None:
-            raise _missing(reply, name or f"number {place}")
+            raise _missing(reply, place, names)
         picked.append(found)
     return picked
 
 
-def _missing(reply: InferResponse, name: str) -> UpstreamProtocolError:
+def _missing(reply: InferResponse, place: int, names: Sequence[str]) -> GatewayError:
+    """Return the error for the output at *place* of *names*, which *reply* lacks."""
     there = ", ".join(repr(tensor.name) for tensor in reply.outputs) or "none"
-    return UpstreamProtocolError(
-        f"response lacks the requested output {name!r}: found {there}",
-        model=reply.model,
+    if all(names):
+        return UpstreamProtocolError(
+            f"response lacks the requested output {names[place]!r}: found {there}",
+            model=reply.model,
+        )
+    # All outputs were requested, so the model has no others.
+    name = repr(names[place]) if names[place] else f"number {place}"
+    return InvalidRequest(
+        f"the model has no output {name}, the response has {there}", model=reply.model
     )
 
 
@@ -349,3 +375,5 @@ def _check_plain(call: InferRequest) -> None:
                 "no classification",
                 model=call.model,
             )
+        if output.shared is not None:
+            raise Unsupported(_NO_SHARED_MEMORY, model=call.model)

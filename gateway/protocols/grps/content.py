@@ -289,11 +289,13 @@ def _check_plain(call: InferRequest) -> None:
             f"sequence {call.sequence.id!r} cannot be carried: grps has no sequences",
             model=call.model,
         )
+    if call.shares_memory:
+        raise Unsupported("grps has no shared memory", model=call.model)
     for output in call.outputs:
-        if output.classes or output.shared is not None:
+        if output.classes:
             raise Unsupported(
-                f"output {output.name!r} asks for classification or shared memory, which grps "
-                "does not have",
+                f"output {output.name!r} requests {output.classes} classes: grps has no "
+                "classification",
                 model=call.model,
             )
 

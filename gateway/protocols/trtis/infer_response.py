@@ -11,7 +11,7 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.data import RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
+from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor, as_items, as_raw, items_tensor
 from gateway.ir.work import charge
@@ -23,6 +23,8 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 _CLASS = re.compile(rb"([^:]*):([0-9]{1,10})(?::(.*))?", re.DOTALL)
 _INT32_END, _INT64_END = 1 << 31, 1 << 63
 _NOTHING = memoryview(b"")
+# Each item of a batch has an entry, also without classes.
+_MOST_EMPTY = 100_000
 
 Written = tuple[pb.InferResponseHeader, list[memoryview]]
 
@@ -94,7 +96,12 @@ def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryvi
 
 
 def _write_classes(entry: pb.InferResponseHeader.Output, tensor: Tensor, batch_size: int) -> None:
-    """Write elements "value:index:label", the same number for each item of the batch."""
+    """Write elements "value:index:label", the same number for each item of the batch.
+
+    Raises:
+        UpstreamProtocolError: An element is not a class, or items have different numbers of them.
+        TooLarge: Too many items have no classes.
+    """
     items = as_items(tensor)
     charge(8 * len(items))
     each, rest = divmod(len(items), batch_size)
@@ -108,6 +115,12 @@ def _write_classes(entry: pb.InferResponseHeader.Output, tensor: Tensor, batch_s
         for item in items[start : start + each]:
             classes.cls.append(_class(tensor.name, bytes(item)))
     if not each:
+        if batch_size > _MOST_EMPTY:
+            raise TooLarge(
+                f"output {tensor.name!r} has {batch_size} items without classes, at most "
+                f"{_MOST_EMPTY} are allowed",
+                limit="classes",
+            )
         entry.batch_classes.extend([pb.InferResponseHeader.Output.Classes()] * batch_size)
 
 
@@ -145,10 +158,15 @@ def read_reply(
         limits: As for requests.
 
     Raises:
-        MalformedMessage: A requested output is missing, or an output is neither raw nor classes.
+        MalformedMessage: A requested output is missing, an output is neither raw nor classes, or
+            the batch size differs from that of the request.
         InvalidTensor, TooLarge: Sizes do not fit.
     """
     check_count("outputs", len(header.output), limits.outputs, "outputs")
+    if header.batch_size and call.batch_size not in (None, header.batch_size):
+        raise MalformedMessage(
+            f"response has batch size {header.batch_size}: the request has {call.batch_size}"
+        )
     requested = {output.name: output for output in call.outputs}
     outputs = [
         _read_output(entry, raw, requested.get(entry.name), header.batch_size, limits)

@@ -29,7 +29,7 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import Context
-from gateway.ir.errors import InvalidRequest, MalformedMessage
+from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import RepositoryEntry, SharedRegion
 from gateway.protocols.trtis.errors import UnknownMode
@@ -114,6 +114,28 @@ def read_shared_status(
     return tuple(regions)
 
 
+# Requests to an upstream, over both carriers.
+
+
+def check_control(call: Call[Any]) -> None:
+    """Refuse to load or unload a model in a way that TensorRT v1 does not have.
+
+    Raises:
+        Unsupported: The load has a configuration or files, or the unload includes dependents.
+    """
+    if isinstance(call, ModelLoadRequest) and call.parameters:
+        raise Unsupported(
+            f"the load of a model has the parameter {next(iter(call.parameters))[:64]!r}: TensorRT "
+            "v1 loads what is in the repository",
+            model=call.model,
+        )
+    if isinstance(call, ModelUnloadRequest) and call.dependents:
+        raise Unsupported(
+            "the unload of a model includes its dependents: TensorRT v1 unloads one model",
+            model=call.model,
+        )
+
+
 # Requests of clients over gRPC.
 
 
@@ -170,7 +192,7 @@ def _read_shared(view: memoryview, context: Context, limits: MessageLimits) -> C
         return SharedStatusRequest(context=context)
     raise UnknownMode(
         "the shared memory request has no type: expected register, unregister, unregister_all "
-        "and status"
+        "or status"
     )
 
 

@@ -49,8 +49,8 @@ def write_status(
 ) -> pb.ServerStatus:
     """Write a server's status.
 
-    Models that v1 cannot describe (BF16, tensors of unknown datatype or shape) are left out, unless
-    the request is about one model only.
+    Models that v1 cannot describe (BF16, tensors of unknown datatype or shape, numbers that do not
+    fit its fields) are left out, unless the request is about one model only.
 
     Args:
         status: The server and its models.
@@ -78,6 +78,14 @@ def write_status(
 
 
 def _write_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
+    try:
+        return _written_model(model, cap)
+    except ValueError as error:  # of the upstream: a number over 64 bits, a lone surrogate
+        name = model.metadata.name
+        raise Unsupported(f"model {name!r} cannot be described in TensorRT v1: {error}") from error
+
+
+def _written_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
     metadata = model.metadata
     written = pb.ModelStatus(config=write_config(metadata, cap))
     states = {entry.version: entry for entry in model.entries}

@@ -18,7 +18,14 @@ from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_items, items_tensor
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    as_items,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.policies.classify import Classify, classes
 from tests.fakes import FakeStream, ScriptedService
 
@@ -75,6 +82,16 @@ async def test_empty_batch_has_no_classes() -> None:
     """A batch of no items has no classes."""
     reply = await Classify(service(array_tensor("o", VALUES[:0]), 8, None))(ASKED)
     assert reply.outputs[0].shape == (0, 0)
+
+
+async def test_a_batch_of_billions_without_values_takes_no_time() -> None:
+    """A short request may name a batch of 4,294,967,295 items that have no values."""
+    size = (1 << 32) - 1
+    output = raw_tensor("o", Datatype.FP32, (size, 0), memoryview(b""))
+    reply = await Classify(service(output, 8, None))(ASKED)
+    assert reply.outputs[0].shape == (size, 0)
+    items = raw_tensor("o", Datatype.FP32, (0,), memoryview(b""))
+    assert (await Classify(service(items, 8, size))(ASKED)).outputs[0].shape == (0,)
 
 
 async def test_calls_without_classes_go_through() -> None:

@@ -8,12 +8,15 @@ value.  A text in it that is only `${output}` becomes that output, nested as its
 import base64
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
+
+import numpy as np
 
 from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.tensor import Tensor, as_items, as_numpy
 from gateway.protocols.grps.errors import Unconvertible
-from gateway.protocols.grps.json.elements import written_array
+from gateway.protocols.grps.json.elements import listed_array
 
 Step = str | int
 
@@ -88,28 +91,23 @@ def json_value(tensor: Tensor) -> Any:
     """Return a tensor as JSON values nested as its shape; bytes that are not UTF-8 as base64.
 
     Raises:
-        Unconvertible: It has no datatype or shape.
+        Unconvertible: It has no datatype or shape, or its elements do not fit the shape.
     """
     if tensor.datatype is None or tensor.shape is None:
         raise Unconvertible(f"output {tensor.name!r} has no datatype or shape: JSON needs both")
     if tensor.datatype is Datatype.BYTES:
-        return _nested([_string(item) for item in as_items(tensor)], tensor.shape)
+        items = as_items(tensor)
+        if len(items) != prod(tensor.shape):
+            raise Unconvertible(
+                f"output {tensor.name!r} has {len(items)} elements, and shape {list(tensor.shape)}"
+            )
+        texts = np.empty(len(items), dtype=object)
+        texts[:] = [_string(item) for item in items]
+        return listed_array(texts.reshape(tensor.shape))
     array = as_numpy(tensor)
     if tensor.datatype is Datatype.BF16:
         array = fp32_of_bf16(array)
-    if array.dtype.kind == "f":
-        written = written_array(array)
-        return written if isinstance(written, list | str) else written.tolist()
-    return array.tolist()
-
-
-def _nested(items: list[str], shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return items[0]
-    for dim in reversed(shape[1:]):
-        rows = len(items) // dim if dim else 0
-        items = [items[row * dim : (row + 1) * dim] for row in range(rows)]  # type: ignore[misc]  # lists of lists from here on
-    return items
+    return listed_array(array)
 
 
 def _string(item: bytes | memoryview) -> str:

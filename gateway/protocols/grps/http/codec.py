@@ -19,7 +19,7 @@ from gateway.protocols.grps.custom.streaming import BODY, HEADER
 from gateway.protocols.grps.http import responses
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
 from gateway.protocols.grps.http.paths import METHOD_PATHS, GrpsRoute, Surface, find_route, is_brpc
-from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader
+from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader, reply_route
 from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
@@ -73,7 +73,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """
         route = _UNREAD_BRPC if is_brpc(wire.path) else None
         try:
-            route = find_route(wire.method, wire.path, self._customized)
+            route = reply_route(find_route(wire.method, wire.path, self._customized), wire)
             return self._reader.read(route, wire)
         except errors.GatewayError as error:
             # There is no call with the route that determines the form of the error.

@@ -120,13 +120,18 @@ class Reader:
         return calls.keyed(message, key) if key else message
 
     def _brpc(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
-        """Read a message as brpc's HTTP layer does: protobuf or JSON; empty without a body."""
+        """Read a message as brpc's HTTP layer does; empty without a body.
+
+        Args:
+            route: From `reply_route`.
+            wire: The request.
+        """
         kind = _content_type(wire)
         view = wire.view
         if kind == _PROTO_TEXT:
             raise Unreadable(f"{_PROTO_TEXT} is not supported: expected JSON or protobuf")
-        if kind in _PROTO_TYPES:
-            return self._call(route.as_binary(), read_message(view, self.limits), wire)
+        if route.is_binary:
+            return self._call(route, read_message(view, self.limits), wire)
         message = GrpsMessage()
         if len(view):
             try:
@@ -181,6 +186,16 @@ class Reader:
             return read_query(str(wire.view, "ascii"))
         except UnicodeDecodeError as error:
             raise MalformedMessage("the form is not percent-encoded ASCII") from error
+
+
+def reply_route(route: GrpsRoute, wire: HttpRequest) -> GrpsRoute:
+    """Return *route* with the form of the response to *wire*, also where the request is wrong.
+
+    brpc's HTTP layer responds in the form of the request: protobuf or JSON.
+    """
+    if route.surface is Surface.BRPC and _content_type(wire) in _PROTO_TYPES:
+        return route.as_binary()
+    return route
 
 
 def _content_type(wire: HttpRequest) -> str | None:

@@ -5,6 +5,7 @@ Equal keys are refused: orjson keeps one of them silently, and another parser ma
 """
 
 import json
+import re
 from typing import Any, Final
 
 import orjson
@@ -18,6 +19,7 @@ _SHOWN: Final = 64
 _LONG: Final = 1024
 _MANY_BYTES: Final = 1 << 13
 _NODES: Final = frozenset({dict, list})
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
@@ -54,7 +56,9 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
 
 
 def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
-    """Read one JSON object as servers write it, with NaN and Infinity as bare words.
+    """Read one JSON object as servers write it: with NaN and Infinity as bare words.
+
+    Lone surrogates, which Python servers write too, become "?".
 
     Raises:
         MalformedMessage: It cannot be read like this either.
@@ -71,7 +75,18 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> dict[s
         if not isinstance(document, dict):
             raise
         _counted(document, what, limits, None)
-        return document
+        return _encodable(document) if _SURROGATE.search(view) else document
+
+
+def _encodable(value: Any) -> Any:
+    """Return *value* with text that UTF-8 can represent."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return value
 
 
 def _check_size(view: memoryview, what: str, limits: MessageLimits) -> None:

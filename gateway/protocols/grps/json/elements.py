@@ -25,6 +25,7 @@ from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Shape
 from gateway.ir.work import JSON_NUMBER, charge
 from gateway.protocols.grps.datatypes import WireType, narrowed
+from gateway.protocols.grps.errors import Unconvertible
 from gateway.wire.json_floats import dump_exact
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
@@ -40,6 +41,8 @@ _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _SHOWN: Final = 40
 # Numbers that are converted at once.
 _PIECE: Final = 1 << 17
+# Lists of an array without elements.
+_MOST_LISTS: Final = 1_000_000
 
 
 def read_data(
@@ -163,7 +166,11 @@ def written_array(array: npt.NDArray[Any]) -> Any:
     """Return an array for JSON, nested as its shape; a single number without a shape.
 
     Long arrays are returned as text.
+
+    Raises:
+        Unconvertible: An array without elements would have too many lists.
     """
+    _check_lists(array)
     if array.size > _PIECE:
         charge(array.size * JSON_NUMBER)
         return orjson.Fragment(_nested_text(array))
@@ -173,6 +180,33 @@ def written_array(array: npt.NDArray[Any]) -> Any:
     if not array.shape:
         return array[()]
     return np.array(array, order="C")
+
+
+def listed_array(array: npt.NDArray[Any]) -> Any:
+    """Return an array of numbers or text as nested lists; a single value without a shape.
+
+    Non-finite values are strings.
+
+    Raises:
+        Unconvertible: An array without elements would have too many lists.
+    """
+    _check_lists(array)
+    charge(array.size * JSON_NUMBER)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return _worded(array).tolist()
+    return array.tolist()
+
+
+def _check_lists(array: npt.NDArray[Any]) -> None:
+    """Refuse a shape such as [4294967295, 0]: one list for each row, and not a single number."""
+    if array.size:
+        return
+    lists = math.prod(array.shape[: array.shape.index(0)])
+    if lists > _MOST_LISTS:
+        raise Unconvertible(
+            f"an array of shape {list(array.shape)} cannot be written as JSON: it has no elements "
+            f"and {lists} lists, at most {_MOST_LISTS} are allowed"
+        )
 
 
 def _nested_text(array: npt.NDArray[Any]) -> bytes:

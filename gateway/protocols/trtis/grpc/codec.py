@@ -285,6 +285,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         method, write = found
         if type(call) in _ABOUT_A_MODEL:
             required_model(call)
+            messages.check_control(call)
         return method, (write(call).SerializeToString(),)
 
     def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:

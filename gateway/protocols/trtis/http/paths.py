@@ -57,21 +57,25 @@ class ParsedPath:
     limits: MessageLimits
 
     def name(self, group: str, kind: str) -> str:
-        """Return a checked name in the path.
+        """Return a checked name in the path, of something other than a model.
 
         Raises:
             InvalidRequest, TooLarge: It is not allowed.
         """
         found: str = self.match[group]
-        check_name(kind, found, self.limits.model_name_bytes, "model_name_bytes")
+        check_name(kind, found, self.limits.name_bytes, "name_bytes")
         return found
 
     def model(self) -> ModelRef:
-        """Return the model in the path, with its version where it has one."""
+        """Return the model in the path, with its version where it has one.
+
+        Raises:
+            InvalidRequest, TooLarge: Its name is not allowed.
+        """
+        name = self.match["model"]
+        check_name("model name", name, self.limits.model_name_bytes, "model_name_bytes")
         version = self.match.groupdict().get("version")
-        return ModelRef(
-            self.name("model", "model name"), "" if version is None else _canonical(version)
-        )
+        return ModelRef(name, "" if version is None else _canonical(version))
 
 
 def _canonical(version: str) -> str:

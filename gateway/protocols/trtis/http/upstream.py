@@ -32,7 +32,7 @@ from gateway.protocols.trtis.http.paths import infer_path, register_path, segmen
 from gateway.protocols.trtis.infer_request import views_of
 from gateway.protocols.trtis.infer_request_header import write_header
 from gateway.protocols.trtis.infer_response import read_reply, sizes_in_band
-from gateway.protocols.trtis.management import parse, read_shared_status
+from gateway.protocols.trtis.management import check_control, parse, read_shared_status
 from gateway.protocols.trtis.model_names import required_model
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.status_replies import (
@@ -99,6 +99,7 @@ def _question_path(call: Call[Any]) -> str:
 
 def _control_path(call: Call[Any]) -> str:
     if isinstance(call, ModelLoadRequest | ModelUnloadRequest):
+        check_control(call)
         action = "load" if isinstance(call, ModelLoadRequest) else "unload"
         return f"/api/modelcontrol/{action}/{segment('model name', required_model(call).name)}"
     if isinstance(call, SharedRegisterRequest):

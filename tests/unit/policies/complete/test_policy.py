@@ -167,6 +167,14 @@ async def test_failure_of_metadata_names_the_cause_first() -> None:
         )
 
 
+@pytest.mark.parametrize("need", [Need.BATCHING, Need.OUTPUTS])
+async def test_failure_of_metadata_calls_no_complete_request_incomplete(need: Need) -> None:
+    """The request has all names, datatypes and shapes: the target needs more than that."""
+    model = Model(metadata=Unavailable("refused"))
+    with pytest.raises(Unavailable, match="refused; the target needs the names of the outputs or"):
+        await Complete(model.service, ALL_NEEDS | {need})(request(WHOLE))
+
+
 async def test_unknown_model_is_named_without_a_word_of_metadata() -> None:
     """A client that names an unknown model hears of the model, not of what is missing."""
     model = Model(metadata=ModelNotFound("no model 'm'"))

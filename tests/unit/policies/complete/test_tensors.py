@@ -322,6 +322,14 @@ def test_broken_text_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("shape", [None, (1,)])
+def test_broken_text_of_a_reply_is_the_upstreams_fault(shape: tuple[int, ...] | None) -> None:
+    """A client whose request was right must not get an error of its request."""
+    completer = TensorCompleter("output", ModelRef("m"), (T,), False, UpstreamProtocolError)
+    with pytest.raises(UpstreamProtocolError, match="hold only 0 complete BYTES elements"):
+        completer.complete((raw(b"\xff\0\0\0a", "T", None, shape),), ALL_NEEDS)
+
+
 @pytest.mark.parametrize(
     ("tensor", "needs", "expected"),
     [

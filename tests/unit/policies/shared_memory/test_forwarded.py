@@ -231,3 +231,60 @@ async def test_cuda_regions_are_passed_on(folder: Path) -> None:
     upstream = ScriptedService(always=lambda _: None)
     await forwarding(folder, None, upstream)(SharedRegisterRequest(region=region))
     assert [SharedRegisterRequest(region=region)] == upstream.calls
+
+
+CUDA = SharedRegion(name="c", size_bytes=64, device=0, handle=bytes(64))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_cuda", "left"),
+    [
+        ("", True, {"r"}),
+        ("", False, {"c"}),
+        ("", None, set()),
+        ("c", True, {"r"}),
+        ("r", True, {"r", "c"}),
+        ("r", None, {"c"}),
+    ],
+)
+async def test_unregistering_one_kind_keeps_the_other(
+    folder: Path, name: str, is_cuda: bool | None, left: set[str]
+) -> None:
+    """A client that unregisters all regions of CUDA goes on with those of system memory."""
+    inner = ScriptedService(always=InferResponse(model=M, outputs=(Y, Z)))
+    service = forwarding(folder, inner)
+    await service(REGISTER)
+    await service(SharedRegisterRequest(region=CUDA))
+    await service(SharedUnregisterRequest(region=name, is_cuda=is_cuda))
+    found = set()
+    for region in ("r", "c"):
+        tensor = Tensor("x", Datatype.INT32, (4,), SharedMemoryData(region, 0, 16))
+        try:
+            await service(InferRequest(model=M, inputs=(tensor,)))
+        except RegionNotFound:
+            continue
+        found.add(region)
+    assert left == found
+
+
+@pytest.mark.parametrize(
+    ("registered", "name", "kinds"),
+    [
+        ((REGION, CUDA), "", [None, True]),
+        ((REGION, CUDA), "c", [True]),
+        ((REGION, CUDA), "r", [None]),
+        ((REGION,), "", [None]),
+    ],
+)
+async def test_a_protocol_with_one_list_reaches_the_regions_of_cuda(
+    folder: Path, registered: tuple[SharedRegion, ...], name: str, kinds: list[bool | None]
+) -> None:
+    """Triton has a request for each kind, TensorRT v1 one for both."""
+    upstream = ScriptedService(always=lambda _: ())
+    service = forwarding(folder, None, upstream)
+    for region in registered:
+        await service(SharedRegisterRequest(region=region))
+    await service(SharedStatusRequest(region=name))
+    await service(SharedUnregisterRequest(region=name))
+    found: list[Any] = upstream.calls[len(registered) :]
+    assert [*kinds, *kinds] == [call.is_cuda for call in found]

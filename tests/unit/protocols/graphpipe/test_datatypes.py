@@ -1,5 +1,9 @@
 """Tensors in the form of GraphPipe, which has no BOOL."""
 
+import math
+
+import pytest
+
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import raw_tensor
 from gateway.protocols.graphpipe.datatypes import NUMBERS, wire_tensor
@@ -11,3 +15,15 @@ def test_a_bool_is_the_number_0_or_1() -> None:
     found = wire_tensor(tensor)
     assert NUMBERS[Datatype.UINT8] == found.number
     assert b"\x00\x01\x01\x01" == bytes(found.data or b"")
+
+
+@pytest.mark.parametrize("datatype", [Datatype.BOOL, Datatype.BF16])
+@pytest.mark.parametrize("shape", [(), (6,), (2, 3), (3, 1, 2), (2, 0)])
+def test_the_data_of_substitutes_is_bytes_of_one_dimension(
+    datatype: Datatype, shape: tuple[int, ...]
+) -> None:
+    """Transports count the bytes of a buffer by its length, whatever the tensor's shape is."""
+    size_bytes = math.prod(shape) * datatype.size_bytes
+    data = wire_tensor(raw_tensor("x", datatype, shape, memoryview(bytes(size_bytes)))).data
+    assert data is not None
+    assert data.nbytes == len(data)

@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.data import RawData
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -42,7 +42,13 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, ServerMetadata
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelState,
+    RepositoryEntry,
+    ServerMetadata,
+    TensorMetadata,
+)
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, raw_tensor
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.wire.errors import MethodNotAllowed
@@ -255,6 +261,13 @@ def test_context_keeps_what_travels_beside() -> None:
     assert 12.5 == sent.deadline
 
 
+def test_metadata_that_the_message_cannot_hold_are_refused() -> None:
+    """Dimensions are 64-bit numbers, and an upstream of JSON may have others."""
+    found = ModelMetadata(name="m", inputs=(TensorMetadata("x", Datatype.FP32, (1 << 63,)),))
+    with pytest.raises(Unsupported, match="the metadata of model 'm' cannot be written"):
+        CODEC.encode_reply(ModelMetadataRequest(model=ModelRef("m")), found)
+
+
 def test_get_shows_metadata_as_json() -> None:
     """The keys are the Go server's; types are numbers, with names beside them."""
     call = CODEC.decode_call(HttpRequest("GET", "/graphpipe/m"))
@@ -379,7 +392,7 @@ def test_an_output_is_asked_for_once(names: tuple[str, ...], expected: list[str]
 
 
 @pytest.mark.parametrize(
-    ("names", "there"), [(("c",), ("a", "b")), (("a", "", ""), ("a", "b")), (("a", "b"), ("",))]
+    ("names", "there"), [(("c",), ("a", "b")), (("a", "c"), ("a", "b")), (("a", "b"), ("",))]
 )
 def test_an_output_that_is_not_there_is_the_upstreams_fault(
     names: tuple[str, ...], there: tuple[str, ...]
@@ -388,6 +401,23 @@ def test_an_output_that_is_not_there_is_the_upstreams_fault(
     call = CODEC.decode_call(post(infer_body((), names, 1)))
     with pytest.raises(UpstreamProtocolError, match="lacks the requested output"):
         CODEC.encode_reply(call, reply_of(*there))
+
+
+@pytest.mark.parametrize(
+    ("names", "outputs", "text"),
+    [
+        (("a", "", ""), ("a", "b"), "no output number 2, the response has 'a', 'b'"),
+        (("", "c"), ("a", "b"), "no output 'c', the response has 'a', 'b'"),
+        (("", ""), ("",), "no output number 1, the response has ''"),
+    ],
+)
+def test_an_output_that_the_model_lacks_is_the_clients_fault(
+    names: tuple[str, ...], outputs: tuple[str, ...], text: str
+) -> None:
+    """Where one name is empty, all outputs are requested of the upstream."""
+    call = CODEC.decode_call(post(infer_body((), names, 1)))
+    with pytest.raises(InvalidRequest, match=text):
+        CODEC.encode_reply(call, reply_of(*outputs))
 
 
 def test_bool_and_bf16_travel_as_uint8_and_float32() -> None:
@@ -412,6 +442,19 @@ def test_a_tensor_without_datatype_or_shape_is_refused(
     tensor = Tensor("x", datatype, shape, RawData(memoryview(b"1")))
     with pytest.raises(Unsupported, match=f"'x' has no {lacking}"):
         CODEC.encode_call(NAMED.changed(inputs=(tensor,)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": (Tensor("x", Datatype.FP32, (1,), SharedMemoryData("r", 0, 4)),)},
+        {"outputs": (RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)},
+    ],
+)
+def test_shared_memory_is_refused_before_the_model_runs(changes: dict[str, Any]) -> None:
+    """GraphPipe has no field for it; the request itself is right."""
+    with pytest.raises(Unsupported, match="GraphPipe has no shared memory"):
+        CODEC.encode_call(NAMED.changed(**changes))
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))

@@ -88,6 +88,8 @@ def test_text_is_type_string() -> None:
         (model(None), "'x' has no datatype or shape"),
         (model(shape=None), "'x' has no datatype or shape"),
         (model(shape=(), max_batch_size=2), "'x' has no datatype or shape"),
+        (model(shape=(-1, 1 << 63)), "'m' cannot be described in TensorRT v1: Value out of range"),
+        (model(max_batch_size=1 << 31), "'m' cannot be described in TensorRT v1: Value out of"),
     ],
 )
 def test_what_v1_cannot_show_is_left_out_or_named(metadata: ModelMetadata, text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, Unsupported, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor, raw_tensor
 from gateway.protocols.grps.custom.json_path import lookup, read_place
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
@@ -323,6 +325,48 @@ def test_templates_in_text_are_json() -> None:
     assert {"n": 1} == route.error
     with pytest.raises(ValueError, match=r"customized\[0\].answer is not JSON"):
         check_options({"customized": [{"path": "/x", "answer": "{oops"}]})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32])
+def test_an_output_of_many_numbers_fills_a_template(dtype: type[np.generic]) -> None:
+    """Long arrays are lists like short ones, since a template may name one of their elements."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    numbers = np.arange(200_000).reshape(2, -1) % 2048
+    outputs = (array_tensor("x", numbers.astype(dtype)),)
+    document = json_of(
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=outputs))
+    )
+    assert numbers.tolist() == document["y"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((), "a"), ((1, 1), [["a"]]), ((2, 0), [[], []]), ((0, 2), []), ((1, 0, 3), [[]])],
+)
+def test_an_output_of_text_is_nested_as_its_shape(shape: tuple[int, ...], expected: Any) -> None:
+    """Also one without elements, as an output of numbers is."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    items = [b"a"] * math.prod(shape)
+    for output in (items_tensor("x", shape, items), array_tensor("x", np.zeros(shape, np.int8))):
+        reply = InferResponse(model=ModelRef("m"), outputs=(output,))
+        found = json_of(NUMBERS.encode_reply(call, reply))["y"]
+        assert json.dumps(expected) == json.dumps(found).replace("0", '"a"')
+
+
+def test_an_output_of_text_that_does_not_fit_its_shape_is_a_failure() -> None:
+    """An upstream of another protocol may send it."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    output = Tensor("x", Datatype.BYTES, (2, 2), items_tensor("x", (3,), [b"a"] * 3).data)
+    with pytest.raises(Unconvertible, match=r"'x' has 3 elements, and shape \[2, 2\]"):
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
+
+
+def test_an_output_of_billions_of_empty_lists_is_refused() -> None:
+    """A template writes a list for each row, and not a single number."""
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    output = raw_tensor("x", Datatype.INT8, ((1 << 32) - 1, 0), memoryview(b""))
+    with pytest.raises(Unconvertible, match="at most 1000000 are allowed"):
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
 
 
 def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:

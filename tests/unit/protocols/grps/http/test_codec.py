@@ -23,6 +23,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -47,13 +48,21 @@ from gateway.ir.metadata import (
     TensorMetadata,
     Trend,
 )
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    as_items,
+    as_numpy,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.protocols.grps.brpc.codec import SERVICE, BrpcCodec
 from gateway.protocols.grps.brpc.framing import frame_bytes
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
-from gateway.protocols.grps.protobuf.message import write_message
+from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage
+from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -330,6 +339,16 @@ def test_ndarray_in_and_out() -> None:
     odd = array_tensor("y", np.array([np.nan, np.inf, -np.inf, 0.1], np.float32))
     expected = ["NaN", "Infinity", "-Infinity", 0.1]
     assert expected == json_of(answer(call, odd))["ndarray"]
+
+
+@pytest.mark.parametrize("shape", [((1 << 32) - 1, 0), (65536, 65536, 0, 2)])
+def test_an_ndarray_of_billions_of_empty_lists_is_refused(shape: tuple[int, ...]) -> None:
+    """A short request may name the shape, and its model may return it."""
+    call = CODEC.decode_call(post(b'{"ndarray":0}', "return-ndarray=true"))
+    with pytest.raises(Unconvertible, match=r"no elements and 429496729\d lists, at most 1000000"):
+        answer(call, raw_tensor("y", Datatype.FP32, shape, memoryview(b"")))
+    few = raw_tensor("y", Datatype.FP32, (2, 0, 1 << 40), memoryview(b""))
+    assert [[], []] == json_of(answer(call, few))["ndarray"]
 
 
 def test_a_scalar_ndarray_has_rank_0() -> None:
@@ -731,6 +750,43 @@ def test_answers_of_other_printers_are_read() -> None:
     assert ([1, 2], "[nan, 1.0, -inf]") == (found[0], str(found[1]))
 
 
+@pytest.mark.parametrize("form", [{}, {"input_form": "bin_data"}])
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"inputs": (Tensor("x", Datatype.BYTES, (1,), SharedMemoryData("r", 0, 4)),)},
+            "grps has no shared memory",
+        ),
+        (
+            {"outputs": (RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)},
+            "grps has no shared memory",
+        ),
+        ({"outputs": (RequestedOutput("y", 3),)}, "'y' requests 3 classes: grps has no class"),
+    ],
+)
+def test_what_grps_lacks_is_refused_by_name(
+    form: dict[str, str], changes: dict[str, Any], text: str
+) -> None:
+    """The request itself is right: the target cannot carry it."""
+    call = InferRequest(model=ModelRef("m"), inputs=(items_tensor("x", (1,), [b"a"]),))
+    with pytest.raises(Unsupported, match=text):
+        HttpCodec(DEFAULT_LIMITS, form).encode_call(call.changed(**changes))
+
+
+def test_lone_surrogates_of_python_servers_are_read() -> None:
+    """Python writes them as escapes: they are "?" here, as UTF-8 has none."""
+    call = InferRequest(model=ModelRef("m"))
+    text = b'{"str_data":"\\ud83d\\ude00 \\ud800"}'
+    reply = CODEC.decode_reply(call, HttpResponse(200, body=(memoryview(text),)))
+    assert ["\U0001f600 ?".encode()] == list(as_items(reply.outputs[0]))
+    entries = b'{"gmap":{"s_s":{"a":"\\udc80","b":"c"},"s_i64":{"n":1}}}'
+    reply = CODEC.decode_reply(call, HttpResponse(200, body=(memoryview(entries),)))
+    assert {"gmap.s_s.a": "?", "gmap.s_s.b": "c", "gmap.s_i64.n": 1, "grps_form": "gmap"} == dict(
+        reply.parameters
+    )
+
+
 def test_headers_and_ids_pass() -> None:
     """The request id goes along, what belongs to one connection stays."""
     context = Context(
@@ -803,6 +859,19 @@ def test_brpcs_http_errors_have_its_code() -> None:
     call = CODEC.decode_call(post(b'{"str_data":"x"}', path=path + "Predict"))
     failed = CODEC.encode_error(call, NotReady("soon"))
     assert (200, 503) == (failed.status, json_of(failed)["status"]["code"])
+
+
+@pytest.mark.parametrize("kind", ["application/proto", "Application/x-protobuf; a=b"])
+@pytest.mark.parametrize("body", [b"", b"\x32\x00", b"\x12\x01\n\x22\x01x", b"\x2a\x00"])
+def test_a_wrong_message_of_protobuf_is_answered_in_protobuf(kind: str, body: bytes) -> None:
+    """A client of brpc's HTTP layer that sends protobuf cannot read a Status in JSON."""
+    with pytest.raises(InvalidRequest) as caught:
+        CODEC.decode_call(post(body, kind=kind, path="/GrpsBrpcService/Predict"))
+    wire = CODEC.encode_error(None, caught.value)
+    assert (200, "application/proto") == (wire.status, wire.headers.get("content-type"))
+    status = read_message(wire.view, DEFAULT_LIMITS).status
+    assert status is not None
+    assert (400, Flag.FAILURE) == (status.code, status.flag)
 
 
 def test_brpcs_printer_writes_int64_as_numbers() -> None:

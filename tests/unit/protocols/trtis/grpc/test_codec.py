@@ -14,6 +14,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -359,6 +360,8 @@ def test_answers_other_calls() -> None:
         (CALL.changed(model=ModelRef("m", "x")), "expects a number"),
         (CALL.changed(model=ModelRef("\ud800")), "cannot be written"),
         (ModelMetadataRequest(), "names no model"),
+        (ModelLoadRequest(model=M, parameters={"config": "{}"}), "has the parameter 'config'"),
+        (ModelUnloadRequest(model=M, dependents=True), "includes its dependents"),
         (ServerStatusRequest(), "ServerStatusRequest is not supported over trtis."),
     ],
 )

@@ -349,6 +349,28 @@ def test_classes_are_written_from_their_elements() -> None:
     assert (empty.headers.get("nv-inferresponse") or "").count("batch_classes") == 2
 
 
+@pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False)])
+def test_regions_have_the_limit_of_names_as_over_grpc(size: int, fits: bool) -> None:
+    """What one carrier registers, the other unregisters."""
+    request = post(None, target=f"/api/sharedmemorycontrol/unregister/{'r' * size}")
+    if fits:
+        call = WIDE.decode_call(request)
+        assert SharedUnregisterRequest(region="r" * size, context=call.context) == call
+        return
+    with pytest.raises(TooLarge, match="region has 1025 bytes") as caught:
+        WIDE.decode_call(request)
+    assert caught.value.limit == "name_bytes"
+
+
+def test_billions_of_items_without_classes_are_refused() -> None:
+    """Each item has an entry in the response, and a short request may name any batch size."""
+    size = (1 << 32) - 1
+    call = CODEC.decode_call(post(f'batch_size: {size} output {{ name: "y" cls {{ count: 2 }} }}'))
+    reply = REPLY.changed(outputs=(items_tensor("y", (0,), []),), batch_size=size)
+    with pytest.raises(TooLarge, match=f"'y' has {size} items without classes, at most 100000"):
+        CODEC.encode_reply(call, reply)
+
+
 @pytest.mark.parametrize(
     ("outputs", "text"),
     [

@@ -12,6 +12,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -140,6 +141,8 @@ def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
         (CALL.changed(sequence=Sequence(2**64)), "sequence"),
         (ModelReadyRequest(), "names no model"),
         (ModelLoadRequest(), "names no model"),
+        (ModelLoadRequest(model=M, parameters={"config": "{}"}), "has the parameter 'config'"),
+        (ModelUnloadRequest(model=M, dependents=True), "includes its dependents"),
         (ServerStatusRequest(), "ServerStatusRequest is not supported over trtis."),
         (
             SharedRegisterRequest(region=SharedRegion(name="r", size_bytes=1, key="k")),
@@ -274,6 +277,18 @@ def test_refuses_unusable_answers(
     """An answer that tells nothing, or tells of a failure, is an error of its kind."""
     with pytest.raises(failure, match=text):
         CODEC.decode_reply(CALL, wire)
+
+
+def test_refuses_the_reply_to_another_batch() -> None:
+    """Its outputs would have another first dimension than the request asks for."""
+    header = pb.InferResponseHeader(model_name="m", model_version=1, batch_size=3)
+    output = header.output.add(name="y")
+    output.raw.dims.append(2)
+    output.raw.batch_byte_size = 24
+    body = bytes(24) + header.SerializeToString()
+    line = 'output { name: "y" raw { dims: 2 batch_byte_size: 24 } }'
+    with pytest.raises(MalformedMessage, match="batch size 3: the request has 2"):
+        CODEC.decode_reply(CALL, answer(OK, line, body))
 
 
 @pytest.mark.parametrize(
