@@ -107,10 +107,22 @@ def test_values_of_another_type_or_size_are_skipped(
         ("details", '{"outputs": 5}'),
         ("needs", "x"),
         ("sequence", "{"),
+        ("sequence", f"[{1 << 64}, true, true]"),
         ("code", "no_code"),
+        ("at_us", -1),
+        ("at_us", 1 << 62),
+        ("parameters", "[1]"),
+        ("parameters", '{"a": {"b": 1}}'),
+        ("details", "[]"),
+        ("details", '{"id": 5}'),
+        ("details", '{"batch_size": "x"}'),
+        ("details", '{"outputs": [["y", "x"]]}'),
+        ("details", '{"flat_members": 5}'),
     ],
 )
-def test_values_that_no_gateway_writes_are_skipped(tmp_path: Path, field: str, value: str) -> None:
+def test_values_that_no_gateway_writes_are_skipped(
+    tmp_path: Path, field: str, value: str | int
+) -> None:
     """A call with a right checksum and wrong values is skipped and named."""
     good = record_of(recordable(), FULL, Hasher())
     bad = RecordedCall(replace(good.call, **{field: value}), good.tensors, good.items)
