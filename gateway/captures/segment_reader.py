@@ -4,6 +4,7 @@ The file is opened read-only, and its schema must be exactly that of its version
 before anything is allocated. A row that does not match its checksum is skipped and counted.
 """
 
+import itertools
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ class SegmentReader:
         found = run(
             "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?", (len(TABLES) + 1,)
         )
-        if sorted(row[0] for row in found) != sorted(TABLES):
+        if sorted((row[0] for row in found), key=str) != sorted(TABLES):  # one may be bytes
             raise UnreadableSegment(f"{self.path}: its tables are not those of version {version}")
 
     def __enter__(self) -> Self:
@@ -123,6 +124,9 @@ class SegmentReader:
         while True:
             numbers = self._numbers(last)
             if not numbers:
+                return
+            if any(each <= before for before, each in itertools.pairwise((last, *numbers))):
+                self.problems.append(f"{self.path.name}: the calls after {last} are in no order")
                 return
             last = numbers[-1]
             for number, found in self._read_many(numbers):
@@ -174,9 +178,13 @@ class SegmentReader:
 
     def number_of(self, request_id: str) -> int | None:
         """Return the number of the first call with a request id."""
-        row = self._database.execute(
-            "SELECT seq FROM calls WHERE request_id = ? ORDER BY seq LIMIT 1", (request_id,)
-        ).fetchone()
+        try:
+            row = self._database.execute(
+                "SELECT seq FROM calls WHERE request_id = ? ORDER BY seq LIMIT 1", (request_id,)
+            ).fetchone()
+        except _UNREADABLE as error:  # a damaged page, or a request id that is no UTF-8
+            self.problems.append(f"{self.path.name}: {error}")
+            return None
         return None if row is None else int(row[0])
 
     def _delivered(self, number: int, found: _Found) -> RecordedCall | None:

@@ -212,11 +212,11 @@ def recover(directory: Path) -> list[Path]:
     listed = {entry.get("segment") for entry in read_manifest(directory)[0]}
     for path in sealed_segments(directory):
         if path.name not in listed:  # the crash came between the two steps of sealing
-            database = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
             try:
-                entry = _extent(database)
-            finally:
-                database.close()
+                entry = _sealed_extent(path)
+            except sqlite3.Error as error:
+                log.warning("capture not recovered", segment=path.name, reason=str(error))
+                continue
             line = {"segment": path.name, "bytes": path.stat().st_size, **entry}
             append_line(directory, {**line, "sha256": sha256_of(path)})
             sealed.append(path)
@@ -234,6 +234,16 @@ def _leftover(path: Path) -> dict[str, Any]:
     finally:
         _detach_log(database)
     return entry
+
+
+def _sealed_extent(path: Path) -> dict[str, Any]:
+    """Return what a sealed segment has."""
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    database = sqlite3.connect(uri, uri=True)
+    try:
+        return _extent(database)
+    finally:
+        database.close()
 
 
 def _extent(database: sqlite3.Connection) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gateway.captures.directory import SEALED
 from gateway.captures.privacy import Hasher
 from gateway.captures.records import RecordedCall, record_of
 from gateway.captures.segment_reader import SegmentReader, UnreadableSegment
-from gateway.captures.segment_writer import SegmentWriter
+from gateway.captures.segment_writer import SegmentWriter, recover
 from tests.unit.captures.kit import FULL, record, recordable
 
 
@@ -79,6 +79,74 @@ def test_a_changed_row_is_skipped_and_named(segment: Path, tmp_path: Path) -> No
     assert read(path) == (19, ["ab12-7: its checksum is wrong"])
     found = Capture(path)
     assert found.verify() == (19, ["ab12-7: its checksum is wrong"])
+
+
+def test_a_schema_of_bytes_is_refused(segment: Path, tmp_path: Path) -> None:
+    """SQLite takes bytes for the text of a table; the reader does not compare them with texts."""
+    statement = "UPDATE sqlite_master SET sql = CAST(sql AS BLOB) WHERE name = 'calls'"
+    path = copy_of(segment, tmp_path, "PRAGMA writable_schema = ON", statement)
+    with pytest.raises(UnreadableSegment, match="its tables are not those of version 1"):
+        SegmentReader(path)
+
+
+@pytest.mark.timeout(60)
+def test_numbers_in_no_order_end_the_reading(segment: Path, tmp_path: Path) -> None:
+    """A page whose last call has the number of its first one is not read for ever."""
+    path = tmp_path / f"copy-ab12{SEALED}"
+    content = bytearray(segment.read_bytes())
+    database = sqlite3.connect(segment)
+    ((root,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'calls'")
+    ((size,),) = database.execute("PRAGMA page_size")
+    database.close()
+    page = (root - 1) * size
+    last = page + 8 + 2 * 19  # the place of the 20th cell of a leaf
+    cell = page + int.from_bytes(content[last : last + 2], "big")
+    while content[cell] & 0x80:  # the length of the row, in seven bits a byte
+        cell += 1
+    assert content[cell + 1] == 20
+    content[cell + 1] = 1
+    path.write_bytes(content)
+    assert read(path) == (0, [f"{path.name}: the calls after 0 are in no order"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"segment": [1], "previous": ""}',
+        '{"removed": {}, "previous": ""}',
+        "[" * 100_000,
+        '{"segment": "NAME", "previous": "", "dropped": {"queue": [1]}}',
+    ],
+)
+def test_a_hostile_manifest_is_a_problem(tmp_path: Path, line: str) -> None:
+    """Entries of other types are named, and no command fails on them."""
+    record(tmp_path, 3, FULL)
+    capture = Capture(tmp_path)
+    (tmp_path / "MANIFEST.jsonl").write_text(line.replace("NAME", capture.segments[0].name) + "\n")
+    assert capture.verify()[1]
+    assert capture.dropped() == {}
+    assert [each.calls for each in capture.summaries()] == [3]
+
+
+def test_a_call_is_found_beside_a_file_that_is_no_segment(tmp_path: Path) -> None:
+    """Neither the search nor the start of a recording fails because of the other file."""
+    record(tmp_path, 3, FULL)
+    (tmp_path / f"20200101T000000-aaaa{SEALED}").write_text("hello")
+    capture = Capture(tmp_path)
+    found = capture.call("r2")
+    assert found is not None
+    assert found.call.request_id == "r2"
+    assert len(capture.problems) == 1
+    assert recover(tmp_path) == []
+
+
+def test_a_segment_in_a_directory_with_an_encoded_name_is_recovered(tmp_path: Path) -> None:
+    """The name of a directory is no part of a URI: "%41" is not "A"."""
+    directory = tmp_path / "m%41?x#y"
+    record(directory, 3, FULL)
+    (directory / "MANIFEST.jsonl").unlink()  # as if the process had died before it wrote the line
+    assert recover(directory) == Capture(directory).segments
+    assert Capture(directory).verify() == (3, [])
 
 
 @pytest.mark.timeout(120)
