@@ -16,7 +16,7 @@ from msgspec.structs import (
 )
 
 from gateway.captures.checksum import checksum
-from gateway.captures.privacy import Hasher, Privacy
+from gateway.captures.privacy import Hasher, Payload, Privacy, least_payload
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Need, Parameter, Parameters
 from gateway.ir.context import Sequence as CallSequence
@@ -475,11 +475,13 @@ def _members_of(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_rows(
-    tensors: Iterable[Tensor], side: str, item: int, privacy: Privacy, hasher: Hasher | None
+    tensors: Sequence[Tensor], side: str, item: int, privacy: Privacy, hasher: Hasher | None
 ) -> Iterable[TensorRow]:
     for place, tensor in enumerate(tensors):
         form = _FORMS.get(type(tensor.data), RAW)
         payload = privacy.of_tensor(tensor.name) if form != ABSENT else "none"
+        if form == SLICED:
+            payload = _payload_of_slices(tensors, privacy)
         view = _elements_of(tensor) if payload != "none" else None
         digest = data = None
         if view is not None and hasher is None:
@@ -503,6 +505,12 @@ def _tensor_rows(
             digest,
             data,
         )
+
+
+def _payload_of_slices(tensors: Sequence[Tensor], privacy: Privacy) -> Payload:
+    """Return what is written of slices: the buffer of one contains the elements of all."""
+    names = [each.name for each in tensors if type(each.data) is SlicedData]
+    return least_payload(map(privacy.of_tensor, names))
 
 
 _FORMS: Final = {SlicedData: SLICED, SharedMemoryData: ABSENT, StreamedData: ABSENT}
