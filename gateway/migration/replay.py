@@ -5,6 +5,7 @@ sequence wait for one another.
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -249,6 +250,8 @@ class Replay:
         if before is not None:
             await asyncio.wait([before])
             due = None  # its time is that of the reply before it
+        if key is not None and _starts_sequence(record):
+            self._failed_sequences.discard(key)
         if key in self._failed_sequences:
             self.report.left_out["an earlier call of its sequence failed"] += 1
             return
@@ -329,6 +332,9 @@ def recorded_result(record: RecordedCall) -> Result | None:
     Raises:
         GatewayError: The record is malformed.
     """
+    failed = next((each.code for each in record.items if each.code != OK), None)
+    if failed is not None:  # a reply of a stream may be an error
+        return Result(error=ErrorCode(failed))
     if record.error_code is not None:
         return Result(error=record.error_code)
     outputs = record.outputs()
@@ -403,3 +409,9 @@ def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> 
 def _sequence_key(record: RecordedCall) -> str | None:
     sequence = record.call.sequence
     return None if sequence is None else f"{record.call.model}|{sequence.split(',')[0]}"
+
+
+def _starts_sequence(record: RecordedCall) -> bool:
+    """Return whether another sequence begins, which may have the id of an earlier one."""
+    sequence = record.call.sequence
+    return sequence is not None and bool(json.loads(sequence)[1])

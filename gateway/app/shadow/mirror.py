@@ -509,10 +509,8 @@ def _client_result(record: RecordedCall) -> tuple[Result | None, int | None]:
     Raises:
         GatewayError: The record is malformed.
     """
-    failed = next((each.code for each in record.items if each.code != OK), None)
-    if failed is not None:
-        return Result(error=ErrorCode(failed)), None
-    if record.error_code is ErrorCode.CANCELLED:
+    has_failed = any(each.code != OK for each in record.items)
+    if record.error_code is ErrorCode.CANCELLED and not has_failed:
         outputs = record.outputs()
         return (Result(outputs), len(outputs)) if outputs else (None, None)
     return recorded_result(record), None

@@ -151,6 +151,26 @@ async def test_a_failed_call_skips_the_rest_of_its_sequence(tmp_path: Path) -> N
     assert report.left_out == {"an earlier call of its sequence failed": 2}
 
 
+async def test_a_sequence_with_the_id_of_a_failed_one_is_sent(tmp_path: Path) -> None:
+    """Only the rest of the failed sequence is skipped, not the next one with its id."""
+    parts = [Sequence(5, start=True), Sequence(5), Sequence(5, start=True), Sequence(5, end=True)]
+    calls = calls_of(tmp_path, *(request(number, each) for number, each in enumerate(parts)))
+    report = await replayed(ScriptedService(NotFound("gone"), reply(2), reply(3)), calls)
+    assert report.sent == 3
+    assert report.left_out == {"an earlier call of its sequence failed": 1}
+
+
+async def test_a_stream_that_ends_with_an_error_in_both_is_a_match(tmp_path: Path) -> None:
+    """A recorded reply of a stream that is an error is the result, as it is at the server."""
+    error = NotFound("gone")
+    items = [reply(1), reply(2).changed(outputs=(), error=error)]
+    source = recordable(kind="StreamInferRequest", items=list(enumerate(items)))
+    calls = calls_of(tmp_path, source)
+    service = ScriptedService(lambda _: FakeStream(items))
+    report = await replayed(service, calls)
+    assert report.summary.outcomes == {Outcome.MATCH: 1}
+
+
 async def test_a_stream_is_asked_as_a_stream(tmp_path: Path) -> None:
     """The items of a stream are compared in order."""
     source = recordable(kind="StreamInferRequest", items=[(1, reply(1)), (2, reply(2))])
