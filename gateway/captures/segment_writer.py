@@ -71,6 +71,7 @@ class SegmentWriter:
         self.path = new_segment(directory)
         self.tag = tag_of(self.path)
         self.calls = self.nbytes = self.first_us = self.last_us = 0
+        self._number = 0
         self.opened = monotonic()
         self._lock = os.open(lock_of(self.path), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -115,15 +116,20 @@ class SegmentWriter:
         self._database.execute("COMMIT")
 
     def add(self, record: RecordedCall) -> str:
-        """Add a call to the transaction, and return its id."""
-        number, call = self.calls + 1, record.call
+        """Add a call to the transaction, and return its id.
+
+        Its own row comes last, and no other call gets its number: if a value cannot be written,
+        nothing refers to the rows before it.
+        """
+        self._number += 1
+        number, call, crc32 = self._number, record.call, record.crc32()
         run, run_many = self._database.execute, self._database.executemany
-        run(_CALLS, (number, *astuple(call), record.crc32()))
         run_many(_TENSORS, [(number, *astuple(each)) for each in record.tensors])
         run_many(_ITEMS, [(number, *astuple(each)) for each in record.items])
         if record.wire:
             run_many(_WIRE, [(number, *astuple(each)) for each in record.wire])
-        self.calls = number
+        run(_CALLS, (number, *astuple(call), crc32))
+        self.calls += 1
         self.nbytes += record.nbytes
         self.first_us = min(self.first_us or call.at_us, call.at_us)
         self.last_us = max(self.last_us, call.at_us)
