@@ -197,15 +197,21 @@ def _dropped_of(entry: dict[str, object]) -> dict[str, int]:
 
 
 _WINDOW = 1024
+# Of each segment; those of several workers are read together.
+_WINDOW_BYTES = 32 << 20
 
 
 def _by_start(calls: Iterator[RecordedCall]) -> Iterator[RecordedCall]:
     """Yield calls by their start; they are written by their end, within a window of calls."""
     heap: list[tuple[int, int, RecordedCall]] = []
+    nbytes = 0
     for number, call in enumerate(calls):
         heapq.heappush(heap, (call.call.at_us, number, call))
-        if len(heap) > _WINDOW:
-            yield heapq.heappop(heap)[2]
+        nbytes += call.nbytes
+        while len(heap) > _WINDOW or (nbytes > _WINDOW_BYTES and len(heap) > 1):
+            first = heapq.heappop(heap)[2]
+            nbytes -= first.nbytes
+            yield first
     while heap:
         yield heapq.heappop(heap)[2]
 

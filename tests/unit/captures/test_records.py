@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
-from gateway.captures.capture import Capture
+from gateway.captures.capture import Capture, _by_start
 from gateway.captures.privacy import Hasher, Privacy, is_credential
 from gateway.captures.records import Recordable, RecordedCall, record_of, with_hashes
 from gateway.captures.redact import Redaction, redact
+from gateway.captures.segment_reader import SegmentReader
 from gateway.ir.data import RawData, SlicedData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError, NotFound
 from gateway.ir.tensor import Tensor
 from tests.unit.captures.kit import FULL, HEADER, SECRET, record, recordable, recorder, request
@@ -192,3 +195,27 @@ def test_a_capture_is_append_only(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             database.execute(statement)
     database.close()
+
+
+def test_few_large_calls_are_read_ahead(tmp_path: Path) -> None:
+    """Calls are ordered within 32 MiB: a capture of large calls needs little memory."""
+    big = Tensor("x", Datatype.UINT8, (8 << 20,), RawData(memoryview(bytes(8 << 20))))
+    made = recorder(tmp_path, FULL, outbox_bytes=1 << 30)
+    for number in range(10):
+        assert made.samples("fraud", f"r{number}")
+        call = request(number).changed(inputs=(big,))
+        made.put(recordable(number, request=call, items=[]))
+    made.close()
+    read: list[int] = []
+
+    class Counted(SegmentReader):
+        def calls(self) -> Iterator[RecordedCall]:
+            for call in super().calls():
+                read.append(call.call.at_us)
+                yield call
+
+    with Counted(Capture(tmp_path).segments[0]) as reader:
+        calls = _by_start(reader.calls())
+        next(calls)
+        assert len(read) == 5
+        assert len(list(calls)) == 9
