@@ -32,6 +32,8 @@ _Found = tuple[RecordedCall | None, str]
 
 _MAX_ROWS: Final = 4096
 """More tensors, replies or messages than a call has."""
+_MAX_CALL_BYTES: Final = 512 << 20
+"""More elements and messages than a call has. Rows of a hostile file may share their pages."""
 _CALLS_AT_ONCE: Final = 64
 _ROWS_AT_ONCE: Final = 2048
 _BYTES_AT_ONCE: Final = 4 << 20
@@ -269,6 +271,7 @@ class SegmentReader:
         ).fetchone()
         if row is None:
             return None
+        self._check_size(number)
         record = RecordedCall(
             _struct(CallRow, row[:-1]),
             self._all(TensorRow, "tensors", TENSOR_COLUMNS, number),
@@ -277,6 +280,20 @@ class SegmentReader:
             f"{self.tag}-{number:x}",
         )
         return record, row[-1]
+
+    def _check_size(self, number: int) -> None:
+        """Check the bytes of a call before they are read.
+
+        Raises:
+            OverflowError: There are too many.
+        """
+        (size,) = self._database.execute(
+            "SELECT (SELECT TOTAL(LENGTH(data)) FROM tensors WHERE call = ?1) + "
+            "(SELECT TOTAL(LENGTH(body)) FROM wire WHERE call = ?1)",
+            (number,),
+        ).fetchone()
+        if size > _MAX_CALL_BYTES:
+            raise OverflowError(f"it has {size:.0f} bytes; at most {_MAX_CALL_BYTES} are read")
 
     def _all(self, kind: type[Row], table: str, columns: str, number: int) -> list[Row]:
         rows = self._database.execute(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
+from gateway.captures import segment_reader
 from gateway.captures.capture import Capture
 from gateway.captures.directory import SEALED
 from gateway.captures.privacy import Hasher
@@ -147,6 +148,22 @@ def test_a_segment_in_a_directory_with_an_encoded_name_is_recovered(tmp_path: Pa
     (directory / "MANIFEST.jsonl").unlink()  # as if the process had died before it wrote the line
     assert recover(directory) == Capture(directory).segments
     assert Capture(directory).verify() == (3, [])
+
+
+def test_a_call_with_too_many_bytes_is_skipped(
+    segment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of its values is checked before they are read, not the size of each alone."""
+    monkeypatch.setattr(segment_reader, "_MAX_CALL_BYTES", 1_000_000)
+    monkeypatch.setattr(segment_reader, "_BYTES_AT_ONCE", 1_000_000)
+    insert = (
+        "INSERT INTO tensors VALUES (3, 'input', 0, 9, 'x', 'UINT8', '[1]', 'raw', 4, 4, NULL, "
+        "zeroblob(400000))"
+    )
+    path = copy_of(segment, tmp_path, insert, insert, insert)
+    count, problems = read(path)
+    assert count == 19
+    assert "bytes; at most 1000000 are read" in problems[0]
 
 
 @pytest.mark.timeout(120)
