@@ -72,7 +72,8 @@ class ReplayReport:
         sent: Calls that were sent.
         failed: Calls that the server did not receive.
         left_out: Calls that were not sent, by reason.
-        uncompared: Calls without recorded outputs to compare with.
+        uncompared: Sent calls without recorded outputs to compare with.
+        unreadable: Sent calls whose recorded or new outputs cannot be read, by reason.
         seconds: Duration.
         lags_s: How late each call was sent.
         stopped: Whether it was interrupted.
@@ -83,6 +84,7 @@ class ReplayReport:
     failed: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     uncompared: int = 0
+    unreadable: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     lags_s: list[float] = field(default_factory=list)
     stopped: bool = False
@@ -303,10 +305,10 @@ class Replay:
                 result = new.result if self._wire is None else with_recorded_types(new.result, old)
                 comparison = compare(record, old, result, self._rules)
         except GatewayError as error:
-            self.report.left_out[error.message[:200]] += 1
-        if old is None or comparison is None:
-            self.report.uncompared += 1
+            self.report.unreadable[error.message[:200]] += 1
         else:
+            self.report.uncompared += old is None
+        if old is not None and comparison is not None:
             old_s = record.call.took_us / 1e6 if reference is None else reference.seconds
             at_s = record.call.at_us / 1e6
             found = evidence_of(old, new.result, comparison, (old_s, new.seconds), at_s)

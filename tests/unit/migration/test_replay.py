@@ -18,8 +18,10 @@ from gateway.compare.rules import OutputRule, OutputRules
 from gateway.compare.tensors import Outcome
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.data import SharedMemoryData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.migration.differences import compare_captures
 from gateway.migration.replay import Replay, ReplayOptions, ReplayReport
 from gateway.migration.selection import parse_models, parse_selection
@@ -169,6 +171,16 @@ async def test_a_stream_that_ends_with_an_error_in_both_is_a_match(tmp_path: Pat
     service = ScriptedService(lambda _: FakeStream(items))
     report = await replayed(service, calls)
     assert report.summary.outcomes == {Outcome.MATCH: 1}
+
+
+async def test_a_sent_call_whose_reply_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
+    """Each call counts once: it was sent, and its replies were not compared."""
+    calls = calls_of(tmp_path, request(0))
+    broken = Tensor("y", Datatype.FP32, (1,), SharedMemoryData("region", 0, 4))
+    answer = reply(0).changed(outputs=(broken,))
+    report = await replayed(ScriptedService(answer), calls)
+    assert (report.sent, report.left_out, report.uncompared) == (1, {}, 0)
+    assert (report.summary.compared, report.unreadable.total()) == (0, 1)
 
 
 async def test_a_stream_is_asked_as_a_stream(tmp_path: Path) -> None:
