@@ -14,7 +14,7 @@ _PAYLOADS: Final[tuple[Payload, ...]] = ("none", "hash", "full")
 
 _CREDENTIALS: Final = re.compile(
     r"(proxy-)?authorization|(set-)?cookie|.*[-_](key|token|secret|password|auth|session|signature)"
-    r"|key|token|secret|password|x-amz-.*"
+    r"|(.*[-_])?(apikey|jwt|credentials?)|key|token|secret|password|x-amz-.*"
 )
 
 

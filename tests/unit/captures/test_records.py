@@ -90,7 +90,18 @@ def test_payload_by_tensor() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Authorization", "cookie", "Set-Cookie", "x-api-key", "X-Auth-Token", "proxy-authorization"],
+    [
+        "Authorization",
+        "cookie",
+        "Set-Cookie",
+        "x-api-key",
+        "X-Auth-Token",
+        "proxy-authorization",
+        "apikey",
+        "X-ApiKey",
+        "x-client-jwt",
+        "x-credentials",
+    ],
 )
 def test_headers_of_credentials_are_refused(name: str) -> None:
     """No configuration records a credential."""
