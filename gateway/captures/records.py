@@ -227,11 +227,9 @@ class RecordedCall(Struct, frozen=True):
             _needs_of(call.needs)
             if call.sequence is not None:
                 _sequence_of(call.sequence)
-            for text in (call.parameters, *[each.parameters for each in self.items]):
-                _parameters_of(text)
+            _check_parameters(call.parameters)
             for item in self.items:
-                if item.code != OK:
-                    ErrorCode(item.code)
+                _check_item(item)
             for row in self.tensors:
                 if row.shape is not None:
                     _shape_of(row.shape)
@@ -444,16 +442,51 @@ def _parameters_of(text: str | None) -> dict[str, Parameter]:
     return convert(_integers_fit(json.loads(text)), dict[str, Parameter])
 
 
+def _check_item(item: ItemRow) -> None:
+    """Check the values of a reply.
+
+    Raises:
+        ValueError: One is invalid.
+    """
+    _check_parameters(item.parameters)
+    if item.code != OK:
+        ErrorCode(item.code)
+
+
+def _check_parameters(text: str | None) -> None:
+    """Check the form of parameters; that of short texts is known, because calls repeat them.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    if not text or text == "{}":
+        return
+    if len(text) <= _MAX_KNOWN_TEXT:
+        _known_parameters(text)
+    else:
+        _parameters_of(text)
+
+
+_known_parameters: Final = lru_cache(256)(_parameters_of)
+
+
 def _sequence_of(text: str) -> CallSequence:
     """Return the place of a call in its sequence.
 
     Raises:
         ValueError: The text has another form.
     """
+    return _known_sequence(text) if len(text) <= _MAX_KNOWN_TEXT else _parse_sequence(text)
+
+
+def _parse_sequence(text: str) -> CallSequence:
     number, start, end = convert(json.loads(text), tuple[int | str, bool, bool])
     if not number or (isinstance(number, int) and not _fits(number)):
         raise ValueError(f"sequence {text[:80]} is invalid")
     return CallSequence(number, start, end)
+
+
+_known_sequence: Final = lru_cache(1024)(_parse_sequence)
 
 
 def _integers_fit(found: Any) -> Any:
