@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.app.admin_api.access import AdminAccess, access_of
+from gateway.app.admin_api.access import AdminAccess, AdminNeed, access_of
 from gateway.app.errors import StartError
 from gateway.app.reload import Reloader, ReloadResult
 from gateway.app.runtime_changes import RuntimeChanges
@@ -72,6 +72,9 @@ class Control:
             return 405, {"error": f"method {wire.method!r} is not allowed; expected {method}"}
         pages = {"/config": self.config, "/stock": self.stock, "/capture": self._capture}
         if wire.path in pages:
+            refused = self.access.refusal(wire, AdminNeed.READ)
+            if refused is not None:
+                return refused.status, {"error": refused.reason}
             return pages[wire.path]()
         refusal = self.access.command_refusal(wire)
         if refusal is not None:

@@ -89,11 +89,15 @@ class Capture:
         """Return the call of an id, "SEGMENT-NUMBER", or of a request id."""
         tag, _, number = call_id.rpartition("-")
         for segment in self.segments:
-            with SegmentReader(segment) as reader:
-                found = int(number, 16) if reader.tag == tag and _is_hex(number) else None
-                found = reader.number_of(call_id) if found is None else found
-                call = None if found is None else reader.call(found)
-                self.problems += reader.problems
+            try:
+                with SegmentReader(segment) as reader:
+                    found = int(number, 16) if reader.tag == tag and _is_hex(number) else None
+                    found = reader.number_of(call_id) if found is None else found
+                    call = None if found is None else reader.call(found)
+                    self.problems += reader.problems
+            except UnreadableSegment as error:
+                self.problems.append(str(error))
+                continue
             if call is not None:
                 return call
         return None
@@ -111,18 +115,15 @@ class Capture:
             except UnreadableSegment as error:
                 self.problems.append(str(error))
                 continue
-            dropped = manifest.get(segment.name, {}).get("dropped", {})
-            summary.dropped = dropped if isinstance(dropped, dict) else {}
+            summary.dropped = _dropped_of(manifest.get(segment.name, {}))
             yield summary
 
     def dropped_calls(self) -> dict[str, int]:
         """Return how many calls the manifest notes as dropped, by reason."""
         total: dict[str, int] = {}
         for entry in self._manifest()[0]:
-            dropped = entry.get("dropped")
-            for reason, count in dropped.items() if isinstance(dropped, dict) else ():
-                if isinstance(count, int):
-                    total[reason] = total.get(reason, 0) + count
+            for reason, count in _dropped_of(entry).items():
+                total[reason] = total.get(reason, 0) + count
         return total
 
     def checksums(self) -> dict[str, str]:
@@ -152,7 +153,9 @@ class Capture:
             calls += found
             problems += wrong
             if entry is not None and not wrong and found != entry.get("calls"):
-                problems.append(f"{segment.name}: {found} calls; {MANIFEST} has {entry['calls']}")
+                problems.append(
+                    f"{segment.name}: {found} calls; {MANIFEST} has {entry.get('calls')}"
+                )
         return calls, problems
 
     def repair(self) -> int:
@@ -186,16 +189,29 @@ class Capture:
         return read_manifest(self.path) if self.path.is_dir() else ([], [])
 
 
+def _dropped_of(entry: dict[str, object]) -> dict[str, int]:
+    """Return how many calls an entry of the manifest notes as dropped, by reason."""
+    found = entry.get("dropped")
+    counts = found.items() if isinstance(found, dict) else ()
+    return {reason: count for reason, count in counts if isinstance(count, int)}
+
+
 _WINDOW = 1024
+# Of each segment; those of several workers are read together.
+_WINDOW_BYTES = 32 << 20
 
 
 def _by_start(calls: Iterator[RecordedCall]) -> Iterator[RecordedCall]:
     """Yield calls by their start; they are written by their end, within a window of calls."""
     heap: list[tuple[int, int, RecordedCall]] = []
+    nbytes = 0
     for number, call in enumerate(calls):
         heapq.heappush(heap, (call.call.at_us, number, call))
-        if len(heap) > _WINDOW:
-            yield heapq.heappop(heap)[2]
+        nbytes += call.nbytes
+        while len(heap) > _WINDOW or (nbytes > _WINDOW_BYTES and len(heap) > 1):
+            first = heapq.heappop(heap)[2]
+            nbytes -= first.nbytes
+            yield first
     while heap:
         yield heapq.heappop(heap)[2]
 

@@ -106,12 +106,9 @@ def read_manifest(directory: Path) -> tuple[list[dict[str, Any]], list[str]]:
     previous = ""
     text = path.read_bytes()
     for number, line in enumerate(text.splitlines(), 1):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict):
-            problems.append(f"{MANIFEST}: line {number} is not a JSON object")
+        entry = _entry_of(line)
+        if entry is None:
+            problems.append(f"{MANIFEST}: line {number} is no entry of a manifest")
             break
         if entry.get("previous") != previous:
             problems.append(f"{MANIFEST}: line {number} does not follow line {number - 1}")
@@ -120,6 +117,18 @@ def read_manifest(directory: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if text and not text.endswith(b"\n"):
         problems.append(f"{MANIFEST}: the last line is incomplete")
     return entries, problems
+
+
+def _entry_of(line: bytes) -> dict[str, Any] | None:
+    """Return an entry whose names are texts; None for anything else."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict):
+        return None
+    names = (entry.get("segment", ""), entry.get("removed", ""))
+    return entry if all(isinstance(each, str) for each in names) else None
 
 
 @contextmanager

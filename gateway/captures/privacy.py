@@ -4,15 +4,17 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Payload = Literal["none", "hash", "full"]
 
+_PAYLOADS: Final[tuple[Payload, ...]] = ("none", "hash", "full")
+
 _CREDENTIALS: Final = re.compile(
     r"(proxy-)?authorization|(set-)?cookie|.*[-_](key|token|secret|password|auth|session|signature)"
-    r"|key|token|secret|password|x-amz-.*"
+    r"|(.*[-_])?(apikey|jwt|credentials?)|key|token|secret|password|x-amz-.*"
 )
 
 
@@ -58,6 +60,11 @@ class Privacy:
     def of_tensor(self, name: str) -> Payload:
         """Return what is written of the elements of the tensor *name*."""
         return self.tensors.get(name, self.payload)
+
+
+def least_payload(payloads: Iterable[Payload]) -> Payload:
+    """Return the payload of tensors that share one buffer: the one that shows least."""
+    return min(payloads, key=_PAYLOADS.index)
 
 
 class Hasher:

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 from msgspec.structs import (
     astuple,
     replace,  # noqa: TID251  # rows have no wire origin
 )
 
 from gateway.captures.checksum import checksum
-from gateway.captures.privacy import Hasher, Privacy
+from gateway.captures.privacy import Hasher, Payload, Privacy, least_payload
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef, Need, Parameters
+from gateway.ir.context import Context, ModelRef, Need, Parameter, Parameters
 from gateway.ir.context import Sequence as CallSequence
 from gateway.ir.data import ArrayData, RawData, SharedMemoryData, SlicedData, StreamedData
 from gateway.ir.datatypes import Datatype
@@ -178,10 +178,7 @@ class RecordedCall(Struct, frozen=True):
 
     def _request(self) -> InferRequest:
         details = _details_of(self.call.details)
-        sequence = None
-        if self.call.sequence is not None:
-            number, start, end = json.loads(self.call.sequence)
-            sequence = CallSequence(number, bool(start), bool(end))
+        sequence = None if self.call.sequence is None else _sequence_of(self.call.sequence)
         inputs = [each for each in self.tensors if each.side == INPUT]
         outputs = [RequestedOutput(name, classes) for name, classes in details.get("outputs", ())]
         needs = _needs_of(self.call.needs)
@@ -224,16 +221,20 @@ class RecordedCall(Struct, frozen=True):
         call = self.call
         try:
             _ = self.class_outputs, self.error_code
+            if not 0 <= call.at_us < _END_OF_TIME_US:
+                raise ValueError(f"time {call.at_us} is in no calendar")
             _details_of(call.details)
             _needs_of(call.needs)
+            if call.sequence is not None:
+                _sequence_of(call.sequence)
+            _check_parameters(call.parameters)
+            for item in self.items:
+                _check_item(item)
             for row in self.tensors:
                 if row.shape is not None:
                     _shape_of(row.shape)
                 if row.datatype is not None:
                     _DATATYPES[row.datatype]
-            for text in (call.sequence, call.parameters):
-                if text and text != "{}":
-                    json.loads(text)
         except INVALID_VALUES as error:
             return f"malformed: {type(error).__name__} {str(error)[:80]}"
         return ""
@@ -430,9 +431,74 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
 _DETAILS: Final = ("id", "priority", "timeout_us", "batch_size")
 
 
-def _parameters_of(text: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text) if text and text != "{}" else {}
+def _parameters_of(text: str | None) -> dict[str, Parameter]:
+    """Return parameters.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    if not text or text == "{}":
+        return {}
+    return convert(_integers_fit(json.loads(text)), dict[str, Parameter])
+
+
+def _check_item(item: ItemRow) -> None:
+    """Check the values of a reply.
+
+    Raises:
+        ValueError: One is invalid.
+    """
+    _check_parameters(item.parameters)
+    if item.code != OK:
+        ErrorCode(item.code)
+
+
+def _check_parameters(text: str | None) -> None:
+    """Check the form of parameters; that of short texts is known, because calls repeat them.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    if not text or text == "{}":
+        return
+    if len(text) <= _MAX_KNOWN_TEXT:
+        _known_parameters(text)
+    else:
+        _parameters_of(text)
+
+
+_known_parameters: Final = lru_cache(256)(_parameters_of)
+
+
+def _sequence_of(text: str) -> CallSequence:
+    """Return the place of a call in its sequence.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    return _known_sequence(text) if len(text) <= _MAX_KNOWN_TEXT else _parse_sequence(text)
+
+
+def _parse_sequence(text: str) -> CallSequence:
+    number, start, end = convert(json.loads(text), tuple[int | str, bool, bool])
+    if not number or (isinstance(number, int) and not _fits(number)):
+        raise ValueError(f"sequence {text[:80]} is invalid")
+    return CallSequence(number, start, end)
+
+
+_known_sequence: Final = lru_cache(1024)(_parse_sequence)
+
+
+def _integers_fit(found: Any) -> Any:
+    """Return a JSON value whose members are checked: no integer has more than 64 bits."""
+    for each in found.values() if isinstance(found, dict) else ():
+        if isinstance(each, int) and not _fits(each):
+            raise ValueError(f"{str(each)[:80]} has more than 64 bits")
     return found
+
+
+def _fits(number: int) -> bool:
+    return -(1 << 63) <= number < 1 << 64
 
 
 def _members_of(members: dict[str, Any]) -> dict[str, Any]:
@@ -442,11 +508,13 @@ def _members_of(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_rows(
-    tensors: Iterable[Tensor], side: str, item: int, privacy: Privacy, hasher: Hasher | None
+    tensors: Sequence[Tensor], side: str, item: int, privacy: Privacy, hasher: Hasher | None
 ) -> Iterable[TensorRow]:
     for place, tensor in enumerate(tensors):
         form = _FORMS.get(type(tensor.data), RAW)
         payload = privacy.of_tensor(tensor.name) if form != ABSENT else "none"
+        if form == SLICED:
+            payload = _payload_of_slices(tensors, privacy)
         view = _elements_of(tensor) if payload != "none" else None
         digest = data = None
         if view is not None and hasher is None:
@@ -470,6 +538,12 @@ def _tensor_rows(
             digest,
             data,
         )
+
+
+def _payload_of_slices(tensors: Sequence[Tensor], privacy: Privacy) -> Payload:
+    """Return what is written of slices: the buffer of one contains the elements of all."""
+    names = [each.name for each in tensors if type(each.data) is SlicedData]
+    return least_payload(map(privacy.of_tensor, names))
 
 
 _FORMS: Final = {SlicedData: SLICED, SharedMemoryData: ABSENT, StreamedData: ABSENT}
@@ -549,11 +623,35 @@ def error_of(code: str, text: str) -> GatewayError | None:
 _MAX_KNOWN_TEXT: Final = 1024
 
 
+class _Details(Struct):
+    """The form of `CallRow.details`."""
+
+    id: str = ""
+    priority: int = 0
+    timeout_us: int | None = None
+    batch_size: int | None = None
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+    has_parameters: bool = False
+    flat_members: dict[str, Parameter | list[Parameter]] = field(default_factory=dict)
+    headers: list[tuple[str, str]] = field(default_factory=list)
+
+
 def _details_of(text: str) -> dict[str, Any]:
-    """Return the details of a call; those of the last calls are kept, and must not be changed."""
-    return _known_details(text) if len(text) <= _MAX_KNOWN_TEXT else dict(json.loads(text))
+    """Return the details of a call; those of the last calls are kept, and must not be changed.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    return _known_details(text) if len(text) <= _MAX_KNOWN_TEXT else _parse_details(text)
 
 
-@lru_cache(256)
-def _known_details(text: str) -> dict[str, Any]:
-    return dict(json.loads(text))
+def _parse_details(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = _integers_fit(json.loads(text))
+    convert(found, _Details)
+    return found
+
+
+_known_details: Final = lru_cache(256)(_parse_details)
+
+_END_OF_TIME_US: Final = 253_402_300_800_000_000
+"""The begin of the year 10000, which no calendar of Python has."""

@@ -9,8 +9,8 @@ from msgspec.structs import replace as changed  # noqa: TID251  # rows have no w
 
 from gateway.captures.capture import Capture
 from gateway.captures.directory import make_directory
-from gateway.captures.privacy import Hasher, Payload
-from gateway.captures.records import RecordedCall, TensorRow
+from gateway.captures.privacy import Hasher, Payload, least_payload
+from gateway.captures.records import SLICED, RecordedCall, TensorRow
 from gateway.captures.segment_writer import SegmentWriter
 
 _SEGMENT_BYTES = 256 << 20
@@ -34,6 +34,10 @@ class Redaction:
     headers: bool = False
     parameters: bool = False
     clients: bool = False
+
+    def of_tensor(self, name: str) -> Payload:
+        """Return what stays of the elements of the tensor *name*."""
+        return self.tensors.get(name, self.others)
 
     @property
     def keeps_messages(self) -> bool:
@@ -90,13 +94,18 @@ def _redacted(record: RecordedCall, redaction: Redaction, hasher: Hasher) -> Rec
     items = record.items
     if redaction.parameters:
         items = [changed(each, parameters=None) for each in items]
-    tensors = [_redacted_tensor(each, redaction, hasher) for each in record.tensors]
+    names = [each.name for each in record.tensors if each.form == SLICED]
+    slices = least_payload([redaction.of_tensor(name) for name in names] or ["full"])
+    tensors = [_redacted_tensor(each, redaction, slices, hasher) for each in record.tensors]
     wire = record.wire if redaction.keeps_messages else ()
     return RecordedCall(call, tensors, items, wire)
 
 
-def _redacted_tensor(row: TensorRow, redaction: Redaction, hasher: Hasher) -> TensorRow:
-    payload = redaction.tensors.get(row.name, redaction.others)
+def _redacted_tensor(
+    row: TensorRow, redaction: Redaction, slices: Payload, hasher: Hasher
+) -> TensorRow:
+    """Return a tensor with less in it; *slices* is what stays of those that share a buffer."""
+    payload = slices if row.form == SLICED else redaction.of_tensor(row.name)
     if payload == "full":
         return row
     digest = None

@@ -4,6 +4,7 @@ The file is opened read-only, and its schema must be exactly that of its version
 before anything is allocated. A row that does not match its checksum is skipped and counted.
 """
 
+import itertools
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ _Found = tuple[RecordedCall | None, str]
 
 _MAX_ROWS: Final = 4096
 """More tensors, replies or messages than a call has."""
+_MAX_CALL_BYTES: Final = 512 << 20
+"""More elements and messages than a call has. Rows of a hostile file may share their pages."""
 _CALLS_AT_ONCE: Final = 64
 _ROWS_AT_ONCE: Final = 2048
 _BYTES_AT_ONCE: Final = 4 << 20
@@ -100,7 +103,7 @@ class SegmentReader:
         found = run(
             "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?", (len(TABLES) + 1,)
         )
-        if sorted(row[0] for row in found) != sorted(TABLES):
+        if sorted((row[0] for row in found), key=str) != sorted(TABLES):  # one may be bytes
             raise UnreadableSegment(f"{self.path}: its tables are not those of version {version}")
 
     def __enter__(self) -> Self:
@@ -123,6 +126,9 @@ class SegmentReader:
         while True:
             numbers = self._numbers(last)
             if not numbers:
+                return
+            if any(each <= before for before, each in itertools.pairwise((last, *numbers))):
+                self.problems.append(f"{self.path.name}: the calls after {last} are in no order")
                 return
             last = numbers[-1]
             for number, found in self._read_many(numbers):
@@ -174,9 +180,13 @@ class SegmentReader:
 
     def number_of(self, request_id: str) -> int | None:
         """Return the number of the first call with a request id."""
-        row = self._database.execute(
-            "SELECT seq FROM calls WHERE request_id = ? ORDER BY seq LIMIT 1", (request_id,)
-        ).fetchone()
+        try:
+            row = self._database.execute(
+                "SELECT seq FROM calls WHERE request_id = ? ORDER BY seq LIMIT 1", (request_id,)
+            ).fetchone()
+        except _UNREADABLE as error:  # a damaged page, or a request id that is no UTF-8
+            self.problems.append(f"{self.path.name}: {error}")
+            return None
         return None if row is None else int(row[0])
 
     def _delivered(self, number: int, found: _Found) -> RecordedCall | None:
@@ -261,6 +271,7 @@ class SegmentReader:
         ).fetchone()
         if row is None:
             return None
+        self._check_size(number)
         record = RecordedCall(
             _struct(CallRow, row[:-1]),
             self._all(TensorRow, "tensors", TENSOR_COLUMNS, number),
@@ -269,6 +280,20 @@ class SegmentReader:
             f"{self.tag}-{number:x}",
         )
         return record, row[-1]
+
+    def _check_size(self, number: int) -> None:
+        """Check the bytes of a call before they are read.
+
+        Raises:
+            OverflowError: There are too many.
+        """
+        (size,) = self._database.execute(
+            "SELECT (SELECT TOTAL(LENGTH(data)) FROM tensors WHERE call = ?1) + "
+            "(SELECT TOTAL(LENGTH(body)) FROM wire WHERE call = ?1)",
+            (number,),
+        ).fetchone()
+        if size > _MAX_CALL_BYTES:
+            raise OverflowError(f"it has {size:.0f} bytes; at most {_MAX_CALL_BYTES} are read")
 
     def _all(self, kind: type[Row], table: str, columns: str, number: int) -> list[Row]:
         rows = self._database.execute(

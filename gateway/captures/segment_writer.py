@@ -71,6 +71,7 @@ class SegmentWriter:
         self.path = new_segment(directory)
         self.tag = tag_of(self.path)
         self.calls = self.nbytes = self.first_us = self.last_us = 0
+        self._number = 0
         self.opened = monotonic()
         self._lock = os.open(lock_of(self.path), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -115,15 +116,20 @@ class SegmentWriter:
         self._database.execute("COMMIT")
 
     def add(self, record: RecordedCall) -> str:
-        """Add a call to the transaction, and return its id."""
-        number, call = self.calls + 1, record.call
+        """Add a call to the transaction, and return its id.
+
+        Its own row comes last, and no other call gets its number: if a value cannot be written,
+        nothing refers to the rows before it.
+        """
+        self._number += 1
+        number, call, crc32 = self._number, record.call, record.crc32()
         run, run_many = self._database.execute, self._database.executemany
-        run(_CALLS, (number, *astuple(call), record.crc32()))
         run_many(_TENSORS, [(number, *astuple(each)) for each in record.tensors])
         run_many(_ITEMS, [(number, *astuple(each)) for each in record.items])
         if record.wire:
             run_many(_WIRE, [(number, *astuple(each)) for each in record.wire])
-        self.calls = number
+        run(_CALLS, (number, *astuple(call), crc32))
+        self.calls += 1
         self.nbytes += record.nbytes
         self.first_us = min(self.first_us or call.at_us, call.at_us)
         self.last_us = max(self.last_us, call.at_us)
@@ -212,11 +218,11 @@ def recover(directory: Path) -> list[Path]:
     listed = {entry.get("segment") for entry in read_manifest(directory)[0]}
     for path in sealed_segments(directory):
         if path.name not in listed:  # the crash came between the two steps of sealing
-            database = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
             try:
-                entry = _extent(database)
-            finally:
-                database.close()
+                entry = _sealed_extent(path)
+            except sqlite3.Error as error:
+                log.warning("capture not recovered", segment=path.name, reason=str(error))
+                continue
             line = {"segment": path.name, "bytes": path.stat().st_size, **entry}
             append_line(directory, {**line, "sha256": sha256_of(path)})
             sealed.append(path)
@@ -234,6 +240,16 @@ def _leftover(path: Path) -> dict[str, Any]:
     finally:
         _detach_log(database)
     return entry
+
+
+def _sealed_extent(path: Path) -> dict[str, Any]:
+    """Return what a sealed segment has."""
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    database = sqlite3.connect(uri, uri=True)
+    try:
+        return _extent(database)
+    finally:
+        database.close()
 
 
 def _extent(database: sqlite3.Connection) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def call_document(record: RecordedCall) -> dict[str, Any]:
         "model": call.model,
         "version": call.version,
         "sequence": None if call.sequence is None else json.loads(call.sequence),
-        "parameters": None if call.parameters is None else json.loads(call.parameters),
+        "parameters": None if call.parameters is None else _json_values(call.parameters),
         "code": call.code,
         "error": call.error,
         **{key: details[key] for key in ("headers", "batch_size", "outputs") if key in details},
@@ -58,6 +58,11 @@ def call_document(record: RecordedCall) -> dict[str, Any]:
             for item in record.items
         ],
     }
+
+
+def _json_values(text: str) -> Any:
+    """Return parameters; NaN and infinities become texts, as in tensors."""
+    return json.loads(text, parse_constant=str)
 
 
 def _tensor_document(row: TensorRow) -> dict[str, Any]:

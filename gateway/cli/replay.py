@@ -401,6 +401,8 @@ def _print_report(
         print_text(f"left out: {count} calls: {reason}")
     if report.uncompared:
         print_text(f"not compared: {report.uncompared} calls without recorded outputs")
+    for reason, count in report.unreadable.items():
+        print_text(f"not compared: {count} calls: {reason}")
     if report.lag_p99_s > LATE_S:
         print_note(
             f"gateway: the schedule was late: 99% of the calls within {report.lag_p99_s * 1e3:.0f} "
@@ -442,7 +444,7 @@ def _document(
         "sent": report.sent,
         "failed": report.failed,
         "left_out": dict(report.left_out),
-        "not_compared": report.uncompared,
+        "not_compared": report.uncompared + report.unreadable.total(),
         "seconds": report.seconds,
         "lag_p99_s": report.lag_p99_s,
         **report.summary.document(),

@@ -1,16 +1,13 @@
 """The command `stock`: who calls what, as a running gateway or its state directory tells."""
 
-import json
 import re
-import urllib.error
-import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.admin import DEFAULT_ADMIN
+from gateway.cli.admin import DEFAULT_ADMIN, get_document
 from gateway.cli.output import (
     WRONG_USAGE,
     OutputFormat,
@@ -22,7 +19,6 @@ from gateway.cli.output import (
 )
 from gateway.migration.stock import merged_rows
 
-_TIMEOUT_S: Final = 10.0
 _SINCE: Final = re.compile(r"([0-9]+)([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _COLUMNS: Final = (
@@ -84,24 +80,10 @@ def stock_rows(source: str) -> list[dict[str, Any]]:
     directory = Path(source)
     if directory.is_dir():
         return [row.document() for row in merged_rows(directory)]
-    url = f"http://{source.removeprefix('http://').rstrip('/')}/stock"
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # http
-            rows: list[dict[str, Any]] = json.load(response)["rows"]
-    except urllib.error.HTTPError as error:
-        with error:
-            fail(_reason(error))
-    except (OSError, ValueError, KeyError) as error:
-        reason = getattr(error, "reason", error)
-        fail(f"no stock at {url}: {reason}; expected the address of a gateway's `admin`, or DIR")
+    rows: list[dict[str, Any]] | None = get_document(source, "/stock").get("rows")
+    if rows is None:
+        fail(f"no stock at {source}; expected the address of a gateway's `admin`, or DIR")
     return rows
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"])
-    except (ValueError, KeyError):
-        return f"status {error.code}"
 
 
 def _seen(row: dict[str, Any]) -> datetime:

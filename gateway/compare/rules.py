@@ -129,9 +129,14 @@ class OutputRules:
     def _rule(self, name: str, datatype: Datatype | None) -> OutputRule:
         found = self.outputs.get(name)
         if found is None:
-            is_float = datatype is not None and datatype.is_float
-            found = self.default if is_float or self.default.text else _exact_like(self.default)
+            found = self.default if self._has_default(datatype) else _exact_like(self.default)
         return found if found.has_condition or found.ignore else _with_tolerance(found, datatype)
+
+    def _has_default(self, datatype: Datatype | None) -> bool:
+        """Return whether outputs of a datatype have the default as it is, not its exact form."""
+        if self.default.ignore or datatype is None:
+            return self.default.ignore
+        return datatype.is_float or (datatype is Datatype.BYTES and self.default.text is not None)
 
 
 @lru_cache(64)  # a migration has a few rules, and each output of each call asks for one

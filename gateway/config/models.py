@@ -206,12 +206,12 @@ class AdminConfig(Model):
     """Whether other machines may reload the configuration, drain endpoints and change weights
     without a token. Default: `false`, so that only requests from this machine may."""
     token: AdminToken | None = Field(default=None, repr=False)
-    """What other machines send to read `/ui/` and `/api/v1/`, to see payloads and to change the
-    gateway: as `authorization: Bearer TOKEN`, or as the password that a browser asks for. Requests
-    from this machine need none. Default: no token; then other machines only read, and see no
-    payload."""
+    """What other machines send to read `/ui/`, `/api/v1/`, `/config`, `/stock` and `/capture`, to
+    see payloads and to change the gateway: as `authorization: Bearer TOKEN`, or as the password
+    that a browser asks for. Requests from this machine need none. Default: no token; then other
+    machines only read, and see no payload."""
     hosts: Names = ()
-    """Names of this gateway in the `host` header of requests to `/ui/` and `/api/v1/`, besides IP
+    """Names of this gateway in the `host` header of requests to the same pages, besides IP
     addresses, `localhost` and the host of `address`. Other names are refused, because a web page
     can point its own name at this machine. Default: `[]`."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)

@@ -220,7 +220,9 @@ class _NoiseMeasure:
         self._compared += 1
         self._mismatched += comparison.outcome in BAD
         for name, found in comparison.outputs.items():
-            if found.errors is not None and math.isfinite(found.errors.max_abs):
+            if found.errors is None or not math.isfinite(found.errors.max_abs):
+                continue
+            if name in self._errors or len(self._errors) < _LARGEST_OUTPUTS:
                 errors = self._errors.setdefault(name, deque(maxlen=_NOISE_CALLS))
                 errors.append(found.errors.max_abs)
 

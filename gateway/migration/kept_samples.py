@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from gateway.captures.records import (
     tensor_row,
     tensors_of,
 )
+from gateway.compare.numbers import values_of
 from gateway.compare.replies import Comparison, Result
 from gateway.compare.tensors import Outcome
 from gateway.ir.datatypes import Datatype
@@ -264,7 +266,10 @@ def _description(row: TensorRow) -> dict[str, Any]:
 
 
 def _elements(tensor: Tensor) -> dict[str, Any]:
-    """Return elements as a flat list, or as base64 where there are very many."""
+    """Return elements as a flat list, or as base64 where there are very many.
+
+    NaN and infinities, which JSON numbers cannot represent, become texts such as "NaN".
+    """
     if tensor.datatype is None or tensor.shape is None:
         return {}
     if tensor.datatype is Datatype.BYTES:
@@ -272,4 +277,8 @@ def _elements(tensor: Tensor) -> dict[str, Any]:
         return {"values": [each.decode("utf-8", "backslashreplace") for each in items]}
     if tensor.nbytes > _MAX_JSON_BYTES:
         return {"base64": base64.b64encode(as_raw(tensor)).decode()}
-    return {"values": as_numpy(tensor).ravel().tolist()}
+    array = as_numpy(tensor).ravel()
+    if not tensor.datatype.is_float:
+        return {"values": array.tolist()}
+    values = values_of(tensor.datatype, array).tolist()
+    return {"values": [each if math.isfinite(each) else json.dumps(each) for each in values]}

@@ -5,6 +5,7 @@ sequence wait for one another.
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -71,7 +72,8 @@ class ReplayReport:
         sent: Calls that were sent.
         failed: Calls that the server did not receive.
         left_out: Calls that were not sent, by reason.
-        uncompared: Calls without recorded outputs to compare with.
+        uncompared: Sent calls without recorded outputs to compare with.
+        unreadable: Sent calls whose recorded or new outputs cannot be read, by reason.
         seconds: Duration.
         lags_s: How late each call was sent.
         stopped: Whether it was interrupted.
@@ -82,6 +84,7 @@ class ReplayReport:
     failed: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     uncompared: int = 0
+    unreadable: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     lags_s: list[float] = field(default_factory=list)
     stopped: bool = False
@@ -249,6 +252,8 @@ class Replay:
         if before is not None:
             await asyncio.wait([before])
             due = None  # its time is that of the reply before it
+        if key is not None and _starts_sequence(record):
+            self._failed_sequences.discard(key)
         if key in self._failed_sequences:
             self.report.left_out["an earlier call of its sequence failed"] += 1
             return
@@ -300,10 +305,10 @@ class Replay:
                 result = new.result if self._wire is None else with_recorded_types(new.result, old)
                 comparison = compare(record, old, result, self._rules)
         except GatewayError as error:
-            self.report.left_out[error.message[:200]] += 1
-        if old is None or comparison is None:
-            self.report.uncompared += 1
+            self.report.unreadable[error.message[:200]] += 1
         else:
+            self.report.uncompared += old is None
+        if old is not None and comparison is not None:
             old_s = record.call.took_us / 1e6 if reference is None else reference.seconds
             at_s = record.call.at_us / 1e6
             found = evidence_of(old, new.result, comparison, (old_s, new.seconds), at_s)
@@ -329,6 +334,9 @@ def recorded_result(record: RecordedCall) -> Result | None:
     Raises:
         GatewayError: The record is malformed.
     """
+    failed = next((each.code for each in record.items if each.code != OK), None)
+    if failed is not None:  # a reply of a stream may be an error
+        return Result(error=ErrorCode(failed))
     if record.error_code is not None:
         return Result(error=record.error_code)
     outputs = record.outputs()
@@ -403,3 +411,9 @@ def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> 
 def _sequence_key(record: RecordedCall) -> str | None:
     sequence = record.call.sequence
     return None if sequence is None else f"{record.call.model}|{sequence.split(',')[0]}"
+
+
+def _starts_sequence(record: RecordedCall) -> bool:
+    """Return whether another sequence begins, which may have the id of an earlier one."""
+    sequence = record.call.sequence
+    return sequence is not None and bool(json.loads(sequence)[1])

@@ -145,15 +145,20 @@ def _page_refusal(headers: Headers) -> Refusal | None:
     if headers.get(ADMIN_HEADER) is None:
         return Refusal(403, f"header {ADMIN_HEADER!r} is missing; expected any value")
     origin = headers.get("origin")
-    if (
-        origin is not None
-        and urlsplit(origin).netloc.lower() != (headers.get("host") or "").lower()
-    ):
+    if origin is not None and _authority(origin) != (headers.get("host") or "").lower():
         return Refusal(403, f"origin is {origin!r}: another site; expected the gateway's own page")
     site = headers.get("sec-fetch-site")
     if site not in {None, "same-origin", "none"}:
         return Refusal(403, f"sec-fetch-site is {site!r}; expected 'same-origin'")
     return None
+
+
+def _authority(origin: str) -> str:
+    """Return host and port of an `origin` header; "null" if it has none."""
+    try:
+        return urlsplit(origin).netloc.lower() or "null"
+    except ValueError:  # half of an IPv6 address
+        return "null"
 
 
 def _sent_token(headers: Headers) -> str | None:

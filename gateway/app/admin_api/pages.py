@@ -70,13 +70,13 @@ _QUESTIONS: Final = {
 # What makes sense in a state; the controller decides. Where the state is another one: everything.
 _COMMANDS: Final = {
     "ready": ("start",),
-    "mirroring": ("start", "pause", "rollback"),
+    "mirroring": ("pause", "rollback"),
     "baking": ("pause", "rollback"),
     "waiting_for_approval": ("approve", "pause", "rollback"),
     "paused": ("resume", "rollback", "reset"),
     "rolling_back": (),
     "rolled_back": ("resume", "reset"),
-    "done": ("rollback", "reset"),
+    "done": ("rollback",),
 }
 
 View = tuple[int, str, Document]

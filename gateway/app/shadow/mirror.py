@@ -62,7 +62,8 @@ class _ArrivedCall(Struct):
     """A call that has arrived.
 
     Attributes:
-        sequence: "model|sequence id"; "" outside a sequence.
+        key: "model|sequence id"; "" outside a sequence.
+        sequence: The one that it belongs to, once it may start; None outside a sequence.
     """
 
     sender: Sender
@@ -72,7 +73,8 @@ class _ArrivedCall(Struct):
     shadow: ShadowRequest
     request: InferRequest
     side: str
-    sequence: str = ""
+    key: str = ""
+    sequence: "_MirroredSequence | None" = None
 
 
 class _MirroredSequence(Struct):
@@ -81,7 +83,7 @@ class _MirroredSequence(Struct):
     Attributes:
         side: The target that replies to the client.
         is_busy: A call of it is in progress.
-        waiting: The calls after it.
+        waiting: The calls after it; another sequence with the same id may begin among them.
         has_failed: A call of it has no comparison, so the later ones have none either.
     """
 
@@ -306,25 +308,30 @@ class Mirror:
     # -- order of the calls
 
     def _joins_sequence(self, entry: _ArrivedCall) -> bool:
-        """Return whether a call may start now: it is in no sequence, or the first of its own."""
-        if not entry.sequence:
+        """Return whether a call may start now: no call of its sequence is in progress."""
+        if not entry.key:
             return True
-        sequence = entry.request.sequence
-        if sequence is not None and sequence.start:
-            found = self._sequences[entry.sequence] = _MirroredSequence(entry.side)
-        else:
-            known = self._sequences.get(entry.sequence)
-            found = _MirroredSequence(entry.side, has_failed=True) if known is None else known
+        found = self._sequences.get(entry.key)
+        if found is None or (_starts(entry) and not found.is_busy):
+            found = _MirroredSequence(entry.side, has_failed=True)  # its start was not seen
+            if _starts(entry):
+                self._sequences[entry.key] = found
+        if found.is_busy:
+            found.waiting.append(entry)
+            return False
+        return self._continues(found, entry)
+
+    def _continues(self, found: _MirroredSequence, entry: _ArrivedCall) -> bool:
+        """Let a call be the one in progress; return False for one that is skipped."""
+        if _starts(entry):
+            found.side, found.has_failed = entry.side, False
         if found.side != entry.side:
             found.has_failed = True
         if found.has_failed:
             self._leave_queue(entry)
             self._finish(entry.sender, entry.number, _CallResult(skipped="sequence"))
             return False
-        if found.is_busy:
-            found.waiting.append(entry)
-            return False
-        found.is_busy = True
+        entry.sequence, found.is_busy = found, True
         return True
 
     def _start_waiting(self) -> None:
@@ -344,23 +351,22 @@ class Mirror:
         self._waiting_bytes -= entry.size + CALL_BYTES
 
     def _continue_sequence(self, entry: _ArrivedCall, result: _CallResult) -> None:
-        """Start the next call of a sequence, or skip all if this one has no comparison."""
-        found = self._sequences.get(entry.sequence)
-        if found is None or not entry.sequence:
+        """Start the next call of a sequence; skip its rest if this one has no comparison."""
+        found = entry.sequence
+        if found is None:
             return
         found.is_busy = False
         failed = {Outcome.NEW_ERROR.value, Outcome.OLD_ERROR.value, Outcome.TIMEOUT.value}
         if not result.outcome or result.outcome in failed:
             found.has_failed = True
-            while found.waiting:
-                later = found.waiting.popleft()
-                self._leave_queue(later)
-                self._finish(later.sender, later.number, _CallResult(skipped="sequence"))
-        elif found.waiting:
-            found.is_busy = True
-            self._waiting.appendleft(found.waiting.popleft())
-        elif entry.request.sequence is not None and entry.request.sequence.end:
-            self._sequences.pop(entry.sequence, None)
+        while found.waiting:
+            later = found.waiting.popleft()
+            if self._continues(found, later):
+                self._waiting.appendleft(later)
+                return
+        has_ended = entry.request.sequence is not None and entry.request.sequence.end
+        if has_ended and self._sequences.get(entry.key) is found:
+            del self._sequences[entry.key]
 
     # -- one call
 
@@ -490,6 +496,11 @@ class Mirror:
                 self._confirm(number, confirmation)
 
 
+def _starts(entry: _ArrivedCall) -> bool:
+    """Return whether a sequence starts with a call."""
+    return entry.request.sequence is not None and entry.request.sequence.start
+
+
 def _client_result(record: RecordedCall) -> tuple[Result | None, int | None]:
     """Return what the client got, and how many replies are compared; None and None for nothing.
 
@@ -498,10 +509,8 @@ def _client_result(record: RecordedCall) -> tuple[Result | None, int | None]:
     Raises:
         GatewayError: The record is malformed.
     """
-    failed = next((each.code for each in record.items if each.code != OK), None)
-    if failed is not None:
-        return Result(error=ErrorCode(failed)), None
-    if record.error_code is ErrorCode.CANCELLED:
+    has_failed = any(each.code != OK for each in record.items)
+    if record.error_code is ErrorCode.CANCELLED and not has_failed:
         outputs = record.outputs()
         return (Result(outputs), len(outputs)) if outputs else (None, None)
     return recorded_result(record), None

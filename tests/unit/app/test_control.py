@@ -15,12 +15,12 @@ LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nupstreams: {a: {url: 
 HERE = "127.0.0.1"
 
 
-def control(*, remote_changes: bool = False) -> Control:
+def control(*, token: str | None = None, remote_changes: bool = False) -> Control:
     async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
         return {}
 
     reloader = Reloader(lambda: LOADED, LOADED, apply, clock=lambda: 5.0)
-    return Control(reloader, AdminAccess(remote_changes=remote_changes))
+    return Control(reloader, AdminAccess(token, remote_changes=remote_changes))
 
 
 def post(path: str, body: str = "", address: str = HERE, origin: str = "") -> HttpRequest:
@@ -76,3 +76,19 @@ async def test_changes(path: str, body: str, expected: int, text: str | None) ->
         assert document["changes"]["drained"] == ["a/b:1"]
     else:
         assert text in document["error"]
+
+
+@pytest.mark.parametrize("path", ["/config", "/stock", "/capture"])
+async def test_pages_about_the_gateway_refuse_foreign_hosts_and_strangers(path: str) -> None:
+    """They show what `/api/v1/` shows, so the same host and token are needed."""
+    asked = control(token="t")
+
+    async def status(host: str, address: str, **headers: str) -> int:
+        fields = Headers([("Host", host), *headers.items()])
+        wire = HttpRequest("GET", path, "", fields, (), client=Client(address))
+        return (await asked(wire))[0]
+
+    assert await status("localhost", HERE) in {200, 404}
+    assert await status("10.0.0.2:9901", "10.0.0.1", authorization="Bearer t") in {200, 404}
+    assert await status("10.0.0.2:9901", "10.0.0.1") == 401
+    assert await status("evil.example", HERE) == 403

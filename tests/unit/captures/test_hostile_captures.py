@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
+from gateway.captures import segment_reader
 from gateway.captures.capture import Capture
 from gateway.captures.directory import SEALED
 from gateway.captures.privacy import Hasher
 from gateway.captures.records import RecordedCall, record_of
 from gateway.captures.segment_reader import SegmentReader, UnreadableSegment
-from gateway.captures.segment_writer import SegmentWriter
+from gateway.captures.segment_writer import SegmentWriter, recover
 from tests.unit.captures.kit import FULL, record, recordable
 
 
@@ -81,6 +82,90 @@ def test_a_changed_row_is_skipped_and_named(segment: Path, tmp_path: Path) -> No
     assert found.verify() == (19, ["ab12-7: its checksum is wrong"])
 
 
+def test_a_schema_of_bytes_is_refused(segment: Path, tmp_path: Path) -> None:
+    """SQLite takes bytes for the text of a table; the reader does not compare them with texts."""
+    statement = "UPDATE sqlite_master SET sql = CAST(sql AS BLOB) WHERE name = 'calls'"
+    path = copy_of(segment, tmp_path, "PRAGMA writable_schema = ON", statement)
+    with pytest.raises(UnreadableSegment, match="its tables are not those of version 1"):
+        SegmentReader(path)
+
+
+@pytest.mark.timeout(60)
+def test_numbers_in_no_order_end_the_reading(segment: Path, tmp_path: Path) -> None:
+    """A page whose last call has the number of its first one is not read for ever."""
+    path = tmp_path / f"copy-ab12{SEALED}"
+    content = bytearray(segment.read_bytes())
+    database = sqlite3.connect(segment)
+    ((root,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'calls'")
+    ((size,),) = database.execute("PRAGMA page_size")
+    database.close()
+    page = (root - 1) * size
+    last = page + 8 + 2 * 19  # the place of the 20th cell of a leaf
+    cell = page + int.from_bytes(content[last : last + 2], "big")
+    while content[cell] & 0x80:  # the length of the row, in seven bits a byte
+        cell += 1
+    assert content[cell + 1] == 20
+    content[cell + 1] = 1
+    path.write_bytes(content)
+    assert read(path) == (0, [f"{path.name}: the calls after 0 are in no order"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"segment": [1], "previous": ""}',
+        '{"removed": {}, "previous": ""}',
+        "[" * 100_000,
+        '{"segment": "NAME", "previous": "", "dropped": {"queue": [1]}}',
+    ],
+)
+def test_a_hostile_manifest_is_a_problem(tmp_path: Path, line: str) -> None:
+    """Entries of other types are named, and no command fails on them."""
+    record(tmp_path, 3, FULL)
+    capture = Capture(tmp_path)
+    (tmp_path / "MANIFEST.jsonl").write_text(line.replace("NAME", capture.segments[0].name) + "\n")
+    assert capture.verify()[1]
+    assert capture.dropped() == {}
+    assert [each.calls for each in capture.summaries()] == [3]
+
+
+def test_a_call_is_found_beside_a_file_that_is_no_segment(tmp_path: Path) -> None:
+    """Neither the search nor the start of a recording fails because of the other file."""
+    record(tmp_path, 3, FULL)
+    (tmp_path / f"20200101T000000-aaaa{SEALED}").write_text("hello")
+    capture = Capture(tmp_path)
+    found = capture.call("r2")
+    assert found is not None
+    assert found.call.request_id == "r2"
+    assert len(capture.problems) == 1
+    assert recover(tmp_path) == []
+
+
+def test_a_segment_in_a_directory_with_an_encoded_name_is_recovered(tmp_path: Path) -> None:
+    """The name of a directory is no part of a URI: "%41" is not "A"."""
+    directory = tmp_path / "m%41?x#y"
+    record(directory, 3, FULL)
+    (directory / "MANIFEST.jsonl").unlink()  # as if the process had died before it wrote the line
+    assert recover(directory) == Capture(directory).segments
+    assert Capture(directory).verify() == (3, [])
+
+
+def test_a_call_with_too_many_bytes_is_skipped(
+    segment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of its values is checked before they are read, not the size of each alone."""
+    monkeypatch.setattr(segment_reader, "_MAX_CALL_BYTES", 1_000_000)
+    monkeypatch.setattr(segment_reader, "_BYTES_AT_ONCE", 1_000_000)
+    insert = (
+        "INSERT INTO tensors VALUES (3, 'input', 0, 9, 'x', 'UINT8', '[1]', 'raw', 4, 4, NULL, "
+        "zeroblob(400000))"
+    )
+    path = copy_of(segment, tmp_path, insert, insert, insert)
+    count, problems = read(path)
+    assert count == 19
+    assert "bytes; at most 1000000 are read" in problems[0]
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", ["zeroblob(300000000)", "x'00'", "1.5"])
 def test_values_of_another_type_or_size_are_skipped(
@@ -107,10 +192,22 @@ def test_values_of_another_type_or_size_are_skipped(
         ("details", '{"outputs": 5}'),
         ("needs", "x"),
         ("sequence", "{"),
+        ("sequence", f"[{1 << 64}, true, true]"),
         ("code", "no_code"),
+        ("at_us", -1),
+        ("at_us", 1 << 62),
+        ("parameters", "[1]"),
+        ("parameters", '{"a": {"b": 1}}'),
+        ("details", "[]"),
+        ("details", '{"id": 5}'),
+        ("details", '{"batch_size": "x"}'),
+        ("details", '{"outputs": [["y", "x"]]}'),
+        ("details", '{"flat_members": 5}'),
     ],
 )
-def test_values_that_no_gateway_writes_are_skipped(tmp_path: Path, field: str, value: str) -> None:
+def test_values_that_no_gateway_writes_are_skipped(
+    tmp_path: Path, field: str, value: str | int
+) -> None:
     """A call with a right checksum and wrong values is skipped and named."""
     good = record_of(recordable(), FULL, Hasher())
     bad = RecordedCall(replace(good.call, **{field: value}), good.tensors, good.items)

@@ -18,7 +18,7 @@ from gateway.captures.privacy import Privacy
 from gateway.captures.sampling import draw
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData
+from gateway.ir.data import SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor
 from tests.unit.captures.kit import FULL, LocalCapture, record, recordable, recorder, request
@@ -254,3 +254,18 @@ def test_a_call_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     made.close()
     assert made.counts.dropped == {"internal": 1}
     assert made.counts.recorded == 1
+
+
+def test_a_call_that_cannot_be_written_costs_no_other_call(tmp_path: Path) -> None:
+    """A size beyond 64 bits is a defect of one sample; the recording goes on and stays whole."""
+    buffer = SlicedData(memoryview(b"ab"), 0, 1 << 63)
+    bad = request(1).changed(inputs=(Tensor("x", None, None, buffer),))
+    made = recorder(tmp_path, FULL)
+    for number, call in enumerate((request(0), bad, request(2))):
+        assert made.samples("fraud", f"r{number}")
+        made.put(recordable(number, request=call))
+    made.close()
+    assert (made.counts.recorded, made.counts.dropped, made.stopped) == (2, {"internal": 1}, "")
+    capture = Capture(tmp_path)
+    assert [call.call.at_us % 10 for call in capture.calls()] == [0, 2]
+    assert capture.verify() == (2, [])

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
-from gateway.captures.capture import Capture
+from gateway.captures.capture import Capture, _by_start
 from gateway.captures.privacy import Hasher, Privacy, is_credential
-from gateway.captures.records import RecordedCall, record_of
+from gateway.captures.records import Recordable, RecordedCall, record_of, with_hashes
 from gateway.captures.redact import Redaction, redact
+from gateway.captures.segment_reader import SegmentReader
 from gateway.ir.data import RawData, SlicedData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError, NotFound
 from gateway.ir.tensor import Tensor
-from tests.unit.captures.kit import FULL, HEADER, SECRET, record, recordable, request
+from tests.unit.captures.kit import FULL, HEADER, SECRET, record, recordable, recorder, request
 
 
 def contents(directory: Path) -> bytes:
@@ -87,7 +90,18 @@ def test_payload_by_tensor() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Authorization", "cookie", "Set-Cookie", "x-api-key", "X-Auth-Token", "proxy-authorization"],
+    [
+        "Authorization",
+        "cookie",
+        "Set-Cookie",
+        "x-api-key",
+        "X-Auth-Token",
+        "proxy-authorization",
+        "apikey",
+        "X-ApiKey",
+        "x-client-jwt",
+        "x-credentials",
+    ],
 )
 def test_headers_of_credentials_are_refused(name: str) -> None:
     """No configuration records a credential."""
@@ -111,6 +125,40 @@ def test_slices_are_read_back() -> None:
     record = record_of(recordable(request=request().changed(inputs=inputs)), FULL, Hasher())
     read = record.request().inputs
     assert read == inputs
+
+
+def sliced_call() -> Recordable:
+    """Return a call of two inputs whose elements are in one buffer, with a secret in the second."""
+    whole = memoryview(b"public" + SECRET)
+    inputs = tuple(Tensor(n, None, None, SlicedData(whole, i)) for i, n in enumerate(("a", "b")))
+    return recordable(request=request().changed(inputs=inputs), items=[])
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        Privacy(tensors={"a": "full"}),
+        Privacy(payload="full", tensors={"b": "hash"}),
+        Privacy(payload="full", tensors={"b": "none"}),
+    ],
+)
+def test_a_slice_does_not_show_the_elements_of_its_neighbours(privacy: Privacy) -> None:
+    """The first slice has the bytes of all, so all are written as the strictest of them."""
+    for hasher in (Hasher(), None):
+        record = record_of(sliced_call(), privacy, hasher)
+        record = record if hasher else with_hashes(record, Hasher())
+        assert [each.data for each in record.tensors] == [None, None]
+
+
+def test_redaction_of_a_slice_removes_it_from_its_neighbours(tmp_path: Path) -> None:
+    """The elements of a redacted input are not left in the slice before it."""
+    made = recorder(tmp_path / "a", FULL)
+    assert made.samples("fraud", "r0")
+    made.put(sliced_call())
+    made.close()
+    redact(Capture(tmp_path / "a"), tmp_path / "b", Redaction(tensors={"b": "hash"}))
+    assert b"public" not in contents(tmp_path / "b")
+    assert only_call(tmp_path / "b").tensors[0].digest
 
 
 def test_tensors_without_datatype_keep_their_bytes() -> None:
@@ -158,3 +206,27 @@ def test_a_capture_is_append_only(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             database.execute(statement)
     database.close()
+
+
+def test_few_large_calls_are_read_ahead(tmp_path: Path) -> None:
+    """Calls are ordered within 32 MiB: a capture of large calls needs little memory."""
+    big = Tensor("x", Datatype.UINT8, (8 << 20,), RawData(memoryview(bytes(8 << 20))))
+    made = recorder(tmp_path, FULL, outbox_bytes=1 << 30)
+    for number in range(10):
+        assert made.samples("fraud", f"r{number}")
+        call = request(number).changed(inputs=(big,))
+        made.put(recordable(number, request=call, items=[]))
+    made.close()
+    read: list[int] = []
+
+    class Counted(SegmentReader):
+        def calls(self) -> Iterator[RecordedCall]:
+            for call in super().calls():
+                read.append(call.call.at_us)
+                yield call
+
+    with Counted(Capture(tmp_path).segments[0]) as reader:
+        calls = _by_start(reader.calls())
+        next(calls)
+        assert len(read) == 5
+        assert len(list(calls)) == 9

@@ -14,7 +14,7 @@ from gateway.cli import export
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor, items_tensor
-from tests.unit.captures.kit import recordable
+from tests.unit.captures.kit import FULL, recordable
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 
@@ -87,3 +87,11 @@ def test_calls_without_elements_are_left_out_with_the_reason(tmp_path: Path) -> 
         assert count == 0
     assert reasons == ["payload not recorded"] * 2
     assert export.write_jsonl(iter([recorded(1, "none")]), tmp_path / "y", ignore) == 1
+
+
+def test_a_parameter_that_is_not_finite_is_shown_as_text() -> None:
+    """A NaN that came over gRPC becomes a text, for no JSON number represents it."""
+    call = InferRequest(model=ModelRef("m"), context=Context(), parameters={"p": float("nan")})
+    record = record_of(recordable(request=call), FULL, None)
+    assert record.problem == ""
+    assert export.call_document(record)["parameters"] == {"p": "NaN"}

@@ -272,6 +272,30 @@ def test_ignored_outputs_match() -> None:
     assert compared(fp32(1), items_tensor("y", (1,), [b"x"]), IGNORE).outcome is Outcome.MATCH
 
 
+def test_a_default_with_text_gives_integers_no_tolerance() -> None:
+    """`text` is for BYTES, and the tolerance beside it for floats; integers stay exact."""
+    rules = OutputRules(OutputRule(atol=5.0, text="casefold"))
+    one, two = (array_tensor("y", np.array([each])) for each in (1, 2))
+    assert compare_tensors(one, two, rules).outcome is Outcome.MISMATCH
+    assert compare_tensors(fp32(1), fp32(2), rules).outcome is Outcome.MATCH
+    texts = [items_tensor("y", (1,), [each]) for each in (b"a", b"A")]
+    assert compare_tensors(texts[0], texts[1], rules).outcome is Outcome.MATCH
+
+
+def test_a_default_that_ignores_concerns_all_datatypes() -> None:
+    """With `default: ignore`, only the outputs with their own rule are compared."""
+    rules = OutputRules(IGNORE, {"y": OutputRule()})
+    for old, new in ((b"a", b"b"), (1, 2), (1.0, 2.0)):
+        arrays = [
+            items_tensor("x", (1,), [each])
+            if isinstance(each, bytes)
+            else array_tensor("x", np.array([each]))
+            for each in (old, new)
+        ]
+        assert compare_tensors(arrays[0], arrays[1], rules).outcome is Outcome.MATCH
+    assert compare_tensors(fp32(1), fp32(2), rules).outcome is Outcome.MISMATCH
+
+
 def test_errors_are_measured_across_chunks() -> None:
     """Largest and mean error, worst element and histogram cover all chunks of a large tensor."""
     old = np.ones(200_000, np.float32)

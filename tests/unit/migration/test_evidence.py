@@ -121,6 +121,16 @@ def test_noise_has_its_rate_and_the_tolerance_that_covers_it() -> None:
     assert evidence().document(START_US)["noise"] is None
 
 
+def test_the_outputs_of_the_noise_are_bounded() -> None:
+    """A server that invents names of outputs takes no memory without end."""
+    made = evidence(has_noise=True)
+    for number in range(300):
+        output = ((array_tensor(f"y{number}", np.ones(1, np.float32)),),)
+        made.add_noise(compare_results(Result(output), Result(output), OutputRules()))
+    noise = made.document(START_US)["noise"]
+    assert (noise["compared"], len(noise["tolerance"])) == (300, 256)
+
+
 def test_differences_of_the_metadata_are_in_the_document() -> None:
     """They replace those of the last look."""
     made = evidence()

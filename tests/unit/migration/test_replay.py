@@ -18,8 +18,10 @@ from gateway.compare.rules import OutputRule, OutputRules
 from gateway.compare.tensors import Outcome
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.data import SharedMemoryData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.migration.differences import compare_captures
 from gateway.migration.replay import Replay, ReplayOptions, ReplayReport
 from gateway.migration.selection import parse_models, parse_selection
@@ -149,6 +151,36 @@ async def test_a_failed_call_skips_the_rest_of_its_sequence(tmp_path: Path) -> N
     report = await replayed(ScriptedService(NotFound("gone")), calls)
     assert report.sent == 1
     assert report.left_out == {"an earlier call of its sequence failed": 2}
+
+
+async def test_a_sequence_with_the_id_of_a_failed_one_is_sent(tmp_path: Path) -> None:
+    """Only the rest of the failed sequence is skipped, not the next one with its id."""
+    parts = [Sequence(5, start=True), Sequence(5), Sequence(5, start=True), Sequence(5, end=True)]
+    calls = calls_of(tmp_path, *(request(number, each) for number, each in enumerate(parts)))
+    report = await replayed(ScriptedService(NotFound("gone"), reply(2), reply(3)), calls)
+    assert report.sent == 3
+    assert report.left_out == {"an earlier call of its sequence failed": 1}
+
+
+async def test_a_stream_that_ends_with_an_error_in_both_is_a_match(tmp_path: Path) -> None:
+    """A recorded reply of a stream that is an error is the result, as it is at the server."""
+    error = NotFound("gone")
+    items = [reply(1), reply(2).changed(outputs=(), error=error)]
+    source = recordable(kind="StreamInferRequest", items=list(enumerate(items)))
+    calls = calls_of(tmp_path, source)
+    service = ScriptedService(lambda _: FakeStream(items))
+    report = await replayed(service, calls)
+    assert report.summary.outcomes == {Outcome.MATCH: 1}
+
+
+async def test_a_sent_call_whose_reply_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
+    """Each call counts once: it was sent, and its replies were not compared."""
+    calls = calls_of(tmp_path, request(0))
+    broken = Tensor("y", Datatype.FP32, (1,), SharedMemoryData("region", 0, 4))
+    answer = reply(0).changed(outputs=(broken,))
+    report = await replayed(ScriptedService(answer), calls)
+    assert (report.sent, report.left_out, report.uncompared) == (1, {}, 0)
+    assert (report.summary.compared, report.unreadable.total()) == (0, 1)
 
 
 async def test_a_stream_is_asked_as_a_stream(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_a_foreign_host_is_refused(host: str, expected: int, need: AdminNeed) ->
         (PAGE, 200),
         (HOST, 403),
         ({**PAGE, "Origin": "http://127.0.0.1:9901", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({**PAGE, "Origin": "http://["}, 403),
         ({**PAGE, "Origin": "https://evil.example"}, 403),
         ({**PAGE, "Origin": "http://127.0.0.1:9902"}, 403),
         ({**PAGE, "Origin": "null"}, 403),

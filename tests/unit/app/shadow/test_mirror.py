@@ -248,6 +248,36 @@ async def test_a_failed_call_ends_the_comparison_of_its_sequence() -> None:
     assert setting.skipped == {"sequence": 4}
 
 
+async def test_a_sequence_that_takes_an_id_in_use_loses_no_waiting_call() -> None:
+    """All calls get a result in their order, although the id starts again before its end is run."""
+    setting = Setting("sequences: whole")
+    setting.new.gate = asyncio.Event()
+    parts = [Sequence(5, start=True), Sequence(5), Sequence(5, start=True), Sequence(5, end=True)]
+    for sequence in parts:
+        setting.put(record(sequence=sequence))
+    await settle()
+    setting.new.gate.set()
+    await setting.done()
+    calls = [call.sequence for call in setting.new.calls if isinstance(call, InferRequest)]
+    assert calls == parts
+    assert setting.outcomes == {"match": 4}
+    assert setting.mirror.document()["in_flight"] == 0
+
+
+async def test_a_start_that_waits_behind_a_failed_call_begins_anew() -> None:
+    """Only the rest of the failed sequence is skipped, not the next one with its id."""
+    setting = Setting("sequences: whole")
+    setting.new.gate = asyncio.Event()
+    setting.new.error = Unavailable("down")
+    for sequence in (Sequence(5, start=True), Sequence(5), Sequence(5, start=True)):
+        setting.put(record(sequence=sequence))
+    await settle()
+    setting.new.gate.set()
+    await setting.done()
+    assert setting.outcomes == {"new_error": 2}
+    assert setting.skipped == {"sequence": 1}
+
+
 async def test_streams_are_joined_or_compared_item_by_item() -> None:
     """Texts that are cut elsewhere agree joined, and not as items."""
     for mirror, outcome in (("streams: join", "match"), ("streams: items", "structure")):
