@@ -374,6 +374,8 @@ class Endpoints:
         if isinstance(error, GatewayError):
             error.attempted = endpoint.name
         health, now = endpoint.health, self._clock()
+        if health.ejected_until is not None and started < health.ejected_at:
+            return  # a call from before the ejection
         if error is None:
             is_stream = type(call) is StreamInferRequest
             self._succeeded(endpoint, now, None if is_stream else now - started)
@@ -419,6 +421,7 @@ class Endpoints:
             if others_s and mean_s > rules.slow_factor * statistics.median(others_s):
                 endpoint.health.is_too_slow = True
                 self._eject_outlier(endpoint, "slow", now, f"mean latency {mean_s:.3g} s")
+                endpoint.health.is_too_slow = False  # it may not have been ejected
 
     def _eject_outlier(
         self, endpoint: Endpoint, cause: str, now: float, error: BaseException | str
@@ -434,7 +437,7 @@ class Endpoints:
             if ejected >= rules.max_ejected(len(self.endpoints)) or not others:
                 return
         elif not health.has_trial_call:
-            return  # a call from before the ejection
+            return  # the trial has ended already
         length_s = health.eject(rules, now)
         self._on_ejected(endpoint.name, cause)
         log.warning(

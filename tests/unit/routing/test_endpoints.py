@@ -448,6 +448,56 @@ async def test_calls_in_flight_do_not_eject_twice() -> None:
     assert (1, clock() + 5) == (health.ejections, health.ejected_until)
 
 
+@pytest.mark.parametrize("outcome", [DOWN, REPLY, Overloaded("full")])
+async def test_end_of_a_call_from_before_the_ejection_counted_as_the_trial(
+    outcome: GatewayError | InferResponse,
+) -> None:
+    """Only the trial itself decides whether the ejection ends, and only one runs at a time."""
+    endpoints, services, clock = several(2)
+    returned, health = services[0], endpoints.endpoints[0].health
+    returned._always = None
+    early = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
+    await settle()
+    fail(returned, DOWN)
+    clock.advance(1)
+    await ask(endpoints, 10)
+    returned._always = None
+    clock.advance(5)
+    trial = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
+    await settle()
+    if isinstance(outcome, GatewayError):
+        returned.waiting[0].set_exception(outcome)
+    else:
+        returned.waiting[0].set_result(outcome)
+    await asyncio.gather(*early, return_exceptions=True)
+    assert (True, 1) == (health.has_trial_call, health.ejections)
+    returned.waiting[1].set_result(REPLY)
+    await asyncio.gather(*trial)
+    assert health.ejected_until is None
+
+
+async def test_one_failure_ejected_an_endpoint_that_was_slow_long_ago() -> None:
+    """The last available endpoint is kept although it is slow; later only its failures count."""
+    rules = OutlierDetection(slow_factor=10.0, min_requests=1, interval_s=1.0)
+    causes: list[str] = []
+    endpoints, services, clock = several(
+        2, outliers=rules, on_ejected=lambda _name, cause: causes.append(cause)
+    )
+
+    async def slow(_call: object) -> InferResponse:
+        clock.advance(0.5)
+        return REPLY
+
+    services[0]._always = slow
+    await ask(endpoints, 2)
+    endpoints.endpoints[1].is_ready = False
+    await ask(endpoints, 2)  # in these the latencies are compared
+    endpoints.endpoints[1].is_ready = True
+    fail(services[0], DOWN)
+    await ask(endpoints, 2)
+    assert [] == causes
+
+
 async def test_with_none_healthy_all_are_tried() -> None:
     """Doubtful health must not make a total outage."""
     endpoints, services, _ = several(2)
