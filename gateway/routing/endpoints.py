@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gateway.concurrency.timeouts import is_expiry
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
@@ -451,8 +452,15 @@ class Endpoints:
 
 
 def _is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
-    """Return whether a deadline ended the call: a layer above cancels the call at its deadline."""
-    if isinstance(error, asyncio.CancelledError):
-        deadline = call.context.deadline
-        return deadline is not None and now >= deadline
-    return isinstance(error, GatewayError) and error.code is ErrorCode.DEADLINE_EXCEEDED
+    """Return whether a deadline ended the call: a layer above cancels the call at its deadline.
+
+    A stream, and a call whose body is still arriving, have deadlines that they do not carry.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, GatewayError) and error.code is ErrorCode.DEADLINE_EXCEEDED
+    deadline = call.context.deadline
+    if deadline is not None and now >= deadline:
+        return True
+    body = streaming_body_of(call)
+    is_client_late = body is not None and body.remaining_bytes > 0
+    return is_expiry(error) and not is_client_late
