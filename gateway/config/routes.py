@@ -138,13 +138,16 @@ class RetryConfig(Model):
         return bool(self.budget) and not {"unsent", "connect_failure"}.issuperset(self.on)
 
 
+_HEDGE_AFTER = r"^(p[0-9]{1,2}(\.[0-9]+)?|[0-9]+(\.[0-9]+)?(us|ms|s))$"
+
+
 class HedgeConfig(Model):
     """A second attempt of a call that takes long. The first reply counts, the other attempt ends.
 
     Streams and sequences have one attempt.
     """
 
-    after: Annotated[Text, Field(pattern=r"^(p[0-9]{1,2}(\.[0-9]+)?|[0-9.]+(us|ms|s))$")] = "p95"
+    after: Annotated[Text, Field(pattern=_HEDGE_AFTER)] = "p95"
     """Time after which the second attempt begins: `pNN` for a percentile of the last latencies of
     the route, or a duration. Default: `p95`."""
     at_most: float = Field(0.05, gt=0, le=1)

@@ -195,6 +195,15 @@ def test_reports_each_mistake_once(text: str, message: str) -> None:
     assert found.startswith(message)
 
 
+@pytest.mark.parametrize("after", ["1.2.3s", ".5s", ".us"])
+def test_hedge_after_a_broken_duration_passed_validation(after: str) -> None:
+    """Such a file was valid, and the gateway did not start with it."""
+    route = "{targets: [{upstream: a}], retry: {idempotent: true}, hedge: {after: AFTER}}"
+    text = BASE + "upstreams: {a: {url: oip+http://h:1}}\nroutes: [" + route + "]"
+    (found,) = problems(text.replace("AFTER", after))
+    assert "routes[0].hedge.after: " in found
+
+
 def test_names_of_segments_are_for_both_modes_of_shared_memory() -> None:
     """`map` may have patterns, and needs none."""
     text = "version: 1\nlisteners: [{http: 8000, shared_memory: {mode: map, keys: 'app-*'}}]"
