@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -163,6 +163,7 @@ _NOT_EMPTY = "expected text that is not empty"
 _NEAR = 0.7
 _PYDANTIC_PREFIX = "Input should be "
 _MODEL_KEYS = {"backend", "signature", "batching", "cache"}
+_MEMBER_TYPES = {"literal_error", "model_type", "value_error"}
 _TYPES_WITHOUT_VALUE = {"missing", "too_short", "value_error"}
 
 
@@ -170,11 +171,44 @@ def _problems(tree: YamlTree, error: ValidationError) -> list[Problem]:
     found = error.errors()
     # Pydantic reports a list with one wrong entry as too short, too: only the entry is reported.
     parents = {details["loc"][:end] for details in found for end in range(len(details["loc"]))}
-    return [
-        _problem(tree, details)
+    found = [
+        details
         for details in found
         if not (details["type"] == "too_short" and details["loc"] in parents)
     ]
+    choices: dict[KeyPath, list[ErrorDetails]] = {}
+    problems = []
+    for details in found:
+        *above, last = details["loc"] or ("",)
+        path = _source_path(tree, tuple(above))
+        # The last part names a member of a union, unless the file has it.
+        is_member = bool(above) and last != "[key]" and (*path, last) not in tree.values
+        if is_member and details["type"] in _MEMBER_TYPES:
+            choices.setdefault(path, []).append(details)
+        else:
+            problems.append(_problem(tree, details))
+    for path, members in choices.items():
+        problems += _choice_problems(tree, path, members)
+    return problems
+
+
+def _choice_problems(
+    tree: YamlTree, path: KeyPath, members: Sequence[ErrorDetails]
+) -> Iterator[Problem]:
+    """Yield the problems of a key that has a mapping or one of some texts as its value."""
+    position, name, value = tree.position(path), path_text(path), members[0]["input"]
+    if isinstance(value, Mapping):  # its keys have problems of their own
+        for details in members:
+            if details["type"] == "value_error":
+                yield Problem(position, name, _text_message(details))
+        return
+    expected = [
+        details["ctx"]["expected"].replace("False", "false")
+        if details["type"] == "literal_error"
+        else "a mapping"
+        for details in members
+    ]
+    yield Problem(position, name, f"expected {' or '.join(expected)}, found {_value_text(value)}")
 
 
 def _problem(tree: YamlTree, details: ErrorDetails) -> Problem:

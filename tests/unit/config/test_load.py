@@ -235,6 +235,33 @@ def test_error_showed_the_token_of_the_admin_pages(token: str, expected: str) ->
     assert found.endswith(f"admin.token: {expected}")
 
 
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            "outlier_detection: {slow_factor: x}",
+            "outlier_detection.slow_factor: expected a number, found 'x'",
+        ),
+        (
+            "outlier_detection: maybe",
+            "outlier_detection: expected a mapping or false, found 'maybe'",
+        ),
+        (
+            "adaptive_concurrency: {min: 9, max: 3}",
+            "adaptive_concurrency: min is 9: expected at most max, which is 3",
+        ),
+        (
+            "adaptive_concurrency: maybe",
+            "adaptive_concurrency: expected a mapping or 'on_overload' or false, found 'maybe'",
+        ),
+    ],
+)
+def test_mistake_in_a_policy_was_reported_for_each_form(section: str, expected: str) -> None:
+    """A mapping that `false` may replace has one problem, without the names of the library."""
+    (found,) = problems(BASE + "upstreams: {a: {url: oip+http://h:1, " + section + "}}")
+    assert found.endswith(f": upstreams.a.{expected}")
+
+
 def test_names_of_segments_are_for_both_modes_of_shared_memory() -> None:
     """`map` may have patterns, and needs none."""
     text = "version: 1\nlisteners: [{http: 8000, shared_memory: {mode: map, keys: 'app-*'}}]"
