@@ -164,19 +164,19 @@ class EndpointDiscovery:
 
     async def _follow(self) -> None:
         wanted = self._wanted()
-        added = {key: self._build(*key) for key in wanted if key not in self._members}
+        added: list[_Key] = []
+        # An address that comes back may be closed while others are probed: then it is new, too.
+        while new := [key for key in wanted if key not in self._members]:
+            await self._add(new)
+            added += new
         gone = [key for key in self._members if key not in wanted and key not in self._leaving]
         back = [key for key in self._leaving if key in wanted]
+        has_other_shares = self._set_shares(wanted)
         if not (added or gone or back):
-            if self._set_shares(wanted):
+            if has_other_shares:
                 self._replace()
                 log.info("endpoint weights changed", upstream=self._upstream)
             return
-        await asyncio.gather(*(member.prober.probe() for member in added.values()))
-        for member in added.values():
-            member.prober.start()
-        self._members |= added
-        self._set_shares(wanted)
         for key in back:
             self._leaving.pop(key).cancel()
             self._members[key].endpoint.is_leaving = False
@@ -190,6 +190,20 @@ class EndpointDiscovery:
             added=[self._members[key].endpoint.name for key in (*added, *back)],
             removed=[self._members[key].endpoint.name for key in gone],
         )
+
+    async def _add(self, keys: Sequence[_Key]) -> None:
+        """Build and probe the endpoints *keys*; close them if that fails or is cancelled."""
+        built: dict[_Key, BuiltEndpoint] = {}
+        try:
+            for key in keys:
+                built[key] = self._build(*key)
+            await asyncio.gather(*(member.prober.probe() for member in built.values()))
+        except BaseException:
+            await asyncio.gather(*(member.close() for member in built.values()))
+            raise
+        for member in built.values():
+            member.prober.start()
+        self._members |= built
 
     def _wanted(self) -> dict[_Key, HostAddress]:
         """Return the servers behind all names, those with the same address once: the first."""
@@ -227,7 +241,9 @@ class EndpointDiscovery:
                     await member.drain()
         finally:
             await member.close()
-            self._on_removed(member.endpoint.name)
+            name = member.endpoint.name
+            if all(each.endpoint.name != name for each in self.members):  # it has not come back
+                self._on_removed(name)
 
     def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -54,21 +54,31 @@ def _upstreams_of(built: BuiltRoute, upstreams: Mapping[str, BuiltUpstream]) -> 
 def _reason(names: Sequence[str], upstreams: Mapping[str, BuiltUpstream]) -> str:
     """Return which endpoints of the upstreams *names* are missing, and why."""
     reasons = [
-        f"upstream {name}: endpoint {endpoint.name}: {_reason_of(endpoint, endpoint.clock())}"
+        f"upstream {name}: {reason}"
         for name in dict.fromkeys(names)
-        for endpoint in upstreams[name].endpoints.endpoints
-        if not endpoint.is_available(endpoint.clock())
+        for reason in _missing(upstreams[name].endpoints.endpoints)
     ]
     return "; ".join(reasons) or "its model is not loaded"
 
 
+def _missing(endpoints: Sequence[Endpoint]) -> Iterator[str]:
+    """Yield why each of the endpoints that are not available gets no calls."""
+    if not endpoints:
+        yield "no address: its name is unknown"
+    for endpoint in endpoints:
+        now = endpoint.clock()
+        if not endpoint.is_available(now):
+            yield f"endpoint {endpoint.name}: {_reason_of(endpoint, now)}"
+
+
 def _reason_of(endpoint: Endpoint, now: float) -> str:
     """Return why an endpoint gets no calls; "" if it does."""
-    if endpoint.reason or endpoint.is_available(now):
-        return endpoint.reason
     if endpoint.is_drained:
         return "its name no longer has this address" if endpoint.is_leaving else "drained"
-    return "ejected" if endpoint.is_ready else "not ready"
+    if endpoint.reason or endpoint.is_available(now):
+        return endpoint.reason
+    is_ejected = endpoint.health.ejected_until is not None
+    return "ejected" if is_ejected else "it could not be reached a moment ago"
 
 
 def upstream_entries(

@@ -7,6 +7,7 @@ from typing import Final, Protocol, Self
 
 STEP_S: Final = 0.005
 """A deadline on a `TimerWheel` expires up to this many seconds late, never early."""
+_EXPIRED: Final = "the timeout of the task has expired"
 _NONE: Final = -1
 _NO_TASK: Final = "a timeout needs a running task"
 
@@ -19,6 +20,11 @@ async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def is_expiry(error: BaseException) -> bool:
+    """Return whether *error* is the cancellation of a task by its `Timeout`."""
+    return isinstance(error, asyncio.CancelledError) and error.args == (_EXPIRED,)
 
 
 class Timeout:
@@ -65,7 +71,7 @@ class Timeout:
     def expire(self) -> None:
         """Cancel the task."""
         self.has_expired = True
-        self._task.cancel()
+        self._task.cancel(_EXPIRED)
 
     def finish(self, error: BaseException | None) -> bool:
         """Stop the timer, and return whether the timeout caused *error*, which ended the block."""

@@ -3,6 +3,8 @@
 The `$comment` of a schema names the kind. The schema's defaults and docs/configuration.md use it.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -81,19 +83,44 @@ WorkerCount = Annotated[
 UpstreamUrl = Annotated[
     InstanceOf[Url], _parsed(parse_url, Url), _schema("URL", "string", "oip+grpc://127.0.0.1:8001")
 ]
-Name = Annotated[
-    str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
+_PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
+_VISIBLE: Final = r"^[!-~]+$"
+_CALL_KEY: Final = r"^(model|address|header:[!-9;-~]+)$"
+HEADER_KEY: Final = r"^header:[!-9;-~]+$"
+"""A pattern: what calls are grouped by, if it can only be the value of a header."""
+STICKY: Final = r"^(client|none|header:[!-9;-~]+)$"
+"""A pattern: whose calls stay at one target during a cut-over."""
+HEDGE_AFTER: Final = r"^(p[0-9]{1,2}(\.[0-9]+)?|[0-9]+(\.[0-9]+)?(us|ms|s))$"
+"""A pattern: a percentile or a duration."""
+MEMORY: Final = r"^([1-9][0-9]?%|[0-9]+[ A-Za-z]*)$"
+"""A pattern: a percentage or a size."""
+PART: Final = r"^([1-9][0-9]?%|[1-9][0-9]*)$"
+"""A pattern: a percentage or a number."""
+RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
+"""A pattern: a number in a second or minute."""
+FORMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        _PRINTABLE: "text without control characters",
+        _VISIBLE: "ASCII characters without spaces",
+        _CALL_KEY: "'model', 'address' or 'header:NAME'",
+        HEADER_KEY: "'header:NAME'",
+        STICKY: "'client', 'none' or 'header:NAME'",
+        HEDGE_AFTER: "a percentile or a duration, as in p95 or 30ms",
+        MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
+        PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
+        RATE: "a number and /s or /min, as in 200/s",
+    }
+)
+"""What errors say about each pattern."""
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
 Text = Annotated[str, StringConstraints(max_length=1024)]
 AdminToken = Annotated[
     str,
-    StringConstraints(min_length=16, max_length=1024, pattern=r"^[!-~]+$", strip_whitespace=True),
+    StringConstraints(min_length=16, max_length=1024, pattern=_VISIBLE, strip_whitespace=True),
 ]
 """A token that nobody guesses: at least 16 characters of ASCII, without spaces."""
-CallKey = Annotated[Text, Field(pattern=r"^(model|address|header:[!-9;-~]+)$")]
+CallKey = Annotated[Text, Field(pattern=_CALL_KEY)]
 """What calls are grouped by: their model, the address of the client, or the value of a header."""
-HEADER_KEY: Final = r"^header:[!-9;-~]+$"
-"""A pattern: what calls are grouped by, if it can only be the value of a header."""
 
 
 class OrText:

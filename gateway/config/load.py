@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.config.fields import FORMS
 from gateway.config.models import Config
 from gateway.config.signatures import Model
 from gateway.config.yaml_tree import KeyPath, Problem, YamlTree, path_text, read_tree
@@ -135,9 +136,12 @@ def _without_secrets(tree: YamlTree, path: KeyPath, value: Any) -> Any:
         return [_without_secrets(tree, (*path, index), one) for index, one in enumerate(value)]
     if path in tree.references:
         return tree.references[path]
+    return _HIDDEN if value is not None and _is_secret(path) else value
+
+
+def _is_secret(path: KeyPath) -> bool:
     is_header = path[:1] == ("upstreams",) and path[2:3] == ("headers",)
-    is_secret = is_header or (path and _SECRET_KEY.search(str(path[-1])) is not None)
-    return _HIDDEN if is_secret and value is not None else value
+    return is_header or (bool(path) and _SECRET_KEY.search(str(path[-1])) is not None)
 
 
 # Pydantic's error types, in the words of a YAML file.
@@ -151,14 +155,15 @@ _MESSAGES = {
     "too_short": "expected at least one entry",
     "is_instance_of": "expected a value",
     "string_type": "expected text",
-    "string_too_short": "expected text that is not empty",
     "int_parsing": "expected a whole number",
     "float_parsing": "expected a number",
     "bool_parsing": "expected true or false",
 }
+_NOT_EMPTY = "expected text that is not empty"
 _NEAR = 0.7
 _PYDANTIC_PREFIX = "Input should be "
 _MODEL_KEYS = {"backend", "signature", "batching", "cache"}
+_MEMBER_TYPES = {"literal_error", "model_type", "value_error"}
 _TYPES_WITHOUT_VALUE = {"missing", "too_short", "value_error"}
 
 
@@ -166,11 +171,44 @@ def _problems(tree: YamlTree, error: ValidationError) -> list[Problem]:
     found = error.errors()
     # Pydantic reports a list with one wrong entry as too short, too: only the entry is reported.
     parents = {details["loc"][:end] for details in found for end in range(len(details["loc"]))}
-    return [
-        _problem(tree, details)
+    found = [
+        details
         for details in found
         if not (details["type"] == "too_short" and details["loc"] in parents)
     ]
+    choices: dict[KeyPath, list[ErrorDetails]] = {}
+    problems = []
+    for details in found:
+        *above, last = details["loc"] or ("",)
+        path = _source_path(tree, tuple(above))
+        # The last part names a member of a union, unless the file has it.
+        is_member = bool(above) and last != "[key]" and (*path, last) not in tree.values
+        if is_member and details["type"] in _MEMBER_TYPES:
+            choices.setdefault(path, []).append(details)
+        else:
+            problems.append(_problem(tree, details))
+    for path, members in choices.items():
+        problems += _choice_problems(tree, path, members)
+    return problems
+
+
+def _choice_problems(
+    tree: YamlTree, path: KeyPath, members: Sequence[ErrorDetails]
+) -> Iterator[Problem]:
+    """Yield the problems of a key that has a mapping or one of some texts as its value."""
+    position, name, value = tree.position(path), path_text(path), members[0]["input"]
+    if isinstance(value, Mapping):  # its keys have problems of their own
+        for details in members:
+            if details["type"] == "value_error":
+                yield Problem(position, name, _text_message(details))
+        return
+    expected = [
+        details["ctx"]["expected"].replace("False", "false")
+        if details["type"] == "literal_error"
+        else "a mapping"
+        for details in members
+    ]
+    yield Problem(position, name, f"expected {' or '.join(expected)}, found {_value_text(value)}")
 
 
 def _problem(tree: YamlTree, details: ErrorDetails) -> Problem:
@@ -180,14 +218,29 @@ def _problem(tree: YamlTree, details: ErrorDetails) -> Problem:
     if kind == "extra_forbidden":
         message = f"unknown key{_nearest_key(details['loc'])}"
         return Problem(tree.position(path, of_key=True), path_text(path), message)
-    message = _MESSAGES.get(kind, details["msg"].removeprefix("Value error, "))
-    if message.startswith(_PYDANTIC_PREFIX):
-        message = f"expected {message.removeprefix(_PYDANTIC_PREFIX)}"
-    if kind not in _TYPES_WITHOUT_VALUE:
+    message = _MESSAGES.get(kind) or _text_message(details)
+    if kind not in _TYPES_WITHOUT_VALUE and not _is_secret(path):
         message = f"{message}, found {_value_text(details['input'])}"
     position = tree.position(path, of_key=is_key)
     message = _with_references(tree, path, message, details["input"])
     return Problem(position, path_text(path), message)
+
+
+def _text_message(details: ErrorDetails) -> str:
+    """Return the message of an error that has details of its own."""
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        pattern = context["pattern"]
+        return f"expected {FORMS.get(pattern) or f'text of the form {pattern}'}"
+    if kind == "string_too_long":
+        return f"expected at most {context['max_length']} characters"
+    if kind == "string_too_short":
+        least = context["min_length"]
+        return f"expected at least {least} characters" if least > 1 else _NOT_EMPTY
+    message = details["msg"].removeprefix("Value error, ")
+    if message.startswith(_PYDANTIC_PREFIX):
+        return f"expected {message.removeprefix(_PYDANTIC_PREFIX)}"
+    return message
 
 
 def _nearest_key(loc: tuple[str | int, ...]) -> str:

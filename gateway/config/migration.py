@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from gateway.config.fields import Duration, Name, Names, Share, Size, Text
+from gateway.config.fields import STICKY, Duration, Name, Names, Share, Size, Text
 from gateway.config.signatures import Model
 
 PayloadChoice = Literal["none", "hash", "full"]
@@ -188,7 +188,7 @@ class CutoverConfig(Model):
     """Time after which a step that does not advance is paused. Default: `6h`."""
     approve: tuple[float, ...] = ()
     """Steps that begin only after `gateway cutover approve`. Default: `[]`."""
-    sticky: Annotated[Text, Field(pattern=r"^(client|none|header:[!-9;-~]+)$")] = "client"
+    sticky: Annotated[Text, Field(pattern=STICKY)] = "client"
     """Whose calls go to the same target while the share stays: `client` for the address of the
     client, `header:NAME`, or `none` for single calls. Default: `client`."""
     on_trip: Literal["rollback", "pause"] = "rollback"

@@ -10,7 +10,19 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.config.fields import HEADER_KEY, CallKey, Duration, Name, Names, Scalar, Text
+from gateway.config.fields import (
+    HEADER_KEY,
+    HEDGE_AFTER,
+    MEMORY,
+    PART,
+    RATE,
+    CallKey,
+    Duration,
+    Name,
+    Names,
+    Scalar,
+    Text,
+)
 from gateway.config.signatures import Model
 from gateway.config.units import parse_size
 
@@ -144,14 +156,11 @@ class HedgeConfig(Model):
     Streams and sequences have one attempt.
     """
 
-    after: Annotated[Text, Field(pattern=r"^(p[0-9]{1,2}(\.[0-9]+)?|[0-9.]+(us|ms|s))$")] = "p95"
+    after: Annotated[Text, Field(pattern=HEDGE_AFTER)] = "p95"
     """Time after which the second attempt begins: `pNN` for a percentile of the last latencies of
     the route, or a duration. Default: `p95`."""
     at_most: float = Field(0.05, gt=0, le=1)
     """Largest share of the calls that have a second attempt. Default: `0.05`."""
-
-
-_MEMORY = r"^([1-9][0-9]?%|[0-9]+[ A-Za-z]*)$"
 
 
 def _check_memory(value: object) -> object:
@@ -167,7 +176,7 @@ class OverloadConfig(Model):
         Annotated[
             Text,
             BeforeValidator(_check_memory),
-            Field(pattern=_MEMORY),
+            Field(pattern=MEMORY),
         ]
         | None
     ) = None
@@ -185,11 +194,11 @@ class ShareConfig(Model):
     by: CallKey
     """Key of a caller: `header:NAME`, such as `header:x-tenant`, `address` for its IP address, or
     `model`. Callers without the header share one part."""
-    in_flight: Annotated[Text, Field(pattern=r"^([1-9][0-9]?%|[1-9][0-9]*)$")] = "25%"
+    in_flight: Annotated[Text, Field(pattern=PART)] = "25%"
     """Largest number of inferences of one key that are processed at the same time, or a percentage
     of `in_flight` of the route. Further ones wait as `policies.queue_wait` allows, and are then
     refused as overloaded. Default: `25%`."""
-    rate: Annotated[Text, Field(pattern=r"^[0-9]*[1-9][0-9]*/(s|min)$")] | None = None
+    rate: Annotated[Text, Field(pattern=RATE)] | None = None
     """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
     worker. Further ones are refused as overloaded. Of at most 1000 keys at a time each has its own
     rate; the others share one. Default: no such limit."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gateway.concurrency.timeouts import is_expiry
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
@@ -374,6 +375,8 @@ class Endpoints:
         if isinstance(error, GatewayError):
             error.attempted = endpoint.name
         health, now = endpoint.health, self._clock()
+        if health.ejected_until is not None and started < health.ejected_at:
+            return  # a call from before the ejection
         if error is None:
             is_stream = type(call) is StreamInferRequest
             self._succeeded(endpoint, now, None if is_stream else now - started)
@@ -419,6 +422,7 @@ class Endpoints:
             if others_s and mean_s > rules.slow_factor * statistics.median(others_s):
                 endpoint.health.is_too_slow = True
                 self._eject_outlier(endpoint, "slow", now, f"mean latency {mean_s:.3g} s")
+                endpoint.health.is_too_slow = False  # it may not have been ejected
 
     def _eject_outlier(
         self, endpoint: Endpoint, cause: str, now: float, error: BaseException | str
@@ -434,7 +438,7 @@ class Endpoints:
             if ejected >= rules.max_ejected(len(self.endpoints)) or not others:
                 return
         elif not health.has_trial_call:
-            return  # a call from before the ejection
+            return  # the trial has ended already
         length_s = health.eject(rules, now)
         self._on_ejected(endpoint.name, cause)
         log.warning(
@@ -448,8 +452,15 @@ class Endpoints:
 
 
 def _is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
-    """Return whether a deadline ended the call: a layer above cancels the call at its deadline."""
-    if isinstance(error, asyncio.CancelledError):
-        deadline = call.context.deadline
-        return deadline is not None and now >= deadline
-    return isinstance(error, GatewayError) and error.code is ErrorCode.DEADLINE_EXCEEDED
+    """Return whether a deadline ended the call: a layer above cancels the call at its deadline.
+
+    A stream, and a call whose body is still arriving, have deadlines that they do not carry.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, GatewayError) and error.code is ErrorCode.DEADLINE_EXCEEDED
+    deadline = call.context.deadline
+    if deadline is not None and now >= deadline:
+        return True
+    body = streaming_body_of(call)
+    is_client_late = body is not None and body.remaining_bytes > 0
+    return is_expiry(error) and not is_client_late

@@ -14,7 +14,7 @@ from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, Repos
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
 from gateway.service import ReplyCoroutine, Service, entry_of
-from gateway.telemetry.call_path import CALL_PATH, record_target
+from gateway.telemetry.call_path import CALL_PATH, record_target, without_recording
 
 R = TypeVar("R")
 
@@ -83,7 +83,8 @@ class Discover:
             return cached[1]
         lookup = self._lookups.get(model)
         if lookup is None:
-            lookup = asyncio.ensure_future(self._look_up(model))
+            with without_recording():  # the first caller has sent one call only
+                lookup = asyncio.ensure_future(self._look_up(model))
             self._lookups[model] = lookup
             lookup.add_done_callback(partial(self._looked_up, model))
         # Shielded: the first caller may be cancelled while others wait for the same lookup.

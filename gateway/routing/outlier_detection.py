@@ -68,7 +68,8 @@ class EndpointHealth:
         failures: Consecutive failures.
         timeouts: Consecutive timeouts.
         ejections: Consecutive ejections.
-        ejected_until: On the clock of calls; None if the endpoint is not ejected.
+        ejected_at: When it was ejected last, on the clock of calls.
+        ejected_until: On the same clock; None if the endpoint is not ejected.
         is_too_slow: Its latency requires an ejection.
     """
 
@@ -80,6 +81,7 @@ class EndpointHealth:
         "_requests",
         "_total_s",
         "_unreachable_until",
+        "ejected_at",
         "ejected_until",
         "ejections",
         "failures",
@@ -90,6 +92,7 @@ class EndpointHealth:
 
     def __init__(self) -> None:
         self.failures = self.timeouts = self.ejections = 0
+        self.ejected_at = -math.inf
         self.ejected_until: float | None = None
         self.has_trial_call = self.is_too_slow = False
         self._requests, self._total_s = 0, 0.0
@@ -130,7 +133,7 @@ class EndpointHealth:
         """
         was_ejected = self.ejected_until is not None
         if was_ejected and not self.has_trial_call:
-            return False  # a call from before the ejection
+            return False  # the trial has ended already
         self.failures = self.timeouts = 0
         self.ejected_until, self.has_trial_call = None, False
         self._unreachable_until = -math.inf
@@ -175,5 +178,6 @@ class EndpointHealth:
         self._early_trial_at = now + _PAUSE_SHARE * rules.base_ejection_s * self.has_trial_call
         self.has_trial_call = self._has_early_trial = False
         duration_s = min(rules.base_ejection_s * self.ejections, rules.max_ejection_s)
+        self.ejected_at = now
         self.ejected_until = now + duration_s
         return duration_s

@@ -111,8 +111,7 @@ class CallLog:
 
     def configure(self, lines_per_s: int, access: AccessLog | None) -> None:
         """Use other settings from now on; see the arguments of the class."""
-        if self._access is not None:
-            self._access.close()
+        self.close()
         self._access = access
         self._is_enabled = lines_per_s > 0
         self._succeeded = WarningBudget(lines_per_s)
@@ -128,10 +127,11 @@ class CallLog:
         """
         budget = self._succeeded if error is None else self._failed
         skipped = budget.admit(record.ended) if self._is_enabled else None
-        if skipped is None and self._access is None:
+        if skipped is None:
             if self._summary is None and self._is_enabled:
                 self._summarise_later()
-            return
+            if self._access is None:
+                return
         keys = _call_keys(record, error, reply)
         if self._access is not None:
             self._access.write("call", keys)
@@ -142,10 +142,11 @@ class CallLog:
     def rejected(self, listener: str, protocol: str, error: GatewayError) -> None:
         """Write the line of a request that reached no service."""
         skipped = self._failed.admit(self._clock()) if self._is_enabled else None
-        if skipped is None and self._access is None:
+        if skipped is None:
             if self._summary is None and self._is_enabled:
                 self._summarise_later()
-            return
+            if self._access is None:
+                return
         keys = _rejection_keys(listener, protocol, error)
         if self._access is not None:
             self._access.write("rejected", keys)

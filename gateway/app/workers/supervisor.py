@@ -147,7 +147,7 @@ class Supervisor:
     ) -> Changes:
         """Put another configuration in force in one worker after the other.
 
-        If one of them cannot, those before it get the old configuration again.
+        If one of them cannot, those that have the new configuration get the old one again.
 
         Args:
             loaded: A configuration without errors. Its listeners are the same, port 0 included.
@@ -161,6 +161,7 @@ class Supervisor:
         self._loaded = new = loaded.changed(listeners=old.config.listeners)
         self._drained = frozenset(drained)
         changes: Changes = {}
+        before = list(self._workers.values())
         reloaded: list[WorkerProcess] = []
         for number in sorted(self._serving):
             worker = self._workers.get(number)
@@ -170,6 +171,8 @@ class Supervisor:
                 changes = await worker.reload(new, drained)
             except StartError as error:
                 self._loaded, self._drained = old, old_drained
+                serving = [self._workers[each] for each in self._serving]
+                reloaded += [each for each in serving if each not in {*before, *reloaded}]
                 await asyncio.gather(*(self._restore(each) for each in reloaded))
                 raise StartError(f"worker {number}: {error}") from error
             reloaded.append(worker)
@@ -319,8 +322,10 @@ class Supervisor:
         if self._stopping.is_set():
             worker.stop()
         addresses = await worker.wait_started()
-        if setup.loaded is not self._loaded:  # a reload happened meanwhile
-            await worker.reload(self._loaded, self._drained)
+        loaded = setup.loaded
+        while loaded is not self._loaded:  # a reload happened meanwhile
+            loaded = self._loaded
+            await worker.reload(loaded, self._drained)
         self._serving.add(slot.number)
         log.info("worker started", worker=slot.number, pid=worker.pid)
         return addresses

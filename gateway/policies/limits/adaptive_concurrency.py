@@ -138,7 +138,7 @@ class AdaptiveLimit:
         """
         now = self._clock()
         if self._is_measuring:
-            if not timed_out:
+            if not timed_out and used <= self._rules.least:  # others began with a higher limit
                 self._latencies.append(latency_s)
             if len(self._latencies) >= _MEASURED_CALLS:
                 self._end_measurement(now, self._percentile())

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import structlog
 
@@ -264,8 +264,17 @@ class RetryStream:
             pause_s = self._retries.pause_s(self._call, error) if is_first else None
             if pause_s is None:
                 raise
-            self._items = await self._retries.retry(self._inner, self._call, error, pause_s)
-        return await anext(self._items)
+            # Each attempt lasts until its first reply, as if that were the reply to the call.
+            again = cast("Service", self._open)
+            first = await self._retries.retry(again, self._call, error, pause_s)
+        if first is None:
+            raise StopAsyncIteration
+        return cast("InferResponse", first)
+
+    async def _open(self, call: Call[Any]) -> InferResponse | None:
+        """Open the stream again, and return its first reply; None for a stream without one."""
+        self._items = await self._inner(call)
+        return await anext(self._items, None)
 
     async def aclose(self) -> None:
         """Close the current stream."""

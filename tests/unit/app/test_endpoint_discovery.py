@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 
 import pytest
 from structlog.testing import capture_logs
@@ -25,9 +26,14 @@ REPLY = InferResponse(model=ModelRef("m"), outputs=())
 
 
 class Server:
-    """Answers when the test lets it, and says whether its client was closed."""
+    """Answers when the test lets it, and says whether its client was closed.
 
-    def __init__(self) -> None:
+    Args:
+        may_probe: Set when the server answers probes.
+    """
+
+    def __init__(self, may_probe: asyncio.Event) -> None:
+        self.may_probe = may_probe
         self.calls = 0
         self.is_closed = False
         self.may_answer = asyncio.Event()
@@ -36,6 +42,7 @@ class Server:
 
     async def __call__(self, call: object, /) -> object:
         if isinstance(call, ServerReadyRequest):
+            await self.may_probe.wait()
             return self.is_ready
         if not isinstance(call, InferRequest):
             raise Unsupported("no such question")
@@ -57,6 +64,9 @@ class Names:
         self.records: dict[str, HostAddresses | OSError] = {}
         self.lookup = asyncio.Event()
         self.servers: dict[str, Server] = {}
+        self.withheld: dict[str, list[WithheldCalls]] = defaultdict(list)
+        self.may_probe = asyncio.Event()
+        self.may_probe.set()
         self.removed: list[str] = []
         self.endpoints = Endpoints(
             "up",
@@ -84,10 +94,11 @@ class Names:
         self.records[host] = HostAddresses(found, ttl_s)
 
     def _build(self, url: Url, address: str) -> BuiltEndpoint:
-        server = self.servers[address] = Server()
+        server = self.servers[address] = Server(self.may_probe)
         endpoint = Endpoint(f"{address}:{url.port}", server)  # type: ignore[arg-type]  # a double
         prober = Prober("up", endpoint, clock=self.clock, sleep=self._never)
         withheld = WithheldCalls(1.0, enabled=False)
+        self.withheld[address].append(withheld)
         identity = ServerIdentity("up", endpoint.name, url, "auto", withheld)
         return BuiltEndpoint(endpoint, prober, identity, withheld, None, (server.close,))
 
@@ -213,6 +224,63 @@ async def test_address_that_comes_back_in_time_is_kept() -> None:
     await settle()
     assert await names.endpoints(CALL) == REPLY
     assert (names.names(), server.calls, server.is_closed) == (["10.0.0.1"], 2, False)
+    await names.discovery.close()
+
+
+async def test_address_came_back_and_was_closed_while_another_was_probed() -> None:
+    """Both get calls, though the last call of the first had ended before the probe of the other."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    leaving = names.servers["10.0.0.1"]
+    leaving.may_answer.clear()
+    call = asyncio.create_task(names.endpoints(CALL))
+    await settle()
+    names.set("10.0.0.2")
+    await names.discovery.update()
+    names.set("10.0.0.1", "10.0.0.3")
+    names.may_probe.clear()
+    update = asyncio.create_task(names.discovery.update())
+    await settle()
+    leaving.may_answer.set()
+    await call
+    await settle()
+    assert leaving.is_closed
+    names.may_probe.set()
+    await update
+    await settle()
+    assert sorted(names.names()) == ["10.0.0.1", "10.0.0.3"]
+    await names.discovery.close()
+
+
+async def test_metrics_of_an_address_that_came_back_were_removed() -> None:
+    """The calls that an address left behind end after a new endpoint has its name."""
+    names = Names()
+    names.set("10.0.0.1")
+    await names.discovery.update()
+    names.discovery.members[0].withheld.begin()
+    names.set("10.0.0.2")
+    await names.discovery.update()
+    await settle()
+    left = names.servers["10.0.0.1"]
+    names.set("10.0.0.1", "10.0.0.2")
+    await names.discovery.update()
+    names.withheld["10.0.0.1"][0].end()
+    await settle()
+    assert (left.is_closed, names.removed) == (True, [])
+    await names.discovery.close()
+
+
+async def test_endpoint_of_a_cancelled_update_was_never_closed() -> None:
+    """A reload may end the look-up while a new address is probed."""
+    names = Names()
+    names.set("10.0.0.1")
+    names.may_probe.clear()
+    update = asyncio.create_task(names.discovery.update())
+    await settle()
+    update.cancel()
+    await settle()
+    assert names.servers["10.0.0.1"].is_closed
     await names.discovery.close()
 
 

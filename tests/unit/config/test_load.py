@@ -120,7 +120,7 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
         (
             BASE + "upstreams: {a: {url: http://h}}\n"
             "routes: [{targets: [{upstream: a}], queue_priority_by: address}]",
-            "4:56: routes[0].queue_priority_by: String should match pattern '^header:",
+            "4:56: routes[0].queue_priority_by: expected 'header:NAME', found 'address'",
         ),
         (
             "version: 1\nlisteners: [{http: 8000, shared_memory: {keys: a}}]",
@@ -193,6 +193,73 @@ def test_reports_each_mistake_once(text: str, message: str) -> None:
     """One mistake is one problem, with the names of the file and the position of the key."""
     (found,) = problems(text)
     assert found.startswith(message)
+
+
+@pytest.mark.parametrize("after", ["1.2.3s", ".5s", ".us"])
+def test_hedge_after_a_broken_duration_passed_validation(after: str) -> None:
+    """Such a file was valid, and the gateway did not start with it."""
+    route = "{targets: [{upstream: a}], retry: {idempotent: true}, hedge: {after: AFTER}}"
+    text = BASE + "upstreams: {a: {url: oip+http://h:1}}\nroutes: [" + route + "]"
+    (found,) = problems(text.replace("AFTER", after))
+    assert "routes[0].hedge.after: " in found
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("hedge: {after: soon}", "expected a percentile or a duration, as in p95 or 30ms"),
+        ("share: {by: tenant}", "expected 'model', 'address' or 'header:NAME'"),
+        ("share: {by: model, rate: 5}", "expected a number and /s or /min, as in 200/s"),
+        ("name: 'a\tb'", "expected text without control characters"),
+        (f"name: {'x' * 256}", "expected at most 255 characters"),
+        ("name: ''", "expected text that is not empty"),
+    ],
+)
+def test_error_had_the_words_of_the_library(section: str, expected: str) -> None:
+    """A pattern or a length is explained in words, not as `String should match pattern '^...'`."""
+    text = BASE + "upstreams: {a: {url: oip+http://h:1}}\nroutes: [{targets: [{upstream: a}], "
+    (found,) = problems(text + section + "}]")
+    assert f": {expected}, found " in found
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        ("swordfish", "expected at least 16 characters"),
+        ("swordfish swordfish", "expected ASCII characters without spaces"),
+    ],
+)
+def test_error_showed_the_token_of_the_admin_pages(token: str, expected: str) -> None:
+    """Whoever reads the log of a failed start must not learn a token."""
+    (found,) = problems(BASE + f"admin: {{token: {token}}}")
+    assert found.endswith(f"admin.token: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            "outlier_detection: {slow_factor: x}",
+            "outlier_detection.slow_factor: expected a number, found 'x'",
+        ),
+        (
+            "outlier_detection: maybe",
+            "outlier_detection: expected a mapping or false, found 'maybe'",
+        ),
+        (
+            "adaptive_concurrency: {min: 9, max: 3}",
+            "adaptive_concurrency: min is 9: expected at most max, which is 3",
+        ),
+        (
+            "adaptive_concurrency: maybe",
+            "adaptive_concurrency: expected a mapping or 'on_overload' or false, found 'maybe'",
+        ),
+    ],
+)
+def test_mistake_in_a_policy_was_reported_for_each_form(section: str, expected: str) -> None:
+    """A mapping that `false` may replace has one problem, without the names of the library."""
+    (found,) = problems(BASE + "upstreams: {a: {url: oip+http://h:1, " + section + "}}")
+    assert found.endswith(f": upstreams.a.{expected}")
 
 
 def test_names_of_segments_are_for_both_modes_of_shared_memory() -> None:

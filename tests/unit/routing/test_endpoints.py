@@ -11,6 +11,8 @@ import pytest
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Origin, Sequence
+from gateway.ir.data import StreamedData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
     ErrorCode,
@@ -23,10 +25,12 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.streams import close_stream
+from gateway.ir.tensor import Tensor
+from gateway.policies.limits.policy import CallLimits
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.routing.outlier_detection import OFF, OutlierDetection
-from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
+from tests.fakes import FakeArriving, FakeClock, FakeStream, ScriptedService, settle
 
 CALL = InferRequest(model=ModelRef("m"))
 DOWN = Unavailable("down")
@@ -358,6 +362,57 @@ async def test_timeouts_in_a_row_eject() -> None:
     assert (5, 7) == (len(hanging.calls), len(other.calls))
 
 
+class HangingStream(FakeStream):
+    """A stream without any reply."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    async def __anext__(self) -> InferResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("is_client_gone", "failed"), [(False, 5), (True, 0)])
+async def test_hanging_streams_ejected_nothing(is_client_gone: bool, failed: int) -> None:
+    """The route's timeout ends a stream without a reply; the endpoint does not know that time."""
+    endpoints, services, clock = several(2)
+    services[0]._always = lambda _call: HangingStream()
+    services[1]._always = lambda _call: FakeStream([REPLY])
+    limits = CallLimits(endpoints, None if is_client_gone else 0.01)
+    for _ in range(12):
+        items = await limits(StreamInferRequest(request=CALL))
+        clock.advance(1.5)
+        reading = asyncio.ensure_future(anext(items))
+        await settle()
+        if is_client_gone:
+            reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await close_stream(items)
+    health = endpoints.endpoints[0].health
+    assert (failed == 5, 5 if failed else 6) == (health.ejections == 1, len(services[0].calls))
+
+
+@pytest.mark.parametrize(("remaining_bytes", "timeouts"), [(0, 1), (1, 0)])
+async def test_hanging_endpoint_with_a_large_body_had_no_timeout(
+    remaining_bytes: int, timeouts: int
+) -> None:
+    """Only a client that has sent its whole body waits for the endpoint."""
+    endpoints, services, clock = several(2)
+    services[0]._always = services[1]._always = None
+    body = FakeArriving(bytes(4), 0)
+    body.remaining_bytes = remaining_bytes
+    data = StreamedData(body, 0, 4)
+    call = CALL.changed(inputs=(Tensor("x", Datatype.UINT8, (4,), data),))
+    limits = CallLimits(endpoints, 0.01)
+    calling = asyncio.ensure_future(limits(call))
+    await settle()
+    clock.advance(1.5)
+    with pytest.raises(DeadlineExceeded):
+        await calling
+    assert timeouts == sum(each.health.timeouts for each in endpoints.endpoints)
+
+
 async def test_short_deadlines_of_callers_eject_nothing() -> None:
     """A timeout counts if the call had five times the usual latency, or a second."""
     endpoints, services, _ = several(2)
@@ -446,6 +501,56 @@ async def test_calls_in_flight_do_not_eject_twice() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     health = endpoints.endpoints[0].health
     assert (1, clock() + 5) == (health.ejections, health.ejected_until)
+
+
+@pytest.mark.parametrize("outcome", [DOWN, REPLY, Overloaded("full")])
+async def test_end_of_a_call_from_before_the_ejection_counted_as_the_trial(
+    outcome: GatewayError | InferResponse,
+) -> None:
+    """Only the trial itself decides whether the ejection ends, and only one runs at a time."""
+    endpoints, services, clock = several(2)
+    returned, health = services[0], endpoints.endpoints[0].health
+    returned._always = None
+    early = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
+    await settle()
+    fail(returned, DOWN)
+    clock.advance(1)
+    await ask(endpoints, 10)
+    returned._always = None
+    clock.advance(5)
+    trial = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
+    await settle()
+    if isinstance(outcome, GatewayError):
+        returned.waiting[0].set_exception(outcome)
+    else:
+        returned.waiting[0].set_result(outcome)
+    await asyncio.gather(*early, return_exceptions=True)
+    assert (True, 1) == (health.has_trial_call, health.ejections)
+    returned.waiting[1].set_result(REPLY)
+    await asyncio.gather(*trial)
+    assert health.ejected_until is None
+
+
+async def test_one_failure_ejected_an_endpoint_that_was_slow_long_ago() -> None:
+    """The last available endpoint is kept although it is slow; later only its failures count."""
+    rules = OutlierDetection(slow_factor=10.0, min_requests=1, interval_s=1.0)
+    causes: list[str] = []
+    endpoints, services, clock = several(
+        2, outliers=rules, on_ejected=lambda _name, cause: causes.append(cause)
+    )
+
+    async def slow(_call: object) -> InferResponse:
+        clock.advance(0.5)
+        return REPLY
+
+    services[0]._always = slow
+    await ask(endpoints, 2)
+    endpoints.endpoints[1].is_ready = False
+    await ask(endpoints, 2)  # in these the latencies are compared
+    endpoints.endpoints[1].is_ready = True
+    fail(services[0], DOWN)
+    await ask(endpoints, 2)
+    assert [] == causes
 
 
 async def test_with_none_healthy_all_are_tried() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable, Unsupported
 from gateway.ir.metadata import RepositoryEntry
 from gateway.routing.model_discovery import Discover
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import settle
 
 
@@ -54,6 +56,21 @@ async def test_one_upstream_is_not_asked() -> None:
     found: Any = await Discover({"a": server})(about("m"))
     assert server is found
     assert ["ModelMetadataRequest"] == server.calls
+
+
+async def test_look_ups_counted_as_attempts_of_the_first_call() -> None:
+    """The time of concurrent look-ups made its upstream time longer than the whole call."""
+    CALL_PATH.set(path := CallPath())
+
+    async def counting(server: Server, call: Call[Any]) -> Any:
+        recorded = CALL_PATH.get()
+        if recorded is not None:
+            recorded.attempts += 1
+        return await server(call)
+
+    servers = {"a": partial(counting, Server()), "b": partial(counting, Server("m"))}
+    await Discover(servers)(about("m"))
+    assert ("b", 1) == (path.target, path.attempts)
 
 
 async def test_finds_the_upstream_that_lists_the_model() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from gateway.ir.calls import InferResponse
 from gateway.ir.context import Client, Context, ModelRef, Origin
 from gateway.ir.errors import Overloaded
 from gateway.ir.tensor import array_tensor
+from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog, CallRecord, WarningBudget
 from gateway.telemetry.call_path import CallPath
 from gateway.wire.http import HttpRequest
@@ -90,6 +92,31 @@ async def test_missing_lines_are_reported_though_no_line_follows() -> None:
         ("lines about calls are missing", "warning"),
     ] == [(line["event"], line["log_level"]) for line in logs]
     assert (3, "calls_per_second") == (logs[-1]["skipped"], logs[-1]["skipped_by"])
+
+
+async def test_lines_that_only_an_access_log_had_were_not_reported_missing(tmp_path: Path) -> None:
+    """The terminal lacks them all the same."""
+    log = CallLog(1, AccessLog(tmp_path / "access.log", "json"), clock=FakeClock())
+    with capture_logs() as logs:
+        for _ in range(3):
+            log.call(record(), None)
+        for _ in range(2):
+            log.rejected("main", "oip.http", Overloaded("busy"))
+        log.close()
+    assert ["call", "rejected", "lines about calls are missing"] == [each["event"] for each in logs]
+    assert 3 == logs[-1]["skipped"]
+
+
+async def test_missing_lines_were_forgotten_with_the_settings() -> None:
+    """A reload may change the number of lines in a second."""
+    log = CallLog(1, clock=FakeClock())
+    with capture_logs() as logs:
+        for _ in range(3):
+            log.call(record(), None)
+        log.configure(2, None)
+        log.close()
+    assert ["call", "lines about calls are missing"] == [each["event"] for each in logs]
+    assert 2 == logs[-1]["skipped"]
 
 
 async def test_the_summary_needs_no_close() -> None:

@@ -38,6 +38,8 @@ class FakeChild:
         self.over: asyncio.Future[int] = asyncio.Future()
         self.ends_when_told = True
         self.loaded, self.drained = setup.loaded, setup.drained
+        self.may_reload = asyncio.Event()
+        self.may_reload.set()
         self.refuses: Callable[[LoadedConfig], bool] = lambda _loaded: False
         if listens:
             self.startup.set_result(ADDRESSES)
@@ -67,6 +69,7 @@ class FakeChild:
         self.commands.append("count")
 
     async def reload(self, loaded: LoadedConfig, drained: frozenset[str]) -> dict[str, list[str]]:
+        await self.may_reload.wait()
         if self.refuses(loaded):
             raise StartError("it cannot")
         self.loaded, self.drained = loaded, drained
@@ -367,6 +370,43 @@ async def test_worker_that_starts_during_a_reload_gets_the_new_configuration(
     third.startup.set_result(ADDRESSES)
     await settle()
     assert third.loaded.config.in_flight_bytes == 5
+
+
+async def test_second_reload_missed_a_worker_that_followed_the_first(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """A worker that starts serves only with the last of several new configurations."""
+    await supervisor.start()
+    nursery.listen = False
+    nursery.born[0].end(KILLED)
+    third = await nursery.reached(3)
+    await supervisor.reload(OTHER)
+    third.may_reload.clear()
+    third.startup.set_result(ADDRESSES)
+    await settle()
+    await supervisor.reload(LOADED.changed(in_flight_bytes=6))
+    third.may_reload.set()
+    await settle()
+    assert third.loaded.config.in_flight_bytes == 6
+
+
+async def test_worker_that_restarted_during_a_failed_reload_kept_the_new_configuration(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """It began with the configuration that another worker then refused."""
+    await supervisor.start()
+    first, second = nursery.born
+    second.may_reload.clear()
+    second.refuses = lambda _loaded: True
+    reload = asyncio.ensure_future(supervisor.reload(OTHER))
+    await settle()
+    first.end(KILLED)
+    third = await nursery.reached(3)
+    assert third.loaded.config.in_flight_bytes == 5
+    second.may_reload.set()
+    with pytest.raises(StartError, match="worker 2: it cannot"):
+        await reload
+    assert third.loaded is LOADED
 
 
 async def page(supervisor: Supervisor) -> str:

@@ -116,6 +116,18 @@ def test_the_minimum_is_measured_again() -> None:
     assert before / 2 < limit.limit <= before
 
 
+def test_calls_from_before_the_measurement_counted_for_the_minimum() -> None:
+    """They waited at the upstream: their latency as a minimum would hide an overload."""
+    clock = FakeClock()
+    limit = measured(clock)
+    clock.advance(60)
+    sample(limit, clock, 0.01)
+    for used in range(50, 3, -1):
+        limit.record(0.5, used)
+    sample(limit, clock, 0.01, times=30)
+    assert 0.01 == limit.min_latency_s
+
+
 async def test_above_the_limit_calls_wait_and_are_refused() -> None:
     """One call waits for a moment, further ones are refused at once; the log says so once."""
     service = ScriptedService()

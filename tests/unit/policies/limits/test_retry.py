@@ -312,6 +312,26 @@ async def test_stream_that_cannot_be_opened_is_opened_again_once() -> None:
     assert 2 == len(service.calls)
 
 
+async def test_stream_had_two_attempts_whatever_the_rules_allowed() -> None:
+    """A stream that fails before its first reply is opened as often as a call is repeated."""
+    streams = [FakeStream([UNSENT]), FakeStream([UNSENT]), FakeStream([REPLY, REPLY])]
+    service = ScriptedService(*streams)
+    outcomes: list[tuple[str, str]] = []
+    rules = RetryRules(attempts=3)
+    retry, _ = limited(service, rules, report=lambda *outcome: outcomes.append(outcome))
+    items = await retry(STREAM)
+    assert [REPLY, REPLY] == [item async for item in items]
+    assert [("unsent", "failed"), ("unsent", "ok")] == outcomes
+    assert (3, 0) == (len(service.calls), retry._retries._retrying)
+
+
+async def test_stream_that_is_opened_again_may_be_empty() -> None:
+    """It is complete, as an empty first one."""
+    service = ScriptedService(FakeStream([UNSENT]), FakeStream([]))
+    items = await retrying(service)[0](STREAM)
+    assert [] == [item async for item in items]
+
+
 async def test_stream_is_not_begun_anew_after_an_answer() -> None:
     """After the first answer a failure stands."""
     service = ScriptedService(FakeStream([REPLY, UNSENT]), FakeStream([REPLY]))
