@@ -74,7 +74,7 @@ def advise(
     if signature is not None:
         metadata = _from_file(signature, name, model)
     else:
-        metadata = run_client(str(urls[0]), timeout, lambda *asked: _metadata(name, *asked))
+        metadata = run_client(str(urls[0]), timeout, lambda *arguments: _metadata(name, *arguments))
     code = snippets(metadata, urls, version)
     found = advise_callers(rows, metadata)
     if output is OutputFormat.JSON:

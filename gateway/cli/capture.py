@@ -259,10 +259,10 @@ def export(
 ) -> None:
     """Write a capture as Parquet (needs the extra `parquet`), JSON lines, npz, or perf input."""
     found = open_capture(directory)
-    left: Counter[str] = Counter()
+    omissions: Counter[str] = Counter()
 
     def leave_out(_call: RecordedCall, reason: str) -> None:
-        left[reason] += 1
+        omissions[reason] += 1
 
     try:
         count = WRITERS[to.value](found.calls(), out, leave_out)
@@ -273,10 +273,10 @@ def export(
     except (GatewayError, *INVALID_VALUES) as error:
         fail(f"{directory}: a call is malformed: {error}")
     print_text(f"{count} calls written to {out}")
-    for reason, number in left.items():
+    for reason, number in omissions.items():
         print_note(f"gateway: {number} calls left out: {reason}")
     _report(found.problems)
-    if left and not count:
+    if omissions and not count:
         raise typer.Exit(FAILED)
 
 

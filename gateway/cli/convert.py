@@ -126,9 +126,9 @@ def convert(  # noqa: PLR0913, PLR0917  # one for each flag
         data = source.read_bytes()
         if reply:
             name = ModelRef(model or "model")
-            asked = example_request(name, converter.signatures(name.name))
+            example = example_request(name, converter.signatures(name.name))
             message = read_response(form.binding, data, headers)
-            written = asyncio.run(_reply(converter, form.codec, asked, message))
+            written = asyncio.run(_reply(converter, form.codec, example, message))
         else:
             call = form.codec.decode_call(read_request(form.binding, data, path, headers))
             written = asyncio.run(_request(converter, call))
@@ -191,7 +191,7 @@ async def _request(converter: Converter, call: Call[Any]) -> Any:
 
 
 async def _reply(
-    converter: Converter, source: Codec[Any, Any], asked: InferRequest, message: Any
+    converter: Converter, source: Codec[Any, Any], example: InferRequest, message: Any
 ) -> Any:
     """Return the response to a client of the target's protocol, or the outputs."""
 
@@ -205,15 +205,15 @@ async def _reply(
 
     codec = converter.target
     if codec is None:
-        context = asked.context.changed(needs=TENSORS)
+        context = example.context.changed(needs=TENSORS)
         found = await converter.reply(
-            asked.changed(context=context), asked.model, answer, source.needs
+            example.changed(context=context), example.model, answer, source.needs
         )
         if isinstance(found, GatewayError):
             raise found
         return outputs_of(found)
-    client = codec.decode_call(await converter.request(asked))
-    found = await converter.reply(client, asked.model, answer, source.needs)
+    client = codec.decode_call(await converter.request(example))
+    found = await converter.reply(client, example.model, answer, source.needs)
     if isinstance(found, GatewayError):
         return codec.encode_error(client, found)
     return codec.encode_reply(client, found)
@@ -259,20 +259,20 @@ def _convert_capture(
     capture = open_capture(source)
     if out.exists() and any(out.iterdir()):
         fail(f"{out} is not empty", WRONG_USAGE)
-    left: Counter[str] = Counter()
+    omissions: Counter[str] = Counter()
     try:
         make_directory(out)
         writer = _CaptureWriter(out, to, target, _converter(target, signatures))
-        count = asyncio.run(writer.write(capture.calls(), left))
+        count = asyncio.run(writer.write(capture.calls(), omissions))
     except OSError as error:
         fail(f"cannot write {out}: {error.strerror}")
     print_text(f"{count} calls written to {out}")
-    for reason, number in left.items():
+    for reason, number in omissions.items():
         print_note(f"gateway: {number} calls left out: {reason}")
     for problem in capture.problems[:10]:
         print_note(f"gateway: skipped: {problem}")
-    if left or (not count and source.is_file()):
-        hint = "" if count or left else "; expected a capture, or --from FORM for a message"
+    if omissions or (not count and source.is_file()):
+        hint = "" if count or omissions else "; expected a capture, or --from FORM for a message"
         fail(f"{source}: not all calls are converted{hint}")
 
 
@@ -288,7 +288,7 @@ class _CaptureWriter:
         self._converter = converter
         self._suffix = _SUFFIXES.get(to) or (".json" if to in _JSON_CODECS else ".bin")
 
-    async def write(self, calls: Iterator[RecordedCall], left: Counter[str]) -> int:
+    async def write(self, calls: Iterator[RecordedCall], omissions: Counter[str]) -> int:
         """Write all calls and return their number; *left* counts the others by reason."""
         count = 0
         with (self._directory / "calls.jsonl").open("w", encoding="utf-8") as index:
@@ -299,7 +299,7 @@ class _CaptureWriter:
                         (name, *_file_of(self._to, self._target, each)) for name, each in messages
                     ]
                 except GatewayError as error:
-                    left[error.message] += 1
+                    omissions[error.message] += 1
                     continue
                 for name, data, head in files:
                     file = f"{record.id}.{name}{self._suffix}"

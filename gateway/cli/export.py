@@ -18,7 +18,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, as_items, as_numpy
 
 Calls = Iterator[RecordedCall]
-Left = Callable[[RecordedCall, str], None]
+Omissions = Callable[[RecordedCall, str], None]
 """Called for each call that the format cannot contain, with the reason."""
 
 
@@ -81,7 +81,7 @@ def _tensor_document(row: TensorRow) -> dict[str, Any]:
     return document
 
 
-def write_jsonl(calls: Calls, path: Path, _left: Left) -> int:
+def write_jsonl(calls: Calls, path: Path, _omissions: Omissions) -> int:
     """Write one JSON object for each call; return their number."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def write_jsonl(calls: Calls, path: Path, _left: Left) -> int:
     return count
 
 
-def write_npz(calls: Calls, path: Path, left: Left) -> int:
+def write_npz(calls: Calls, path: Path, omissions: Omissions) -> int:
     """Write arrays named `ID/input/NAME` and `ID/output/REPLY/NAME`; return the number of calls.
 
     BYTES become arrays of byte strings, which lose zero bytes at their end.
@@ -101,7 +101,7 @@ def write_npz(calls: Calls, path: Path, left: Left) -> int:
         for record in calls:
             reason = _missing(record, outputs=True)
             if reason:
-                left(record, reason)
+                omissions(record, reason)
                 continue
             for name, array in _arrays(record):
                 buffer = BytesIO()
@@ -126,7 +126,7 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
     return array.reshape(tensor.shape or ())
 
 
-def write_perf_analyzer(calls: Calls, path: Path, left: Left) -> int:
+def write_perf_analyzer(calls: Calls, path: Path, omissions: Omissions) -> int:
     """Write the input data of Triton's Performance Analyzer; return the number of calls.
 
     Source: Performance Analyzer documentation, "Real Input Data".
@@ -136,7 +136,7 @@ def write_perf_analyzer(calls: Calls, path: Path, left: Left) -> int:
     for record in calls:
         reason = _missing(record, outputs=False)
         if reason or len({each.name for each in record.tensors if each.side == INPUT}) == 0:
-            left(record, reason or "no inputs")
+            omissions(record, reason or "no inputs")
             continue
         data.append(_perf_tensors(record, INPUT, 0))
         expected.append(_perf_tensors(record, OLD, 0))
@@ -158,7 +158,7 @@ def _perf_tensors(record: RecordedCall, side: str, item: int) -> dict[str, Any]:
     return tensors
 
 
-def write_parquet(calls: Calls, path: Path, _left: Left) -> int:
+def write_parquet(calls: Calls, path: Path, _omissions: Omissions) -> int:
     """Write a row for each tensor, with the columns of its call; return the number of calls.
 
     Raises:

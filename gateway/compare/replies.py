@@ -71,8 +71,8 @@ def compare_results(
     outputs: dict[str, TensorComparison] = {}
     old_items, new_items = old.items, new.items
     if streams == "join" and max(len(old_items), len(new_items)) > 1:
-        old_texts, old_items = _joined(old_items)
-        new_texts, new_items = _joined(new_items)
+        old_texts, old_items = _join_items(old_items)
+        new_texts, new_items = _join_items(new_items)
         outputs |= _compared(old_texts, new_texts, rules, classes, batched=False)
     if len(old_items) != len(new_items):
         reason = f"{len(old_items)} replies became {len(new_items)}"
@@ -135,7 +135,7 @@ def _pairs(old: Outputs, new: Outputs) -> list[tuple[str, Tensor | None, Tensor 
     return padded
 
 
-def _joined(items: Sequence[Outputs]) -> tuple[Outputs, tuple[Outputs, ...]]:
+def _join_items(items: Sequence[Outputs]) -> tuple[Outputs, tuple[Outputs, ...]]:
     """Return the BYTES outputs, each joined to one element, and the items with the others."""
     texts: dict[str, list[bytes]] = {}
     rest = []

@@ -59,16 +59,16 @@ async def wherever(function: Callable[..., T], /, *args: Any) -> T:
 class _LoopAllowance:
     """The work that one step of a request may do on the event loop."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_remaining",)
 
     def __init__(self) -> None:
-        self._left: float = _LOOP_ITEMS
+        self._remaining: float = _LOOP_ITEMS
 
     def charge(self, items: float) -> None:
         """Subtract *items*. The work of other threads is not counted."""
         if get_ident() == _LOOP_THREAD:
-            self._left -= items
-            if self._left < 0:
+            self._remaining -= items
+            if self._remaining < 0:
                 raise LongWork
 
 

@@ -120,8 +120,8 @@ def _plain(value: Any) -> Any:
 def _server_lines(name: str, server: FoundServer) -> str:
     """Return what a server tells as comments."""
     count = len(server.models) + len(server.untold)
-    told = server.description or "a server without a name"
-    lines = [f"{name}: {told}, {count} {'model' if count == 1 else 'models'}"]
+    description = server.description or "a server without a name"
+    lines = [f"{name}: {description}, {count} {'model' if count == 1 else 'models'}"]
     for model in server.models:
         versions = f" (versions {', '.join(model.versions)})" if model.versions else ""
         inputs, outputs = _tensors(model.inputs), _tensors(model.outputs)

@@ -101,7 +101,7 @@ class Converter:
 
     async def reply(
         self,
-        asked: Call[Any],
+        call: Call[Any],
         model: ModelRef | None,
         answer: Callable[[InferRequest], Reply],
         needs: frozenset[Need] = frozenset(),
@@ -109,7 +109,7 @@ class Converter:
         """Return the reply to a call, as its caller needs it.
 
         Args:
-            asked: As the target's codec decoded it.
+            call: As the target's codec decoded it.
             model: Its model, which a message of the target may not name.
             answer: Returns the server's reply to the call.
             needs: Those of the codec that wrote the reply.
@@ -117,24 +117,24 @@ class Converter:
         Raises:
             GatewayError: The signature lacks what the reply needs.
         """
-        request = _inference_of(asked)
+        request = _inference_of(call)
 
-        async def server(call: Call[Any]) -> Any:
-            if not isinstance(call, InferRequest):
-                return self._metadata(call)
-            found = answer(call)
+        async def server(request: Call[Any]) -> Any:
+            if not isinstance(request, InferRequest):
+                return self._metadata(request)
+            found = answer(request)
             if isinstance(found, GatewayError):
                 raise _ServerError(found)
             return found
 
         try:
             service = self.layers(server, needs)
-            return await service(request.changed(model=model, context=asked.context))
+            return await service(request.changed(model=model, context=call.context))
         except _ServerError as end:
             return end.error
 
     async def responses(
-        self, asked: Call[Any], model: ModelRef | None, replies: Sequence[Reply]
+        self, call: Call[Any], model: ModelRef | None, replies: Sequence[Reply]
     ) -> list[Any]:
         """Return the responses of the target's protocol to a call.
 
@@ -142,17 +142,17 @@ class Converter:
             Unsupported: The protocol has no stream for so many replies.
         """
         codec = self._codec
-        if not isinstance(asked, StreamInferRequest) and len(replies) != 1:
+        if not isinstance(call, StreamInferRequest) and len(replies) != 1:
             raise Unsupported(f"{len(replies)} replies: {codec.name} has no such stream")
         written = []
         for each in replies:
-            found = await self.reply(asked, model, partial(_always, each))
+            found = await self.reply(call, model, partial(_always, each))
             if isinstance(found, GatewayError):
-                written.append(codec.encode_error(asked, found))
-            elif isinstance(asked, StreamInferRequest):
-                written.append(codec.encode_item(asked, found))
+                written.append(codec.encode_error(call, found))
+            elif isinstance(call, StreamInferRequest):
+                written.append(codec.encode_item(call, found))
             else:
-                written.append(codec.encode_reply(asked, found))
+                written.append(codec.encode_reply(call, found))
         return written
 
     @property

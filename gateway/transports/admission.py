@@ -175,10 +175,10 @@ class MemoryBudget(Limiter):
                 waiter.timer = loop.call_later(_SETTLE_S, self._expire, waiter)
                 return
             self._is_settling = True
-            loop.call_later(_SETTLE_S, self._settled)
+            loop.call_later(_SETTLE_S, self._end_settling)
         super()._expire(waiter)
 
-    def _settled(self) -> None:
+    def _end_settling(self) -> None:
         self._is_settling = False
 
     def _relieve(self, waiter: Waiter) -> None:
@@ -501,8 +501,8 @@ class ConnectionCount:
 
     def __init__(self, limit: int, limit_per_address: int, upstream_connections: int = 0) -> None:
         descriptors = max_descriptors()
-        left = max(descriptors - upstream_connections, descriptors // 2)
-        self._limit = limit or left // 2
+        remaining = max(descriptors - upstream_connections, descriptors // 2)
+        self._limit = limit or remaining // 2
         self._limit_per_address = limit_per_address or limit or max(1, self._limit // 2)
         self._of: Counter[str] = Counter()
         self.total = 0

@@ -71,10 +71,10 @@ async def _next(responses: AsyncGenerator[A, None], deadline: float | None) -> A
     """Return the next response, None at the end. Raises DeadlineExceeded at *deadline*."""
     if deadline is None:
         return await anext(responses, None)
-    left = deadline - time.monotonic()
+    remaining = deadline - time.monotonic()
     try:
-        if left > 0:
-            async with asyncio.timeout(left):
+        if remaining > 0:
+            async with asyncio.timeout(remaining):
                 return await anext(responses, None)
     except TimeoutError:
         pass

@@ -68,10 +68,10 @@ class FieldCounter(Struct):
     """Bounds the fields of a whole message, those of its nested messages included.
 
     Attributes:
-        left: So many more are allowed. A reader adds what a declared shape needs.
+        remaining: Fields that are still allowed. A reader adds what a declared shape needs.
     """
 
-    left: int = MAX_FIELDS
+    remaining: int = MAX_FIELDS
 
 
 def tag(number: int, kind: int) -> int:
@@ -100,18 +100,18 @@ def fields(
         TooManyFields: They have more fields than *limit*, or than *counter* has left.
     """
     found: list[Field] = []
-    most = limit if counter is None else min(limit, counter.left)
-    left = most  # without those in groups
+    most = limit if counter is None else min(limit, counter.remaining)
+    remaining = most  # without those in groups
     end = len(view)
     # Indexing bytes is faster than indexing a view; large messages are mostly one jump anyway.
     data = bytes(view) if end <= _COPIED_BYTES else view
     at = 0
     try:
         while at < end:
-            if len(found) >= left:
+            if len(found) >= remaining:
                 raise TooManyFields(f"message has more than {most} fields")
             # A field takes two bytes at least: up to `stop` the limit cannot be passed.
-            stop = min(end, at + 2 * (left - len(found)))
+            stop = min(end, at + 2 * (remaining - len(found)))
             while at < stop:
                 key = data[at]
                 size = data[at + 1]
@@ -120,8 +120,8 @@ def fields(
                     at = start + size
                     found.append((key, view[start:at]))
                 elif key & _KIND == SGROUP:
-                    at, inside = _group(view, data, at, found, left - len(found))
-                    left -= inside
+                    at, inside = _group(view, data, at, found, remaining - len(found))
+                    remaining -= inside
                     break
                 else:
                     at = _field(view, data, at, found)
@@ -130,7 +130,7 @@ def fields(
     if at > end:
         raise WireError(f"message of {end} bytes ends inside a field")
     if counter is not None:
-        counter.left -= len(found) + most - left
+        counter.remaining -= len(found) + most - remaining
     return found
 
 

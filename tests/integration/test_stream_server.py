@@ -320,7 +320,7 @@ async def test_numbered_answers_that_nobody_reads_count() -> None:
         await eventually(lambda: running.budget.used_bytes >= MOST)
         (connection,) = running.server._listener.connections
         assert isinstance(connection, StreamConnection)
-        await eventually(lambda: not connection._taken.is_set())
+        await eventually(lambda: not connection._is_writable.is_set())
         used = running.budget.used_bytes
         found = [await raw.numbered() for _ in range(size)]
         await raw.close()
@@ -341,7 +341,7 @@ async def test_who_reads_nothing_is_asked_nothing_more() -> None:
         await eventually(lambda: bool(running.server._listener.connections))
         (connection,) = running.server._listener.connections
         assert isinstance(connection, StreamConnection)
-        await eventually(lambda: not connection._taken.is_set())
+        await eventually(lambda: not connection._is_writable.is_set())
         await raw.send(b"".join(numbered(n, b"x") for n in range(1, 6)))
         await eventually(lambda: connection.in_flight == 6)
         call_count = frontend.call_count

@@ -103,7 +103,7 @@ PARTICIPLES = frozenset(
 )
 
 # Folders and files without such names. Others of `benchmarks`, `gateway` and `tests` still have some.
-NOUN_ROOTS = ("benchmarks", "demo", "tests")
+NOUN_ROOTS = ("benchmarks", "demo", "gateway", "tests")
 
 
 def modules() -> list[Path]:

@@ -159,18 +159,18 @@ async def test_a_session_ends_while_a_question_is_open() -> None:
 async def test_a_session_that_is_closed_before_a_question_is_asked_leaves_no_coroutine() -> None:
     """The client may leave in the turn of the event loop in which its messages arrive."""
 
-    async def asked() -> bool:
+    async def answer() -> bool:
         raise AssertionError
 
     questions: list[Coroutine[Any, Any, bool]] = []
 
     def is_decoupled() -> Coroutine[Any, Any, bool]:
-        questions.append(asked())
+        questions.append(answer())
         return questions[-1]
 
     async def come() -> AsyncIterator[SessionCall[str]]:
         for name in ("first", "second"):
-            yield replace(Calls().asked(name), is_decoupled=is_decoupled)
+            yield replace(Calls().create(name), is_decoupled=is_decoupled)
 
     reading = asyncio.ensure_future(anext(Session[str](8).run(come())))
     await asyncio.sleep(0)  # the messages arrive in the next turn

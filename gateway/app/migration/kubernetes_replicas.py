@@ -184,8 +184,8 @@ class ClusterReplicas:
         # Version of the ConfigMap that the caller has seen.
         self._known: str | None = None
         self._aside: str | None = None
-        self._told: Mapping[str, Any] = {}
-        self._told_s = 0.0
+        self._published: Mapping[str, Any] = {}
+        self._published_s = 0.0
         # Version of each report, and when it was first seen.
         self._reports: dict[str, tuple[str, float]] = {}
 
@@ -363,7 +363,7 @@ class ClusterReplicas:
         """Replace what the leader reads of this gateway, unless it leads itself."""
         with self._lock:
             now = self._monotonic()
-            is_told = document == self._told and now - self._told_s < _REPORT_S
+            is_told = document == self._published and now - self._published_s < _REPORT_S
             if self._is_leader or self._is_over or is_told:
                 return
             body = client.V1ConfigMap(
@@ -377,7 +377,7 @@ class ClusterReplicas:
                     self._put(objects, "config_map", body)
             except (ApiConflict, ApiUnreachable):
                 return  # a warning has said so; the next one follows in a second
-            self._told, self._told_s = document, now
+            self._published, self._published_s = document, now
 
     def others(self) -> list[tuple[str, dict[str, Any]]]:
         """Return name and document of each other gateway that has written lately.
@@ -413,9 +413,9 @@ class ClusterReplicas:
     def remove(self) -> None:
         """Remove what the leader reads of this gateway; idempotent."""
         with self._lock:
-            if not self._told:
+            if not self._published:
                 return
-            self._told = {}
+            self._published = {}
             try:
                 self._remove(self._report)
             except ApiUnreachable:

@@ -50,7 +50,7 @@ STAND_IN_TEXTS: Final = {
     datatype: f"{datatype.value} as {TYPE_NAMES[number_of(substitute)]}"
     for datatype, substitute in SUBSTITUTES.items()
 }
-_MEANT: Final = {text: datatype for datatype, text in STAND_IN_TEXTS.items()}
+_DESCRIBED: Final = {text: datatype for datatype, text in STAND_IN_TEXTS.items()}
 
 
 class ErrorMessage(NamedTuple):
@@ -192,18 +192,18 @@ def _tensor(message: FlatbufferMessage, place: int) -> TensorMetadata:
         raise MalformedMessage(f"metadata has {name!r} of type {number}: expected 0 to {STRING}")
     datatype = DATATYPES[number]
     if description_at:
-        datatype = _meant(message.data(at + description_at, "a description"), datatype)
+        datatype = _described_datatype(message.data(at + description_at, "a description"), datatype)
     shape = message.shape(at + shape_at, name) if shape_at else None
     if shape is not None and any(not -1 <= dim <= message.limits.dim for dim in shape):
         raise InvalidTensor(f"metadata has {name!r} of shape {list(shape)}")
     return TensorMetadata(name, datatype, shape)
 
 
-def _meant(description: memoryview, datatype: Datatype | None) -> Datatype | None:
+def _described_datatype(description: memoryview, datatype: Datatype | None) -> Datatype | None:
     """Return the datatype that a description names; only another gateway writes it."""
-    if len(description) > max(map(len, _MEANT)):
+    if len(description) > max(map(len, _DESCRIBED)):
         return datatype
-    described = _MEANT.get(str(description, "utf-8", "replace"))
+    described = _DESCRIBED.get(str(description, "utf-8", "replace"))
     return datatype if described is None or SUBSTITUTES[described] is not datatype else described
 
 

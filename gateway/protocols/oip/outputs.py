@@ -42,9 +42,9 @@ def requested_output(
         InvalidRequest: A reserved parameter has a wrong value, or two exclude each other.
         TooLarge: A region's name is too long, or too many classes are requested.
     """
-    shared, left = split_shared(f"output {name!r}", parameters, limits)
-    classes = left.pop(CLASSIFICATION, None)
-    count = left.pop(_CLASSIFICATION_COUNT, None)
+    shared, remaining = split_shared(f"output {name!r}", parameters, limits)
+    classes = remaining.pop(CLASSIFICATION, None)
+    count = remaining.pop(_CLASSIFICATION_COUNT, None)
     if classes is not None and count is not None:
         raise InvalidRequest(
             f"output {name!r} has the parameters {CLASSIFICATION!r} and "
@@ -52,7 +52,7 @@ def requested_output(
         )
     classes = count if classes is None else classes
     if classes is None:
-        return RequestedOutput(name, 0, left, shared)
+        return RequestedOutput(name, 0, remaining, shared)
     if type(classes) is not int or not least_classes <= classes <= _MOST:
         raise InvalidRequest(
             f"parameter {CLASSIFICATION!r} of output {name!r} is {clip(repr(classes), _SHOWN)}: "
@@ -63,7 +63,7 @@ def requested_output(
         raise InvalidRequest(
             f"output {name!r} is requested as classes and in shared memory: expected one of both"
         )
-    return RequestedOutput(name, classes, left, shared)
+    return RequestedOutput(name, classes, remaining, shared)
 
 
 def output_parameters(output: RequestedOutput) -> dict[str, Parameter]:

@@ -103,9 +103,9 @@ def split_shared(
         InvalidRequest: The place is incomplete or wrong.
         TooLarge: The region's name is too long.
     """
-    left = {key: value for key, value in parameters.items() if key not in KEYS}
-    if len(left) == len(parameters):
-        return None, left
+    remaining = {key: value for key, value in parameters.items() if key not in KEYS}
+    if len(remaining) == len(parameters):
+        return None, remaining
     region = parameters.get(REGION)
     if not isinstance(region, str) or not region:
         raise InvalidRequest(
@@ -120,7 +120,7 @@ def split_shared(
                 f"{what} has {key} {clip(repr(value), _SHOWN)}: expected a number of bytes"
             )
     assert type(offset) is int and type(size) is int  # noqa: PT018, S101  # checked above
-    return SharedMemoryData(region, offset, size), left
+    return SharedMemoryData(region, offset, size), remaining
 
 
 def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
@@ -129,10 +129,10 @@ def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
     Raises:
         InvalidRequest, TooLarge: As `split_shared`.
     """
-    shared, left = split_shared(f"input {tensor.name!r}", tensor.parameters, limits)
+    shared, remaining = split_shared(f"input {tensor.name!r}", tensor.parameters, limits)
     if shared is None:
         return None
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, left)
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, remaining)
 
 
 def outputs_in_shared_memory(requested: Iterable[RequestedOutput]) -> dict[str, SharedMemoryData]:

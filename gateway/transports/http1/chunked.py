@@ -42,7 +42,7 @@ class ChunkReader:
     def __init__(self) -> None:
         self._state = _SIZE_LINE
         self._line = b""
-        self._left = 0
+        self._remaining = 0
         self._trailer_bytes = 0
         self.chunks = 0
         self.is_done = False
@@ -63,11 +63,11 @@ class ChunkReader:
         lines = _TURN_LINES
         while at < end and self._state != _DONE and lines:
             if self._state == _DATA:
-                stop = min(end, at + self._left)
+                stop = min(end, at + self._remaining)
                 pieces.append(view[at:stop])
-                self._left -= stop - at
+                self._remaining -= stop - at
                 at = stop
-                if not self._left:
+                if not self._remaining:
                     self._state = _DATA_END
                 continue
             lines -= 1
@@ -103,8 +103,8 @@ class ChunkReader:
             found = _SIZE.fullmatch(line)
             if found is None:
                 raise MalformedMessage(f"malformed chunk size: {line[:_SHOWN]!r}")
-            self._left = int(found[1], _HEX)
-            self._state = _DATA if self._left else _TRAILER
+            self._remaining = int(found[1], _HEX)
+            self._state = _DATA if self._remaining else _TRAILER
         elif not line:
             self._state = _DONE
             self.is_done = True

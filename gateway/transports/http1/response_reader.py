@@ -111,12 +111,12 @@ class ResponseReader:
         "_held",
         "_interim",
         "_is_complete",
-        "_left",
         "_length",
         "_method",
         "_parser",
         "_peer",
         "_received",
+        "_remaining",
         "_room",
         "_size",
         "_small",
@@ -152,7 +152,7 @@ class ResponseReader:
         self._length: int | None = None
         self._chunks: ChunkReader | None = None
         self._has_odd_coding = False
-        self._left = 0
+        self._remaining = 0
         self._received = 0
         self._room: ReservedBuffer | None = None
         self._held: Reservation | None = None
@@ -304,8 +304,8 @@ class ResponseReader:
         elif self._chunks is None and self._length is not None:
             if not self.is_streamed:
                 self._peer.check_size(self._length)
-            self._left = self._length
-            self.is_done = not self._left
+            self._remaining = self._length
+            self.is_done = not self._remaining
         elif self._chunks is None:
             self.is_persistent = False  # the body ends with the connection
 
@@ -319,11 +319,11 @@ class ResponseReader:
             self._append(view[at:])
             self._reserve()
             return len(data)
-        size = min(self._left, len(data) - at)
+        size = min(self._remaining, len(data) - at)
         if self.is_streamed:
             self._append(view[at : at + size])
-            self._left -= size
-            self.is_done = not self._left
+            self._remaining -= size
+            self.is_done = not self._remaining
         elif self._room is None and size == self._length:
             self._whole = view[at : at + size]  # small bodies arrive in one piece: no copy
             self.is_done = True

@@ -137,7 +137,7 @@ class Http2Connection(Http2Receiver):
             self.refuse(stream, h2.FLOW_CONTROL_ERROR)
             return
         if self.writer.pump() >= REFUND_FROM_BYTES:
-            self.flood_budget.left += MESSAGE_REFUND
+            self.flood_budget.remaining += MESSAGE_REFUND
 
     def _reset_by_peer(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number

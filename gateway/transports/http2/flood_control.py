@@ -28,20 +28,20 @@ class FloodBudget:
     """The budget of one peer.
 
     Attributes:
-        left: What is left; refunds are added to it.
+        remaining: What can be spent; refunds are added to it.
     """
 
-    __slots__ = ("left",)
+    __slots__ = ("remaining",)
 
     def __init__(self) -> None:
-        self.left = _MOST
+        self.remaining = _MOST
 
     def charge(self, cost: int) -> None:
         """Subtract *cost*. Raises Http2ConnectionError if the budget is exhausted."""
-        self.left -= cost
-        if self.left < 0:
+        self.remaining -= cost
+        if self.remaining < 0:
             raise Http2ConnectionError(ENHANCE_YOUR_CALM, "too many frames that carry nothing")
 
     def refill(self, seconds: int = 1) -> None:
         """Add the refund for so many seconds."""
-        self.left = min(_MOST, self.left + seconds * _PER_SECOND)
+        self.remaining = min(_MOST, self.remaining + seconds * _PER_SECOND)

@@ -332,14 +332,14 @@ class FrameReader(ABC):
         number, length, padding, end = self._part
         stop = min(len(data), at + length)
         stream = self.streams.get(number)
-        taken = stop - at
-        whole = taken == length
-        if stream is not None and (taken or (whole and end)):  # after them only padding is left
-            stream.coming = length - taken
+        available = stop - at
+        whole = available == length
+        if stream is not None and (available or (whole and end)):  # after them only padding is left
+            stream.coming = length - available
             self._deliver(stream, memoryview(data)[at:stop], end=end and whole)
         skipped = min(len(data) - stop, padding) if whole else 0
-        left = (number, length - taken, padding - skipped, end and not whole)
-        self._part = left if left[1] or left[2] else _NO_PART
+        remaining = (number, length - available, padding - skipped, end and not whole)
+        self._part = remaining if remaining[1] or remaining[2] else _NO_PART
         return stop + skipped
 
     def _headers(self, number: int, flags: int, block: bytes) -> None:

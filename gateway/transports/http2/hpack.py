@@ -75,7 +75,7 @@ class HeaderDecoder:
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
-        left = self._limit
+        remaining = self._limit
         resizes = 0
         at, end = 0, len(block)
         while at < end:
@@ -103,8 +103,8 @@ class HeaderDecoder:
                 continue
             else:
                 field, at = self._literal(block, at, 0x0F)
-            left -= len(field[0]) + len(field[1]) + FIELD_OVERHEAD
-            if left < 0:
+            remaining -= len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+            if remaining < 0:
                 raise Http2ConnectionError(
                     ENHANCE_YOUR_CALM, f"header fields have more than {self._limit} bytes"
                 )

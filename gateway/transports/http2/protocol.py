@@ -160,9 +160,9 @@ class Http2Protocol(asyncio.Protocol):
     def stuck_since(self) -> float | None:
         """Since when the peer has read nothing, on the monotonic clock; None if it reads."""
         if self._stuck_since is not None and self.transport is not None:
-            left = self.transport.get_write_buffer_size()
-            if left < self._stuck_bytes:
-                self._stuck_since, self._stuck_bytes = monotonic(), left
+            remaining = self.transport.get_write_buffer_size()
+            if remaining < self._stuck_bytes:
+                self._stuck_since, self._stuck_bytes = monotonic(), remaining
         return self._stuck_since
 
     def paused_s(self, now: float) -> float:
@@ -172,8 +172,8 @@ class Http2Protocol(asyncio.Protocol):
     @property
     def drained_bytes(self) -> int:
         """How many bytes the peer has read since then."""
-        left = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        return self._paused_bytes - left
+        remaining = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self._paused_bytes - remaining
 
     def close(self) -> None:
         """Close after the output is written. A second call does nothing."""

@@ -221,7 +221,7 @@ class Http2Receiver(FrameReader):
         most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
         if stream.expected_bytes is not None:
             most = min(most, stream.expected_bytes)
-        left = most
+        remaining = most
         last = len(data) - h2.HEAD_BYTES
         views: list[memoryview] = []
         while at <= last:
@@ -234,14 +234,14 @@ class Http2Receiver(FrameReader):
                 or flags
                 or same != number
                 or end > len(data)
-                or not 0 < length <= left
+                or not 0 < length <= remaining
             ):
                 break
-            left -= length
+            remaining -= length
             views.append(view[begin:end])
             at = end
         if views:
-            size = most - left
+            size = most - remaining
             self._window -= size
             self._unread += size
             stream.window -= size

@@ -107,10 +107,10 @@ class StreamWriter:
         """Write all of a response. That to a rejected request earns no refund."""
         if self.is_open:
             core, stream = self._connection.core, self._stream
-            left = core.flood_budget.left
+            remaining = core.flood_budget.remaining
             core.writer.send(stream, block, buffers, None, size)
             if is_error:  # an end that waits for a window will be refunded
-                core.flood_budget.left = left - RESPONSE_REFUND * stream.has_pending_end
+                core.flood_budget.remaining = remaining - RESPONSE_REFUND * stream.has_pending_end
             self._connection.flush_soon()
 
     def end(self) -> None:

@@ -173,7 +173,7 @@ class Http2StreamWriter:
             self._room -= size
             stream.room -= size
             stream.is_local_closed = True
-            self._credit.left += RESPONSE_REFUND
+            self._credit.remaining += RESPONSE_REFUND
             if stream.is_remote_closed:
                 del self._streams[number]
             return
@@ -205,7 +205,7 @@ class Http2StreamWriter:
         assert stream.waiting is not None  # noqa: S101  # it waits
         stream.waiting.extend(memoryview(buffer) for buffer in buffers if len(buffer))
         self._waiting[stream.number] = stream
-        self._credit.left += MESSAGE_REFUND
+        self._credit.remaining += MESSAGE_REFUND
         self.pump()
 
     def end(self, stream: Http2Stream, tail: bytes | None) -> None:
@@ -261,21 +261,21 @@ class Http2StreamWriter:
         """Write up to one turn of a stream; return the bytes written."""
         waiting = stream.waiting
         most = self.frame_bytes
-        left = min(_TURN_BYTES, stream.room, self._room)
+        remaining = min(_TURN_BYTES, stream.room, self._room)
         total = 0
-        while waiting and left > 0:
-            whole = min(left, len(waiting[0])) // most * most
+        while waiting and remaining > 0:
+            whole = min(remaining, len(waiting[0])) // most * most
             if whole:
                 self._out += _full_frames(waiting, whole, most, stream.number)
-                left -= whole
+                remaining -= whole
                 total += whole
                 continue
-            size = min(left, most)
+            size = min(remaining, most)
             pieces = _pop_front(waiting, size)
             size = size_of(pieces)
             self._out.append(frame_head(size, h2.DATA, 0, stream.number))
             self._out += pieces
-            left -= size
+            remaining -= size
             total += size
         stream.room -= total
         self._room -= total
@@ -290,7 +290,7 @@ class Http2StreamWriter:
 
     def _finish(self, stream: Http2Stream) -> None:
         stream.has_pending_end = False
-        self._credit.left += RESPONSE_REFUND
+        self._credit.remaining += RESPONSE_REFUND
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)
         else:

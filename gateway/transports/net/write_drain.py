@@ -40,31 +40,31 @@ async def drain_writes(
     if transport is None:
         raise ConnectionResetError("the client has left")
     now = asyncio.get_running_loop().time
-    total = left = transport.get_write_buffer_size()
+    total = remaining = transport.get_write_buffer_size()
     started = moved = now()
     while not drained.is_set():
         idle_until = moved + limits.write_idle_timeout_s
-        rate_until = started + write_time(total - left, limits)
+        rate_until = started + write_time(total - remaining, limits)
         try:
             async with asyncio.timeout(max(0.0, min(idle_until, rate_until) - now())):
                 await drained.wait()
         except TimeoutError:
-            left, before = transport.get_write_buffer_size(), left
-            if left < before:
+            remaining, before = transport.get_write_buffer_size(), remaining
+            if remaining < before:
                 moved = now()
-                if moved < started + write_time(total - left, limits):
+                if moved < started + write_time(total - remaining, limits):
                     continue
             elif now() < min(idle_until, rate_until):
                 continue  # the timer expired early
             transport.abort()
             limit = (
                 "write_min_rate_bytes_s"
-                if left < before or rate_until < idle_until
+                if remaining < before or rate_until < idle_until
                 else ("write_idle_timeout_s")
             )
             raise SlowReaderError(
-                f"the client read {total - left} bytes in {now() - started:.1f} s, "
-                f"{left} bytes are left ({limit})",
+                f"the client read {total - remaining} bytes in {now() - started:.1f} s, "
+                f"{remaining} bytes are left ({limit})",
                 limit,
             ) from None
 
@@ -92,10 +92,10 @@ class _DeadlineScope:
     async def __aenter__(self) -> None:
         if self._deadline is None:
             return
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
             raise self._passed()
-        self._timeout = Timeout(left)
+        self._timeout = Timeout(remaining)
         self._timeout.__enter__()
 
     async def __aexit__(

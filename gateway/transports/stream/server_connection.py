@@ -83,8 +83,8 @@ class StreamConnection(asyncio.Protocol):
         self._room: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
-        self._taken = asyncio.Event()
-        self._taken.set()
+        self._is_writable = asyncio.Event()
+        self._is_writable.set()
         self._ended = asyncio.Event()  # the client sends nothing more
         self._last_word: GatewayError | None = None
         self._is_reading = True
@@ -132,11 +132,11 @@ class StreamConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Note that the write buffer is full."""
-        self._taken.clear()
+        self._is_writable.clear()
 
     def resume_writing(self) -> None:
         """Note that the write buffer is empty, and continue."""
-        self._taken.set()
+        self._is_writable.set()
         self._advance()
 
     def data_received(self, data: bytes) -> None:
@@ -252,7 +252,9 @@ class StreamConnection(asyncio.Protocol):
     def _advance(self) -> None:
         """Start the frames that can be handled, update reading, and close at the end."""
         # A client that does not read its responses gets no further ones.
-        while self._queue and len(self._running) < self._listener.width and self._taken.is_set():
+        while (
+            self._queue and len(self._running) < self._listener.width and self._is_writable.is_set()
+        ):
             pending = self._queue.popleft()
             task = self._loop.create_task(self._answer(pending))
             self._running[task] = pending
@@ -405,8 +407,8 @@ class StreamConnection(asyncio.Protocol):
             return self._framer.send(Frame(refusal.payload, frame.correlation))
 
     async def _flush(self) -> None:
-        if not self._taken.is_set():
-            await drain_writes(self._transport, self._taken, self._listener.limits)
+        if not self._is_writable.is_set():
+            await drain_writes(self._transport, self._is_writable, self._listener.limits)
 
     # -- ending
 
@@ -467,7 +469,7 @@ class StreamConnection(asyncio.Protocol):
         return self._transport is not None and self.in_flight > 0 and blind
 
     def _probe(self) -> None:
-        if self._taken.is_set():  # otherwise a failed write would show it
+        if self._is_writable.is_set():  # otherwise a failed write would show it
             self._transport.write(self._framer.begin())
 
 

@@ -81,12 +81,12 @@ async def test_changes(path: str, body: str, expected: int, text: str | None) ->
 @pytest.mark.parametrize("path", ["/config", "/stock", "/capture"])
 async def test_pages_about_the_gateway_refuse_foreign_hosts_and_strangers(path: str) -> None:
     """They show what `/api/v1/` shows, so the same host and token are needed."""
-    asked = control(token="t")
+    service = control(token="t")
 
     async def status(host: str, address: str, **headers: str) -> int:
         fields = Headers([("Host", host), *headers.items()])
         wire = HttpRequest("GET", path, "", fields, (), client=Client(address))
-        return (await asked(wire))[0]
+        return (await service(wire))[0]
 
     assert await status("localhost", HERE) in {200, 404}
     assert await status("10.0.0.2:9901", "10.0.0.1", authorization="Bearer t") in {200, 404}

@@ -125,7 +125,7 @@ def test_a_hostile_manifest_is_a_problem(tmp_path: Path, line: str) -> None:
     capture = Capture(tmp_path)
     (tmp_path / "MANIFEST.jsonl").write_text(line.replace("NAME", capture.segments[0].name) + "\n")
     assert capture.verify()[1]
-    assert capture.dropped() == {}
+    assert capture.dropped_calls() == {}
     assert [each.calls for each in capture.summaries()] == [3]
 
 

@@ -133,13 +133,13 @@ def _gzip_size(data: memoryview, _most: int) -> int:
 
 def _counted(data: memoryview, most: int) -> int:
     stream = zlib.decompressobj()
-    size, left = 0, bytes(data)
+    size, remaining = 0, bytes(data)
     try:
-        while left and size <= most:
+        while remaining and size <= most:
             if size > _MOST_COUNTED_BYTES:
                 return most
-            size += len(stream.decompress(left, _COUNTED_BYTES))
-            left = stream.unconsumed_tail
+            size += len(stream.decompress(remaining, _COUNTED_BYTES))
+            remaining = stream.unconsumed_tail
     except zlib.error:
         return 0
     return size

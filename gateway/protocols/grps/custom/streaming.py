@@ -28,7 +28,7 @@ class Streaming:
     key: str = "streaming"
     content_type: str = "application/octet-stream"
 
-    def asked(
+    def is_requested(
         self, query: Mapping[str, str], headers: Headers, body: Mapping[str, Any] | None
     ) -> bool:
         """Return whether a request selects a stream.

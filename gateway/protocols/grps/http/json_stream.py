@@ -115,9 +115,9 @@ class JsonStreamSplitter:
             else:
                 self._depth -= 1
                 if self._depth <= 0:
-                    return self._taken()
+                    return self._take_value()
 
-    def _taken(self) -> bytes:
+    def _take_value(self) -> bytes:
         value = bytes(self._held[: self._at])
         del self._held[: self._at]
         while self._held[:1] and self._held[:1] in _SPACE:

@@ -100,7 +100,7 @@ class Reader:
             document = read_document(view, _BODY, self.limits)
             message = read_request(document, self.limits)
         message = self._with_model(route, message, query)
-        streaming = self.settings.streaming.asked(query, wire.headers, document)
+        streaming = self.settings.streaming.is_requested(query, wire.headers, document)
         ndarray = query.get("return-ndarray", "").lower() == "true"
         if streaming and ndarray:
             raise InvalidRequest(_BOTH)
@@ -162,7 +162,7 @@ class Reader:
         document = self._custom_document(custom, wire, query)
         inputs, parameters = route_content(custom, document, self.limits)
         stream = custom.stream
-        streaming = stream is not None and stream.switch.asked(query, wire.headers, document)
+        streaming = stream is not None and stream.switch.is_requested(query, wire.headers, document)
         route = route.streamed() if streaming else route
         context = http_context(wire, NAME, calls.REPLY_NEEDS, ReplyFormat(None, route=route))
         model = custom.model

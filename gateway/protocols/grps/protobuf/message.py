@@ -224,7 +224,7 @@ def _read_tensors(
     if is_comparing():
         compare_inputs(ModelRef(model), map(_leading_name, found))
     # Each string is a field of its own, and their number is unknown before.
-    counter.left += limits.bytes_elements
+    counter.remaining += limits.bytes_elements
     return tuple([_read_tensor(value, limits, counter) for value in found])
 
 

@@ -86,7 +86,7 @@ class InferReader:
     def response(
         self,
         view: memoryview,
-        placed: Mapping[str, SharedMemoryData] = NOWHERE,
+        places: Mapping[str, SharedMemoryData] = NOWHERE,
         rewritten: bool = False,
     ) -> Read:
         """Read a ModelInferResponse; tensors share *view*'s memory.
@@ -98,12 +98,12 @@ class InferReader:
         counter = FieldCounter()
         try:
             message, reply_id, raws = self._scanner.scan(view, RAW_OUTPUTS, counter)
-            if message.columns is not None and not placed:
+            if message.columns is not None and not places:
                 return message, reply_id, _plain(message.columns, raws)
-            return message, reply_id, self._outputs(message.tensors, raws, placed, counter)
+            return message, reply_id, self._outputs(message.tensors, raws, places, counter)
         except WireError as error:
             _check_for_library(error, view, ModelInferResponse, rewritten=rewritten)
-        return self.response(_by_library(view, ModelInferResponse), placed, rewritten=True)
+        return self.response(_by_library(view, ModelInferResponse), places, rewritten=True)
 
     def _inputs(
         self, found: Sequence[TensorDescription], raws: Sequence[memoryview], counter: FieldCounter
@@ -128,7 +128,7 @@ class InferReader:
         self, found: Sequence[TensorDescription], raws: Sequence[memoryview], counter: FieldCounter
     ) -> tuple[Tensor, ...]:
         """Return the inputs, some in shared memory, which have no raw contents."""
-        left = iter(raws)
+        remaining = iter(raws)
         tensors = []
         for one in found:
             tensor = located(_tensor(one, RawData(_NOTHING)), self._limits)
@@ -139,7 +139,7 @@ class InferReader:
                         "expected one of the two"
                     )
             elif raws:
-                raw = next(left, None)
+                raw = next(remaining, None)
                 if raw is None:
                     raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
                 self._check_raw_input(one, len(raws), counter)
@@ -147,7 +147,7 @@ class InferReader:
             else:
                 tensor = self._typed_input(one, counter)
             tensors.append(tensor)
-        if next(left, None) is not None:
+        if next(remaining, None) is not None:
             raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
         return tuple(tensors)
 
@@ -173,7 +173,7 @@ class InferReader:
         self,
         described: Sequence[TensorDescription],
         raws: Sequence[memoryview],
-        placed: Mapping[str, SharedMemoryData],
+        places: Mapping[str, SharedMemoryData],
         counter: FieldCounter,
     ) -> tuple[Tensor, ...]:
         limits = self._limits
@@ -184,14 +184,14 @@ class InferReader:
         ]
         bare = [one for one, data in found if data is None]
         if len(raws) != len(bare):
-            bare = [one for one in bare if one.count and one.name not in placed]
+            bare = [one for one in bare if one.count and one.name not in places]
             if len(raws) != len(bare):
                 raise _wrong_raw_count(len(raws), len(bare), "outputs without contents")
         raw_of = dict(zip([one.name for one in bare], raws, strict=True))
         return tuple(
             [
-                _placed(one, placed[one.name])
-                if one.name in placed
+                _shared_tensor(one, places[one.name])
+                if one.name in places
                 else _raw(one, raw_of.get(one.name, _NOTHING), limits)
                 if data is None
                 else _tensor(one, data)
@@ -260,7 +260,7 @@ def _plain(columns: Columns, raws: tuple[memoryview, ...]) -> tuple[Tensor, ...]
     return tuple(map(Tensor, names, datatypes, shapes, map(RawData, raws), parameters))
 
 
-def _placed(described: TensorDescription, place: SharedMemoryData) -> Tensor:
+def _shared_tensor(described: TensorDescription, place: SharedMemoryData) -> Tensor:
     """Return an output in its requested place; a server repeats the place."""
     parameters = {key: value for key, value in described.parameters.items() if key not in KEYS}
     return Tensor(described.name, described.datatype, described.shape, place, parameters)

@@ -138,13 +138,13 @@ def _fields(
     datatype: Datatype, contents: memoryview, count: int, counter: FieldCounter
 ) -> list[Field]:
     if datatype is Datatype.BYTES:  # each element is a field
-        counter.left += count
+        counter.remaining += count
         if count > _SPARE_FIELDS:
             charge(count * FIELD)
     try:
         return fields(contents, _SPARE_FIELDS + max(count, MAX_FIELDS), counter)
     except TooManyFields as error:
-        if datatype is Datatype.BYTES or count < counter.left:
+        if datatype is Datatype.BYTES or count < counter.remaining:
             raise
         # Elements that are not packed, up to the number of the shape: the library packs them.
         raise WireError(str(error)) from error

@@ -190,7 +190,7 @@ def _read(
 ) -> tuple[ParsedResponse, tuple[Tensor, ...]]:
     """Read a response without a template."""
     members = document.members
-    reader = TensorReader("output", binary, limits, lenient=True, placed=places)
+    reader = TensorReader("output", binary, limits, lenient=True, places=places)
     outputs = reader.read(document)
     model = ModelRef(
         model_text(members, "model_name", limits), model_text(members, "model_version", limits)

@@ -130,10 +130,10 @@ class BinaryPart:
         Raises:
             MalformedMessage: Some are left.
         """
-        left = self._size - self._at
-        if left:
+        remaining = self._size - self._at
+        if remaining:
             raise MalformedMessage(
-                f"{left} bytes are left after the binary {self._kind}s: each needs its "
+                f"{remaining} bytes are left after the binary {self._kind}s: each needs its "
                 f"{BINARY_SIZE}, and {LENGTH_HEADER} the exact length of the JSON"
             )
 

@@ -45,7 +45,7 @@ class TensorReader:
         binary: The bytes after the JSON.
         limits: Those on tensors, names and parameters are enforced.
         lenient: Read what servers write.
-        placed: Tensors that the caller expects in shared memory, by name.
+        places: Tensors that the caller expects in shared memory, by name.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class TensorReader:
         limits: MessageLimits,
         *,
         lenient: bool = False,
-        placed: Mapping[str, SharedMemoryData] = NOWHERE,
+        places: Mapping[str, SharedMemoryData] = NOWHERE,
     ) -> None:
         self._kind = kind
-        self._placed = placed
+        self._places = places
         self._binary = binary
         self._limits = limits
         self._is_lenient = lenient
@@ -164,7 +164,7 @@ class TensorReader:
     def _elsewhere(self, tensor: Tensor) -> Tensor:
         """Return a tensor without data as one in shared memory, if it is there."""
         name = tensor.name
-        place = self._placed.get(name)
+        place = self._places.get(name)
         if place is not None:
             return Tensor(name, tensor.datatype, tensor.shape, place, tensor.parameters)
         found = located(tensor, self._limits) if self._kind == "input" else None

@@ -298,13 +298,13 @@ def _described(field: Any) -> _Field:
 def _tables(*kinds: type[Message]) -> Mapping[str, Mapping[str, _Field]]:
     """Describe messages and their nested messages: by full name, their fields by name."""
     tables: dict[str, Mapping[str, _Field]] = {}
-    left = [kind.DESCRIPTOR for kind in kinds]
-    while left:
-        descriptor = left.pop()
+    remaining = [kind.DESCRIPTOR for kind in kinds]
+    while remaining:
+        descriptor = remaining.pop()
         tables[descriptor.full_name] = {
             field.name: _described(field) for field in descriptor.fields
         }
-        left += [field.message_type for field in descriptor.fields if field.message_type]
+        remaining += [field.message_type for field in descriptor.fields if field.message_type]
     return MappingProxyType(tables)
 
 

@@ -128,4 +128,4 @@ def test_time_fills_the_credit_up() -> None:
     for _ in range(100):
         server.core.feed(frame(frames.PING, 0, 0, bytes(8)) * 300)
         server.core.flood_budget.refill()
-    assert 2000 == server.core.flood_budget.left
+    assert 2000 == server.core.flood_budget.remaining
