@@ -5,8 +5,10 @@ import re
 import signal
 import sqlite3
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,6 +25,15 @@ from gateway.captures.records import RecordedCall
 from gateway.captures.segment_reader import UnreadableSegment
 from gateway.captures.segment_writer import SegmentWriter
 from gateway.cli.capture import CaptureArgument, open_capture
+from gateway.cli.comparison import (
+    CompareOption,
+    FailIfOption,
+    FailUnlessOption,
+    has_tripped,
+    load_migration,
+    parse_conditions,
+    parse_or_fail,
+)
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -33,16 +44,16 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
-from gateway.compare.conditions import Condition, parse_fail_if, parse_fail_unless
+from gateway.cli.report import write_report
+from gateway.compare.conditions import Condition
 from gateway.compare.replies import Comparison
 from gateway.compare.summary import Summary
 from gateway.compare.tensors import Outcome
-from gateway.config.load import ConfigError, load_file
 from gateway.config.migration import MigrationConfig
 from gateway.config.units import Url, parse_duration, parse_url
 from gateway.ir.limits import MessageLimits
 from gateway.migration.differences import compare_captures
-from gateway.migration.guards import Guards, GuardVerdict, Standing, verdict_text
+from gateway.migration.guards import Guards, GuardVerdict, verdict_text
 from gateway.migration.output_rules import rules_of
 from gateway.migration.replay import (
     LATE_S,
@@ -57,31 +68,6 @@ from gateway.migration.wire_replay import RecordedRequests
 from gateway.registry import protocol
 from gateway.wire.codec import Codec
 
-CompareOption = Annotated[
-    str | None,
-    typer.Option(
-        "--compare",
-        metavar="FILE#NAME",
-        help="Rules of the outputs and guards: `migrations: {NAME: ...}` of a configuration.",
-    ),
-]
-FailIfOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fail-if",
-        metavar="METRIC>VALUE",
-        help="Exit with 1 if it holds: mismatch>0.1%, mismatch.OUTPUT>1%, structure>0, errors>1%, "
-        "missing>0, p99>200ms, p50_ratio>1.2, p99_ratio>1.3; repeatable.",
-    ),
-]
-FailUnlessOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fail-unless",
-        metavar="METRIC<VALUE@CONFIDENCE",
-        help="Exit with 1 unless the calls show it, such as mismatch<0.1%@95%; repeatable.",
-    ),
-]
 FormatOption = Annotated[OutputFormat, typer.Option("--output", help="Format of the data.")]
 
 
@@ -120,6 +106,10 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         Path | None,
         typer.Option("-o", "--results", metavar="DIR", help="Record the new replies here."),
     ] = None,
+    report_file: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write a page on old and new replies."),
+    ] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Send the calls of a capture to a server of any protocol, and compare the replies.
@@ -131,23 +121,28 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     guards = Guards(migration.guards)
     conditions = parse_conditions(fail_if, fail_unless)
     options, mode = _options(pace, speed, rate, concurrency, limit, timeout, model or [])
-    selection = _usage(parse_selection, where) if where else Selection()
-    urls = [_usage(parse_url, each) for each in (against, reference) if each is not None]
+    selection = parse_or_fail(parse_selection, where) if where else Selection()
+    urls = [parse_or_fail(parse_url, each) for each in (against, reference) if each is not None]
     if wire and (reference is not None or model):
         fail("--wire sends messages as they are; --reference and --model do not apply", WRONG_USAGE)
+    if report_file is not None and reference is not None:
+        fail("--report shows recorded replies; --reference does not apply", WRONG_USAGE)
     found = open_capture(capture)
     if results is not None and results.exists() and any(results.iterdir()):
         fail(f"{results} is not empty", WRONG_USAGE)
     freeze_startup_objects()  # a collection takes 40 ms, which makes calls late
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            report = runner.run(
-                _run(found, urls, options, migration, guards, selection, results, wire=wire)
-            )
-    except LookupError as error:
-        fail(str(error.args[0]), WRONG_USAGE)
-    except (OSError, sqlite3.Error) as error:
-        fail(f"replay failed: {error}")
+    with _results_directory(results, report_file) as directory:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                report = runner.run(
+                    _run(found, urls, options, migration, guards, selection, directory, wire=wire)
+                )
+        except LookupError as error:
+            fail(str(error.args[0]), WRONG_USAGE)
+        except (OSError, sqlite3.Error) as error:
+            fail(f"replay failed: {error}")
+        if report_file is not None and directory is not None:
+            write_report(capture, directory, compare, conditions, html=report_file)
     failures = [text for each in conditions if (text := each.failure(report.summary))]
     verdicts = guards.verdicts()
     verdict = _verdict(report, failures, verdicts, conditions)
@@ -159,6 +154,16 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         print_note(f"gateway: skipped: {problem}")
     if failures or has_tripped(verdicts) or report.failed or report.stopped or not report.sent:
         raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _results_directory(results: Path | None, report_file: Path | None) -> Iterator[Path | None]:
+    """Yield the directory for the new replies; a report needs one until it is written."""
+    if results is not None or report_file is None:
+        yield results
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
 
 
 def diff(
@@ -206,44 +211,6 @@ def diff(
         raise typer.Exit(FAILED)
 
 
-def load_migration(source: str | None) -> MigrationConfig:
-    """Return the migration `FILE#NAME`, or the defaults; end the command if there is none."""
-    if source is None:
-        return MigrationConfig()
-    file, _, name = source.rpartition("#")
-    if not file:
-        fail(f"--compare is {source!r}; expected FILE#NAME", WRONG_USAGE)
-    try:
-        config = load_file(Path(file)).config
-    except ConfigError as error:
-        fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
-    except OSError as error:
-        fail(f"cannot read {file}: {error.strerror}", WRONG_USAGE)
-    migration = config.migrations.get(name)
-    if migration is None:
-        names = ", ".join(config.migrations) or "none"
-        fail(f"{file} has no migration {name!r}; its migrations are {names}", WRONG_USAGE)
-    return migration
-
-
-def has_tripped(verdicts: Sequence[GuardVerdict]) -> bool:
-    """Return whether a guard trips, which fails the command."""
-    return any(each.standing is Standing.TRIPS for each in verdicts)
-
-
-def parse_conditions(fail_if: list[str] | None, fail_unless: list[str] | None) -> list[Condition]:
-    """Return the conditions of the flags; end the command if one is malformed."""
-    found = [_usage(parse_fail_if, each) for each in fail_if or ()]
-    return found + [_usage(parse_fail_unless, each) for each in fail_unless or ()]
-
-
-def _usage(parse: Any, value: Any) -> Any:
-    try:
-        return parse(value)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)
-
-
 _SPEED: Final = re.compile(r"([0-9.]+)x?")
 _RATE: Final = re.compile(r"([0-9.]+)(/s)?")
 
@@ -274,8 +241,8 @@ def _options(  # one for each flag
         rate=per_s,
         concurrency=concurrency,
         limit=limit,
-        timeout_s=_usage(parse_duration, timeout),
-        models=_usage(parse_models, models),
+        timeout_s=parse_or_fail(parse_duration, timeout),
+        models=parse_or_fail(parse_models, models),
     )
     return options, mode
 

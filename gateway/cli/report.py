@@ -1,6 +1,7 @@
 """The command `report`: two recordings of the same calls, as a page and as Markdown."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,7 @@ from gateway import __version__
 from gateway.captures.capture import Capture
 from gateway.captures.segment_reader import UnreadableSegment
 from gateway.cli.capture import open_capture
-from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, write_bytes
-from gateway.cli.replay import (
+from gateway.cli.comparison import (
     CompareOption,
     FailIfOption,
     FailUnlessOption,
@@ -19,6 +19,8 @@ from gateway.cli.replay import (
     load_migration,
     parse_conditions,
 )
+from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, write_bytes
+from gateway.compare.conditions import Condition
 from gateway.config.migration import CompareConfig, RuleChoice
 from gateway.migration.differences import compare_captures
 from gateway.migration.guards import Guards, verdict_text
@@ -50,8 +52,33 @@ def report(
     """
     if html is None and markdown is None:
         fail("nothing to write; expected -o FILE or --markdown FILE", WRONG_USAGE)
-    migration = load_migration(compare)
     conditions = parse_conditions(fail_if, fail_unless)
+    verdict, holds = write_report(old, new, compare, conditions, html=html, markdown=markdown)
+    print_note(f"verdict: {verdict}")
+    if not holds:
+        raise typer.Exit(FAILED)
+
+
+def write_report(
+    old: Path,
+    new: Path,
+    compare: str | None,
+    conditions: Sequence[Condition],
+    *,
+    html: Path | None = None,
+    markdown: Path | None = None,
+) -> tuple[str, bool]:
+    """Write the report on two recordings; return its verdict, and whether all conditions hold.
+
+    Args:
+        old: Of the old server.
+        new: Of the new one.
+        compare: The flag --compare.
+        conditions: Those of the flags.
+        html: File of the page; None for none.
+        markdown: File of the same in Markdown; None for none.
+    """
+    migration = load_migration(compare)
     guards, evidence = Guards(migration.guards), ReportEvidence()
     a, b = open_capture(old), open_capture(new)
     lost: Counter[str] = Counter()
@@ -90,9 +117,7 @@ def report(
         write_bytes(_file_of(html), html_page(facts.title, sections))
     if markdown is not None:
         write_bytes(_file_of(markdown), markdown_page(facts.title, sections))
-    print_note(f"verdict: {verdict}")
-    if failures or has_tripped(verdicts) or not summary.compared:
-        raise typer.Exit(FAILED)
+    return verdict, not (failures or has_tripped(verdicts) or not summary.compared)
 
 
 def _file_of(path: Path) -> Path | None:

@@ -246,6 +246,7 @@ migrations: {digits: {compare: {outputs: {label: exact, probabilities: {top_k: 1
         (("--where", "speed=1"), 2),
         (("--compare", "nothing"), 2),
         (("--compare", "missing.yaml#digits"), 2),
+        (("--report", "page.html", "--reference", "oip+http://127.0.0.1:1"), 2),
     ],
 )
 def test_wrong_usage_of_replay(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
@@ -281,3 +282,22 @@ def test_the_command_prints_a_table_and_a_verdict(recorded: Path, tmp_path: Path
     failed = command("diff", str(recorded), results, "--fail-if", "errors>0")
     assert failed.exit_code == 1
     assert "verdict: failed, errors 100.00% > 0.00%" in failed.stdout
+
+
+@pytest.mark.parametrize("keeps_results", [True, False])
+def test_replay_writes_the_page_that_report_makes(
+    recorded: Path, tmp_path: Path, *, keeps_results: bool
+) -> None:
+    """The page of `--report` is that of `gateway report`, and needs no directory of results."""
+    page, again = tmp_path / "page.html", tmp_path / "again.html"
+    results = tmp_path / "results"
+    flags = ("-o", str(results)) if keeps_results else ()
+    against = ("--against", "oip+http://127.0.0.1:1", "--limit", "3", "--fail-if", "errors>0")
+    result = command("replay", str(recorded), *against, "--report", str(page), *flags)
+    assert result.exit_code == 1
+    assert "errors 100.00% &gt; 0.00%" in page.read_text()
+    assert results.exists() == keeps_results
+    if keeps_results:
+        words = ("report", str(recorded), str(results), "-o", str(again), "--fail-if", "errors>0")
+        assert command(*words).exit_code == 1
+        assert page.read_bytes() == again.read_bytes()
