@@ -251,14 +251,11 @@ class Endpoints:
         try:
             return await self._call(endpoint, call)
         except NotSent as error:
-            body = streaming_body_of(call)
-            if body is not None and body.is_started:
-                raise
             return await self._call_others(call, endpoint, error)
 
     async def _call_others(self, call: Call[R], tried: Endpoint, error: NotSent) -> R:
         others = [endpoint for endpoint in self._candidates() if endpoint is not tried]
-        while others and self._has_time(call):
+        while others and self._can_repeat(call):
             endpoint = self._choose(others, call)
             others.remove(endpoint)
             try:
@@ -267,8 +264,11 @@ class Endpoints:
                 error = further
         raise error
 
-    def _has_time(self, call: Call[Any]) -> bool:
-        deadline = call.context.deadline
+    def _can_repeat(self, call: Call[Any]) -> bool:
+        """Return whether there is time, and no attempt has used a part of the body."""
+        deadline, body = call.context.deadline, streaming_body_of(call)
+        if body is not None and body.is_started:
+            return False
         return deadline is None or self._clock() < deadline
 
     async def _call_assigned(self, sequence: InferSequence, call: Call[R]) -> R:

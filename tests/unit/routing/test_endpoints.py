@@ -433,6 +433,29 @@ async def test_an_endpoint_that_is_not_reached_costs_no_call() -> None:
     assert len(services[0].calls) + len(services[1].calls) <= 10
 
 
+@pytest.mark.parametrize("starting", [0, 1])
+async def test_second_endpoint_that_had_begun_a_body_was_followed_by_a_third(starting: int) -> None:
+    """What an attempt has read of a body is gone, whichever attempt it is."""
+    endpoints, services, _ = several(3)
+    body = FakeArriving(bytes(4), 0)
+    call = CALL.changed(
+        inputs=(Tensor("x", Datatype.UINT8, (4,), StreamedData(body, 0, 4)),),
+    )
+    attempts = 0
+
+    def refuse(_call: object) -> object:
+        nonlocal attempts
+        body.is_started = attempts == starting
+        attempts += 1
+        raise NotSent("refused")
+
+    for service in services:
+        service._always = refuse
+    with pytest.raises(NotSent, match="refused"):
+        await endpoints(call)
+    assert starting + 1 == attempts
+
+
 async def test_what_was_sent_goes_to_no_other_endpoint() -> None:
     """A connection that broke may have carried the call to the model."""
     endpoints, services, _ = several(2)
