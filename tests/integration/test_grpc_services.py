@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import grpc
@@ -18,9 +18,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from gateway.ir.context import Client
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.protobuf import WireError
 from tests.integration.grpc_echo import Answers, Slow, ask, calling, echo, only_quiet, serving
 
@@ -85,17 +87,17 @@ async def test_health_watch_tells_of_changes_only() -> None:
 
 
 async def test_health_watches_are_bounded_and_given_back() -> None:
-    """The thirty-third watch is refused; after one is cancelled there is room again."""
-    health = Health(Switch(), interval_s=0.01)
+    """An address has a quarter of the watches; after one is cancelled there is room again."""
+    health = Health(Switch(), interval_s=0.01, max_watches=32)
     async with (
         serving(Answers(echo), extras=(health.mount,)) as server,
         aio.insecure_channel(server.address) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
-        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(32)]
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(8)]
         for call in calls:
             await call.read()
-        with pytest.raises(aio.AioRpcError, match="at most 32"):
+        with pytest.raises(aio.AioRpcError, match="8 are open from this address, at most 8"):
             await stub.Watch(health_pb2.HealthCheckRequest()).read()
         calls[0].cancel()
         async with asyncio.timeout(2):
@@ -105,6 +107,25 @@ async def test_health_watches_are_bounded_and_given_back() -> None:
                     break
                 except aio.AioRpcError:
                     await asyncio.sleep(0.01)
+
+
+async def test_one_address_held_all_health_watches() -> None:
+    """Others can watch beside it, until all watches are open."""
+    health = Health(Switch(), max_watches=8)
+
+    async def watch(address: str) -> tuple[AsyncGenerator[GrpcResponse, None], GrpcResponse]:
+        wire = GrpcRequest("/grpc.health.v1.Health/Watch", (b"",), client=Client(address))
+        replies = health(wire)
+        return replies, await anext(replies)
+
+    opened = [await watch(address) for address in "aabbccdd"]
+    assert all(reply.status is GrpcStatus.OK for _, reply in opened)
+    for address, text in (("a", "2 are open from this address"), ("e", "8 are open here")):
+        _, reply = await watch(address)
+        assert reply.status is GrpcStatus.RESOURCE_EXHAUSTED
+        assert text in reply.details
+    await opened[0][0].aclose()
+    assert (await watch("e"))[1].status is GrpcStatus.OK
 
 
 async def test_health_is_answered_when_all_places_are_taken() -> None:

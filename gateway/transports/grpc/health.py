@@ -7,6 +7,7 @@ Source: grpc/health/v1/health.proto; gRPC, "Health Checking Protocol".
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
@@ -25,7 +26,7 @@ _NOT_SERVING = 2
 _SERVICE_UNKNOWN = 3
 _SERVICE = tag(1, LEN)
 _STATUS_KEY = varint(tag(1, VARINT))
-_MAX_WATCHES = 32
+_SHARE = 4
 _MAX_FIELDS = 16
 
 
@@ -35,12 +36,14 @@ class Health(GrpcFrontend):
     Args:
         status: Returns the status, for each check and once per interval for each watch.
         interval_s: How soon a watch reports a change.
+        max_watches: How many may be open; a quarter of them from one address.
     """
 
-    def __init__(self, status: Status, *, interval_s: float = 1.0) -> None:
+    def __init__(self, status: Status, *, interval_s: float = 1.0, max_watches: int = 512) -> None:
         self._status = status
         self._interval_s = interval_s
-        self._watches = 0
+        self._max_watches = max_watches
+        self._watches: Counter[str] = Counter()  # by the address of the client
 
     @property
     def mount(self) -> GrpcMount:
@@ -57,23 +60,32 @@ class Health(GrpcFrontend):
         if wire.method == _CHECK:
             yield await self._check(service)
             return
-        if self._watches >= _MAX_WATCHES:
-            yield _ended(
-                GrpcStatus.RESOURCE_EXHAUSTED,
-                f"{self._watches} watches are open, at most {_MAX_WATCHES} may be",
-            )
+        address = wire.client.address
+        if problem := self._too_many(address):
+            yield _ended(GrpcStatus.RESOURCE_EXHAUSTED, problem)
             return
-        self._watches += 1
+        self._watches[address] += 1
         try:
             async with aclosing(self._changes(service)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
-            self._watches -= 1
+            self._watches[address] -= 1
+            self._watches += Counter()  # without addresses that have none
 
     def reject(self, error: GatewayError, /) -> GrpcResponse:
         """Return the error for a request that was not read completely."""
         return refused(error)
+
+    def _too_many(self, address: str) -> str:
+        """Return why a client at *address* may open no further watch; "" if it may."""
+        for count, most, whose in (
+            (self._watches[address], self._max_watches // _SHARE, "from this address"),
+            (self._watches.total(), self._max_watches, "here"),
+        ):
+            if count >= most:
+                return f"too many watches: {count} are open {whose}, at most {most} are allowed"
+        return ""
 
     async def _check(self, service: str) -> GrpcResponse:
         status = await self._status(service)
