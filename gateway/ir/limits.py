@@ -6,6 +6,7 @@ The attribute name of a limit is also its YAML key, the label of its counter and
 import math
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
@@ -53,6 +54,10 @@ _SHOWN = 64
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+MANAGEMENT_BYTES: Final = 1 << 20
+"""Of a message without tensors and files: the protobuf library takes 20 ms at most for it."""
+
+
 def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
     """Reject a name that is too long or contains control characters or lone surrogates.
 
@@ -78,6 +83,19 @@ def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
     if name in DOT_SEGMENTS and kind.startswith(_IN_PATHS):
         raise InvalidRequest(
             f"{kind} is {name!r}, which is a dot segment of a path; expected another name"
+        )
+
+
+def check_management_size(method: str, size: int) -> None:
+    """Refuse a long message without tensors and files: reading it would block the event loop.
+
+    Raises:
+        TooLarge: *size* is above `MANAGEMENT_BYTES`.
+    """
+    if size > MANAGEMENT_BYTES:
+        raise TooLarge(
+            f"message of {size} bytes to {method}: at most {MANAGEMENT_BYTES} bytes are read "
+            "without tensors or files"
         )
 
 

@@ -30,7 +30,13 @@ from gateway.ir.errors import (
     TooLarge,
     Unsupported,
 )
-from gateway.ir.limits import MessageLimits, check_count, check_name
+from gateway.ir.limits import (
+    MANAGEMENT_BYTES,
+    MessageLimits,
+    check_count,
+    check_management_size,
+    check_name,
+)
 from gateway.ir.metadata import (
     ModelMetadata,
     ModelState,
@@ -45,8 +51,6 @@ from gateway.wire.protobuf import TooManyFields, WireError, fields
 
 SERVICE = "/inference.GRPCInferenceService/"
 _LOAD = SERVICE + "RepositoryModelLoad"
-# Of a request without tensors and files: the library blocks the event loop for 20 ms at most.
-_MOST_BYTES = 1 << 20
 # Single fields, and unknown ones of newer clients.
 _OTHER_FIELDS = 64
 
@@ -81,13 +85,10 @@ def check_size(method: str, view: memoryview, limits: MessageLimits) -> None:
         TooLarge: It is too long.
         MalformedMessage: It is no message.
     """
-    if len(view) <= _MOST_BYTES:
-        return
     if method != _LOAD:
-        raise TooLarge(
-            f"message of {len(view)} bytes to {method.removeprefix(SERVICE)}: "
-            f"at most {_MOST_BYTES} bytes are read without tensors or files"
-        )
+        check_management_size(method.removeprefix(SERVICE), len(view))
+    if len(view) <= MANAGEMENT_BYTES:
+        return
     try:
         fields(view, limits.parameters + _OTHER_FIELDS)
     except TooManyFields as error:

@@ -36,7 +36,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.limits import MessageLimits
+from gateway.ir.limits import MessageLimits, check_management_size
 from gateway.protocols.trtis import management as messages
 from gateway.protocols.trtis.errors import error_class_of_grpc, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
@@ -136,7 +136,9 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             raise errors.Unsupported(
                 f"method {clip(wire.method, 128)!r} is not supported by this gateway"
             )
-        call = read(wire.view, grpc_context(wire, NAME, _CALLER_NEEDS), self._limits)
+        view = wire.view
+        check_management_size(wire.method.rpartition("/")[2], len(view))
+        call = read(view, grpc_context(wire, NAME, _CALLER_NEEDS), self._limits)
         try:
             check_allowed(call, self._options)
         except errors.GatewayError as error:

@@ -36,6 +36,7 @@ from gateway.ir.errors import (
     RegionExists,
     RegionNotFound,
     RegionUnusable,
+    TooLarge,
     Unavailable,
     Unsupported,
     UpstreamError,
@@ -184,6 +185,14 @@ def test_refused_inference_echoes_its_id(
     assert found.request_status.code == pb.INVALID_ARG
     assert found.meta_data == pb.InferResponseHeader(id=9)
     assert not found.raw_output
+
+
+@pytest.mark.parametrize("method", ["Status", "Health", "ModelControl", "SharedMemoryControl"])
+def test_a_long_message_without_tensors_blocked_the_event_loop(method: str) -> None:
+    """60 MB of fields took the library up to 0.5 s, and nobody needs them."""
+    wire = GrpcRequest(f"/nvidia.inferenceserver.GRPCService/{method}", (bytes((1 << 20) + 1),))
+    with pytest.raises(TooLarge, match=f"1048577 bytes to {method}: at most 1048576"):
+        CODEC.decode_call(wire)
 
 
 def test_long_headers_are_read_too() -> None:
