@@ -74,7 +74,7 @@ def test_model_files_become_models_of_the_gateway(tmp_path: Path) -> None:
         ((), 2, "nothing to serve; expected --from URL"),
         (("--upstream", "triton:8001"), 2, "triton:8001"),
         (("--model", "digits"), 2, "--model is 'digits'; expected NAME=PATH"),
-        (("--model", "digits=/nothing"), 2, "/nothing is no model"),
+        (("--model", "digits=/nothing"), 2, "/nothing is not a model"),
         (("--from", "oip+http://127.0.0.1:1"), 1, "127.0.0.1:1"),
         (
             ("--upstream", "oip+http://a:1", "--http", "off", "--grpc", "off"),

@@ -21,7 +21,7 @@ from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.data import split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage
-from gateway.ir.limits import DEFAULT_LIMITS, check_name, check_shape
+from gateway.ir.limits import DEFAULT_LIMITS, check_name, check_shape, is_usable_name
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, items_tensor, raw_tensor
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
 from gateway.protocols.oip.grpc.codec import GrpcCodec
@@ -153,9 +153,27 @@ def slow_request(data: bytes) -> Any:
     return (*head, outputs, slow_tensors(message.inputs, raws, mixed=False))
 
 
+def slow_reply_head(message: Any) -> tuple[Any, ...]:
+    """Give the head of a response, without what cannot be used."""
+    limits = DEFAULT_LIMITS
+    name, version = message.model_name, message.model_version
+    parameters = {
+        key: repr(getattr(choice, arm))
+        for key, choice in message.parameters.items()
+        if (arm := choice.WhichOneof("parameter_choice")) is not None
+        and is_usable_name("parameter", key, limits.name_bytes)
+    }
+    return (
+        name if is_usable_name("model", name, limits.model_name_bytes) else "",
+        version if is_usable_name("version", version, limits.name_bytes) else "",
+        message.id,
+        parameters,
+    )
+
+
 def slow_response(data: bytes) -> Any:
     message = pb.ModelInferResponse.FromString(data)
-    head = slow_head(message)
+    head = slow_reply_head(message)
     raws = list(message.raw_output_contents)
     return (*head, [], slow_tensors(message.outputs, raws, mixed=True))
 

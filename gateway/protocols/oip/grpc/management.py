@@ -262,7 +262,7 @@ def _read_model_answer(view: memoryview, limits: MessageLimits) -> ModelMetadata
     check_count("versions", len(message.versions), _LISTED, "versions")
     checked_model(message.name, "", limits)
     for text in (message.platform, *message.versions):
-        check_name("model metadata", text, limits.name_bytes, "name_bytes")
+        check_name("a text of the model metadata", text, limits.name_bytes, "name_bytes")
     return ModelMetadata(
         name=message.name,
         versions=tuple(message.versions),

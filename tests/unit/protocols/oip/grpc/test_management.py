@@ -215,3 +215,10 @@ def test_entries_are_counted_before_they_are_read(
         getattr(message, field)[f"{number}"].SetInParent()
     with pytest.raises(TooLarge, match=f"65 {field}, at most 64 are allowed"):
         ask(method, message.SerializeToString())
+
+
+def test_a_platform_called_dot_was_taken_for_a_part_of_a_path() -> None:
+    """Only names of models, versions and regions stand in paths."""
+    message = pb.ModelMetadataResponse(name="m", platform=".", versions=["1"])
+    metadata = read(ModelMetadataRequest, message)
+    assert (".", ("1",)) == (metadata.platform, metadata.versions)
