@@ -245,10 +245,8 @@ def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
     """
     view = wire.view
     found = _text_of_json(view, limits) if len(view) <= _JSON_BYTES else None
-    text = read_error_text(view, _READ_BYTES) if found is None else strip_traceback(found)
-    return clip(
-        text.strip() or f"HTTP status {wire.status} without a text", limits.error_text_bytes
-    )
+    text = read_error_text(view, _READ_BYTES).strip() if found is None else strip_traceback(found)
+    return clip(text or f"HTTP status {wire.status} without a text", limits.error_text_bytes)
 
 
 def _text_of_json(view: memoryview, limits: MessageLimits) -> str | None:

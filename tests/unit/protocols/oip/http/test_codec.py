@@ -457,6 +457,8 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "/srv/secret.py", line 3
         ),
         (b'{"error":{"message":"inner"}}', "inner"),
         (b'{"message":"said"}', "said"),
+        (b'{"error":"failed\\n\\nAt:\\n  model.py(87)\\n"}\n', "failed\n\nAt:\n  model.py(87)\n"),
+        (b"failed\n", "failed"),
         (b"Internal Server Error", "Internal Server Error"),
         (f"{TRACEBACK}KeyError: 1\n".encode(), "KeyError: 1"),
         (json.dumps({"error": f"failed: {TRACEBACK}KeyError: 1\n"}).encode(), "KeyError: 1"),
