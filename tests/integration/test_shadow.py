@@ -96,6 +96,14 @@ async def test_a_killed_shadow_process_costs_no_call(tmp_path: Path) -> None:
     assert calls >= counts["gateway_capture_calls_total"] >= 1
 
 
+async def test_the_shadow_process_steps_back_behind_the_gateway(tmp_path: Path) -> None:
+    """It has a lower priority, and preempts nobody when it wakes up."""
+    async with running(configuration(tmp_path)) as gateway:
+        pid = shadow_pid(gateway)
+        assert os.SCHED_BATCH == os.sched_getscheduler(pid)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+
+
 async def test_a_stopped_shadow_process_costs_no_call(tmp_path: Path) -> None:
     """While it does not run, calls are answered; then they are written, or dropped and counted."""
     text = configuration(tmp_path, payload="full", min_free=0, outbox_bytes=20_000)
