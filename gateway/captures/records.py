@@ -4,22 +4,28 @@
 """
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from msgspec import Struct, convert, field
+from msgspec import Struct, field
 from msgspec.structs import (
     astuple,
     replace,  # noqa: TID251  # rows have no wire origin
 )
 
 from gateway.captures.checksum import checksum
+from gateway.captures.column_texts import (
+    check_parameters,
+    parse_details,
+    parse_needs,
+    parse_parameters,
+    parse_sequence,
+    parse_shape,
+)
 from gateway.captures.privacy import Hasher, Payload, Privacy, least_payload
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef, Need, Parameter, Parameters
-from gateway.ir.context import Sequence as CallSequence
+from gateway.ir.context import Context, ModelRef, Need, Parameters
 from gateway.ir.data import ArrayData, RawData, SharedMemoryData, SlicedData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
@@ -161,7 +167,7 @@ class RecordedCall(Struct, frozen=True):
             return "inputs were not in the message"
         if any(each.data is None and (each.size or each.form == RAW) for each in inputs):
             return "payload not recorded"
-        if self.call.parameters is None and _details_of(self.call.details).get("has_parameters"):
+        if self.call.parameters is None and parse_details(self.call.details).get("has_parameters"):
             return "parameters not recorded"
         return ""
 
@@ -177,11 +183,11 @@ class RecordedCall(Struct, frozen=True):
             raise MalformedMessage(f"recorded call {self.id} is malformed: {error}") from error
 
     def _request(self) -> InferRequest:
-        details = _details_of(self.call.details)
-        sequence = None if self.call.sequence is None else _sequence_of(self.call.sequence)
+        details = parse_details(self.call.details)
+        sequence = None if self.call.sequence is None else parse_sequence(self.call.sequence)
         inputs = [each for each in self.tensors if each.side == INPUT]
         outputs = [RequestedOutput(name, classes) for name, classes in details.get("outputs", ())]
-        needs = _needs_of(self.call.needs)
+        needs = parse_needs(self.call.needs)
         return InferRequest(
             model=ModelRef(self.call.model, self.call.version),
             context=Context(
@@ -193,7 +199,7 @@ class RecordedCall(Struct, frozen=True):
             sequence=sequence,
             priority=details.get("priority", 0),
             timeout_us=details.get("timeout_us"),
-            parameters=_parameters_of(self.call.parameters),
+            parameters=parse_parameters(self.call.parameters),
             flat_members=_members_of(details.get("flat_members", {})),
             batch_size=details.get("batch_size"),
         )
@@ -223,16 +229,16 @@ class RecordedCall(Struct, frozen=True):
             _ = self.class_outputs, self.error_code
             if not 0 <= call.at_us < _END_OF_TIME_US:
                 raise ValueError(f"time {call.at_us} is in no calendar")
-            _details_of(call.details)
-            _needs_of(call.needs)
+            parse_details(call.details)
+            parse_needs(call.needs)
             if call.sequence is not None:
-                _sequence_of(call.sequence)
-            _check_parameters(call.parameters)
+                parse_sequence(call.sequence)
+            check_parameters(call.parameters)
             for item in self.items:
                 _check_item(item)
             for row in self.tensors:
                 if row.shape is not None:
-                    _shape_of(row.shape)
+                    parse_shape(row.shape)
                 if row.datatype is not None:
                     _DATATYPES[row.datatype]
         except INVALID_VALUES as error:
@@ -244,7 +250,7 @@ class RecordedCall(Struct, frozen=True):
         """Names of the outputs that were requested as classes."""
         if '"outputs"' not in self.call.details:
             return frozenset()
-        requested = _details_of(self.call.details)["outputs"]
+        requested = parse_details(self.call.details)["outputs"]
         return frozenset(name for name, classes in requested if classes)
 
     @property
@@ -431,74 +437,15 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
 _DETAILS: Final = ("id", "priority", "timeout_us", "batch_size")
 
 
-def _parameters_of(text: str | None) -> dict[str, Parameter]:
-    """Return parameters.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    if not text or text == "{}":
-        return {}
-    return convert(_integers_fit(json.loads(text)), dict[str, Parameter])
-
-
 def _check_item(item: ItemRow) -> None:
     """Check the values of a reply.
 
     Raises:
         ValueError: One is invalid.
     """
-    _check_parameters(item.parameters)
+    check_parameters(item.parameters)
     if item.code != OK:
         ErrorCode(item.code)
-
-
-def _check_parameters(text: str | None) -> None:
-    """Check the form of parameters; that of short texts is known, because calls repeat them.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    if not text or text == "{}":
-        return
-    if len(text) <= _MAX_KNOWN_TEXT:
-        _known_parameters(text)
-    else:
-        _parameters_of(text)
-
-
-_known_parameters: Final = lru_cache(256)(_parameters_of)
-
-
-def _sequence_of(text: str) -> CallSequence:
-    """Return the place of a call in its sequence.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    return _known_sequence(text) if len(text) <= _MAX_KNOWN_TEXT else _parse_sequence(text)
-
-
-def _parse_sequence(text: str) -> CallSequence:
-    number, start, end = convert(json.loads(text), tuple[int | str, bool, bool])
-    if not number or (isinstance(number, int) and not _fits(number)):
-        raise ValueError(f"sequence {text[:80]} is invalid")
-    return CallSequence(number, start, end)
-
-
-_known_sequence: Final = lru_cache(1024)(_parse_sequence)
-
-
-def _integers_fit(found: Any) -> Any:
-    """Return a JSON value whose members are checked: no integer has more than 64 bits."""
-    for each in found.values() if isinstance(found, dict) else ():
-        if isinstance(each, int) and not _fits(each):
-            raise ValueError(f"{str(each)[:80]} has more than 64 bits")
-    return found
-
-
-def _fits(number: int) -> bool:
-    return -(1 << 63) <= number < 1 << 64
 
 
 def _members_of(members: dict[str, Any]) -> dict[str, Any]:
@@ -576,7 +523,7 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
         rows = sorted(rows, key=lambda each: each.place)
     for index, row in enumerate(rows):
         datatype = None if row.datatype is None else _DATATYPES[row.datatype]
-        shape = None if row.shape is None else _shape_of(row.shape)
+        shape = None if row.shape is None else parse_shape(row.shape)
         view = memoryview(row.data or b"")
         if row.form == SLICED:
             whole = view if not index else whole
@@ -588,70 +535,12 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
 
 
 _DATATYPES: Final = dict(Datatype.__members__)  # Datatype[...] takes four times as long
-_MAX_RANK: Final = 32
-_MAX_ELEMENTS: Final = 1 << 40
-_MAX_KNOWN: Final = 64
-
-
-def _shape_of(text: str) -> tuple[int, ...]:
-    """Return a shape; those of short texts are kept, because calls repeat them."""
-    return _known_shape(text) if len(text) <= _MAX_KNOWN else _parse_shape(text)
-
-
-def _parse_shape(text: str) -> tuple[int, ...]:
-    shape = tuple(json.loads(text))
-    if len(shape) > _MAX_RANK or not all(type(axis) is int and axis >= 0 for axis in shape):
-        raise ValueError(f"shape {text[:80]} is invalid")
-    if math.prod(shape) > _MAX_ELEMENTS:
-        raise ValueError(f"shape {text[:80]} has too many elements")
-    return shape
-
-
-_known_shape: Final = lru_cache(1024)(_parse_shape)
-
-
-@lru_cache(64)
-def _needs_of(text: str) -> frozenset[Need]:
-    return frozenset(Need(each) for each in json.loads(text))
 
 
 def error_of(code: str, text: str) -> GatewayError | None:
     """Return the error that a recorded code is; None for "ok"."""
     return None if code == OK else ERROR_CLASSES[ErrorCode(code)](text or "recorded error")
 
-
-_MAX_KNOWN_TEXT: Final = 1024
-
-
-class _Details(Struct):
-    """The form of `CallRow.details`."""
-
-    id: str = ""
-    priority: int = 0
-    timeout_us: int | None = None
-    batch_size: int | None = None
-    outputs: list[tuple[str, int]] = field(default_factory=list)
-    has_parameters: bool = False
-    flat_members: dict[str, Parameter | list[Parameter]] = field(default_factory=dict)
-    headers: list[tuple[str, str]] = field(default_factory=list)
-
-
-def _details_of(text: str) -> dict[str, Any]:
-    """Return the details of a call; those of the last calls are kept, and must not be changed.
-
-    Raises:
-        ValueError: The text has another form.
-    """
-    return _known_details(text) if len(text) <= _MAX_KNOWN_TEXT else _parse_details(text)
-
-
-def _parse_details(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = _integers_fit(json.loads(text))
-    convert(found, _Details)
-    return found
-
-
-_known_details: Final = lru_cache(256)(_parse_details)
 
 _END_OF_TIME_US: Final = 253_402_300_800_000_000
 """The begin of the year 10000, which no calendar of Python has."""
