@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ def describe() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "pinned": cores(),
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": f"{platform.python_version()} of {sys.base_prefix}",
         "gateway": gateway.__version__,
         "commit": _commit(),
         "packages": {name: version(name) for name in _PACKAGES},

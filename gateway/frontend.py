@@ -135,6 +135,9 @@ class Frontend(ServerFrontend[Q, A]):
             more than 100 ms.
     """
 
+    _choose: Callable[[Call[Any]], Coroutine[Any, Any, A] | None] | None = None
+    """Takes calls with one reply over from `handle`; None for the calls that it leaves to it."""
+
     def __init__(
         self,
         codec: Codec[Q, A],
@@ -190,15 +193,21 @@ class Frontend(ServerFrontend[Q, A]):
             decoded = self._read(self._codec.decode_call, wire, request_id)
             call: Call[Any] = await decoded if type(decoded) is CoroutineType else decoded
         except Exception as error:  # noqa: BLE001
-            return self._reject_wire(wire, _unread(error), request_id)
+            return self._reject_unread(wire, _unread(error), request_id)
         found = call.context.request_id
         if not found:
             call = call.with_context(request_id=request_id)
         if type(call) is StreamInferRequest:
             return self._stream(call, wire)
+        chosen = None if self._choose is None else self._choose(call)
+        if chosen is not None:
+            response = await chosen
+            if self._bytes is not None:
+                self._bytes.count(wire, response)
+            return response
         try:
             written = self._write(self._codec.encode_reply, call, await self._service(call))
-            response: A = await written if type(written) is CoroutineType else written
+            response = await written if type(written) is CoroutineType else written
         except Exception as error:  # noqa: BLE001
             response = self._failed(call, error)
         if self._bytes is not None:
@@ -442,6 +451,10 @@ class Frontend(ServerFrontend[Q, A]):
         error.request_id = error.request_id or self._new_request_id()
         self._on_rejected(self._codec.name, error)
         return self._attach_request_id(self._codec.encode_error(None, error), error.request_id)
+
+    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str = "") -> A:
+        """Return *error* as the response to the complete message *wire*."""
+        return self._reject_wire(wire, error, request_id)
 
     def _reject_wire(self, wire: Q, error: GatewayError, request_id: str = "") -> A:
         """Return *error* as the response to *wire*, which is not decoded."""

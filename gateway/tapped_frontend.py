@@ -1,6 +1,6 @@
 """TappedFrontend: a frontend that passes calls, replies and messages to a tap (a recorder)."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
@@ -54,25 +54,14 @@ class TappedFrontend(Frontend[Q, A]):
     def __init__(self, codec: Codec[Q, A], service: Service, tap: Tap, **options: Any) -> None:
         super().__init__(codec, service, **options)
         self._tap = tap
+        self._choose = self._chosen
 
-    async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
-        """Return the response to *wire* as `Frontend` does; the tap receives what it chooses."""
-        call = await self._decoded(wire, self._codec.decode_call)
-        if isinstance(call, GatewayError):
-            response = self._reject_wire(wire, call)
-            self._tap.rejected(self._codec.name, wire, call, response)
-            return response
-        if type(call) is StreamInferRequest:
-            return self._stream(call, wire)
-        response = await self._single(call)
-        if self._bytes is not None:
-            self._bytes.count(wire, response)
-        return response
-
-    async def _single(self, call: Call[Any], service: Service | None = None) -> A:
+    def _chosen(self, call: Call[Any]) -> Coroutine[Any, Any, A] | None:
+        """Return what handles *call* if the tap chooses it, else None."""
         exchange = self._tap.begin(call)
-        if exchange is None:
-            return await super()._single(call, service)
+        return None if exchange is None else self._tapped(exchange)
+
+    async def _tapped(self, exchange: TappedCall) -> A:
         try:
             observed = partial(self._observed, exchange)
             response = await super()._single(exchange.call, observed)
@@ -80,6 +69,15 @@ class TappedFrontend(Frontend[Q, A]):
             return response
         finally:
             self._end(exchange)
+
+    async def _single(self, call: Call[Any], service: Service | None = None) -> A:
+        chosen = self._chosen(call)
+        return await (super()._single(call, service) if chosen is None else chosen)
+
+    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str = "") -> A:
+        response = super()._reject_unread(wire, error, request_id)
+        self._tap.rejected(self._codec.name, wire, error, response)
+        return response
 
     async def _replies(
         self, call: Call[Any], service: Service | None = None
