@@ -165,7 +165,7 @@ def _frontend(gateway: Gateway) -> Prepare:
         wire = HttpRequest("POST", path, "", fields, body)
 
         async def ask() -> Arrays:
-            answer = await frontend.ask(wire)
+            answer = await frontend.handle(wire)
             return messages.read_http(Message(b"".join(answer.body), tuple(answer.headers)))
 
         return ask

@@ -222,10 +222,10 @@ class AdminConfig(Model):
 class ProbeConfig(Model):
     """How the gateway checks whether each address of an upstream is ready."""
 
-    interval: Duration = 5.0
+    interval: Duration = Field(5.0, gt=0)
     """Time between two probes of a ready address. An address that is not ready is probed every
     500 ms, or more often if `interval` is shorter. Default: `5s`."""
-    timeout: Duration = 2.0
+    timeout: Duration = Field(2.0, gt=0)
     """Longest time of one probe. A ready address that is slower three times in a row counts as not
     ready, and calls to it fail at once. One call per `interval` is sent as a trial. A server that
     runs one request at a time needs a longer time than its slowest request. Default: `2s`."""
@@ -255,7 +255,7 @@ class OutlierDetectionConfig(Model):
     consecutive_timeouts: Annotated[int, Field(ge=0)] = 5
     """Timeouts in a row that eject an address. A timeout counts if the call had five times the
     usual latency of the address, or 1 s. `0` ejects no address for timeouts. Default: `5`."""
-    base_ejection_time: Duration = 5.0
+    base_ejection_time: Duration = Field(5.0, gt=0)
     """Length of the first ejection. Each ejection that follows is longer by as much. Default:
     `5s`."""
     max_ejection_time: Duration = 60.0
@@ -272,8 +272,17 @@ class OutlierDetectionConfig(Model):
     min_requests: Annotated[int, Field(ge=1)] = 20
     """Number of calls in an `interval` that an address needs for the comparison of latencies.
     Default: `20`."""
-    interval: Duration = 10.0
+    interval: Duration = Field(10.0, gt=0)
     """Time between two comparisons of latencies. Default: `10s`."""
+
+    @model_validator(mode="after")
+    def _check_times(self) -> OutlierDetectionConfig:
+        if self.base_ejection_time > self.max_ejection_time:
+            raise ValueError(
+                f"base_ejection_time is {self.base_ejection_time:g}s: expected at most "
+                f"max_ejection_time, which is {self.max_ejection_time:g}s"
+            )
+        return self
 
 
 class AdaptiveConcurrencyConfig(Model):
@@ -291,9 +300,9 @@ class AdaptiveConcurrencyConfig(Model):
     """Largest limit. Default: `256`."""
     latency_percentile: float = Field(90, gt=0, lt=100)
     """Percentile of the latencies that are compared. Default: `90`."""
-    sample: Duration = 0.1
+    sample: Duration = Field(0.1, gt=0)
     """Time between two changes of the limit. Default: `100ms`."""
-    min_rtt_interval: Duration = 60.0
+    min_rtt_interval: Duration = Field(60.0, gt=0)
     """Time between two measurements of the latency without load. Default: `60s`."""
     jitter: float = Field(0.15, ge=0, le=1)
     """Random part of `min_rtt_interval`, so that workers do not measure at the same time.
@@ -391,6 +400,8 @@ class UpstreamConfig(Model):
                 )
         if self.resolve == "all" and self.transport != "native":
             raise ValueError("'resolve: all' needs 'transport: native'")
+        if "hash_by" in self.model_fields_set and self.balance != "hash":
+            raise ValueError("'hash_by' needs 'balance: hash'")
         if (self.url is None) == (not self.urls):
             raise ValueError("an upstream needs exactly one of 'url' and 'urls'")
         carrier = self.all_urls[0].carrier

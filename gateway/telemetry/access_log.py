@@ -28,6 +28,7 @@ FIELDS: Final = (
     "ms",
     "version",
     "kind",
+    "path",
     "protocol",
     "listener",
     "route",

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar, cast
 import structlog
 
 from gateway.ir import errors
+from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply
@@ -161,7 +162,9 @@ class Batch:
             deadline = min(deadline, now + call.timeout_us / 1e6)
         delay_s = min(self._rules.max_delay_s, (deadline - now) * _MAX_WAIT_FRACTION)
         reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-        member = PendingRequest(call, rows, size_bytes, now, now + delay_s, deadline, reply)
+        attempt = ATTEMPT.get()
+        avoid = () if attempt is None else attempt.avoid
+        member = PendingRequest(call, rows, size_bytes, now, now + delay_s, deadline, reply, avoid)
         key = batch_key(call)
         queue = self._queues.get(key)
         if queue is None:
@@ -242,8 +245,12 @@ class Batch:
 
     def _start(self, members: Sequence[PendingRequest], slot: DispatchSlot) -> asyncio.Task[None]:
         # A separate context: records of the call path do not belong to the last caller.
+        context = Context()
+        avoid = dict.fromkeys(name for member in members for name in member.avoid)
+        if avoid:
+            context.run(ATTEMPT.set, CallAttempt(tuple(avoid)))
         coroutine = self._run(members, slot)
-        task = asyncio.get_running_loop().create_task(coroutine, context=Context())
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         batch = DispatchedBatch(members, task)

@@ -45,6 +45,7 @@ class PendingRequest:
         deadline: When it leaves the queue with an error: the caller's deadline, or the end of its
             queue timeout. Infinite for none.
         reply: The future that the caller awaits.
+        avoid: Names of endpoints and targets that earlier attempts of the caller have tried.
         batch: The batch it is part of; None while it is in the queue.
         sent: Time when its batch was sent.
     """
@@ -56,6 +57,7 @@ class PendingRequest:
     due: float
     deadline: float
     reply: asyncio.Future[InferResponse]
+    avoid: tuple[str, ...] = ()
     batch: DispatchedBatch | None = None
     sent: float | None = None
 

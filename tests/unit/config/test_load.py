@@ -139,6 +139,10 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
             "3:16: upstreams.a: 'resolve: all' needs 'transport: native'",
         ),
         (
+            BASE + "upstreams: {a: {url: grpc://h, hash_by: address}}",
+            "3:16: upstreams.a: 'hash_by' needs 'balance: hash'",
+        ),
+        (
             BASE + "upstreams: {a: {url: 'graphpipe+unix:///run/s', resolve: all}}",
             "3:16: upstreams.a: 'resolve: all' is for host names, and the carrier is 'unix'",
         ),
@@ -245,6 +249,17 @@ def test_error_showed_the_token_of_the_admin_pages(token: str, expected: str) ->
         (
             "outlier_detection: maybe",
             "outlier_detection: expected a mapping or false, found 'maybe'",
+        ),
+        (
+            "outlier_detection: {base_ejection_time: 90s}",
+            (
+                "outlier_detection: base_ejection_time is 90s: expected at most max_ejection_time, "
+                "which is 60s"
+            ),
+        ),
+        (
+            "probe: {interval: 0s}",
+            "probe.interval: expected greater than 0, found 0.0",
         ),
         (
             "adaptive_concurrency: {min: 9, max: 3}",

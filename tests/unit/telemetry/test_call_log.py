@@ -13,8 +13,8 @@ from gateway.ir.calls import InferResponse
 from gateway.ir.context import Client, Context, ModelRef, Origin
 from gateway.ir.errors import Overloaded
 from gateway.ir.tensor import array_tensor
-from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.call_log import CallLog, CallRecord, WarningBudget
+from gateway.telemetry.access_log import AccessLog, check_format
+from gateway.telemetry.call_log import PASSTHROUGH, CallLog, CallRecord, WarningBudget
 from gateway.telemetry.call_path import CallPath
 from gateway.wire.http import HttpRequest
 from tests.fakes import FakeClock
@@ -105,6 +105,15 @@ async def test_lines_that_only_an_access_log_had_were_not_reported_missing(tmp_p
         log.close()
     assert ["call", "rejected", "lines about calls are missing"] == [each["event"] for each in logs]
     assert 3 == logs[-1]["skipped"]
+
+
+async def test_a_format_names_the_path_of_a_forwarded_request(tmp_path: Path) -> None:
+    """Its line has no model."""
+    access = AccessLog(tmp_path / "access.log", check_format("{kind} {path}"))
+    found = CallRecord(PASSTHROUGH, "", "", CONTEXT, CallPath(), "ok", None, 0.01, 1000.0)
+    CallLog(0, access).call(found, None)
+    access.close()
+    assert f"{PASSTHROUGH} {WIRE.path}\n" == (tmp_path / "access.log").read_text()
 
 
 async def test_missing_lines_were_forgotten_with_the_settings() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -434,6 +435,25 @@ async def test_a_failure_is_everybodys(error: type[GatewayError]) -> None:
         (one.message, one.model, one.limit) for one in found if isinstance(one, GatewayError)
     ]
     assert 1 == len(bench.target.calls)
+
+
+async def test_a_batch_avoids_what_its_callers_have_tried() -> None:
+    """A retry goes to another endpoint, also as a part of a batch."""
+    found: list[CallAttempt | None] = []
+
+    def answer(call: InferRequest) -> InferResponse:
+        found.append(ATTEMPT.get())
+        return tenfold(call)
+
+    bench = Bench(always=answer, max_batch_size=2)
+
+    async def retry(value: int, *avoid: str) -> None:
+        ATTEMPT.set(CallAttempt(avoid))
+        await bench.batch(ask(value))
+
+    await asyncio.gather(retry(1, "a"), retry(2, "a", "b"))
+    await outcomes(await bench.start(ask(3), ask(4)))
+    assert [("a", "b"), None] == [each and each.avoid for each in found]
 
 
 def picky(error: type[GatewayError], *wrong: int) -> Any:
