@@ -34,7 +34,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.batch.merge import SHARED_NEEDS
 from gateway.registry import protocol
-from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 _MODELS = {"small": "simple", "602 KB": "sum_and_empty", "10 ms": "slow"}
 _TELLS_APART = "x-number"
@@ -82,7 +82,7 @@ def run(requests: int, say: Say) -> list[Row]:
                 },
                 "models": {model: {"cache": {}}},
             }
-            rows += uvloop.run(_inside(size, sections, requests))
+            rows += uvloop.run(inside(size, sections, requests))
             with systems.serving(sections) as running:
                 client = _client(running.http_port)
                 rows.append(uvloop.run(_measured(size, "client", client, requests)))
@@ -116,7 +116,7 @@ def _case(size: str, number: int) -> Case:
     return Case(size, _MODELS[size], {"X": numbers}, outputs)
 
 
-async def _inside(size: str, sections: dict[str, Any], requests: int) -> list[Row]:
+async def inside(size: str, sections: dict[str, Any], requests: int) -> list[Row]:
     """Measure within the process of the gateway. Each place has a gateway with an empty cache."""
     places = {"service": _service, "frontend": _frontend}
     rows = []
@@ -156,7 +156,7 @@ def _frontend(gateway: Gateway) -> Prepare:
     spec = protocol("oip")
     assert spec.http is not None
     codec: Any = spec.http.codec(MessageLimits(), spec.options({}))
-    frontend: Any = Frontend(codec, gateway.service)
+    frontend: Frontend[HttpRequest, HttpResponse] = Frontend(codec, gateway.service)
 
     def prepare(case: Case, number: int) -> Ask:
         question = messages.binary_request(case)
@@ -166,6 +166,7 @@ def _frontend(gateway: Gateway) -> Prepare:
 
         async def ask() -> Arrays:
             answer = await frontend.handle(wire)
+            assert isinstance(answer, HttpResponse)
             return messages.read_http(Message(b"".join(answer.body), tuple(answer.headers)))
 
         return ask
