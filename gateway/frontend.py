@@ -452,7 +452,7 @@ class Frontend(ServerFrontend[Q, A]):
         self._on_rejected(self._codec.name, error)
         return self._attach_request_id(self._codec.encode_error(None, error), error.request_id)
 
-    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str = "") -> A:
+    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
         """Return *error* as the response to the complete message *wire*."""
         return self._reject_wire(wire, error, request_id)
 

@@ -54,9 +54,8 @@ class TappedFrontend(Frontend[Q, A]):
     def __init__(self, codec: Codec[Q, A], service: Service, tap: Tap, **options: Any) -> None:
         super().__init__(codec, service, **options)
         self._tap = tap
-        self._choose = self._chosen
 
-    def _chosen(self, call: Call[Any]) -> Coroutine[Any, Any, A] | None:
+    def _choose(self, call: Call[Any]) -> Coroutine[Any, Any, A] | None:
         """Return what handles *call* if the tap chooses it, else None."""
         exchange = self._tap.begin(call)
         return None if exchange is None else self._tapped(exchange)
@@ -71,10 +70,10 @@ class TappedFrontend(Frontend[Q, A]):
             self._end(exchange)
 
     async def _single(self, call: Call[Any], service: Service | None = None) -> A:
-        chosen = self._chosen(call)
+        chosen = self._choose(call)
         return await (super()._single(call, service) if chosen is None else chosen)
 
-    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str = "") -> A:
+    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
         response = super()._reject_unread(wire, error, request_id)
         self._tap.rejected(self._codec.name, wire, error, response)
         return response

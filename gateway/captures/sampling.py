@@ -144,5 +144,5 @@ def draw(key: str, name: str = "capture") -> float:
 
 @lru_cache(maxsize=64)
 def _keyed_hash(name: str) -> blake2b:
-    """Return the hash of no key: to key it takes half of the time of a draw."""
+    """Return a keyed hash without data, to copy: keying takes half of the time of a draw."""
     return blake2b(digest_size=8, key=name.encode()[:64])
