@@ -21,6 +21,7 @@ from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError
+from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.migration.sampling import is_shadow_call, sequence_key
 from gateway.migration.stock import SAVE_S, Stock, stock_path
@@ -62,7 +63,8 @@ class Capturing:
     def chooses(self, request: InferRequest, context: Context) -> bool:
         """Return whether to record a call, if its route is recorded. It is not counted yet."""
         model = "" if request.model is None else request.model.name
-        if not self._sampler.chooses(model, sequence_key(request) or context.request_id):
+        key = context.request_id if request.sequence is None else sequence_key(request)
+        if not self._sampler.chooses(model, key):
             return False
         return not self.options.route or not is_shadow_call(context)
 
@@ -75,9 +77,13 @@ class Capturing:
             and self._sampler.samples("", f"{time.monotonic_ns()}")
         )
 
-    def count(self) -> None:
-        """Count a call that is recorded, or skipped, or dropped."""
-        self.counts.sampled += 1
+    def count(self, route: str) -> bool:
+        """Count a call that has ended, if its route is recorded; return whether it is."""
+        sampler = self._sampler
+        if sampler.options.route not in {"", route}:
+            return False
+        sampler.counts.sampled += 1
+        return True
 
     def put(self, call: Recordable) -> None:
         """Send a call, or count why not."""
@@ -167,15 +173,19 @@ class CaptureTap:
 
     def begin(self, call: Call[Any], /) -> TappedCall | None:
         """Return the exchange of an inference that is sampled, else None."""
-        request = inference_of(call)
+        request = call if type(call) is InferRequest else inference_of(call)
         if request is None:
             return None
-        captures = [each for each in self._captures if each.chooses(request, call.context)]
+        captures: list[Capturing] = []
+        for each in self._captures:  # mostly none: a comprehension costs more
+            if each.chooses(request, call.context):
+                captures.append(each)  # noqa: PERF401
         if not captures:
             return None
         started, path = time.monotonic(), self._new_path()
-        reads_elements = any(each.options.privacy.reads_elements for each in captures)
-        if not reads_elements or type(call) is not InferRequest:
+        if type(call) is not InferRequest or streaming_body_of(call) is None:
+            return CapturedCall(call, started, path, captures=captures)
+        if not any(each.options.privacy.reads_elements for each in captures):
             return CapturedCall(call, started, path, captures=captures)
         teeing, teed = tee_body(call, self._tee_budget)
         return CapturedCall(teeing, started, path, teed=teed, captures=captures)
@@ -191,11 +201,9 @@ class CaptureTap:
     def _send(self, exchange: TappedCall) -> None:
         assert isinstance(exchange, CapturedCall)  # noqa: S101  # `begin` made it
         route = exchange.path.route
-        captures = [each for each in exchange.captures if each.options.route in {"", route}]
+        captures = [each for each in exchange.captures if each.count(route)]
         if not captures:
             return
-        for each in captures:
-            each.count()
         found = self._finished.recordable(exchange)
         if found is None:
             for each in captures:

@@ -6,7 +6,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from msgspec import Struct, field
 from msgspec.structs import (
@@ -149,8 +149,13 @@ class RecordedCall(Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of elements and messages."""
-        found = sum([len(each.data) for each in self.tensors if each.data is not None])
-        return found + sum([len(each.body) for each in self.wire]) if self.wire else found
+        found = 0
+        for row in self.tensors:
+            if row.data is not None:
+                found += len(row.data)
+        for message in self.wire:
+            found += len(message.body)
+        return found
 
     def crc32(self) -> int:
         """Return the checksum of all rows."""
@@ -259,6 +264,18 @@ class RecordedCall(Struct, frozen=True):
         return None if self.call.code == OK else ErrorCode(self.call.code)
 
 
+class MissingElements(Exception):
+    """Elements to record are not in memory.
+
+    Attributes:
+        reason: Where they are: "arriving" or "shared_memory".
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Recordable(Struct):
     """A call while it is served: what the recorder needs of it.
 
@@ -300,14 +317,15 @@ def record_of(source: Recordable, privacy: Privacy, hasher: Hasher | None) -> Re
 
     Raises:
         InvalidTensor: A tensor cannot be written in wire form.
+        MissingElements: Elements are to be read that are not in memory.
     """
     tensors: list[TensorRow] = []
     items = []
     request = source.request
     if request is not None:
-        tensors += _tensor_rows(request.inputs, INPUT, 0, privacy, hasher)
+        _add_rows(tensors, request.inputs, INPUT, 0, privacy, hasher)
     for number, (at_us, reply) in enumerate(source.items):
-        tensors += _tensor_rows(outputs_of(reply), OLD, number, privacy, hasher)
+        _add_rows(tensors, outputs_of(reply), OLD, number, privacy, hasher)
         code = OK if reply.error is None else reply.error.code.value
         parameters = _parameters_text(reply.parameters) if privacy.parameters else None
         items.append(ItemRow(number, at_us, code, parameters))
@@ -416,9 +434,14 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
     request = source.request
     details: dict[str, Any] = {}
     if request is not None:
-        for name in _DETAILS:
-            if value := getattr(request, name):
-                details[name] = value
+        if request.id:
+            details["id"] = request.id
+        if request.priority:
+            details["priority"] = request.priority
+        if request.timeout_us:
+            details["timeout_us"] = request.timeout_us
+        if request.batch_size:
+            details["batch_size"] = request.batch_size
         if request.outputs:
             details["outputs"] = [[each.name, each.classes] for each in request.outputs]
         if request.parameters or request.flat_members:
@@ -432,9 +455,6 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
         listed = [pair for pair in source.context.metadata if pair[0] in privacy.headers]
         details["headers"] = listed
     return details
-
-
-_DETAILS: Final = ("id", "priority", "timeout_us", "batch_size")
 
 
 def _check_item(item: ItemRow) -> None:
@@ -454,37 +474,55 @@ def _members_of(members: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tensor_rows(
-    tensors: Sequence[Tensor], side: str, item: int, privacy: Privacy, hasher: Hasher | None
-) -> Iterable[TensorRow]:
+_Content: TypeAlias = tuple[str, int | None, int, bytes | None, bytes | None]
+
+
+def _add_rows(
+    rows: list[TensorRow],
+    tensors: Sequence[Tensor],
+    side: str,
+    item: int,
+    privacy: Privacy,
+    hasher: Hasher | None,
+) -> None:
+    is_plain = hasher is None and privacy.payload == "full" and not privacy.tensors
     for place, tensor in enumerate(tensors):
-        form = _FORMS.get(type(tensor.data), RAW)
-        payload = privacy.of_tensor(tensor.name) if form != ABSENT else "none"
-        if form == SLICED:
-            payload = _payload_of_slices(tensors, privacy)
-        view = _elements_of(tensor) if payload != "none" else None
-        digest = data = None
-        if view is not None and hasher is None:
-            # A model may write to its array again; received bytes never change.
-            data = bytes(view) if _is_writable(tensor) else cast("bytes", view)
-            digest = b"" if payload == "hash" else None
-        elif view is not None and hasher is not None:
-            digest = hasher(view) if payload == "hash" else None
-            data = bytes(view) if payload == "full" else None
         datatype, shape = _type_texts(tensor.datatype, tensor.shape)
-        yield TensorRow(
-            side,
-            item,
-            place,
-            tensor.name,
-            datatype,
-            shape,
-            form,
-            tensor.data.declared_bytes if isinstance(tensor.data, SlicedData) else None,
-            tensor.nbytes if view is None else view.nbytes,
-            digest,
-            data,
-        )
+        data = tensor.data
+        if is_plain and type(data) is RawData:  # the usual case, at half of the cost
+            size = len(view := cast("bytes", data.view))
+            row = TensorRow(
+                side, item, place, tensor.name, datatype, shape, RAW, None, size, None, view
+            )
+        else:
+            content = _content_of(tensor, tensors, privacy, hasher)
+            row = TensorRow(side, item, place, tensor.name, datatype, shape, *content)
+        rows.append(row)
+
+
+def _content_of(
+    tensor: Tensor, tensors: Sequence[Tensor], privacy: Privacy, hasher: Hasher | None
+) -> _Content:
+    """Return what a row has of one of *tensors*, after its name, datatype and shape."""
+    form, payload = _FORMS.get(type(tensor.data), RAW), privacy.of_tensor(tensor.name)
+    declared = None
+    if form == ABSENT:
+        if privacy.reads_elements:
+            is_arriving = type(tensor.data) is StreamedData
+            raise MissingElements("arriving" if is_arriving else "shared_memory")
+        payload = "none"
+    if isinstance(tensor.data, SlicedData):
+        payload, declared = _payload_of_slices(tensors, privacy), tensor.data.declared_bytes
+    if payload == "none":
+        return form, declared, tensor.nbytes, None, None
+    view = _elements_of(tensor)
+    if hasher is None:
+        # A model may write to its array again; received bytes never change.
+        content = bytes(view) if _is_writable(tensor) else cast("bytes", view)
+        return form, declared, view.nbytes, b"" if payload == "hash" else None, content
+    if payload == "hash":
+        return form, declared, view.nbytes, hasher(view), None
+    return form, declared, view.nbytes, None, bytes(view)
 
 
 def _payload_of_slices(tensors: Sequence[Tensor], privacy: Privacy) -> Payload:

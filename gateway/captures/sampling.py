@@ -9,7 +9,6 @@ from typing import Final
 
 from gateway.captures.privacy import Privacy
 from gateway.captures.records import Recordable
-from gateway.ir.data import SharedMemoryData, StreamedData
 
 _MIB: Final = 1 << 20
 CALL_BYTES: Final = 512
@@ -95,6 +94,8 @@ class CaptureSampler:
     def change(self, options: CaptureOptions) -> None:
         """Choose by other options from now on; the counts continue."""
         self.options = options
+        self._models = options.models
+        self._draw_key = options.draw_key
         self._threshold = options.percent / 100
 
     def samples(self, model: str, key: str) -> bool:
@@ -112,27 +113,14 @@ class CaptureSampler:
             model: Its name.
             key: "model|sequence id" in a sequence, else the request id.
         """
-        models = self.options.models
-        if models and model not in models:
+        if self._models and model not in self._models:
             return False
         threshold = self._threshold
-        return threshold >= 1 or (threshold > 0 and draw(key, self.options.draw_key) < threshold)
+        return threshold >= 1 or (threshold > 0 and draw(key, self._draw_key) < threshold)
 
     def reason_to_skip(self, call: Recordable) -> str:
-        """Return why a call cannot be recorded as the privacy wants it; "" if it can."""
-        if len(call.items) > self.options.max_items:
-            return "too_many_items"
-        return missing_elements(call) if self.options.privacy.reads_elements else ""
-
-
-def missing_elements(call: Recordable) -> str:
-    """Return why elements of a call cannot be read; "" if they can."""
-    inputs = () if call.request is None else call.request.inputs
-    outputs = [tensor for _, item in call.items for tensor in item.outputs]
-    kinds = {type(tensor.data) for tensor in (*inputs, *outputs)}
-    if StreamedData in kinds:
-        return "arriving"
-    return "shared_memory" if SharedMemoryData in kinds else ""
+        """Return why a call is not recorded, whatever its tensors; "" if it is."""
+        return "too_many_items" if len(call.items) > self.options.max_items else ""
 
 
 def draw(key: str, name: str = "capture") -> float:

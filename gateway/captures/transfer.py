@@ -96,11 +96,11 @@ def encode_message(message: SampleMessage) -> Sequence[bytes]:
     """Return a message as buffers; those of elements are not copied."""
     record, tensors, messages = message.record, [], []
     buffers: list[bytes] = []
-    if record is not None and (record.wire or any(map(_is_large, record.tensors))):
+    if record is not None and (record.wire or _has_large(record.tensors)):
         rows = [*record.tensors]
         for place, row in enumerate(record.tensors):
             tensors.append(-1)
-            if row.data is not None and _is_large(row):
+            if row.data is not None and len(row.data) > _SMALL_BYTES:
                 tensors[place] = len(row.data)
                 rows[place] = replace(row, data=None)
                 buffers.append(row.data)
@@ -112,8 +112,11 @@ def encode_message(message: SampleMessage) -> Sequence[bytes]:
     return [_HEAD.pack(len(head)) + head, *buffers]
 
 
-def _is_large(row: TensorRow) -> bool:
-    return row.data is not None and len(row.data) > _SMALL_BYTES
+def _has_large(rows: Sequence[TensorRow]) -> bool:
+    for row in rows:  # noqa: SIM110  # `any` would need a generator for each call
+        if row.data is not None and len(row.data) > _SMALL_BYTES:
+            return True
+    return False
 
 
 def decode_message(view: memoryview) -> SampleMessage:

@@ -8,7 +8,6 @@ from gateway.app.migration.targets import LiveMigration
 from gateway.app.shadow.outbox import Outbox
 from gateway.app.shadow.sender import FinishedCalls, RecordSender
 from gateway.captures.privacy import Privacy
-from gateway.captures.sampling import missing_elements
 from gateway.captures.transfer import ShadowRequest
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import ErrorCode
@@ -84,16 +83,11 @@ class MirrorTap:
         found = self._finished.recordable(exchange)
         reason = "arriving" if found is None else _reason_to_skip(exchange, self._targets)
         if found is not None and not reason:
-            call, _ = found
-            reason = missing_elements(call)
-            if not reason:
-                shadow = ShadowRequest(
-                    exchange.call.context.metadata,
-                    round(exchange.upstream_s * 1e6),
-                    exchange.noise,
-                )
-                if self._sender.send(call, shadow):
-                    return
+            shadow = ShadowRequest(
+                exchange.call.context.metadata, round(exchange.upstream_s * 1e6), exchange.noise
+            )
+            if self._sender.send(found[0], shadow):
+                return
         if reason:
             self.outbox.skip(reason)
         request = inference_of(exchange.call)

@@ -9,13 +9,14 @@ import asyncio
 import os
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
 
 from gateway.app.shadow.packets import PACKET_BYTES, PacketWriter
 from gateway.captures.records import RecordedCall
-from gateway.captures.sampling import CALL_BYTES, CaptureCounts
+from gateway.captures.sampling import CaptureCounts
 from gateway.captures.transfer import (
     Confirmation,
     SampleMessage,
@@ -105,19 +106,18 @@ class Outbox:
         Returns:
             Whether it will be sent.
         """
-        options, size = self._sampler.options, CALL_BYTES + record.nbytes
-        if size > options.sample_bytes:
-            self.drop("too_large")
-        elif self.stopped:
+        options = self._sampler.options
+        if self.stopped:
             self.drop("stopped")
-        elif (
-            self.used_bytes + size > options.outbox_bytes
-            or len(self._writer) >= options.outbox_calls
-        ):
+        elif len(self._writer) >= options.outbox_calls:
             self.drop("queue")
         else:
-            self._send(record, shadow)
-            return True
+            buffers = self._encode(record, shadow)
+            size = sum(map(len, buffers))
+            if size <= options.sample_bytes and self.used_bytes + size <= options.outbox_bytes:
+                self._send(buffers)
+                return True
+            self.drop("too_large" if size > options.sample_bytes else "queue")
         return False
 
     def skip(self, reason: str) -> None:
@@ -130,26 +130,39 @@ class Outbox:
         self._counts.dropped[reason] += count
         self._dropped[reason] += count
 
-    def _send(self, record: RecordedCall | None, shadow: ShadowRequest | None = None) -> None:
-        message = SampleMessage(record, dict(self._skipped), dict(self._dropped), shadow)
-        buffers = encode_message(message)  # raises for text that is not Unicode
-        self._skipped.clear()
-        self._dropped.clear()
+    def _encode(
+        self, record: RecordedCall | None, shadow: ShadowRequest | None = None
+    ) -> Sequence[bytes]:
+        """Return a message as buffers. Raises for text that is not Unicode."""
+        message = SampleMessage(record, shadow=shadow)
+        if self._skipped or self._dropped:
+            message.skipped, message.dropped = dict(self._skipped), dict(self._dropped)
+        return encode_message(message)
+
+    def _send(self, buffers: Sequence[bytes]) -> None:
+        """Queue the message that was encoded last."""
+        if self._skipped or self._dropped:
+            self._skipped.clear()
+            self._dropped.clear()
         self._numbers += 1
-        if record is None:
-            self._flushes.add(self._numbers)
         self.used_bytes += self._writer.put(self._numbers, buffers)
-        if record is None or self.used_bytes >= PACKET_BYTES or not self._gather_s:
+        if self.used_bytes >= PACKET_BYTES or not self._gather_s:
             self._schedule()
         elif self._gathering is None and self._loop is not None:
             self._gathering = self._loop.call_later(self._gather_s, self._schedule)
+
+    def _send_flush(self) -> None:
+        """Send a message without a call, which has everything before it confirmed."""
+        self._send(self._encode(None))
+        self._flushes.add(self._numbers)
+        self._schedule()
 
     async def close(self, timeout_s: float) -> None:
         """Wait until everything is written, and stop; what then has no result is dropped."""
         if self._loop is None:
             return
         self._all_confirmed = asyncio.Event()
-        self._send(None)
+        self._send_flush()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._all_confirmed.wait()
@@ -215,7 +228,7 @@ class Outbox:
             return
         confirmation = decode_confirmation(packet)
         if not confirmation.epoch:  # a new process: what the old one had read is lost
-            self._send(None)
+            self._send_flush()
         elif confirmation.epoch == self._epoch:
             self._resolve(confirmation)
 

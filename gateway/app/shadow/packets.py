@@ -51,9 +51,8 @@ class PacketWriter:
 
     def put(self, number: int, buffers: Sequence[bytes]) -> int:
         """Queue a message without a copy, and return its size in bytes."""
-        views = deque(memoryview(each).cast("B") for each in buffers)
-        size = sum([each.nbytes for each in views])
-        self._queue.append(Outgoing(number, size, views))
+        size = sum(map(len, buffers))
+        self._queue.append(Outgoing(number, size, deque([memoryview(each) for each in buffers])))
         return size
 
     def clear(self) -> None:
@@ -68,7 +67,9 @@ class PacketWriter:
         for message in self._queue:
             if room <= _PART.size or len(buffers) >= _MAX_BUFFERS:
                 break
-            views, size = _beginning(message.buffers, room - _PART.size, _MAX_BUFFERS)
+            views, size = message.buffers, message.size - message.at
+            if size > room - _PART.size or len(views) > 1:
+                views, size = _beginning(views, room - _PART.size, _MAX_BUFFERS)
             header = _PART.pack(self._epoch, message.number, message.size, message.at, size)
             buffers += [header, *views]
             parts.append((message, size))
@@ -81,14 +82,15 @@ class PacketWriter:
         for message, size in parts:
             total += size
             message.at += size
-            _remove(message.buffers, size)
             if message.at == message.size:
                 self._queue.popleft()
+            else:
+                _remove(message.buffers, size)
         return total
 
 
-def _beginning(buffers: deque[memoryview], room: int, count: int) -> tuple[list[memoryview], int]:
-    views: list[memoryview] = []
+def _beginning(buffers: deque[memoryview], room: int, count: int) -> tuple[deque[memoryview], int]:
+    views: deque[memoryview] = deque()
     size = 0
     for view in buffers:
         if size == room or len(views) == count:

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.app.shadow.outbox import Outbox
 from gateway.captures.privacy import Privacy
-from gateway.captures.records import Recordable, record_of
+from gateway.captures.records import MissingElements, Recordable, record_of
 from gateway.captures.transfer import ShadowRequest
 from gateway.concurrency.offload import inline, off_loop
 from gateway.ir.calls import InferRequest, InferResponse, inference_of
@@ -47,6 +47,9 @@ class RecordSender:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return True
+        except MissingElements as missing:
+            self.outbox.skip(missing.reason)
+            return False
         except GatewayError:
             self.outbox.skip("invalid")
             return False
@@ -63,6 +66,8 @@ class RecordSender:
     async def _send_later(self, call: Recordable, shadow: ShadowRequest | None) -> None:
         try:
             record = await off_loop(record_of, call, self._privacy(), None)
+        except MissingElements as missing:
+            self.outbox.skip(missing.reason)
         except GatewayError:
             self.outbox.skip("invalid")
         else:
@@ -72,8 +77,10 @@ class RecordSender:
 def own_arrays(items: list[tuple[float, InferResponse]]) -> None:
     """Replace the arrays of replies by copies: a model may write to its own again."""
     for place, (at, item) in enumerate(items):
-        if any(type(each.data) is ArrayData for each in item.outputs):
-            items[place] = at, item.changed(outputs=tuple(map(_own, item.outputs)))
+        for tensor in item.outputs:
+            if type(tensor.data) is ArrayData:
+                items[place] = at, item.changed(outputs=tuple(map(_own, item.outputs)))
+                break
 
 
 def _own(tensor: Tensor) -> Tensor:

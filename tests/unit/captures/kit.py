@@ -9,7 +9,7 @@ import numpy as np
 
 from gateway.captures.privacy import Privacy
 from gateway.captures.recorder import CaptureRecorder
-from gateway.captures.records import Recordable, record_of
+from gateway.captures.records import MissingElements, Recordable, record_of
 from gateway.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.captures.transfer import (
     Confirmation,
@@ -80,14 +80,19 @@ class LocalCapture:
 
     def put(self, call: Recordable) -> None:
         """Record a call that was sampled."""
-        reason = self._sampler.reason_to_skip(call)
         if self.stopped or self.counts.in_flight > self._sampler.options.outbox_calls:
             self.counts.dropped["stopped" if self.stopped else "queue"] += 1
-        elif reason:
+            return
+        reason = self._sampler.reason_to_skip(call)
+        try:
+            record = record_of(call, self._sampler.options.privacy, None)
+        except MissingElements as missing:
+            reason = missing.reason
+        if reason:
             self.counts.skipped[reason] += 1
             self._send(SampleMessage(None, {reason: 1}))
         else:
-            self._send(SampleMessage(record_of(call, self._sampler.options.privacy, None)))
+            self._send(SampleMessage(record))
 
     def _send(self, message: SampleMessage) -> None:
         self._number += 1
