@@ -77,13 +77,13 @@ class Capturing:
             and self._sampler.samples("", f"{time.monotonic_ns()}")
         )
 
-    def count(self, route: str) -> bool:
-        """Count a call that has ended, if its route is recorded; return whether it is."""
+    def admit(self, route: str) -> bool:
+        """Return whether to send a call that has ended; count it if its route is recorded."""
         sampler = self._sampler
         if sampler.options.route not in {"", route}:
             return False
         sampler.counts.sampled += 1
-        return True
+        return self.outbox.admit()
 
     def put(self, call: Recordable) -> None:
         """Send a call, or count why not."""
@@ -201,7 +201,7 @@ class CaptureTap:
     def _send(self, exchange: TappedCall) -> None:
         assert isinstance(exchange, CapturedCall)  # noqa: S101  # `begin` made it
         route = exchange.path.route
-        captures = [each for each in exchange.captures if each.count(route)]
+        captures = [each for each in exchange.captures if each.admit(route)]
         if not captures:
             return
         found = self._finished.recordable(exchange)

@@ -20,6 +20,9 @@ from gateway.telemetry.metrics import Metrics
 # Shadow calls need everything; nothing of it is written.
 _EVERYTHING: Final = Privacy(payload="full", parameters=True)
 
+GATHER_S: Final = 0.005
+"""Calls wait for others for this time, so that both processes wake up less often."""
+
 
 class MirrorTap:
     """Chooses calls, and sends them after their replies. It never waits and changes no call.
@@ -35,7 +38,7 @@ class MirrorTap:
     ) -> None:
         self.migration = migration
         self.sampler = MigrationSampler(migration.name, migration.config, limits)
-        self.outbox = Outbox(sock, self.sampler)
+        self.outbox = Outbox(sock, self.sampler, GATHER_S)
         self._targets = {migration.old_name, migration.new_name}
         self._skips_large = migration.config.mirror.large == "skip"
         self._sender = RecordSender(self.outbox, lambda: _EVERYTHING)
@@ -61,19 +64,19 @@ class MirrorTap:
             return None
         if choice is Choice.SEQUENCE:
             self.outbox.skip("sequence")
-            return None
-        if choice is Choice.RATE:
+        elif choice is Choice.RATE:
             self.outbox.drop("rate")
-            return None
-        is_noise = choice is Choice.NOISE
-        if type(call) is InferRequest and streaming_body_of(call) is not None:
-            if self._skips_large:
-                self.outbox.skip("arriving")
-                self.sampler.lost(request)
-                return None
+        elif not self.outbox.admit():
+            self.sampler.lost(request)
+        elif type(call) is not InferRequest or streaming_body_of(call) is None:
+            return SampledCall(call, monotonic(), noise=choice is Choice.NOISE)
+        elif self._skips_large:
+            self.outbox.skip("arriving")
+            self.sampler.lost(request)
+        else:
             call, teed = tee_body(call, self._tee_budget)
-            return SampledCall(call, monotonic(), teed=teed, noise=is_noise)
-        return SampledCall(call, monotonic(), noise=is_noise)
+            return SampledCall(call, monotonic(), teed=teed, noise=choice is Choice.NOISE)
+        return None
 
     def end(self, exchange: SampledCall, /) -> None:
         """Send a call in the next turn of the loop, when its reply is written."""

@@ -1,8 +1,8 @@
 """Outbox: sends sampled calls to the shadow process, and never waits for it.
 
-It sends one packet in each turn of the event loop. For a capture it first gathers calls for some
-milliseconds, so that both processes wake up less often. What the socket does not take stays here
-as views, up to a limit; further calls are dropped and counted.
+It gathers calls for some milliseconds, so that both processes wake up less often, and then sends
+one packet in each turn of the event loop. What the socket does not take stays here as views, up to
+a limit; further calls are dropped and counted.
 """
 
 import asyncio
@@ -106,18 +106,28 @@ class Outbox:
         Returns:
             Whether it will be sent.
         """
+        if not self.admit():
+            return False
+        buffers = self._encode(record, shadow)
+        size, options = sum(map(len, buffers)), self._sampler.options
+        if size <= options.sample_bytes and self.used_bytes + size <= options.outbox_bytes:
+            self._send(buffers)
+            return True
+        self.drop("too_large" if size > options.sample_bytes else "queue")
+        return False
+
+    def admit(self) -> bool:
+        """Return whether there is room for a sampled call; else drop and count it.
+
+        A caller that asks before it makes the record saves that work.
+        """
         options = self._sampler.options
         if self.stopped:
             self.drop("stopped")
-        elif len(self._writer) >= options.outbox_calls:
+        elif len(self._writer) >= options.outbox_calls or self.used_bytes >= options.outbox_bytes:
             self.drop("queue")
         else:
-            buffers = self._encode(record, shadow)
-            size = sum(map(len, buffers))
-            if size <= options.sample_bytes and self.used_bytes + size <= options.outbox_bytes:
-                self._send(buffers)
-                return True
-            self.drop("too_large" if size > options.sample_bytes else "queue")
+            return True
         return False
 
     def skip(self, reason: str) -> None:
