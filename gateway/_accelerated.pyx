@@ -293,41 +293,46 @@ cdef enum:
     _HEADERS = 1
     _END_STREAM = 1
     _END_HEADERS = 4
+    _MAX_STREAM = 0x7FFFFFFF
 
 
-cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t number, int* flags) noexcept:
-    """Return the size of the payload of a frame, and set *flags*; -1 for another frame."""
-    if (
-        size < _HEAD_BYTES
-        or at[3] != kind
-        or (<uint64_t>at[5] << 24 | at[6] << 16 | at[7] << 8 | at[8]) != number
-    ):
+cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t* number, int* flags) noexcept:
+    """Return the size of the payload of a frame, and set *number* and *flags*; -1 for another frame."""
+    if size < _HEAD_BYTES or at[3] != kind:
         return -1
     flags[0] = at[4]
+    number[0] = <uint64_t>at[5] << 24 | at[6] << 16 | at[7] << 8 | at[8]
     cdef Py_ssize_t length = at[0] << 16 | at[1] << 8 | at[2]
     return length if length <= size - _HEAD_BYTES else -1
 
 
-def complete_stream(bytes data not None, Py_ssize_t at, uint64_t number, Py_ssize_t max_block):
+def complete_stream(bytes data not None, Py_ssize_t at, Py_ssize_t max_block):
     """See `gateway.transports.http2.frames.complete_stream`."""
     cdef Text start = <Text>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    cdef Py_ssize_t begin, stop, first, length
+    cdef Py_ssize_t begin, stop, end, length, head
+    cdef uint64_t number = 0, same = 0
     cdef int flags = 0
-    length = _frame(start + at, size - at, _DATA, number, &flags)
-    if length <= 0:
+    cdef bytes block
+    head = _frame(start + at, size - at, _HEADERS, &number, &flags)
+    if not 0 < head <= max_block or flags != _END_HEADERS or not 0 < number <= _MAX_STREAM:
         return None
-    begin = at + _HEAD_BYTES
+    begin = at + _HEAD_BYTES + head
+    length = _frame(start + begin, size - begin, _DATA, &same, &flags)
+    if length <= 0 or same != number:
+        return None
+    begin += _HEAD_BYTES
     stop = begin + length
+    block = PyBytes_FromStringAndSize(<const char*>start + at + _HEAD_BYTES, head)
     if flags == _END_STREAM:
-        return begin, stop, None, stop
+        return number, block, begin, stop, None, stop
     if flags:
         return None
-    length = _frame(start + stop, size - stop, _HEADERS, number, &flags)
-    if not 0 <= length <= max_block or flags != (_END_HEADERS | _END_STREAM):
+    length = _frame(start + stop, size - stop, _HEADERS, &same, &flags)
+    if not 0 <= length <= max_block or flags != (_END_HEADERS | _END_STREAM) or same != number:
         return None
-    first = stop + _HEAD_BYTES
-    return begin, stop, PyBytes_FromStringAndSize(<const char*>start + first, length), first + length
+    end = stop + _HEAD_BYTES + length
+    return number, block, begin, stop, PyBytes_FromStringAndSize(<const char*>start + end - length, length), end
 
 
 cdef inline char* _put_head(char* out, Py_ssize_t size, int kind, int flags, uint64_t number) noexcept:

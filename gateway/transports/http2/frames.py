@@ -128,42 +128,53 @@ def frame_head(size: int, kind: int, flags: int, stream: int) -> bytes:
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
 
 
-CompleteStream = tuple[int, int, bytes | None, int]
-"""Begin and end of the content, the block of the trailers, and the position after the stream."""
+CompleteStream = tuple[int, bytes, int, int, bytes | None, int]
+"""A stream: its number, its header block, begin and end of its content, the block of its trailers,
+and the position after it."""
 
 
 @accelerated
-def complete_stream(data: bytes, at: int, number: int, max_block: int) -> CompleteStream | None:
-    """Parse the frames that end a stream after its header block, if all of them have arrived.
+def complete_stream(data: bytes, at: int, max_block: int) -> CompleteStream | None:
+    """Parse the frames of a stream that has arrived completely.
 
-    They are one DATA frame with content, and trailers if this frame does not end the stream.
+    They are HEADERS, one DATA frame with content, and trailers if this frame does not end the
+    stream.
 
     Args:
         data: Frames.
-        at: Position after the header block.
-        number: The stream.
+        at: Position of the first.
         max_block: The size limit of a header block.
 
     Returns:
         None for other frames, and for frames that are incomplete.
     """
-    begin = at + HEAD_BYTES
-    if begin > len(data):
+    size = len(data)
+    first = at + HEAD_BYTES
+    if first > size:
         return None
-    high, low, kind, flags, same = _unpack(data, at)
+    high, low, kind, flags, number = _unpack(data, at)
+    after = first + (high << 16 | low)
+    begin = after + HEAD_BYTES
+    if kind != HEADERS or flags != END_HEADERS or not 0 < number <= MAX_WINDOW:
+        return None
+    if not 0 < after - first <= max_block or begin > size:
+        return None
+    high, low, kind, flags, same = _unpack(data, after)
     stop = begin + (high << 16 | low)
-    if kind != DATA or same != number or stop == begin or stop > len(data):
+    if kind != DATA or same != number or stop == begin or stop > size:
         return None
     if flags == END_STREAM:
-        return begin, stop, None, stop
-    first = stop + HEAD_BYTES
-    if flags or first > len(data):
+        return number, data[first:after], begin, stop, None, stop
+    start = stop + HEAD_BYTES
+    if flags or start > size:
         return None
     high, low, kind, flags, same = _unpack(data, stop)
-    end = first + (high << 16 | low)
-    if kind != HEADERS or flags != LAST_HEADERS or same != number or end > len(data):
+    end = start + (high << 16 | low)
+    if kind != HEADERS or flags != LAST_HEADERS or same != number or end > size:
         return None
-    return (begin, stop, data[first:end], end) if end - first <= max_block else None
+    if end - start > max_block:
+        return None
+    return number, data[first:after], begin, stop, data[start:end], end
 
 
 @accelerated
