@@ -11,6 +11,12 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
+cdef extern from "Python.h":
+    bint PyUnicode_CheckExact(object)
+    bint PyUnicode_IS_COMPACT_ASCII(object)
+    void* PyUnicode_DATA(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
+
 ctypedef const unsigned char* Text
 
 # ---- JSON: the holes of templates (protocols/oip/json/templates.py)
@@ -391,3 +397,85 @@ def whole_message(view not None, Py_ssize_t limit_bytes):
     )
     PyBuffer_Release(&raw)
     return view[_PREFIX_BYTES:] if is_whole else None
+
+
+# ---- gRPC: metadata (transports/grpc/headers.py)
+
+cdef enum:
+    _SHORT_TEXT = 127  # from this length, HPACK writes a length in more than one byte
+    _MAX_FIELDS = 64  # more are left to Python
+
+cdef uint8_t _IN_KEY[256]
+for _each in b"-_.0123456789abcdefghijklmnopqrstuvwxyz":
+    _IN_KEY[_each] = 1
+
+_RESERVED_KEYS = frozenset({"te", "content-type", "user-agent", "host", "connection"})
+
+
+cdef inline Py_ssize_t _short_text(value, Text* at) noexcept:
+    """Return the length of a short ASCII text, and set *at*; -1 for anything else."""
+    if not PyUnicode_CheckExact(value) or not PyUnicode_IS_COMPACT_ASCII(value):
+        return -1
+    at[0] = <Text>PyUnicode_DATA(value)
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(value)
+    return size if size < _SHORT_TEXT else -1
+
+
+cdef inline bint _is_text_key(key, Text at, Py_ssize_t size) except -1:
+    """Return whether *key* is sent, with a text; see `gateway.transports.grpc.metadata.kind_of`."""
+    cdef Py_ssize_t index
+    for index in range(size):
+        if not _IN_KEY[at[index]]:
+            return False
+    if size >= 4 and not memcmp(at + size - 4, b"-bin", 4):
+        return False
+    if size >= 5 and not memcmp(at, b"grpc-", 5):
+        return False
+    return size > 0 and key not in _RESERVED_KEYS
+
+
+def with_metadata(bytes block not None, metadata):
+    """See `gateway.transports.grpc.headers.with_metadata`."""
+    cdef Text keys[_MAX_FIELDS]
+    cdef Text values[_MAX_FIELDS]
+    cdef uint8_t key_sizes[_MAX_FIELDS]
+    cdef uint8_t value_sizes[_MAX_FIELDS]
+    cdef Py_ssize_t count, index, each, key_size, value_size
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(block)
+    cdef tuple pair
+    cdef bytes joined
+    cdef char* out
+    if type(metadata) is not tuple or len(<tuple>metadata) > _MAX_FIELDS:
+        return _with_metadata(block, metadata)
+    count = len(<tuple>metadata)
+    for index in range(count):
+        if type((<tuple>metadata)[index]) is not tuple:
+            return _with_metadata(block, metadata)
+        pair = <tuple>(<tuple>metadata)[index]
+        if len(pair) != 2:
+            return _with_metadata(block, metadata)
+        key_size = _short_text(pair[0], &keys[index])
+        value_size = _short_text(pair[1], &values[index])
+        if key_size < 0 or value_size < 0 or not _is_text_key(pair[0], keys[index], key_size):
+            return _with_metadata(block, metadata)
+        for each in range(value_size):
+            if not c" " <= values[index][each] <= c"~":
+                return _with_metadata(block, metadata)
+        key_sizes[index], value_sizes[index] = key_size, value_size
+        total += 3 + key_size + value_size
+    joined = PyBytes_FromStringAndSize(NULL, total)
+    out = _put(PyBytes_AS_STRING(joined), block)
+    for index in range(count):
+        out[0], out[1] = 0, key_sizes[index]  # a literal field that is not indexed
+        memcpy(out + 2, keys[index], key_sizes[index])
+        out += 2 + key_sizes[index]
+        out[0] = value_sizes[index]
+        memcpy(out + 1, values[index], value_sizes[index])
+        out += 1 + value_sizes[index]
+    return joined
+
+
+cdef _with_metadata(bytes block, metadata):
+    from gateway.accelerator import PYTHON_VERSIONS
+
+    return PYTHON_VERSIONS["with_metadata"](block, metadata)

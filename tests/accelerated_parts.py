@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.protocols.oip.json import elements, templates, write
-from gateway.transports.grpc import client_call, messages, server_call
+from gateway.transports.grpc import client_call, headers, messages, server_call
 from gateway.transports.http2 import frame_reader, frames, streams
 
 Part = Callable[[Random], tuple[Any, ...]]
@@ -21,6 +21,7 @@ MODULES: Final = (
     templates,
     write,
     messages,
+    headers,
     client_call,
     server_call,
     frame_reader,
@@ -97,6 +98,26 @@ def whole_message(random: Random) -> tuple[memoryview, int]:
     return memoryview(damaged(random, data, b"\0\1\xff")), random.choice((0, 255, 1 << 20))
 
 
+_KEYS: Final = (
+    *("x-request-id", "a", "k" * 126, "k" * 127, "", "te", "host", "grpc-x", "grpc_x", "x-bin"),
+    *("-bin", "Upper", "two words", "é", "日", "nul\0", "x.y_z-9"),
+)
+
+
+def with_metadata(random: Random) -> tuple[bytes, Any]:
+    """Return a header block, and metadata that is plain text, nearly always."""
+    metadata: list[Any] = []
+    for _ in range(random.choice((0, 1, 2, 5, 64, 65))):
+        key = random.choice(_KEYS) if random.random() < 0.2 else "x-request-id"
+        value: object = "v" * random.choice((0, 1, 36, 126))
+        if random.random() < 0.2:
+            odd = ("v" * 127, "v" * 1000, "é", "日本", "a\n", "\x7f", "~ ", b"", b"\0" * 40, "\ud800")
+            value = random.choice(odd)
+        metadata.append((key, value) if random.random() < 0.99 else (key, value, 1))
+    block = random.randbytes(random.randrange(300))
+    return block, metadata if random.random() < 0.1 else tuple(metadata)
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -106,6 +127,7 @@ PARTS: Final[dict[str, Part]] = {
         complete_stream,
         join_stream,
         whole_message,
+        with_metadata,
     )
 }
 """The inputs of each function, by its name."""

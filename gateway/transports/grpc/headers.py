@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from msgspec import Struct
 
 from gateway import __version__
+from gateway.accelerator import accelerated
 from gateway.transports.grpc.metadata import kind_of
 from gateway.transports.http.timeout_headers import format_grpc_timeout, grpc_timeout
 from gateway.transports.http2 import frames as h2
@@ -261,6 +262,7 @@ def _request_prefix(path: str, authority: str, scheme: str, hundredths: int | No
     )
 
 
+@accelerated
 def with_metadata(block: bytes, metadata: Metadata) -> bytes:
     """Return *block* with fields after it; metadata that gRPC cannot carry is left out."""
     for key, value in metadata:
