@@ -354,11 +354,32 @@ cdef inline char* _put(char* out, bytes part) noexcept:
     return out + PyBytes_GET_SIZE(part)
 
 
+cdef char* _put_content(char* out, buffers, Py_ssize_t size) except NULL:
+    """Copy buffers of *size* bytes, and return the position after them."""
+    cdef Py_ssize_t left = size
+    cdef Py_ssize_t length
+    cdef Py_buffer raw
+    for buffer in buffers:
+        if type(buffer) is bytes:
+            length = PyBytes_GET_SIZE(<bytes>buffer)
+            if length <= left:
+                memcpy(out, PyBytes_AS_STRING(<bytes>buffer), length)
+        else:
+            PyObject_GetBuffer(buffer, &raw, PyBUF_SIMPLE)
+            length = raw.len
+            if length <= left:
+                memcpy(out, raw.buf, length)
+            PyBuffer_Release(&raw)
+        left -= length  # once it is negative, nothing is copied
+        out += length
+    if left:
+        raise ValueError(f"the content has {size - left} bytes, {size} are announced")
+    return out
+
+
 def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size, bytes tail):
     """See `gateway.transports.http2.frames.join_stream`."""
     cdef Py_ssize_t total = 2 * _HEAD_BYTES + PyBytes_GET_SIZE(block) + size
-    cdef Py_ssize_t left = size
-    cdef Py_buffer part
     if tail is not None:
         total += _HEAD_BYTES + PyBytes_GET_SIZE(tail)
     cdef bytes joined = PyBytes_FromStringAndSize(NULL, total)
@@ -366,15 +387,7 @@ def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size,
     out = _put_head(out, PyBytes_GET_SIZE(block), _HEADERS, _END_HEADERS, number)
     out = _put(out, block)
     out = _put_head(out, size, _DATA, _END_STREAM if tail is None else 0, number)
-    for buffer in buffers:
-        PyObject_GetBuffer(buffer, &part, PyBUF_SIMPLE)
-        if part.len <= left:
-            memcpy(out, part.buf, part.len)
-            out += part.len
-        left -= part.len
-        PyBuffer_Release(&part)
-    if left:
-        raise ValueError(f"the content has {size - left} bytes, {size} are announced")
+    out = _put_content(out, buffers, size)
     if tail is not None:
         out = _put_head(out, PyBytes_GET_SIZE(tail), _HEADERS, _END_HEADERS | _END_STREAM, number)
         _put(out, tail)
@@ -479,3 +492,75 @@ cdef _with_metadata(bytes block, metadata):
     from gateway.accelerator import PYTHON_VERSIONS
 
     return PYTHON_VERSIONS["with_metadata"](block, metadata)
+
+
+# ---- HTTP/1: responses (transports/http/response_writer.py)
+
+cdef bytes _VARIES = b"Vary: Accept-Encoding\r\n"
+cdef bytes _REQUEST_ID = b"x-request-id: "
+cdef bytes _LENGTH = b"Content-Length: "
+cdef bytes _LINE_END = b"\r\n"
+
+
+def join_response(
+    bytes first not None,
+    bytes fields not None,
+    str request_id not None,
+    bint varies,
+    Py_ssize_t length,
+    bytes date not None,
+    bytes last not None,
+    body,
+):
+    """See `gateway.transports.http.response_writer.join_response`."""
+    cdef Text text = NULL
+    cdef char digits[_WIDEST]
+    cdef char* digit = digits + _WIDEST
+    cdef Py_ssize_t rest = length
+    cdef Py_ssize_t content = length if body else 0
+    cdef Py_ssize_t id_size, index
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(first) + PyBytes_GET_SIZE(fields) + PyBytes_GET_SIZE(last)
+    cdef bytes joined
+    cdef char* out
+    id_size = _short_text(request_id, &text)
+    for index in range(id_size):
+        if not c" " <= text[index] <= c"~":
+            id_size = -1
+            break
+    if id_size < 0 or content < 0:
+        return _join_response(first, fields, request_id, varies, length, date, last, body)
+    if id_size:
+        total += PyBytes_GET_SIZE(_REQUEST_ID) + id_size + 2
+    if varies:
+        total += PyBytes_GET_SIZE(_VARIES)
+    if length >= 0:
+        while True:
+            digit -= 1
+            digit[0] = <char>(c"0" + rest % 10)
+            rest //= 10
+            if not rest:
+                break
+        total += PyBytes_GET_SIZE(_LENGTH) + (digits + _WIDEST - digit) + 2
+    total += PyBytes_GET_SIZE(date) + content
+    joined = PyBytes_FromStringAndSize(NULL, total)
+    out = _put(_put(PyBytes_AS_STRING(joined), first), fields)
+    if id_size:
+        out = _put(out, _REQUEST_ID)
+        memcpy(out, text, id_size)
+        out = _put(out + id_size, _LINE_END)
+    if varies:
+        out = _put(out, _VARIES)
+    if length >= 0:
+        out = _put(out, _LENGTH)
+        memcpy(out, digit, digits + _WIDEST - digit)
+        out = _put(out + (digits + _WIDEST - digit), _LINE_END)
+    out = _put(_put(out, date), last)
+    _put_content(out, body, content)
+    return joined
+
+
+cdef _join_response(first, fields, request_id, varies, length, date, last, body):
+    from gateway.accelerator import PYTHON_VERSIONS
+
+    python = PYTHON_VERSIONS["join_response"]
+    return python(first, fields, request_id, varies, length, date, last, body)

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.transports.grpc import client_call, headers, messages, server_call
+from gateway.transports.http import response_writer
 from gateway.transports.http2 import frame_reader, frames, streams
 
 Part = Callable[[Random], tuple[Any, ...]]
@@ -27,6 +28,7 @@ MODULES: Final = (
     frame_reader,
     frames,
     streams,
+    response_writer,
 )
 """All modules that have such functions."""
 
@@ -82,10 +84,7 @@ def complete_stream(random: Random) -> tuple[bytes, int, int]:
 
 def join_stream(random: Random) -> tuple[int, bytes, list[Any], int, bytes | None]:
     """Return a header block, content in several buffers, and trailers or none."""
-    buffers: list[bytes | bytearray | memoryview] = []
-    for _ in range(random.randrange(4)):
-        buffer = random.randbytes(random.randrange(300))
-        buffers.append(random.choice((buffer, bytearray(buffer), memoryview(buffer)[1:])))
+    buffers = _buffers(random)
     number = random.choice((1, 2, 255, 256, 0x7FFFFFFF))
     tail = random.choice((None, b"", random.randbytes(random.randrange(300))))
     return number, random.randbytes(random.randrange(300)), buffers, sum(map(len, buffers)), tail
@@ -118,6 +117,18 @@ def with_metadata(random: Random) -> tuple[bytes, Any]:
     return block, metadata if random.random() < 0.1 else tuple(metadata)
 
 
+def join_response(random: Random) -> tuple[bytes, bytes, str, bool, int, bytes, bytes, Any]:
+    """Return the parts of a response, with a safe request id, nearly always."""
+    ids = ("", "r" * 36, "~ ", "r" * 126, "r" * 127, "r" * 1000, "a\r\nb", "\x7f", "é", "日本", "\0")
+    body = _buffers(random)
+    length = sum(map(len, body))
+    if not body or random.random() < 0.1:
+        length, body = random.choice((-1, 0, 9, 10, 1 << 40)), []
+    rest = (random.randbytes(random.randrange(40)) for _ in range(4))
+    request_id, varies = random.choice(ids), random.random() < 0.5
+    return next(rest), next(rest), request_id, varies, length, next(rest), next(rest), tuple(body)
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -128,6 +139,7 @@ PARTS: Final[dict[str, Part]] = {
         join_stream,
         whole_message,
         with_metadata,
+        join_response,
     )
 }
 """The inputs of each function, by its name."""
@@ -161,6 +173,15 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
+
+
+def _buffers(random: Random) -> list[bytes | bytearray | memoryview]:
+    """Return some buffers of different types."""
+    buffers: list[bytes | bytearray | memoryview] = []
+    for _ in range(random.randrange(4)):
+        buffer = random.randbytes(random.randrange(300))
+        buffers.append(random.choice((buffer, bytearray(buffer), memoryview(buffer)[1:])))
+    return buffers
 
 
 def _frame(random: Random, kind: int, flags: int, number: int) -> bytes:
