@@ -88,10 +88,8 @@ class GrpcClient:
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            withholds = self._withheld.is_enabled
             waiter = connection.loop.create_future()
-            call = connection.call(wire, None if withholds else deadline, now, waiter)
-            call.withholds = withholds
+            call = connection.call(wire, deadline, now, waiter, self._withheld.is_enabled)
             step = 0 if deadline is None else self._wheel.schedule(call, deadline)
             try:
                 response = await waiter or await call.only_response()
