@@ -508,8 +508,7 @@ def join_response(
     str request_id not None,
     bint varies,
     Py_ssize_t length,
-    bytes date not None,
-    bytes last not None,
+    bytes end not None,
     body,
 ):
     """See `gateway.transports.http.response_writer.join_response`."""
@@ -519,7 +518,7 @@ def join_response(
     cdef Py_ssize_t rest = length
     cdef Py_ssize_t content = length if body else 0
     cdef Py_ssize_t id_size, index
-    cdef Py_ssize_t total = PyBytes_GET_SIZE(first) + PyBytes_GET_SIZE(fields) + PyBytes_GET_SIZE(last)
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(first) + PyBytes_GET_SIZE(fields) + PyBytes_GET_SIZE(end)
     cdef bytes joined
     cdef char* out
     id_size = _short_text(request_id, &text)
@@ -528,7 +527,7 @@ def join_response(
             id_size = -1
             break
     if id_size < 0 or content < 0:
-        return _join_response(first, fields, request_id, varies, length, date, last, body)
+        return _join_response(first, fields, request_id, varies, length, end, body)
     if id_size:
         total += PyBytes_GET_SIZE(_REQUEST_ID) + id_size + 2
     if varies:
@@ -541,7 +540,7 @@ def join_response(
             if not rest:
                 break
         total += PyBytes_GET_SIZE(_LENGTH) + (digits + _WIDEST - digit) + 2
-    total += PyBytes_GET_SIZE(date) + content
+    total += content
     joined = PyBytes_FromStringAndSize(NULL, total)
     out = _put(_put(PyBytes_AS_STRING(joined), first), fields)
     if id_size:
@@ -554,13 +553,11 @@ def join_response(
         out = _put(out, _LENGTH)
         memcpy(out, digit, digits + _WIDEST - digit)
         out = _put(out + (digits + _WIDEST - digit), _LINE_END)
-    out = _put(_put(out, date), last)
-    _put_content(out, body, content)
+    _put_content(_put(out, end), body, content)
     return joined
 
 
-cdef _join_response(first, fields, request_id, varies, length, date, last, body):
+cdef _join_response(first, fields, request_id, varies, length, end, body):
     from gateway.accelerator import PYTHON_VERSIONS
 
-    python = PYTHON_VERSIONS["join_response"]
-    return python(first, fields, request_id, varies, length, date, last, body)
+    return PYTHON_VERSIONS["join_response"](first, fields, request_id, varies, length, end, body)

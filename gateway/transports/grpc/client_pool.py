@@ -106,9 +106,7 @@ class GrpcClientConnection(Http2Protocol):
         core = self.core
         stream = core.open(None)
         is_unary = waiter is not None
-        call = ClientCall(
-            self, stream, pool.message_bytes, self.turn, is_unary, waiter, withholds
-        )
+        call = ClientCall(self, stream, pool.message_bytes, self.turn, is_unary, waiter, withholds)
         stream.owner = call
         if rest is None:
             core.writer.send(stream, block, message, None, size + PREFIX_BYTES)

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from gateway.concurrency.timeouts import TimerStep
 from gateway.ir import errors
 from gateway.transports.admission import (
     CLIENT_MEMORY,
@@ -96,7 +97,7 @@ class ServerCall:
         self._final_response: GrpcResponse | None = None
         self._is_head_sent = False
         self._is_running = False
-        self._step = 0
+        self._step: TimerStep | None = None
         self._deadline: float | None = None
         self.task: asyncio.Task[None] | None = None
         if head.timeout_s is not None:
@@ -471,8 +472,8 @@ class ServerCall:
             self._incoming.close()
             if not self._method.is_bidirectional:
                 self._method.admission.leave()
-        if self._step:
-            self._method.wheel.cancel(self, self._step)
+        if self._step is not None:
+            self._step.discard(self)
         core, stream = self._connection.core, self._stream
         if stream.unread:
             core.consume(stream, stream.unread)

@@ -111,14 +111,15 @@ def _head(
 ) -> bytes:
     """Return the head of a response, and *body* after it; see `join_response`."""
     fields, has_date = response.headers.parsed_with(_written)
-    date = framing if has_date else framing + _date(int(time.time()))  # noqa: TID251  # no duration
-    last = _LAST
+    end = _LAST
     if not keep:
-        last = _LAST_CLOSED
+        end = _LAST_CLOSED
     elif version < (1, 1):
-        last = _LAST_KEPT
+        end = _LAST_KEPT
+    if not has_date:
+        end = _date(int(time.time())) + end  # noqa: TID251  # no duration
     first = _first_line(response.status)
-    return join_response(first, fields, response.request_id, varies, length, date, last, body)
+    return join_response(first, fields, response.request_id, varies, length, framing + end, body)
 
 
 @accelerated
@@ -128,8 +129,7 @@ def join_response(
     request_id: str,
     varies: bool,
     length: int,
-    date: bytes,
-    last: bytes,
+    end: bytes,
     body: Sequence[Buffer],
 ) -> bytes:
     """Return the head of a response, and *body* after it.
@@ -140,13 +140,12 @@ def join_response(
         request_id: "" for none.
         varies: Whether the client's Accept-Encoding decides on the content coding.
         length: The size of the body; -1 if it is not announced.
-        date: Further lines.
-        last: The end of the head.
+        end: Further lines, and the end of the head.
         body: Empty, or as many bytes as announced.
     """
     name = f"{_REQUEST_ID}{safe_value(request_id)}\r\n".encode() if request_id else b""
     size = b"Content-Length: %d\r\n" % length if length >= 0 else b""
-    return b"".join((first, fields, name, _VARIES if varies else b"", size, date, last, *body))
+    return b"".join((first, fields, name, _VARIES if varies else b"", size, end, *body))
 
 
 def _written(headers: Headers) -> tuple[bytes, bool]:

@@ -148,33 +148,29 @@ def complete_stream(data: bytes, at: int, max_block: int) -> CompleteStream | No
     Returns:
         None for other frames, and for frames that are incomplete.
     """
-    size = len(data)
-    first = at + HEAD_BYTES
-    if first > size:
+    number, flags, first, after = _payload(data, at, HEADERS)
+    if flags != END_HEADERS or not 0 < number <= MAX_WINDOW or not 0 < after - first <= max_block:
         return None
-    high, low, kind, flags, number = _unpack(data, at)
-    after = first + (high << 16 | low)
-    begin = after + HEAD_BYTES
-    if kind != HEADERS or flags != END_HEADERS or not 0 < number <= MAX_WINDOW:
+    same, flags, begin, stop = _payload(data, after, DATA)
+    if same != number or flags | END_STREAM != END_STREAM or stop == begin:
         return None
-    if not 0 < after - first <= max_block or begin > size:
-        return None
-    high, low, kind, flags, same = _unpack(data, after)
-    stop = begin + (high << 16 | low)
-    if kind != DATA or same != number or stop == begin or stop > size:
-        return None
-    if flags == END_STREAM:
+    if flags:
         return number, data[first:after], begin, stop, None, stop
-    start = stop + HEAD_BYTES
-    if flags or start > size:
-        return None
-    high, low, kind, flags, same = _unpack(data, stop)
-    end = start + (high << 16 | low)
-    if kind != HEADERS or flags != LAST_HEADERS or same != number or end > size:
-        return None
-    if end - start > max_block:
+    same, flags, start, end = _payload(data, stop, HEADERS)
+    if same != number or flags != LAST_HEADERS or end - start > max_block:
         return None
     return number, data[first:after], begin, stop, data[start:end], end
+
+
+def _payload(data: bytes, at: int, kind: int) -> tuple[int, int, int, int]:
+    """Return stream and flags of a frame, and where its payload is; zeros for another frame."""
+    begin = at + HEAD_BYTES
+    if begin <= len(data):
+        high, low, found, flags, number = _unpack(data, at)
+        end = begin + (high << 16 | low)
+        if found == kind and end <= len(data):
+            return number, flags, begin, end
+    return 0, 0, 0, 0
 
 
 @accelerated

@@ -343,8 +343,7 @@ class Http2Receiver(FrameReader):
                 self._head(number, tail, end=True)
                 return end
         self._window = window
-        stream.window -= length
-        stream.is_remote_closed = True
+        stream.is_remote_closed = True  # its window does not matter any more
         if stream.is_local_closed:
             del self.streams[number]
         self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.memory import http_memory
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 
 pytestmark = pytest.mark.usefixtures("build")
 
@@ -75,7 +75,7 @@ def test_an_answer_dates_itself_or_is_dated() -> None:
 def test_a_response_is_written_in_its_order(size: int, keep: bool) -> None:
     """The fields of the transport follow those of the codec, and the body ends the response."""
     transport = Written()
-    body = [bytearray(b"x" * (size // 2)), memoryview(b"y" * (size - size // 2))]
+    body: list[Buffer] = [bytearray(b"x" * (size // 2)), memoryview(b"y" * (size - size // 2))]
     response = HttpResponse(404, DATED, body, request_id="r")
     write_response(transport, response, keep=keep, version=(1, 0), varies=True)
     connection = "keep-alive" if keep else "close"
