@@ -85,7 +85,7 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
 
 
 @lru_cache(2)
-def _date(second: int) -> bytes:
+def _date(second: float) -> bytes:
     return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
@@ -117,7 +117,7 @@ def _head(
     elif version < (1, 1):
         end = _LAST_KEPT
     if not has_date:
-        end = _date(int(time.time())) + end  # noqa: TID251  # no duration
+        end = _date(time.time() // 1) + end  # noqa: TID251  # no duration
     first = _first_line(response.status)
     return join_response(first, fields, response.request_id, varies, length, framing + end, body)
 
