@@ -11,6 +11,12 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
+cdef extern from "Python.h":
+    bint PyUnicode_CheckExact(object)
+    bint PyUnicode_IS_COMPACT_ASCII(object)
+    void* PyUnicode_DATA(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
+
 ctypedef const unsigned char* Text
 
 # ---- JSON: the holes of templates (protocols/oip/json/templates.py)
@@ -293,41 +299,46 @@ cdef enum:
     _HEADERS = 1
     _END_STREAM = 1
     _END_HEADERS = 4
+    _MAX_STREAM = 0x7FFFFFFF
 
 
-cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t number, int* flags) noexcept:
-    """Return the size of the payload of a frame, and set *flags*; -1 for another frame."""
-    if (
-        size < _HEAD_BYTES
-        or at[3] != kind
-        or (<uint64_t>at[5] << 24 | at[6] << 16 | at[7] << 8 | at[8]) != number
-    ):
+cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t* number, int* flags) noexcept:
+    """Return the size of the payload of a frame, and set *number* and *flags*; -1 for another frame."""
+    if size < _HEAD_BYTES or at[3] != kind:
         return -1
     flags[0] = at[4]
+    number[0] = <uint64_t>at[5] << 24 | at[6] << 16 | at[7] << 8 | at[8]
     cdef Py_ssize_t length = at[0] << 16 | at[1] << 8 | at[2]
     return length if length <= size - _HEAD_BYTES else -1
 
 
-def complete_stream(bytes data not None, Py_ssize_t at, uint64_t number, Py_ssize_t max_block):
+def complete_stream(bytes data not None, Py_ssize_t at, Py_ssize_t max_block):
     """See `gateway.transports.http2.frames.complete_stream`."""
     cdef Text start = <Text>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    cdef Py_ssize_t begin, stop, first, length
+    cdef Py_ssize_t begin, stop, end, length, head
+    cdef uint64_t number = 0, same = 0
     cdef int flags = 0
-    length = _frame(start + at, size - at, _DATA, number, &flags)
-    if length <= 0:
+    cdef bytes block
+    head = _frame(start + at, size - at, _HEADERS, &number, &flags)
+    if not 0 < head <= max_block or flags != _END_HEADERS or not 0 < number <= _MAX_STREAM:
         return None
-    begin = at + _HEAD_BYTES
+    begin = at + _HEAD_BYTES + head
+    length = _frame(start + begin, size - begin, _DATA, &same, &flags)
+    if length <= 0 or same != number:
+        return None
+    begin += _HEAD_BYTES
     stop = begin + length
+    block = PyBytes_FromStringAndSize(<const char*>start + at + _HEAD_BYTES, head)
     if flags == _END_STREAM:
-        return begin, stop, None, stop
+        return number, block, begin, stop, None, stop
     if flags:
         return None
-    length = _frame(start + stop, size - stop, _HEADERS, number, &flags)
-    if not 0 <= length <= max_block or flags != (_END_HEADERS | _END_STREAM):
+    length = _frame(start + stop, size - stop, _HEADERS, &same, &flags)
+    if not 0 <= length <= max_block or flags != (_END_HEADERS | _END_STREAM) or same != number:
         return None
-    first = stop + _HEAD_BYTES
-    return begin, stop, PyBytes_FromStringAndSize(<const char*>start + first, length), first + length
+    end = stop + _HEAD_BYTES + length
+    return number, block, begin, stop, PyBytes_FromStringAndSize(<const char*>start + end - length, length), end
 
 
 cdef inline char* _put_head(char* out, Py_ssize_t size, int kind, int flags, uint64_t number) noexcept:
@@ -343,11 +354,32 @@ cdef inline char* _put(char* out, bytes part) noexcept:
     return out + PyBytes_GET_SIZE(part)
 
 
+cdef char* _put_content(char* out, buffers, Py_ssize_t size) except NULL:
+    """Copy buffers of *size* bytes, and return the position after them."""
+    cdef Py_ssize_t left = size
+    cdef Py_ssize_t length
+    cdef Py_buffer raw
+    for buffer in buffers:
+        if type(buffer) is bytes:
+            length = PyBytes_GET_SIZE(<bytes>buffer)
+            if length <= left:
+                memcpy(out, PyBytes_AS_STRING(<bytes>buffer), length)
+        else:
+            PyObject_GetBuffer(buffer, &raw, PyBUF_SIMPLE)
+            length = raw.len
+            if length <= left:
+                memcpy(out, raw.buf, length)
+            PyBuffer_Release(&raw)
+        left -= length  # once it is negative, nothing is copied
+        out += length
+    if left:
+        raise ValueError(f"the content has {size - left} bytes, {size} are announced")
+    return out
+
+
 def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size, bytes tail):
     """See `gateway.transports.http2.frames.join_stream`."""
     cdef Py_ssize_t total = 2 * _HEAD_BYTES + PyBytes_GET_SIZE(block) + size
-    cdef Py_ssize_t left = size
-    cdef Py_buffer part
     if tail is not None:
         total += _HEAD_BYTES + PyBytes_GET_SIZE(tail)
     cdef bytes joined = PyBytes_FromStringAndSize(NULL, total)
@@ -355,15 +387,7 @@ def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size,
     out = _put_head(out, PyBytes_GET_SIZE(block), _HEADERS, _END_HEADERS, number)
     out = _put(out, block)
     out = _put_head(out, size, _DATA, _END_STREAM if tail is None else 0, number)
-    for buffer in buffers:
-        PyObject_GetBuffer(buffer, &part, PyBUF_SIMPLE)
-        if part.len <= left:
-            memcpy(out, part.buf, part.len)
-            out += part.len
-        left -= part.len
-        PyBuffer_Release(&part)
-    if left:
-        raise ValueError(f"the content has {size - left} bytes, {size} are announced")
+    out = _put_content(out, buffers, size)
     if tail is not None:
         out = _put_head(out, PyBytes_GET_SIZE(tail), _HEADERS, _END_HEADERS | _END_STREAM, number)
         _put(out, tail)
@@ -386,3 +410,154 @@ def whole_message(view not None, Py_ssize_t limit_bytes):
     )
     PyBuffer_Release(&raw)
     return view[_PREFIX_BYTES:] if is_whole else None
+
+
+# ---- gRPC: metadata (transports/grpc/headers.py)
+
+cdef enum:
+    _SHORT_TEXT = 127  # from this length, HPACK writes a length in more than one byte
+    _MAX_FIELDS = 64  # more are left to Python
+
+cdef uint8_t _IN_KEY[256]
+for _each in b"-_.0123456789abcdefghijklmnopqrstuvwxyz":
+    _IN_KEY[_each] = 1
+
+_RESERVED_KEYS = frozenset({"te", "content-type", "user-agent", "host", "connection"})
+
+
+cdef inline Py_ssize_t _short_text(value, Text* at) noexcept:
+    """Return the length of a short ASCII text, and set *at*; -1 for anything else."""
+    if not PyUnicode_CheckExact(value) or not PyUnicode_IS_COMPACT_ASCII(value):
+        return -1
+    at[0] = <Text>PyUnicode_DATA(value)
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(value)
+    return size if size < _SHORT_TEXT else -1
+
+
+cdef inline bint _is_text_key(key, Text at, Py_ssize_t size) except -1:
+    """Return whether *key* is sent, with a text; see `gateway.transports.grpc.metadata.kind_of`."""
+    cdef Py_ssize_t index
+    for index in range(size):
+        if not _IN_KEY[at[index]]:
+            return False
+    if size >= 4 and not memcmp(at + size - 4, b"-bin", 4):
+        return False
+    if size >= 5 and not memcmp(at, b"grpc-", 5):
+        return False
+    return size > 0 and key not in _RESERVED_KEYS
+
+
+def with_metadata(bytes block not None, metadata):
+    """See `gateway.transports.grpc.headers.with_metadata`."""
+    cdef Text keys[_MAX_FIELDS]
+    cdef Text values[_MAX_FIELDS]
+    cdef uint8_t key_sizes[_MAX_FIELDS]
+    cdef uint8_t value_sizes[_MAX_FIELDS]
+    cdef Py_ssize_t count, index, each, key_size, value_size
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(block)
+    cdef tuple pair
+    cdef bytes joined
+    cdef char* out
+    if type(metadata) is not tuple or len(<tuple>metadata) > _MAX_FIELDS:
+        return _with_metadata(block, metadata)
+    count = len(<tuple>metadata)
+    for index in range(count):
+        if type((<tuple>metadata)[index]) is not tuple:
+            return _with_metadata(block, metadata)
+        pair = <tuple>(<tuple>metadata)[index]
+        if len(pair) != 2:
+            return _with_metadata(block, metadata)
+        key_size = _short_text(pair[0], &keys[index])
+        value_size = _short_text(pair[1], &values[index])
+        if key_size < 0 or value_size < 0 or not _is_text_key(pair[0], keys[index], key_size):
+            return _with_metadata(block, metadata)
+        for each in range(value_size):
+            if not c" " <= values[index][each] <= c"~":
+                return _with_metadata(block, metadata)
+        key_sizes[index], value_sizes[index] = key_size, value_size
+        total += 3 + key_size + value_size
+    joined = PyBytes_FromStringAndSize(NULL, total)
+    out = _put(PyBytes_AS_STRING(joined), block)
+    for index in range(count):
+        out[0], out[1] = 0, key_sizes[index]  # a literal field that is not indexed
+        memcpy(out + 2, keys[index], key_sizes[index])
+        out += 2 + key_sizes[index]
+        out[0] = value_sizes[index]
+        memcpy(out + 1, values[index], value_sizes[index])
+        out += 1 + value_sizes[index]
+    return joined
+
+
+cdef _with_metadata(bytes block, metadata):
+    from gateway.accelerator import PYTHON_VERSIONS
+
+    return PYTHON_VERSIONS["with_metadata"](block, metadata)
+
+
+# ---- HTTP/1: responses (transports/http/response_writer.py)
+
+cdef bytes _VARIES = b"Vary: Accept-Encoding\r\n"
+cdef bytes _REQUEST_ID = b"x-request-id: "
+cdef bytes _LENGTH = b"Content-Length: "
+cdef bytes _LINE_END = b"\r\n"
+
+
+def join_response(
+    bytes first not None,
+    bytes fields not None,
+    str request_id not None,
+    bint varies,
+    Py_ssize_t length,
+    bytes end not None,
+    body,
+):
+    """See `gateway.transports.http.response_writer.join_response`."""
+    cdef Text text = NULL
+    cdef char digits[_WIDEST]
+    cdef char* digit = digits + _WIDEST
+    cdef Py_ssize_t rest = length
+    cdef Py_ssize_t content = length if body else 0
+    cdef Py_ssize_t id_size, index
+    cdef Py_ssize_t total = PyBytes_GET_SIZE(first) + PyBytes_GET_SIZE(fields) + PyBytes_GET_SIZE(end)
+    cdef bytes joined
+    cdef char* out
+    id_size = _short_text(request_id, &text)
+    for index in range(id_size):
+        if not c" " <= text[index] <= c"~":
+            id_size = -1
+            break
+    if id_size < 0 or content < 0:
+        return _join_response(first, fields, request_id, varies, length, end, body)
+    if id_size:
+        total += PyBytes_GET_SIZE(_REQUEST_ID) + id_size + 2
+    if varies:
+        total += PyBytes_GET_SIZE(_VARIES)
+    if length >= 0:
+        while True:
+            digit -= 1
+            digit[0] = <char>(c"0" + rest % 10)
+            rest //= 10
+            if not rest:
+                break
+        total += PyBytes_GET_SIZE(_LENGTH) + (digits + _WIDEST - digit) + 2
+    total += content
+    joined = PyBytes_FromStringAndSize(NULL, total)
+    out = _put(_put(PyBytes_AS_STRING(joined), first), fields)
+    if id_size:
+        out = _put(out, _REQUEST_ID)
+        memcpy(out, text, id_size)
+        out = _put(out + id_size, _LINE_END)
+    if varies:
+        out = _put(out, _VARIES)
+    if length >= 0:
+        out = _put(out, _LENGTH)
+        memcpy(out, digit, digits + _WIDEST - digit)
+        out = _put(out + (digits + _WIDEST - digit), _LINE_END)
+    _put_content(_put(out, end), body, content)
+    return joined
+
+
+cdef _join_response(first, fields, request_id, varies, length, end, body):
+    from gateway.accelerator import PYTHON_VERSIONS
+
+    return PYTHON_VERSIONS["join_response"](first, fields, request_id, varies, length, end, body)

@@ -10,8 +10,9 @@ from typing import Any, Final
 import pytest
 
 from gateway.protocols.oip.json import elements, templates, write
-from gateway.transports.grpc import client_call, messages, server_call
-from gateway.transports.http2 import frames, receiver, streams
+from gateway.transports.grpc import client_call, headers, messages, server_call
+from gateway.transports.http import response_writer
+from gateway.transports.http2 import frame_reader, frames, streams
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
@@ -21,11 +22,13 @@ MODULES: Final = (
     templates,
     write,
     messages,
+    headers,
     client_call,
     server_call,
+    frame_reader,
     frames,
-    receiver,
     streams,
+    response_writer,
 )
 """All modules that have such functions."""
 
@@ -69,22 +72,19 @@ def integer_writer(random: Random) -> tuple[str, int, bytes]:
     return code, count, raw[: len(raw) - (random.random() < 0.1)]
 
 
-def complete_stream(random: Random) -> tuple[bytes, int, int, int]:
-    """Return the frames of one or two streams, from a position after a header block."""
-    number, most = random.choice((1, 2, 5, 0x7FFFFFFF)), random.choice((0, 10, 4096))
-    block = random.randbytes(random.randrange(12))
-    data = block + _frame(random, 0, random.randrange(2), number)
+def complete_stream(random: Random) -> tuple[bytes, int, int]:
+    """Return the frames of one or two streams, and the position of the first, nearly always."""
+    number = random.choice((1, 2, 5, 0x7FFFFFFF, 0, 0x80000001))
+    before = random.randbytes(random.randrange(12))
+    data = before + _frame(random, 1, 4, number) + _frame(random, 0, random.randrange(2), number)
     data += _frame(random, 1, 5, number) + _frame(random, 0, 1, 7)
-    at = len(block) if random.random() < 0.95 else random.randrange(len(data))
-    return damaged(random, data, b"\0\1\4\5\x80\xff"), at, number, most
+    at = len(before) if random.random() < 0.95 else random.randrange(len(data))
+    return damaged(random, data, b"\0\1\4\5\x80\xff"), at, random.choice((0, 11, 4096))
 
 
 def join_stream(random: Random) -> tuple[int, bytes, list[Any], int, bytes | None]:
     """Return a header block, content in several buffers, and trailers or none."""
-    buffers: list[bytes | bytearray | memoryview] = []
-    for _ in range(random.randrange(4)):
-        buffer = random.randbytes(random.randrange(300))
-        buffers.append(random.choice((buffer, bytearray(buffer), memoryview(buffer)[1:])))
+    buffers = _buffers(random)
     number = random.choice((1, 2, 255, 256, 0x7FFFFFFF))
     tail = random.choice((None, b"", random.randbytes(random.randrange(300))))
     return number, random.randbytes(random.randrange(300)), buffers, sum(map(len, buffers)), tail
@@ -97,6 +97,61 @@ def whole_message(random: Random) -> tuple[memoryview, int]:
     return memoryview(damaged(random, data, b"\0\1\xff")), random.choice((0, 255, 1 << 20))
 
 
+_KEYS: Final = (
+    *("x-request-id", "a", "k" * 126, "k" * 127, "", "te", "host", "grpc-x", "grpc_x", "x-bin"),
+    *("-bin", "Upper", "two words", "é", "日", "nul\0", "x.y_z-9"),
+)
+
+
+def with_metadata(random: Random) -> tuple[bytes, Any]:
+    """Return a header block, and metadata that is plain text, nearly always."""
+    metadata: list[Any] = []
+    for _ in range(random.choice((0, 1, 2, 5, 64, 65))):
+        key = random.choice(_KEYS) if random.random() < 0.2 else "x-request-id"
+        value: object = "v" * random.choice((0, 1, 36, 126))
+        if random.random() < 0.2:
+            odd = (
+                "v" * 127,
+                "v" * 1000,
+                "é",
+                "日本",
+                "a\n",
+                "\x7f",
+                "~ ",
+                b"",
+                b"\0" * 40,
+                "\ud800",
+            )
+            value = random.choice(odd)
+        metadata.append((key, value) if random.random() < 0.99 else (key, value, 1))
+    block = random.randbytes(random.randrange(300))
+    return block, metadata if random.random() < 0.1 else tuple(metadata)
+
+
+def join_response(random: Random) -> tuple[bytes, bytes, str, bool, int, bytes, Any]:
+    """Return the parts of a response, with a safe request id, nearly always."""
+    ids = (
+        "",
+        "r" * 36,
+        "~ ",
+        "r" * 126,
+        "r" * 127,
+        "r" * 1000,
+        "a\r\nb",
+        "\x7f",
+        "é",
+        "日本",
+        "\0",
+    )
+    body = _buffers(random)
+    length = sum(map(len, body))
+    if not body or random.random() < 0.1:
+        length, body = random.choice((-1, 0, 9, 10, 1 << 40)), []
+    rest = (random.randbytes(random.randrange(40)) for _ in range(3))
+    request_id, varies = random.choice(ids), random.random() < 0.5
+    return next(rest), next(rest), request_id, varies, length, next(rest), tuple(body)
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -106,6 +161,8 @@ PARTS: Final[dict[str, Part]] = {
         complete_stream,
         join_stream,
         whole_message,
+        with_metadata,
+        join_response,
     )
 }
 """The inputs of each function, by its name."""
@@ -139,6 +196,15 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
+
+
+def _buffers(random: Random) -> list[bytes | bytearray | memoryview]:
+    """Return some buffers of different types."""
+    buffers: list[bytes | bytearray | memoryview] = []
+    for _ in range(random.randrange(4)):
+        buffer = random.randbytes(random.randrange(300))
+        buffers.append(random.choice((buffer, bytearray(buffer), memoryview(buffer)[1:])))
+    return buffers
 
 
 def _frame(random: Random, kind: int, flags: int, number: int) -> bytes:

@@ -9,6 +9,7 @@ STEP_S: Final = 0.005
 """A deadline on a `TimerWheel` expires up to this many seconds late, never early."""
 _EXPIRED: Final = "the timeout of the task has expired"
 _NONE: Final = -1
+_SWEEP_STEPS: Final = 64
 _NO_TASK: Final = "a timeout needs a running task"
 
 
@@ -109,6 +110,20 @@ class TimerTarget(Hashable, Protocol):
         """Handle the deadline; the object is no longer on the wheel."""
 
 
+class TimerStep(set[TimerTarget]):
+    """The targets whose deadlines expire together.
+
+    Args:
+        number: Its number; the step expires at this multiple of `STEP_S`.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 class TimerWheel:
     """Many deadlines on one timer of the event loop.
 
@@ -126,52 +141,69 @@ class TimerWheel:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._steps: dict[int, set[TimerTarget]] = {}
+        self._steps: dict[int, TimerStep] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
-        # The step of the last deadline: the next deadline is likely to have the same.
-        self._latest = _NONE
-        self._items: set[TimerTarget] = set()
+        # The step of the last deadline, and its time: the next deadline is likely to have the same.
+        self._latest = TimerStep(_NONE)
+        self._start = self._end = 0.0
+        self._sweep_at = _SWEEP_STEPS
 
-    def schedule(self, item: TimerTarget, when: float) -> int:
-        """Call `item.on_timeout` at *when*; return the step, which `cancel` needs."""
-        step = int(when / STEP_S) + 1
-        if step != self._latest:
-            if not self._items:  # the step of the former deadline was kept, see `cancel`
-                self._steps.pop(self._latest, None)
-            self._items = self._steps.get(step) or self._begin(step)
-            self._latest = step
-        self._items.add(item)
+    def schedule(self, item: TimerTarget, when: float) -> TimerStep:
+        """Call `item.on_timeout` at *when*, unless the item is cancelled.
+
+        Returns:
+            The step of the deadline.  Pass it to `cancel`, or discard the item from it, which is
+            faster: the wheel drops a step that has become empty a little later.
+        """
+        if not self._start <= when < self._end:
+            self._turn_to(int(when / STEP_S) + 1)
+        step = self._latest
+        step.add(item)
         return step
 
-    def cancel(self, item: TimerTarget, step: int) -> None:
+    def cancel(self, item: TimerTarget, step: TimerStep) -> None:
         """Remove *item*; harmless after its deadline."""
-        if step == self._latest:  # an empty step is kept: the next item is likely there
-            self._items.discard(item)
-            return
-        found = self._steps.get(step)
-        if found is not None:
-            found.discard(item)
-            if not found:
-                del self._steps[step]
+        step.discard(item)
+        # The latest step is kept: the next item is likely there.
+        if not step and step is not self._latest:
+            self._drop(step)
+
+    def _turn_to(self, number: int) -> None:
+        """Let further deadlines belong to another step."""
+        if not self._latest:
+            self._drop(self._latest)
+        self._latest = self._steps.get(number) or self._begin(number)
+        self._start, self._end = (number - 1) * STEP_S, number * STEP_S
+
+    def _drop(self, step: TimerStep) -> None:
+        if self._steps.get(step.number) is step:
+            del self._steps[step.number]
 
     def close(self) -> None:
         """Drop all deadlines."""
         self._steps.clear()
-        self._latest, self._items = _NONE, set()
+        self._forget_latest()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self, step: int) -> set[TimerTarget]:
+    def _forget_latest(self) -> None:
+        self._latest = TimerStep(_NONE)
+        self._start = self._end = 0.0
+
+    def _begin(self, number: int) -> TimerStep:
         loop = asyncio.get_running_loop()
         if loop is not self.loop:
             self.close()
             self.loop = loop
-        found = self._steps[step] = set()
-        if self._timer is None or step < self._next:
-            self._arm(loop, step)
-        return found
+        if len(self._steps) >= self._sweep_at:
+            self._steps = {each: step for each, step in self._steps.items() if step}
+            self._sweep_at = max(_SWEEP_STEPS, 2 * len(self._steps))
+        step = self._steps[number] = TimerStep(number)
+        if self._timer is None or number < self._next:
+            self._arm(loop, number)
+        return step
 
     def _arm(self, loop: asyncio.AbstractEventLoop, step: int) -> None:
         if self._timer is not None:
@@ -182,10 +214,10 @@ class TimerWheel:
     def _expire(self) -> None:
         self._timer = None
         now = int(self._clock() / STEP_S)
-        if self._latest <= now:
-            self._latest, self._items = _NONE, set()
-        for step in sorted(each for each in self._steps if each <= now):
-            for item in self._steps.pop(step, ()):
+        if self._latest.number <= now:
+            self._forget_latest()
+        for number in sorted(each for each in self._steps if each <= now):
+            for item in list(self._steps.pop(number, ())):  # an item may cancel another one
                 item.on_timeout()
         self._rearm()
 
@@ -206,7 +238,7 @@ class WheelTimeout(Timeout):
         deadline: On the wheel's clock.
     """
 
-    __slots__ = ("_step", "_wheel")
+    __slots__ = ("_step",)
 
     on_timeout = Timeout.expire
 
@@ -218,13 +250,12 @@ class WheelTimeout(Timeout):
         self._task = task
         self._before = task.cancelling()
         self.has_expired = False
-        self._wheel = wheel
         self._step = wheel.schedule(self, deadline)
 
     def finish(self, error: BaseException | None) -> bool:
         """Cancel the entry, and return whether the timeout caused *error*."""
-        self._wheel.cancel(self, self._step)
-        return self._has_caused(error)
+        self._step.discard(self)
+        return (error is not None or self.has_expired) and self._has_caused(error)
 
 
 class RestartableTimer:

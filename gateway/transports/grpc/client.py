@@ -88,11 +88,9 @@ class GrpcClient:
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            withholds = self._withheld.is_enabled
             waiter = connection.loop.create_future()
-            call = connection.call(wire, None if withholds else deadline, now, waiter)
-            call.withholds = withholds
-            step = 0 if deadline is None else self._wheel.schedule(call, deadline)
+            call = connection.call(wire, deadline, now, waiter, self._withheld.is_enabled)
+            step = None if deadline is None else self._wheel.schedule(call, deadline)
             try:
                 response = await waiter or await call.only_response()
             except (asyncio.CancelledError, DeadlineExceeded):
@@ -102,8 +100,8 @@ class GrpcClient:
                     call.cancel()
                 raise
             finally:
-                if step:
-                    self._wheel.cancel(call, step)
+                if step is not None:
+                    step.discard(call)
                 if not withheld and call.stream.owner is not None:
                     call.release()
         finally:
@@ -135,7 +133,7 @@ class GrpcClient:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
             call = connection.call(wire, deadline, now, None)
-            step = 0 if deadline is None else self._wheel.schedule(call, deadline)
+            step = None if deadline is None else self._wheel.schedule(call, deadline)
             try:
                 while (response := await call.next_response()) is not None:
                     if response.status is _DEADLINE_EXCEEDED:
@@ -145,8 +143,8 @@ class GrpcClient:
                         return
             finally:
                 call.cancel()
-                if step:
-                    self._wheel.cancel(call, step)
+                if step is not None:
+                    step.discard(call)
                 call.release()
         finally:
             self._slots.release()
@@ -162,7 +160,7 @@ class GrpcClient:
         step = self._wheel.schedule(call, monotonic() + self._withheld.longest_s)
 
         def end() -> None:
-            self._wheel.cancel(call, step)
+            step.discard(call)
             call.release()
             self._slots.release()
             self._withheld.end()

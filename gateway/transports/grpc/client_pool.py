@@ -86,24 +86,27 @@ class GrpcClientConnection(Http2Protocol):
         deadline: float | None,
         now: float,
         waiter: asyncio.Future[GrpcResponse | None] | None,
+        withholds: bool = False,
     ) -> ClientCall:
         """Start a call and write its message; the rest of it is written as it arrives.
 
         Args:
             wire: The request.
-            deadline: The deadline that is sent; None for none.
+            deadline: The deadline that is sent, unless the call withholds it; None for none.
             now: The time, on the clock of *deadline*.
-            waiter: As in `ClientCall`.
+            waiter: For a call with one response, as in `ClientCall`; None for any other.
+            withholds: As in `ClientCall`.
         """
         pool, rest, message = self._pool, wire.rest, wire.message
-        left_s = None if deadline is None else deadline - now
+        left_s = None if deadline is None or withholds else deadline - now
         block = request_block(wire.method, pool.authority, pool.scheme, wire.metadata, left_s)
         size = len(message[0]) if len(message) == 1 else size_of(message)
         message = frame_message(message, size if rest is None else size + rest.remaining_bytes)
         self.is_used = True
         core = self.core
         stream = core.open(None)
-        call = ClientCall(self, stream, pool.message_bytes, self.turn, waiter)
+        is_unary = waiter is not None
+        call = ClientCall(self, stream, pool.message_bytes, self.turn, is_unary, waiter, withholds)
         stream.owner = call
         if rest is None:
             core.writer.send(stream, block, message, None, size + PREFIX_BYTES)

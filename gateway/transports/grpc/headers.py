@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from msgspec import Struct
 
 from gateway import __version__
+from gateway.accelerator import accelerated
 from gateway.transports.grpc.metadata import kind_of
 from gateway.transports.http.timeout_headers import format_grpc_timeout, grpc_timeout
 from gateway.transports.http2 import frames as h2
@@ -216,7 +217,7 @@ def request_block(
         if left_s is not None:
             block += literal(b"grpc-timeout", format_grpc_timeout(left_s).encode())
     else:
-        block = _request_prefix(path, authority, scheme, int(left_s * 100))
+        block = _request_prefix(path, authority, scheme, left_s * 100 // 1)
     return with_metadata(block, metadata) if metadata else block
 
 
@@ -243,7 +244,7 @@ def only_block(
 
 
 @lru_cache(1024)  # the same few, call for call
-def _request_prefix(path: str, authority: str, scheme: str, hundredths: int | None) -> bytes:
+def _request_prefix(path: str, authority: str, scheme: str, hundredths: float | None) -> bytes:
     timeout = b""
     if hundredths is not None:
         timeout = literal(b"grpc-timeout", format_grpc_timeout(hundredths / 100).encode())
@@ -261,6 +262,7 @@ def _request_prefix(path: str, authority: str, scheme: str, hundredths: int | No
     )
 
 
+@accelerated
 def with_metadata(block: bytes, metadata: Metadata) -> bytes:
     """Return *block* with fields after it; metadata that gRPC cannot carry is left out."""
     for key, value in metadata:

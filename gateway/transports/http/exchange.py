@@ -263,12 +263,11 @@ class Exchange:
         self._frontend, self._handle = listener.find(head.path)
         if head.timeout_s is not None:
             self._deadline = time.monotonic() + head.timeout_s
-        body, length = EMPTY, head.length
+        body, length, client = EMPTY, head.length, self._connection.client
         if length is not None:
             here = incoming.buffered_body
             if here is None:
                 return None
-            client = self._connection.client
             if self._reservation is None:
                 if head.has_content_coding or length > listener.limits.message_bytes:
                     return None
@@ -278,18 +277,18 @@ class Exchange:
             body = here
         elif head.is_chunked:
             return None
-        if not listener.slots.try_acquire(1, self._connection.client.slots):
+        if not listener.slots.try_acquire(1, client.slots):
             self._body = body
             return None
-        caller = self._connection.client.caller
+        caller, fields = client.caller, head.headers
         return HttpRequest(
             head.method,
             head.path,
             head.query,
-            head.headers,
+            fields,
             (body,),
             self._deadline,
-            client=(caller.last if caller.fields is head.headers else caller.client(head.headers)),
+            client=caller.last if caller.fields is fields else caller.client(fields),
         )
 
     async def _receive(self) -> HttpRequest | None:

@@ -6,11 +6,12 @@ the buffers, and add a field with their version.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.request_head import Version
@@ -18,9 +19,14 @@ from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
-_VARIES = "Vary: Accept-Encoding\r\n"
+_VARIES = b"Vary: Accept-Encoding\r\n"
+_REQUEST_ID = f"{REQUEST_ID}: "
+_LAST = b"\r\n"
+_LAST_KEPT = b"Connection: keep-alive\r\n\r\n"
+_LAST_CLOSED = b"Connection: close\r\n\r\n"
 # Up to this size, head and body are joined: one buffer costs less than two.
 _JOINED_BYTES = 8192
+_NO_LENGTH = -1
 
 
 def write_response(
@@ -41,31 +47,24 @@ def write_response(
         varies: Whether the client's Accept-Encoding decides on the content coding.
         head_only: Whether the request was HEAD.
     """
-    if response.status in _BODILESS:
-        transport.write(_head(response, "", keep, version))
-        return
     body = response.body
     size = len(body[0]) if len(body) == 1 else size_of(body)
-    framing = f"Content-Length: {size}\r\n"
-    if head_only and not body:  # the length of the response to GET is unknown (RFC 9110, 8.6)
-        framing = ""
-    if varies:
-        framing = _VARIES + framing
-    head = _head(response, framing, keep, version)
-    if head_only or not size:
-        transport.write(head)
+    if response.status in _BODILESS:
+        transport.write(_head(response, _NO_LENGTH, keep, version))
+    elif head_only:  # the length of the response to GET may be unknown (RFC 9110, 8.6)
+        transport.write(_head(response, size if body else _NO_LENGTH, keep, version, varies))
     elif size <= _JOINED_BYTES:
-        transport.write(b"".join([head, *body]))
+        transport.write(_head(response, size, keep, version, varies, body))
     else:
-        transport.writelines([head, *body])
+        transport.writelines([_head(response, size, keep, version, varies), *body])
 
 
 def write_stream_head(
     transport: asyncio.Transport, response: HttpResponse, *, keep: bool, version: Version
 ) -> None:
     """Write the head of a streamed response; in HTTP/1.0 its end is that of the connection."""
-    framing = "Transfer-Encoding: chunked\r\n" if version >= (1, 1) else ""
-    transport.write(_head(response, framing, keep, version))
+    last = b"Transfer-Encoding: chunked\r\n" if version >= (1, 1) else b""
+    transport.write(_head(response, _NO_LENGTH, keep, version, framing=last))
 
 
 def write_part(transport: asyncio.Transport, body: Iterable[Buffer], version: Version) -> None:
@@ -86,13 +85,13 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
 
 
 @lru_cache(2)
-def _date(second: int) -> str:
-    return f"Date: {formatdate(second, usegmt=True)}\r\n"
+def _date(second: float) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
 @lru_cache(256)
-def _first_line(status: int) -> str:
-    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n"
+def _first_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n".encode()
 
 
 @lru_cache(1024)  # the same few names, message for message
@@ -101,24 +100,55 @@ def _begun(name: str) -> tuple[str, bool]:
     return f"{name}: " if is_writable(name) else "", name.lower() == "date"
 
 
-def _head(response: HttpResponse, framing: str, keep: bool, version: Version) -> bytes:
-    fields, dated = response.headers.parsed_with(_written)
-    name, request_id = "", response.request_id
-    if request_id:
-        # As in `_written`: nearly all are safe.
-        safe = request_id.isascii() and request_id.isprintable()
-        name = f"{REQUEST_ID}: {request_id if safe else safe_value(request_id)}\r\n"
-    date = "" if dated else _date(int(time.time()))  # noqa: TID251  # no duration
-    last = "\r\n"
+def _head(
+    response: HttpResponse,
+    length: int,
+    keep: bool,
+    version: Version,
+    varies: bool = False,
+    body: Sequence[Buffer] = (),
+    framing: bytes = b"",
+) -> bytes:
+    """Return the head of a response, and *body* after it; see `join_response`."""
+    fields, has_date = response.headers.parsed_with(_written)
+    end = _LAST
     if not keep:
-        last = "Connection: close\r\n\r\n"
+        end = _LAST_CLOSED
     elif version < (1, 1):
-        last = "Connection: keep-alive\r\n\r\n"
+        end = _LAST_KEPT
+    if not has_date:
+        end = _date(time.time() // 1) + end  # noqa: TID251  # no duration
     first = _first_line(response.status)
-    return f"{first}{fields}{name}{framing}{date}{last}".encode("ascii")
+    return join_response(first, fields, response.request_id, varies, length, framing + end, body)
 
 
-def _written(headers: Headers) -> tuple[str, bool]:
+@accelerated
+def join_response(
+    first: bytes,
+    fields: bytes,
+    request_id: str,
+    varies: bool,
+    length: int,
+    end: bytes,
+    body: Sequence[Buffer],
+) -> bytes:
+    """Return the head of a response, and *body* after it.
+
+    Args:
+        first: The status line.
+        fields: The lines of the codec's fields.
+        request_id: "" for none.
+        varies: Whether the client's Accept-Encoding decides on the content coding.
+        length: The size of the body; -1 if it is not announced.
+        end: Further lines, and the end of the head.
+        body: Empty, or as many bytes as announced.
+    """
+    name = f"{_REQUEST_ID}{safe_value(request_id)}\r\n".encode() if request_id else b""
+    size = b"Content-Length: %d\r\n" % length if length >= 0 else b""
+    return b"".join((first, fields, name, _VARIES if varies else b"", size, end, *body))
+
+
+def _written(headers: Headers) -> tuple[bytes, bool]:
     """Return the header fields as lines, and whether they include Date.
 
     Codecs use the same few header objects again and again, which cache the result.
@@ -132,4 +162,4 @@ def _written(headers: Headers) -> tuple[str, bool]:
             safe = value if value.isascii() and value.isprintable() else safe_value(value)
             text = f"{text}{line}{safe}\r\n"
             dated = dated or dates
-    return text, dated
+    return text.encode("ascii"), dated

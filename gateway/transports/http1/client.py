@@ -105,7 +105,7 @@ class HttpClient:
             return await self._send_after_wait(wire, deadline, decode)
         # The usual case.  It needs no timeout for its task: the timer wheel notifies the connection
         # at the deadline.
-        step = 0 if deadline is None else self._wheel.schedule(connection, deadline)
+        step = None if deadline is None else self._wheel.schedule(connection, deadline)
         try:
             try:
                 buffers = self._buffers(wire, None if deadline is None else deadline - now)
@@ -117,8 +117,8 @@ class HttpClient:
                     raise
                 return await self._send_again(wire, deadline, decode)
             finally:
-                if step:
-                    self._wheel.cancel(connection, step)
+                if step is not None:
+                    step.discard(connection)
             response = (
                 await self._plain(found, deadline) if isinstance(found, ResponseReader) else found
             )

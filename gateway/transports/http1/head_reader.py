@@ -158,10 +158,11 @@ class HeadReader:
         """
         if self._parser is None:
             found = data.find(_END, at)
-            raw = data[at : found + len(_END)] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
+            end = found + len(_END)
+            raw = data[at:end] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
             cached = self._memory.get(raw)
             if cached is not None:
-                return cached, at + len(raw)
+                return cached, end
             if data.startswith(_LINE_ENDS, at):
                 return self._skip_empty_lines(data, at)
             self._raw = raw

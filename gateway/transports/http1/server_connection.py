@@ -246,11 +246,11 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         data = self._server.buffer[:nbytes]
         if nbytes == READ_BYTES:
             # Read more at once: most of it is a body, which has a buffer once its head is parsed.
-            self.data_received(bytes(data[:_HEAD_BYTES]))
+            self.data_received(data[:_HEAD_BYTES].tobytes())
             data = data[_HEAD_BYTES:]
             if self._reading is not None and self._reading.put(data):
                 return
-        self.data_received(bytes(data))
+        self.data_received(data.tobytes())
 
     def data_received(self, data: bytes) -> None:
         """Parse requests in *data*, and keep the rest."""

@@ -128,42 +128,49 @@ def frame_head(size: int, kind: int, flags: int, stream: int) -> bytes:
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
 
 
-CompleteStream = tuple[int, int, bytes | None, int]
-"""Begin and end of the content, the block of the trailers, and the position after the stream."""
+CompleteStream = tuple[int, bytes, int, int, bytes | None, int]
+"""A stream: its number, its header block, begin and end of its content, the block of its trailers,
+and the position after it."""
 
 
 @accelerated
-def complete_stream(data: bytes, at: int, number: int, max_block: int) -> CompleteStream | None:
-    """Parse the frames that end a stream after its header block, if all of them have arrived.
+def complete_stream(data: bytes, at: int, max_block: int) -> CompleteStream | None:
+    """Parse the frames of a stream that has arrived completely.
 
-    They are one DATA frame with content, and trailers if this frame does not end the stream.
+    They are HEADERS, one DATA frame with content, and trailers if this frame does not end the
+    stream.
 
     Args:
         data: Frames.
-        at: Position after the header block.
-        number: The stream.
+        at: Position of the first.
         max_block: The size limit of a header block.
 
     Returns:
         None for other frames, and for frames that are incomplete.
     """
+    number, flags, first, after = _payload(data, at, HEADERS)
+    if flags != END_HEADERS or not 0 < number <= MAX_WINDOW or not 0 < after - first <= max_block:
+        return None
+    same, flags, begin, stop = _payload(data, after, DATA)
+    if same != number or flags | END_STREAM != END_STREAM or stop == begin:
+        return None
+    if flags:
+        return number, data[first:after], begin, stop, None, stop
+    same, flags, start, end = _payload(data, stop, HEADERS)
+    if same != number or flags != LAST_HEADERS or end - start > max_block:
+        return None
+    return number, data[first:after], begin, stop, data[start:end], end
+
+
+def _payload(data: bytes, at: int, kind: int) -> tuple[int, int, int, int]:
+    """Return stream and flags of a frame, and where its payload is; zeros for another frame."""
     begin = at + HEAD_BYTES
-    if begin > len(data):
-        return None
-    high, low, kind, flags, same = _unpack(data, at)
-    stop = begin + (high << 16 | low)
-    if kind != DATA or same != number or stop == begin or stop > len(data):
-        return None
-    if flags == END_STREAM:
-        return begin, stop, None, stop
-    first = stop + HEAD_BYTES
-    if flags or first > len(data):
-        return None
-    high, low, kind, flags, same = _unpack(data, stop)
-    end = first + (high << 16 | low)
-    if kind != HEADERS or flags != LAST_HEADERS or same != number or end > len(data):
-        return None
-    return (begin, stop, data[first:end], end) if end - first <= max_block else None
+    if begin <= len(data):
+        high, low, found, flags, number = _unpack(data, at)
+        end = begin + (high << 16 | low)
+        if found == kind and end <= len(data):
+            return number, flags, begin, end
+    return 0, 0, 0, 0
 
 
 @accelerated

@@ -16,10 +16,10 @@ from gateway.transports.http2.flood_control import REFUSAL_COST
 from gateway.transports.http2.frame_reader import FRAME_BYTES, FrameReader
 from gateway.transports.http2.frames import (
     FRAME_HEAD,
+    CompleteStream,
     Http2ConnectionError,
     Http2StreamError,
     MissingPseudoHeaders,
-    complete_stream,
 )
 from gateway.transports.http2.hpack import Field, HeaderDecoder
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
@@ -283,19 +283,15 @@ class Http2Receiver(FrameReader):
             self._close_remote(stream)
         self._receiver.on_headers(stream, head, end=end)
 
-    def _fast_request(
-        self, number: int, block: bytes, data: bytes, view: memoryview, at: int
-    ) -> int:
+    def _fast_request(self, whole: CompleteStream, view: memoryview) -> int:
         """Handle a request that arrived complete: header fields and one DATA frame with the end."""
-        rest = complete_stream(data, at, number, self._max_block)
-        if rest is None:
-            return 0
-        begin, end, last, _ = rest
+        number, block, begin, end, last, _ = whole
         length = end - begin
+        window = self._window - length
         if (
             last is not None
             or length > STREAM_WINDOW
-            or self._window - length < _WIDEN_AT
+            or window < _WIDEN_AT
             or number <= self.last
             or not number % 2
             or not self._is_accepting
@@ -308,9 +304,9 @@ class Http2Receiver(FrameReader):
             head = self._fresh_head(block)
             if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
-                return at
+                return begin - h2.HEAD_BYTES
         self.last = number
-        self._window -= length
+        self._window = window
         stream = self.streams[number] = Http2Stream(
             number, self.writer.initial_window, STREAM_WINDOW - length, None
         )
@@ -318,41 +314,36 @@ class Http2Receiver(FrameReader):
         self._receiver.on_complete_stream(stream, head, view[begin:end], None)
         return end
 
-    def _fast_response(
-        self, number: int, block: bytes, data: bytes, view: memoryview, at: int
-    ) -> int:
+    def _fast_response(self, whole: CompleteStream, view: memoryview) -> int:
         """Handle a response that arrived complete: header fields, one DATA frame and trailers."""
-        rest = complete_stream(data, at, number, self._max_block)
-        if rest is None:
-            return 0
-        begin, stop, last, end = rest
+        number, block, begin, stop, last, end = whole
         length = stop - begin
+        window = self._window - length
         stream = self.streams.get(number)
         if (
             last is None
             or stream is None
             or stream.is_remote_closed
             or length > stream.window
-            or self._window - length < _WIDEN_AT
+            or window < _WIDEN_AT
             or stream.expected_bytes is not None
             or not self._has_settings
         ):
             return 0
-        head = self._heads.get(block)
+        head, tail = self._heads.get(block), self._heads.get(last)
         if head is None:
             head = self._fresh_head(block)
             if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
-                return at
-        tail = self._heads.get(last)
+                return begin - h2.HEAD_BYTES
+            tail = self._heads.get(last)  # the table of fields may have changed
         if tail is None:
             tail = self._fresh_head(last)
             if isinstance(tail, Http2StreamError):
                 self._head(number, tail, end=True)
                 return end
-        self._window -= length
-        stream.window -= length
-        stream.is_remote_closed = True
+        self._window = window
+        stream.is_remote_closed = True  # its window does not matter any more
         if stream.is_local_closed:
             del self.streams[number]
         self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)

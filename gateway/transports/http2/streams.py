@@ -160,18 +160,18 @@ class Http2StreamWriter:
         """
         if size is None:
             size = size_of(buffers)
-        end = b"" if tail is None else tail
+        total = size + len(block) if tail is None else size + len(block) + len(tail)
+        room, stream_room = self._room - size, stream.room - size
         if (
-            size + len(block) + len(end) <= _JOINED_BYTES
-            and size <= self._room
-            and size <= stream.room
+            total <= _JOINED_BYTES
+            and room >= 0
+            and stream_room >= 0
             and not self.is_paused
             and not self.has_shrunk
         ):
             number = stream.number
             self._out.append(join_stream(number, block, buffers, size, tail))
-            self._room -= size
-            stream.room -= size
+            self._room, stream.room = room, stream_room
             stream.is_local_closed = True
             self._credit.remaining += RESPONSE_REFUND
             if stream.is_remote_closed:

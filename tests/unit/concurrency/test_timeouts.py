@@ -204,6 +204,23 @@ async def test_empty_steps_are_dropped() -> None:
     assert 1 == len(wheel._steps)
 
 
+async def test_discarded_deadlines_do_not_expire() -> None:
+    """A target that is discarded from its step does not expire, and empty steps are few."""
+    wheel, target, last = TimerWheel(), Target(), Target()
+    when, former = monotonic() + 60, None
+    for number in range(1000):
+        step = wheel.schedule(target, when + number * STEP_S)
+        if former is not None:
+            former.discard(target)
+        former = step
+    assert len(wheel._steps) <= 64  # what it holds shows nowhere else
+    wheel.schedule(target, monotonic() + STEP_S).discard(target)
+    wheel.schedule(last, monotonic() + 2 * STEP_S)
+    async with asyncio.timeout(5):
+        await last.expired.wait()
+    assert not target.expired.is_set()
+
+
 async def test_an_expired_target_may_schedule_a_past_deadline() -> None:
     """Targets that are scheduled and cancelled during expiry still expire in time."""
     wheel, last = TimerWheel(), Target()

@@ -15,6 +15,7 @@ from gateway.transports.grpc.headers import (
     request_block,
     status_of_http,
     trailers_block,
+    with_metadata,
 )
 from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeaders
 from gateway.transports.http2.hpack import HeaderDecoder
@@ -152,6 +153,37 @@ def test_odd_metadata_is_left_out() -> None:
     assert isinstance(head, GrpcRequestHead)
     expected = (("x-two-bin", b"\0\1"), ("x-two-bin", b"\xff"), ("user-agent", "me"))
     assert (None, expected) == (head.timeout_s, head.metadata)
+
+
+@pytest.mark.usefixtures("build")
+def test_metadata_that_cannot_be_sent_is_left_out() -> None:
+    """Fields follow the block in order, without those that gRPC cannot carry."""
+    sendable: list[tuple[str, str | bytes]] = [
+        ("x-request-id", "1" * 36),
+        ("x-empty", ""),
+        ("k" * 126, "v" * 126),
+        ("x-long", "v" * 1000),
+        ("x-data-bin", b"\0\1"),
+    ]
+    odd: list[tuple[str, str | bytes]] = [
+        ("", "1"),
+        ("te", "trailers"),
+        ("grpc-x", "1"),
+        ("Upper", "1"),
+        ("x-tab", "a\tb"),
+        ("x-word", "é"),
+        ("x-bin", "text"),
+        ("x-text", b"bytes"),
+    ]
+    assert b"block" == with_metadata(b"block", ())
+    for each in odd:
+        plain = with_metadata(b"", (sendable[0], each, sendable[1]))
+        assert [(b"x-request-id", b"1" * 36), (b"x-empty", b"")] == fields(plain)
+    expected = [
+        (key.encode(), b"AAE" if isinstance(value, bytes) else value.encode())
+        for key, value in sendable
+    ]
+    assert expected == fields(with_metadata(b"", tuple(sendable)))
 
 
 @pytest.mark.parametrize(("limit", "oversized"), [(250, 0), (249, 249)])

@@ -9,7 +9,9 @@ import pytest
 
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.memory import http_memory
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+
+pytestmark = pytest.mark.usefixtures("build")
 
 PLAIN = Headers((("Content-Type", "application/json"), ("bad name", "x"), ("X-Odd", "a\r\nb: c")))
 DATED = Headers((("date", "today"),))
@@ -35,7 +37,7 @@ def lines(response: HttpResponse) -> list[bytes]:
     return [line for line in head.split(b"\r\n") if not line.startswith(b"Date: ")]
 
 
-@pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb"])
+@pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb", "r" * 200])
 def test_the_request_id_is_a_field_of_its_own(request_id: str) -> None:
     """Behind those of the codec, which stay as they are; what would end a line is escaped."""
     fixed_lines = [b"HTTP/1.1 200 OK", b"Content-Type: application/json", b"X-Odd: a%0D%0Ab: c"]
@@ -66,6 +68,22 @@ def test_an_answer_dates_itself_or_is_dated() -> None:
             dates = [line for line in transport.data.split(b"\r\n") if b"ate: " in line]
             assert 1 == len(dates)
             assert dates[0].startswith(expected)
+
+
+@pytest.mark.parametrize("size", [0, 9, 10, 8192, 8193])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_response_is_written_in_its_order(size: int, keep: bool) -> None:
+    """The fields of the transport follow those of the codec, and the body ends the response."""
+    transport = Written()
+    body: list[Buffer] = [bytearray(b"x" * (size // 2)), memoryview(b"y" * (size - size // 2))]
+    response = HttpResponse(404, DATED, body, request_id="r")
+    write_response(transport, response, keep=keep, version=(1, 0), varies=True)
+    connection = "keep-alive" if keep else "close"
+    head = (
+        "HTTP/1.1 404 Not Found\r\ndate: today\r\nx-request-id: r\r\nVary: Accept-Encoding\r\n"
+        f"Content-Length: {size}\r\nConnection: {connection}\r\n\r\n"
+    )
+    assert head.encode() + b"".join(body) == transport.data
 
 
 async def test_without_a_socket_the_request_id_is_a_header_too() -> None:
