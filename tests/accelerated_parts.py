@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
+from gateway.ir.context import ModelRef
+from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.grpc import encode
+from gateway.protocols.oip.http import infer_response
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.transports.grpc import client_call, messages, server_call
 from gateway.transports.http2 import frames, receiver, streams
@@ -17,6 +26,8 @@ Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
 
 MODULES: Final = (
+    encode,
+    infer_response,
     elements,
     templates,
     write,
@@ -69,6 +80,18 @@ def integer_writer(random: Random) -> tuple[str, int, bytes]:
     return code, count, raw[: len(raw) - (random.random() < 0.1)]
 
 
+def message_writer(random: Random) -> tuple[Any, ...]:
+    """Return cached parts, and messages of some forms."""
+    parts = encode.FastInferEncoder(encode.RAW_INPUTS)._tensor_parts
+    return encode._model, parts, encode._output, _messages(random, with_outputs=True)
+
+
+def response_writer(random: Random) -> tuple[Any, ...]:
+    """Return cached texts, and replies of some forms."""
+    integers = partial(write.few_integers, "output")
+    return infer_response._model, integers, _messages(random, with_outputs=False)
+
+
 def complete_stream(random: Random) -> tuple[bytes, int, int, int]:
     """Return the frames of one or two streams, from a position after a header block."""
     number, most = random.choice((1, 2, 5, 0x7FFFFFFF)), random.choice((0, 10, 4096))
@@ -103,6 +126,8 @@ PARTS: Final[dict[str, Part]] = {
         split_holes,
         number_packer,
         integer_writer,
+        message_writer,
+        response_writer,
         complete_stream,
         join_stream,
         whole_message,
@@ -112,8 +137,11 @@ PARTS: Final[dict[str, Part]] = {
 
 
 def flipped(random: Random, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return *arguments* with one bit of the first bytes among them changed."""
-    index = next(at for at, each in enumerate(arguments) if isinstance(each, bytes | memoryview))
+    """Return *arguments* with one bit of the first bytes among them changed, if there are any."""
+    found = [at for at, each in enumerate(arguments) if isinstance(each, bytes | memoryview)]
+    if not found:
+        return arguments
+    index = found[0]
     changed = bytearray(arguments[index])
     if changed:
         changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
@@ -125,20 +153,102 @@ def use_functions(source: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
     for module in MODULES:
         for name in PARTS.keys() & vars(module).keys():
             patch.setattr(module, name, source[name])
-    write._few_integers.cache_clear()  # it has a function of the other build
+    # These have functions of the other build.
+    write.few_integers.cache_clear()
+    integers = partial(write.few_integers, "output")
+    written = source["response_writer"](infer_response._model, integers)
+    patch.setattr(infer_response, "_write_integers", written)
 
 
 def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
     """Return the result of *function*, or its error.
 
-    A function that it returns is called with the last of *arguments*.
+    A function that it returns is called with the last of *arguments*, or with each item of it.
     """
     try:
         if name in ("number_packer", "integer_writer"):
             return function(*arguments[:-1])(arguments[-1])
+        if name in ("message_writer", "response_writer"):
+            written = function(*arguments[:-1])
+            return [written(*each) for each in arguments[-1]]
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
+
+
+_TEXTS: Final = (
+    "",
+    "a",
+    "a-1",
+    "x" * 127,
+    "x" * 128,
+    "\u00e9",
+    "\ud800",
+    'a"',
+    "a\\",
+    "a\n",
+    "\x7f",
+)
+_SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
+
+
+def _messages(random: Random, *, with_outputs: bool) -> list[tuple[Any, ...]]:
+    """Return the arguments of a writer for some messages, which share their descriptions."""
+    models = [ModelRef(random.choice(_TEXTS), random.choice(("", "1"))) for _ in range(2)]
+    ids = [random.choice(_TEXTS) for _ in range(2)]
+    lists = [_tensors(random) for _ in range(3)]
+    lists += [[_with_other_data(random, each) for each in lists[0]]]
+    messages: list[tuple[Any, ...]] = []
+    for _ in range(random.randrange(1, 6)):
+        tensors = tuple(random.choice(lists))
+        messages.append((random.choice(models), random.choice(ids), tensors))
+        if with_outputs and random.random() < 0.5:
+            messages[-1] += ([_output(random) for _ in range(random.randrange(3))],)
+    return messages
+
+
+def _tensors(random: Random) -> list[Tensor]:
+    """Return tensors; nearly all have raw data of the right size."""
+    found = []
+    for _ in range(random.choice((0, 1, 2, 2, 3, 17))):
+        datatype: Datatype | None = random.choice(list(Datatype))
+        shape: tuple[int, ...] | None = random.choice(_SHAPES)
+        datatype, shape = random.choices(
+            ((datatype, shape), (Datatype.INT32, (1, 3)), (None, shape), (datatype, None)),
+            (4, 4, 0.1, 0.1),
+        )[0]
+        parameters = random.choices(({}, {"k": 1}), (20, 1))[0]
+        name = random.choice(_TEXTS)
+        tensor = Tensor(name, datatype, shape, RawData(memoryview(b"")), parameters)
+        found.append(_with_other_data(random, tensor))
+    return found
+
+
+def _with_other_data(random: Random, tensor: Tensor) -> Tensor:
+    datatype, shape = tensor.datatype, tensor.shape
+    size = math.prod(shape or ()) * (1 if datatype is None else datatype.size_bytes)
+    raw = random.choice((bytes(size), random.randbytes(size), b"\xff" * size))
+    data: TensorData = RawData(memoryview(raw))
+    if random.random() < 0.02:
+        array = np.zeros(shape or (), "<i4")
+        other = (ItemsData([]), SharedMemoryData("r", 0, 4), ArrayData(array))
+        data = random.choice((*other, RawData(memoryview(raw + b"x"))))
+    return Tensor(tensor.name, datatype, shape, data, tensor.parameters)
+
+
+def _output(random: Random) -> RequestedOutput:
+    """Return a requested output, which nearly always has only a name."""
+    name = random.choice(_TEXTS)
+    shared = SharedMemoryData("r", 0, 4)
+    return random.choices(
+        (
+            RequestedOutput(name),
+            RequestedOutput(name, 2),
+            RequestedOutput(name, 0, {"k": 1}),
+            RequestedOutput(name, 0, {}, shared),
+        ),
+        (20, 1, 1, 1),
+    )[0]
 
 
 def _frame(random: Random, kind: int, flags: int, number: int) -> bytes:

@@ -4,22 +4,24 @@ Source: Open Inference Protocol, "Inference Response JSON Object"; docs/protocol
 "8. Inference requests and responses" and "16. Errors".
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
-from gateway.ir.data import SharedMemoryData
+from gateway.ir.data import RawData, SharedMemoryData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Shape, Tensor
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
-from gateway.protocols.oip.http.infer_request import InferReplyFormat
+from gateway.protocols.oip.http.infer_request import ALL_JSON, InferReplyFormat
 from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
     BinaryPart,
@@ -31,9 +33,11 @@ from gateway.protocols.oip.json.parse import Document, check_depth, dump, read_l
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
+    FewIntegers,
     JsonTargets,
     Nonfinite,
     append_elements,
+    few_integers,
     gathered,
     json_targets,
     put_binary,
@@ -86,11 +90,15 @@ def encode_response(
     Raises:
         Unsupported: The client requested JSON, and JSON cannot represent an output.
     """
-    text = [b'{"id":%b,' % orjson.dumps(call.id) if call.id else b"{", _model(reply.model)]
+    outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
+    if form is ALL_JSON and not reply.parameters:
+        whole = _write_integers(reply.model, call.id, outputs)
+        if whole is not None:
+            return HttpResponse(HTTP_OK, JSON_HEADERS, (whole,), True)
+    text = [_opened(call.id), _model(reply.model)]
     if reply.parameters:
         text.append(b'"parameters":%b,' % dump(reply.parameters))
     binary: list[memoryview] = []
-    outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
     before = b'"outputs":['
     is_long = False
     for tensor in outputs:
@@ -109,11 +117,51 @@ def encode_response(
         elif append_elements(text, targets[reply.has_nonfinite_words], tensor, datatype, shape):
             is_long = True
     text.append(b"]}" if outputs else b'"outputs":[]}')
-    whole = gathered(text) if is_long else (b"".join(text),)
+    parts = gathered(text) if is_long else (b"".join(text),)
     if binary:
-        headers, body = body_of(whole, binary, always=False)
+        headers, body = body_of(parts, binary, always=False)
         return HttpResponse(HTTP_OK, headers, body, is_compressible=True)
-    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, is_compressible=True)
+    return HttpResponse(HTTP_OK, JSON_HEADERS, parts, is_compressible=True)
+
+
+ResponseWriter = Callable[[ModelRef, str, tuple[Tensor, ...]], bytes | None]
+
+
+@accelerated
+def response_writer(
+    model_text: Callable[[ModelRef], bytes],
+    integers: Callable[[str, Datatype | None, Shape | None], FewIntegers | None],
+) -> ResponseWriter:
+    """Return a function that writes a response whose outputs have few integers.
+
+    It takes the model, the id of the client and the outputs, and returns None for other outputs.
+
+    Args:
+        model_text: Returns the members about a model.
+        integers: As `few_integers`, for an output.
+    """
+
+    def write(model: ModelRef, request_id: str, outputs: tuple[Tensor, ...], /) -> bytes | None:
+        text = [_opened(request_id), model_text(model)]
+        before = b'"outputs":['
+        for tensor in outputs:
+            data = tensor.data
+            if type(data) is not RawData or tensor.parameters:
+                return None
+            few = integers(tensor.name, tensor.datatype, tensor.shape)
+            if few is None or len(data.view) != few[1]:
+                return None
+            opened, _, elements = few
+            text += (before, opened, elements(data.view))
+            before = b"},"
+        text.append(b"}]}" if outputs else b'"outputs":[]}')
+        return b"".join(text)
+
+    return write
+
+
+def _opened(request_id: str) -> bytes:
+    return b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
 
 
 @lru_cache(_CACHE_ENTRIES)  # responses repeat the same few
@@ -123,6 +171,9 @@ def _model(model: ModelRef) -> bytes:
     if model.version:
         members["model_version"] = model.version
     return dump(members)[1:-1] + b","
+
+
+_write_integers = response_writer(_model, partial(few_integers, "output"))
 
 
 def decode_response(

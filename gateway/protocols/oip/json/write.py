@@ -12,6 +12,7 @@ Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md
 """
 
 import enum
+import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -131,6 +132,8 @@ class JsonTarget(Struct, frozen=True):
     nonfinite: Nonfinite = Nonfinite.REFUSE_ALL
 
 
+FewIntegers = tuple[bytes, int, Callable[[memoryview], bytes]]
+
 JsonTargets = tuple[JsonTarget, JsonTarget]
 """For replies of other servers, and of those that write NaN and infinities as words."""
 
@@ -153,16 +156,14 @@ def append_elements(
     """
     data, kind = tensor.data, target.kind
     if not tensor.parameters:
-        if type(data) is RawData:
-            few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
-            if few is not None:
-                opened, write = few
+        few = few_integers(kind, tensor.name, datatype, shape)
+        if few is not None:
+            opened, size, write = few
+            if type(data) is RawData and len(data.view) == size:
                 text += (opened, write(data.view), b"}")
                 return False
-        elif type(data) is ArrayData:
-            few = _few_integers(kind, tensor.name, datatype, shape, data.array.nbytes)
-            if few is not None:
-                text += (few[0], orjson.dumps(data.array.ravel().tolist()), b"}")
+            if type(data) is ArrayData and data.array.nbytes == size:
+                text += (opened, orjson.dumps(data.array.ravel().tolist()), b"}")
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
     elements = elements_text(
@@ -251,17 +252,21 @@ def _flat_text(flat: npt.NDArray[Any]) -> bytes:
 
 
 @lru_cache(_CACHE_ENTRIES)
-def _few_integers(
-    kind: str, name: str, datatype: Datatype, shape: Shape, size: int
-) -> tuple[bytes, Callable[[memoryview], bytes]] | None:
-    """Return the text before elements of *size* bytes, and a writer of them where they are raw.
+def few_integers(
+    kind: str, name: str, datatype: Datatype | None, shape: Shape | None
+) -> FewIntegers | None:
+    """Return the text before elements, their size, and a writer of them where they are raw.
 
     None for elements that are not integers, or are many.
     """
-    if datatype not in _INTEGERS or size > _FEW_BYTES:
+    if datatype not in _INTEGERS or shape is None:
+        return None
+    count = math.prod(shape)
+    size = count * datatype.size_bytes
+    if size > _FEW_BYTES:
         return None
     opened = _described(kind, name, datatype, shape) + b',"data":'
-    return opened, integer_writer(_INTEGERS[datatype], size // datatype.size_bytes)
+    return opened, size, integer_writer(_INTEGERS[datatype], count)
 
 
 @accelerated

@@ -20,7 +20,7 @@ from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor, raw_tensor
 from gateway.ir.work import LongWork
 from gateway.protocols.oip.http.codec import HttpCodec
-from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON
+from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON, InferReplyFormat
 from gateway.protocols.oip.http.infer_response import encode_response, response_targets
 from gateway.protocols.oip.json.write import (
     JsonTarget,
@@ -168,6 +168,30 @@ def test_an_answer_may_have_no_outputs() -> None:
     reply = InferResponse(model=ModelRef("m"), outputs=())
     found = b"".join(encode_response(InferRequest(), reply, ALL_JSON, TARGETS).body)
     assert b'{"model_name":"m","outputs":[]}' == found
+
+
+@pytest.mark.parametrize("request_id", ["", "a-1", 'a"\\\n', "\x7f\u00e9", "x" * 20_000])
+@pytest.mark.parametrize(
+    ("datatype", "numbers"),
+    [("INT8", [-128, 127]), ("UINT64", [0, 2**64 - 1]), ("INT64", [-(2**63), 9]), ("FP32", [0.5])],
+)
+def test_a_response_is_the_same_text_however_it_is_written(
+    request_id: str, datatype: str, numbers: list[float]
+) -> None:
+    """Few integers are written at once; those of other responses, and other elements, piece by piece."""
+    dtype = Datatype[datatype].numpy_dtype
+    raw = RawData(memoryview(np.array(numbers, dtype).tobytes()))
+    one = Tensor("t", Datatype[datatype], (1, len(numbers)), raw)
+    none = Tensor("u\u00e9", Datatype.INT16, (0,), RawData(memoryview(b"")))
+    for outputs in ((one,), (one, one), (one, none)):
+        reply = InferResponse(model=ModelRef("m", "1"), outputs=outputs)
+        call = InferRequest(id=request_id)
+        form = InferReplyFormat(default=False, listed={"t": False})  # which is no form of its own
+        expected = b"".join(encode_response(call, reply, form, TARGETS).body)
+        assert expected == b"".join(encode_response(call, reply, ALL_JSON, TARGETS).body)
+        found = json.loads(expected)
+        assert numbers == found["outputs"][0]["data"]
+        assert request_id == found.get("id", "")
 
 
 def test_long_elements_are_a_buffer_of_their_own() -> None:
