@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Callable, Mapping
@@ -15,12 +16,16 @@ import pytest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
+from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.grpc import encode
 from gateway.protocols.oip.http import infer_response
+from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
+from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.transports.grpc import client_call, messages, server_call
 from gateway.transports.http2 import frames, receiver, streams
+from gateway.wire.http import Headers, HttpRequest
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
@@ -61,6 +66,29 @@ def split_holes(random: Random) -> tuple[bytes]:
             random.choice((_list(random, "f", 3), b'"a-1"', b"[[1,2],[3,4]]", b"[]", b""))
         )
     return (damaged(random, b"".join(pieces), b'"[]{}:, data id01eE.\0\xff'),)
+
+
+def template_parser(random: Random) -> tuple[Any, ...]:
+    """Return the templates of some requests, and messages that are nearly of their forms."""
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    texts, messages = [], []
+    for _ in range(random.randrange(1, 4)):
+        text, tail = _request(random)
+        length = len(text) if tail or random.random() < 0.2 else None
+        pairs = () if length is None else ((LENGTH_HEADER, str(length)),)
+        body = (memoryview(text + tail),)
+        for _ in range(random.choice((2, 2, 2, 1))):
+            codec.decode_call(HttpRequest("POST", "/v2/models/m/infer", "", Headers(pairs), body))
+        texts.append((text, tail))
+    for _ in range(random.randrange(1, 6)):
+        text, tail = random.choice(texts)
+        if random.random() < 0.5:
+            text = text.replace(b"1", random.choice((b"7", b"10", b"1.5", b"-1", b"1e3")))
+        text = damaged(random, text, b'"[]{}:, data id01eE.\0\xff')
+        tail = tail[random.random() < 0.05 :]
+        messages.append((memoryview(text + tail), len(text)))
+    limits = random.choice(((8191, 1024), (8191, 3), (100, 1024)))
+    return codec._requests._kept.get, *limits, messages
 
 
 def number_packer(random: Random) -> tuple[str, int, bytes]:
@@ -124,6 +152,7 @@ PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
         split_holes,
+        template_parser,
         number_packer,
         integer_writer,
         message_writer,
@@ -138,6 +167,8 @@ PARTS: Final[dict[str, Part]] = {
 
 def flipped(random: Random, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return *arguments* with one bit of the first bytes among them changed, if there are any."""
+    if isinstance(arguments[-1], list) and arguments[-1]:
+        return (*arguments[:-1], [flipped(random, each) for each in arguments[-1]])
     found = [at for at, each in enumerate(arguments) if isinstance(each, bytes | memoryview)]
     if not found:
         return arguments
@@ -168,12 +199,34 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
     try:
         if name in ("number_packer", "integer_writer"):
             return function(*arguments[:-1])(arguments[-1])
-        if name in ("message_writer", "response_writer"):
+        if name in ("message_writer", "response_writer", "template_parser"):
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
+
+
+def _request(random: Random) -> tuple[bytes, bytes]:
+    """Return the JSON of a request, and the bytes after it."""
+    inputs, tail = [], b""
+    for index in range(random.choice((0, 1, 2, 3, 40))):
+        datatype, shape = (
+            random.choice((Datatype.INT32, Datatype.FP64)),
+            random.choice(([2], [1, 3])),
+        )
+        member: dict[str, Any] = {"name": f"X{index}", "shape": shape, "datatype": datatype.value}
+        count = math.prod(shape)
+        if random.random() < 0.3:
+            tail += bytes(count * datatype.size_bytes)
+            member["parameters"] = {"binary_data_size": count * datatype.size_bytes}
+        else:
+            member["data"] = [1] * count if len(shape) == 1 else [[1] * count]
+        inputs.append(member)
+    document: dict[str, Any] = {"inputs": inputs}
+    if random.random() < 0.5:
+        document["id"] = random.choice(("a-1", "", "\u00e9"))
+    return json.dumps(document, separators=(",", random.choice((":", ": ")))).encode(), tail
 
 
 _TEXTS: Final = (
@@ -203,7 +256,7 @@ def _messages(random: Random, *, with_outputs: bool) -> list[tuple[Any, ...]]:
         tensors = tuple(random.choice(lists))
         messages.append((random.choice(models), random.choice(ids), tensors))
         if with_outputs and random.random() < 0.5:
-            messages[-1] += ([_output(random) for _ in range(random.randrange(3))],)
+            messages[-1] += (tuple([_output(random) for _ in range(random.randrange(3))]),)
     return messages
 
 
