@@ -804,3 +804,58 @@ def template_parser(template_of, Py_ssize_t most_bytes, Py_ssize_t id_bytes):
 
     python = PYTHON_VERSIONS["template_parser"]
     return _TemplateParser(template_of, most_bytes, id_bytes, python).parse
+
+
+# ---- Messages of protobuf with cached values (wire/message_cache.py)
+
+cdef class _LayoutFinder:
+    """Finds cached values of messages that repeat around their holes."""
+
+    cdef dict _layouts
+
+    def __cinit__(self, dict layouts not None):
+        self._layouts = layouts
+
+    def get(self, view):
+        cdef Py_buffer raw
+        cdef object value = None
+        cdef tuple layout
+        PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
+        try:
+            layouts = self._layouts.get(raw.len)
+            if layouts is not None:
+                for each in <list>layouts:
+                    layout = <tuple>each
+                    value = (<dict>layout[3]).get(_around(<tuple>layout[0], <Text>raw.buf, raw.len))
+                    if value is not None:
+                        return value, layout[2](view)
+        finally:
+            PyBuffer_Release(&raw)
+        return None
+
+
+cdef bytes _around(tuple holes, Text text, Py_ssize_t size):
+    """Return the bytes of a message around its holes."""
+    cdef Py_ssize_t left = size
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t start, stop
+    for hole in holes:
+        start, stop = (<slice>hole).start, (<slice>hole).stop
+        if not at <= start <= stop <= size:
+            raise ValueError(f"hole {hole} is not after the others in a message of {size} bytes")
+        left -= stop - start
+        at = stop
+    cdef bytes around = PyBytes_FromStringAndSize(NULL, left)
+    cdef char* out = PyBytes_AS_STRING(around)
+    at = 0
+    for hole in holes:
+        start = (<slice>hole).start
+        out = _put_text(out, <const char*>text + at, start - at)
+        at = (<slice>hole).stop
+    _put_text(out, <const char*>text + at, size - at)
+    return around
+
+
+def layout_finder(layouts):
+    """See `gateway.wire.message_cache.layout_finder`."""
+    return _LayoutFinder(layouts).get

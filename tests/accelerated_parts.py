@@ -25,12 +25,15 @@ from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.transports.grpc import client_call, messages, server_call
 from gateway.transports.http2 import frames, receiver, streams
+from gateway.wire import message_cache
 from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.message_cache import MaskedMessageCache
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
 
 MODULES: Final = (
+    message_cache,
     encode,
     infer_response,
     elements,
@@ -120,6 +123,24 @@ def response_writer(random: Random) -> tuple[Any, ...]:
     return infer_response._model, integers, _messages(random, with_outputs=False)
 
 
+def layout_finder(random: Random) -> tuple[Any, ...]:
+    """Return the layouts of some messages, and messages that repeat around their holes, mostly."""
+    cache: MaskedMessageCache[bytes] = MaskedMessageCache(8, 40)
+    known = []
+    for _ in range(random.randrange(8)):
+        message = bytes(random.choices(b"ab", k=random.choice((4, 4, 40, 60))))
+        ends = sorted(random.choices(range(len(message) + 1), k=random.choice((2, 4))))
+        holes = [slice(*pair) for pair in zip(ends[::2], ends[1::2], strict=True)]
+        cache.put(memoryview(message), holes, message)
+        known.append((message, holes[0]))
+    messages = []
+    for message, hole in known:
+        other = bytearray(message)
+        other[hole] = random.randbytes(len(other[hole]))
+        messages.append((memoryview(damaged(random, bytes(other), b"ab")),))
+    return cache._layouts, messages
+
+
 def complete_stream(random: Random) -> tuple[bytes, int, int, int]:
     """Return the frames of one or two streams, from a position after a header block."""
     number, most = random.choice((1, 2, 5, 0x7FFFFFFF)), random.choice((0, 10, 4096))
@@ -157,6 +178,7 @@ PARTS: Final[dict[str, Part]] = {
         integer_writer,
         message_writer,
         response_writer,
+        layout_finder,
         complete_stream,
         join_stream,
         whole_message,
@@ -199,7 +221,7 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
     try:
         if name in ("number_packer", "integer_writer"):
             return function(*arguments[:-1])(arguments[-1])
-        if name in ("message_writer", "response_writer", "template_parser"):
+        if name in _FACTORIES:
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
         return function(*arguments)
@@ -242,6 +264,7 @@ _TEXTS: Final = (
     "a\n",
     "\x7f",
 )
+_FACTORIES: Final = ("message_writer", "response_writer", "template_parser", "layout_finder")
 _SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
 
 
