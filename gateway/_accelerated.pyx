@@ -467,16 +467,17 @@ cdef class _Parts:
 
     cdef object _model_part, _tensor_part
     cdef tuple _last
-    cdef object _tensor, _raw_data
-    cdef Py_ssize_t _name, _datatype, _shape, _data, _parameters, _view
+    cdef object _tensor, _raw_data, _array_data
+    cdef Py_ssize_t _name, _datatype, _shape, _data, _parameters, _view, _array
     cdef list _found
 
     def __cinit__(self, model_part, tensor_part, *_others):
-        from gateway.ir.data import RawData
+        from gateway.ir.data import ArrayData, RawData
         from gateway.ir.tensor import Tensor
 
         self._model_part, self._tensor_part = model_part, tensor_part
-        self._tensor, self._raw_data = Tensor, RawData
+        self._tensor, self._raw_data, self._array_data = Tensor, RawData, ArrayData
+        self._array = _offset(ArrayData, "array")
         self._name, self._datatype = _offset(Tensor, "name"), _offset(Tensor, "datatype")
         self._shape, self._data = _offset(Tensor, "shape"), _offset(Tensor, "data")
         self._parameters, self._view = _offset(Tensor, "parameters"), _offset(RawData, "view")
@@ -490,8 +491,8 @@ cdef class _Parts:
         return <bytes>last[1]
 
     cdef object _of_plain(self, tensor):
-        """Return the part of a tensor with raw data and without parameters; None for another one."""
-        if type(tensor) is not self._tensor or type(_field(tensor, self._data)) is not self._raw_data:
+        """Return the part of a tensor without parameters; None for one with them."""
+        if type(tensor) is not self._tensor:
             return None
         parameters = _field(tensor, self._parameters)
         if type(parameters) is not dict or <dict>parameters:
@@ -509,6 +510,16 @@ cdef class _Parts:
             entry = name, datatype, shape, self._tensor_part(name, datatype, shape)
             self._found[at] = entry
         return (<tuple>entry)[3]
+
+    cdef object _raw(self, tensor, dtype):
+        """Return raw data, or a copy of an array of *dtype*; None for other data."""
+        data = _field(tensor, self._data)
+        if type(data) is self._raw_data:
+            return _field(data, self._view)
+        if type(data) is not self._array_data:
+            return None
+        array = _field(data, self._array)
+        return array.tobytes() if array.dtype is dtype else None
 
 
 cdef class _MessageWriter(_Parts):
@@ -583,8 +594,10 @@ cdef class _MessageWriter(_Parts):
             out = _put(out, <bytes>output)
         for index in range(len(parts)):
             out = _put(out, <bytes>(<tuple>parts[index])[1])
-            data = _field((<tuple>tensors)[index], self._data)
-            PyObject_GetBuffer(_field(data, self._view), &raw, PyBUF_SIMPLE)
+            data = self._raw((<tuple>tensors)[index], (<tuple>parts[index])[3])
+            if data is None:
+                return None
+            PyObject_GetBuffer(data, &raw, PyBUF_SIMPLE)
             fits = raw.len == sizes[index]
             if fits:
                 memcpy(out, raw.buf, raw.len)
@@ -648,6 +661,9 @@ cdef class _ResponseWriter(_Parts):
             found = self._of_plain((<tuple>outputs)[index])
             if found is None:
                 return None
+            data = self._raw((<tuple>outputs)[index], found[3])
+            if data is None:
+                return None
             if type(found[2]) is not _IntegerWriter:
                 return self._python(model, request_id, outputs)
             part, integers = <bytes>found[0], <_IntegerWriter>found[2]
@@ -658,8 +674,7 @@ cdef class _ResponseWriter(_Parts):
                 end[0] = c','
                 end += 1
             end = _put(end, part)
-            data = _field((<tuple>outputs)[index], self._data)
-            PyObject_GetBuffer(_field(data, self._view), &raw, PyBUF_SIMPLE)
+            PyObject_GetBuffer(data, &raw, PyBUF_SIMPLE)
             size = raw.len
             if size == integers._count * integers._size:
                 end = integers._put(end, <const char*>raw.buf)

@@ -305,9 +305,11 @@ def _with_other_data(random: Random, tensor: Tensor) -> Tensor:
     size = math.prod(shape or ()) * (1 if datatype is None else datatype.size_bytes)
     raw = random.choice((bytes(size), random.randbytes(size), b"\xff" * size))
     data: TensorData = RawData(memoryview(raw))
+    if random.random() < 0.2 and datatype not in (None, Datatype.BYTES):
+        array = np.frombuffer(raw, datatype.numpy_dtype).reshape(shape or (-1,))
+        data = ArrayData(random.choice((array, array.T, array.astype(array.dtype.newbyteorder()))))
     if random.random() < 0.02:
-        array = np.zeros(shape or (), "<i4")
-        other = (ItemsData([]), SharedMemoryData("r", 0, 4), ArrayData(array))
+        other = (ItemsData([]), SharedMemoryData("r", 0, 4))
         data = random.choice((*other, RawData(memoryview(raw + b"x"))))
     return Tensor(tensor.name, datatype, shape, data, tensor.parameters)
 

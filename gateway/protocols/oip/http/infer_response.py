@@ -15,7 +15,7 @@ from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
-from gateway.ir.data import RawData, SharedMemoryData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.tensor import Shape, Tensor
@@ -41,6 +41,7 @@ from gateway.protocols.oip.json.write import (
     gathered,
     json_targets,
     put_binary,
+    raw_of,
     tensor_prefix,
 )
 from gateway.protocols.oip.outputs import with_c_values
@@ -145,14 +146,16 @@ def response_writer(
         text = [_opened(request_id), model_text(model)]
         before = b'"outputs":['
         for tensor in outputs:
-            data = tensor.data
-            if type(data) is not RawData or tensor.parameters:
+            if tensor.parameters:
                 return None
             few = integers(tensor.name, tensor.datatype, tensor.shape)
-            if few is None or len(data.view) != few[1]:
+            if few is None:
                 return None
-            opened, _, elements = few
-            text += (before, opened, elements(data.view))
+            opened, size, elements, dtype = few
+            raw = raw_of(tensor.data, dtype)
+            if raw is None or len(raw) != size:
+                return None
+            text += (before, opened, elements(raw))
             before = b"},"
         text.append(b"}]}" if outputs else b'"outputs":[]}')
         return b"".join(text)

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import Parameters
-from gateway.ir.data import ArrayData, RawData
+from gateway.ir.data import ArrayData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
@@ -132,7 +132,7 @@ class JsonTarget(Struct, frozen=True):
     nonfinite: Nonfinite = Nonfinite.REFUSE_ALL
 
 
-FewIntegers = tuple[bytes, int, Callable[[memoryview], bytes]]
+FewIntegers = tuple[bytes, int, Callable[[bytes | memoryview], bytes], "np.dtype[Any]"]
 
 JsonTargets = tuple[JsonTarget, JsonTarget]
 """For replies of other servers, and of those that write NaN and infinities as words."""
@@ -158,12 +158,10 @@ def append_elements(
     if not tensor.parameters:
         few = few_integers(kind, tensor.name, datatype, shape)
         if few is not None:
-            opened, size, write = few
-            if type(data) is RawData and len(data.view) == size:
-                text += (opened, write(data.view), b"}")
-                return False
-            if type(data) is ArrayData and data.array.nbytes == size:
-                text += (opened, orjson.dumps(data.array.ravel().tolist()), b"}")
+            opened, size, write, dtype = few
+            raw = raw_of(data, dtype)
+            if raw is not None and len(raw) == size:
+                text += (opened, write(raw), b"}")
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
     elements = elements_text(
@@ -255,7 +253,7 @@ def _flat_text(flat: npt.NDArray[Any]) -> bytes:
 def few_integers(
     kind: str, name: str, datatype: Datatype | None, shape: Shape | None
 ) -> FewIntegers | None:
-    """Return the text before elements, their size, and a writer of them where they are raw.
+    """Return the text before elements, their size, a writer of their raw form, and their dtype.
 
     None for elements that are not integers, or are many.
     """
@@ -266,11 +264,20 @@ def few_integers(
     if size > _FEW_BYTES:
         return None
     opened = _described(kind, name, datatype, shape) + b',"data":'
-    return opened, size, integer_writer(_INTEGERS[datatype], count)
+    return opened, size, integer_writer(_INTEGERS[datatype], count), datatype.numpy_dtype
+
+
+def raw_of(data: TensorData, dtype: np.dtype[Any]) -> bytes | memoryview | None:
+    """Return raw data, or a copy of an array of *dtype*; None for other data."""
+    if type(data) is RawData:
+        return data.view
+    if type(data) is ArrayData and data.array.dtype is dtype:
+        return data.array.tobytes()
+    return None
 
 
 @accelerated
-def integer_writer(code: str, count: int) -> Callable[[memoryview], bytes]:
+def integer_writer(code: str, count: int) -> Callable[[bytes | memoryview], bytes]:
     """Return a function that writes *count* raw integers as a JSON list.
 
     It raises struct.error for data of another size.
