@@ -7,6 +7,7 @@ of a Python function that is decorated with `accelerated`. What is unusual is le
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject_Size
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -819,6 +820,45 @@ def template_parser(template_of, Py_ssize_t most_bytes, Py_ssize_t id_bytes):
 
     python = PYTHON_VERSIONS["template_parser"]
     return _TemplateParser(template_of, most_bytes, id_bytes, python).parse
+
+
+cdef class _BinaryWriter(_Parts):
+    """Writes the objects of raw tensors whose bytes follow the JSON."""
+
+    def write(self, tensors):
+        cdef Py_ssize_t total = 0
+        cdef list parts = []
+        cdef list views = []
+        cdef bytes text
+        cdef char* out
+        for tensor in tensors:
+            part = self._of_plain(tensor)
+            if part is None:
+                return None
+            data = _field(tensor, self._data)
+            if type(data) is not self._raw_data:
+                return None
+            view = _field(data, self._view)
+            if PyObject_Size(view) != <Py_ssize_t>(<tuple>part)[1]:
+                return None
+            total += len(<bytes>(<tuple>part)[0]) + 1
+            parts.append((<tuple>part)[0])
+            views.append(view)
+        if not parts:
+            return None
+        text = PyBytes_FromStringAndSize(NULL, total - 1)
+        out = PyBytes_AS_STRING(text)
+        for index in range(len(parts)):
+            if index:
+                out[0] = c','
+                out += 1
+            out = _put(out, <bytes>parts[index])
+        return text, views
+
+
+def binary_writer(part_of):
+    """See `gateway.protocols.oip.json.write.binary_writer`."""
+    return _BinaryWriter(None, part_of).write
 
 
 # ---- Messages of protobuf with cached values (wire/message_cache.py)

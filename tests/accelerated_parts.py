@@ -19,7 +19,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.grpc import encode
-from gateway.protocols.oip.http import infer_response
+from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
@@ -35,6 +35,7 @@ Part = Callable[[Random], tuple[Any, ...]]
 MODULES: Final = (
     message_cache,
     encode,
+    infer_request,
     infer_response,
     elements,
     templates,
@@ -123,6 +124,12 @@ def response_writer(random: Random) -> tuple[Any, ...]:
     return infer_response._model, integers, _messages(random, with_outputs=False)
 
 
+def binary_writer(random: Random) -> tuple[Any, ...]:
+    """Return cached texts, and tensors of some messages."""
+    messages = _messages(random, with_outputs=False)
+    return partial(write.binary_part, "input"), [(tensors,) for _, _, tensors in messages]
+
+
 def layout_finder(random: Random) -> tuple[Any, ...]:
     """Return the layouts of some messages, and messages that repeat around their holes, mostly."""
     cache: MaskedMessageCache[bytes] = MaskedMessageCache(8, 40)
@@ -178,6 +185,7 @@ PARTS: Final[dict[str, Part]] = {
         integer_writer,
         message_writer,
         response_writer,
+        binary_writer,
         layout_finder,
         complete_stream,
         join_stream,
@@ -211,6 +219,9 @@ def use_functions(source: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
     integers = partial(write.few_integers, "output")
     written = source["response_writer"](infer_response._model, integers)
     patch.setattr(infer_response, "_write_integers", written)
+    for module, kind in ((infer_request, "input"), (infer_response, "output")):
+        binary = source["binary_writer"](partial(write.binary_part, kind))
+        patch.setattr(module, "_write_binary", binary)
 
 
 def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
@@ -264,7 +275,13 @@ _TEXTS: Final = (
     "a\n",
     "\x7f",
 )
-_FACTORIES: Final = ("message_writer", "response_writer", "template_parser", "layout_finder")
+_FACTORIES: Final = (
+    "message_writer",
+    "response_writer",
+    "binary_writer",
+    "template_parser",
+    "layout_finder",
+)
 _SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
 
 

@@ -25,6 +25,7 @@ from gateway.protocols.oip.http.infer_request import ALL_JSON, InferReplyFormat
 from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
     BinaryPart,
+    binary_headers,
     body_of,
     json_length,
     too_short,
@@ -34,9 +35,12 @@ from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
     FewIntegers,
+    JsonTarget,
     JsonTargets,
     Nonfinite,
     append_elements,
+    binary_part,
+    binary_writer,
     few_integers,
     gathered,
     json_targets,
@@ -99,6 +103,23 @@ def encode_response(
     text = [_opened(call.id), _model(reply.model)]
     if reply.parameters:
         text.append(b'"parameters":%b,' % dump(reply.parameters))
+    found = _write_binary(outputs) if _has_only_binary(form, outputs) else None
+    if found is not None:
+        whole = b'%b"outputs":[%b]}' % (b"".join(text), found[0])
+        return HttpResponse(HTTP_OK, binary_headers(len(whole)), (whole, *found[1]), True)
+    return _encode_any(text, outputs, form, targets[reply.has_nonfinite_words])
+
+
+def _has_only_binary(form: InferReplyFormat, outputs: tuple[Tensor, ...]) -> bool:
+    if not form.listed:
+        return form.default
+    return False not in [form.listed.get(tensor.name, form.default) for tensor in outputs]
+
+
+def _encode_any(
+    text: list[bytes], outputs: tuple[Tensor, ...], form: InferReplyFormat, target: JsonTarget
+) -> HttpResponse:
+    """Write a response with outputs in any form after *text*."""
     binary: list[memoryview] = []
     before = b'"outputs":['
     is_long = False
@@ -115,7 +136,7 @@ def encode_response(
             text += (tensor_prefix("output", name, datatype, shape, tensor.parameters), b"}")
         elif form.listed.get(name, form.default):
             put_binary(text, binary, "output", tensor, datatype, shape)
-        elif append_elements(text, targets[reply.has_nonfinite_words], tensor, datatype, shape):
+        elif append_elements(text, target, tensor, datatype, shape):
             is_long = True
     text.append(b"]}" if outputs else b'"outputs":[]}')
     parts = gathered(text) if is_long else (b"".join(text),)
@@ -177,6 +198,7 @@ def _model(model: ModelRef) -> bytes:
 
 
 _write_integers = response_writer(_model, partial(few_integers, "output"))
+_write_binary = binary_writer(partial(binary_part, "output"))
 
 
 def decode_response(

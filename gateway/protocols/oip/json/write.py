@@ -123,6 +123,51 @@ def put_binary(
         text.append(_described_binary(kind, tensor.name, datatype, shape, len(view)))
 
 
+BinaryPart = tuple[bytes, int]
+BinaryWriter = Callable[[tuple[Tensor, ...]], tuple[bytes, list[memoryview]] | None]
+
+
+@lru_cache(_CACHE_ENTRIES)
+def binary_part(
+    kind: str, name: str, datatype: Datatype | None, shape: Shape | None
+) -> BinaryPart | None:
+    """Return the object of a tensor whose bytes follow the JSON, and their size.
+
+    None for a tensor that needs a check, or has no bytes.
+    """
+    if not name or datatype is None or shape is None:
+        return None
+    size = math.prod(shape) * datatype.size_bytes  # 0 for BYTES
+    return (_described_binary(kind, name, datatype, shape, size), size) if size else None
+
+
+@accelerated
+def binary_writer(
+    part_of: Callable[[str, Datatype | None, Shape | None], BinaryPart | None],
+) -> BinaryWriter:
+    """Return a function that writes raw tensors: their objects, and the bytes after the JSON.
+
+    It returns None for other tensors, and for none at all.
+
+    Args:
+        part_of: As `binary_part`, for one kind.
+    """
+
+    def write(tensors: tuple[Tensor, ...], /) -> tuple[bytes, list[memoryview]] | None:
+        text, views = [], []
+        for tensor in tensors:
+            if tensor.parameters:
+                return None
+            data, part = tensor.data, part_of(tensor.name, tensor.datatype, tensor.shape)
+            if part is None or type(data) is not RawData or len(data.view) != part[1]:
+                return None
+            text.append(part[0])
+            views.append(data.view)
+        return (b",".join(text), views) if text else None
+
+    return write
+
+
 class JsonTarget(Struct, frozen=True):
     """The target of elements in JSON and what it accepts; see `elements_text`."""
 

@@ -17,7 +17,14 @@ from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor, raw_tensor
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    as_raw,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.ir.work import LongWork
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON, InferReplyFormat
@@ -208,6 +215,32 @@ def test_long_elements_are_a_buffer_of_their_own() -> None:
         assert elements_text("output", many, "") in body
         first, second = json.loads(b"".join(body))[kind]
         assert (list(range(40_000)), [1]) == (first["data"], second["data"])
+
+
+@pytest.mark.parametrize("request_id", ["", "a-1"])
+@pytest.mark.parametrize("requested", [(), (RequestedOutput("b"),)])
+def test_binary_tensors_are_the_same_however_they_are_written(
+    request_id: str, requested: tuple[RequestedOutput, ...]
+) -> None:
+    """Raw tensors are written at once, and arrays one by one."""
+    arrays = tuple(array_tensor(name, np.arange(6, dtype=np.int16)) for name in "abc")
+    raws = tuple(Tensor(e.name, e.datatype, e.shape, RawData(as_raw(e))) for e in arrays)
+    bodies = []
+    for tensors in (raws, arrays):
+        reply = InferResponse(model=ModelRef("m"), outputs=tensors, parameters={"p": "x"})
+        found = encode_response(InferRequest(id=request_id), reply, ALL_BINARY, TARGETS)
+        triton = HttpCodec(DEFAULT_LIMITS, {})
+        call = InferRequest(
+            model=ModelRef("m"), inputs=tensors, id=request_id, outputs=requested, priority=3
+        )
+        sent = triton.encode_call(call)
+        assert found.headers.get("inference-header-content-length") == str(len(found.body[0]))
+        assert sent.headers.get("inference-header-content-length") == str(len(sent.body[0]))
+        assert all(isinstance(part, memoryview) for part in (*found.body[1:], *sent.body[1:]))
+        inputs = json.loads(bytes(sent.body[0]))["inputs"]
+        assert [{"binary_data_size": 12}] * 3 == [each["parameters"] for each in inputs]
+        bodies.append([b"".join(found.body), b"".join(sent.body)])
+    assert bodies[0] == bodies[1]
 
 
 def test_a_binary_output_has_its_parameters() -> None:
