@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
+from gateway.ir.context import ModelRef
+from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.grpc import encode
+from gateway.protocols.oip.http import infer_request, infer_response
+from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
+from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.transports.grpc import client_call, headers, messages, server_call
 from gateway.transports.http import response_writer
 from gateway.transports.http2 import frame_reader, frames, streams
+from gateway.wire import message_cache
+from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.message_cache import MaskedMessageCache
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
 
 MODULES: Final = (
+    message_cache,
+    encode,
+    infer_request,
+    infer_response,
     elements,
     templates,
     write,
@@ -55,6 +75,29 @@ def split_holes(random: Random) -> tuple[bytes]:
     return (damaged(random, b"".join(pieces), b'"[]{}:, data id01eE.\0\xff'),)
 
 
+def template_parser(random: Random) -> tuple[Any, ...]:
+    """Return the templates of some requests, and messages that are nearly of their forms."""
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    texts, messages = [], []
+    for _ in range(random.randrange(1, 4)):
+        text, tail = _request(random)
+        length = len(text) if tail or random.random() < 0.2 else None
+        pairs = () if length is None else ((LENGTH_HEADER, str(length)),)
+        body = (memoryview(text + tail),)
+        for _ in range(random.choice((2, 2, 2, 1))):
+            codec.decode_call(HttpRequest("POST", "/v2/models/m/infer", "", Headers(pairs), body))
+        texts.append((text, tail))
+    for _ in range(random.randrange(1, 6)):
+        text, tail = random.choice(texts)
+        if random.random() < 0.5:
+            text = text.replace(b"1", random.choice((b"7", b"10", b"1.5", b"-1", b"1e3")))
+        text = damaged(random, text, b'"[]{}:, data id01eE.\0\xff')
+        tail = tail[random.random() < 0.05 :]
+        messages.append((memoryview(text + tail), len(text)))
+    limits = random.choice(((8191, 1024), (8191, 3), (100, 1024)))
+    return codec._requests._kept.get, *limits, messages
+
+
 def number_packer(random: Random) -> tuple[str, int, bytes]:
     """Return a list of as many numbers as are expected, nearly always."""
     code = random.choice(_INTEGERS + "fde?")
@@ -70,6 +113,42 @@ def integer_writer(random: Random) -> tuple[str, int, bytes]:
     edges = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01", b"\x0a", b"\x63")
     raw = b"".join(random.choices(edges, k=count * struct.calcsize(code)))
     return code, count, raw[: len(raw) - (random.random() < 0.1)]
+
+
+def message_writer(random: Random) -> tuple[Any, ...]:
+    """Return cached parts, and messages of some forms."""
+    parts = encode.FastInferEncoder(encode.RAW_INPUTS)._tensor_parts
+    return encode._model, parts, encode._output, _messages(random, with_outputs=True)
+
+
+def response_writer(random: Random) -> tuple[Any, ...]:
+    """Return cached texts, and replies of some forms."""
+    integers = partial(write.few_integers, "output")
+    return infer_response._model, integers, _messages(random, with_outputs=False)
+
+
+def binary_writer(random: Random) -> tuple[Any, ...]:
+    """Return cached texts, and tensors of some messages."""
+    messages = _messages(random, with_outputs=False)
+    return partial(write.binary_part, "input"), [(tensors,) for _, _, tensors in messages]
+
+
+def layout_finder(random: Random) -> tuple[Any, ...]:
+    """Return the layouts of some messages, and messages that repeat around their holes, mostly."""
+    cache: MaskedMessageCache[bytes] = MaskedMessageCache(8, 40)
+    known = []
+    for _ in range(random.randrange(8)):
+        message = bytes(random.choices(b"ab", k=random.choice((4, 4, 40, 60))))
+        ends = sorted(random.choices(range(len(message) + 1), k=random.choice((2, 4))))
+        holes = [slice(*pair) for pair in zip(ends[::2], ends[1::2], strict=True)]
+        cache.put(memoryview(message), holes, message)
+        known.append((message, holes[0]))
+    messages = []
+    for message, hole in known:
+        other = bytearray(message)
+        other[hole] = random.randbytes(len(other[hole]))
+        messages.append((memoryview(damaged(random, bytes(other), b"ab")),))
+    return cache._layouts, messages
 
 
 def complete_stream(random: Random) -> tuple[bytes, int, int]:
@@ -156,8 +235,13 @@ PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
         split_holes,
+        template_parser,
         number_packer,
         integer_writer,
+        message_writer,
+        response_writer,
+        binary_writer,
+        layout_finder,
         complete_stream,
         join_stream,
         whole_message,
@@ -169,8 +253,13 @@ PARTS: Final[dict[str, Part]] = {
 
 
 def flipped(random: Random, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return *arguments* with one bit of the first bytes among them changed."""
-    index = next(at for at, each in enumerate(arguments) if isinstance(each, bytes | memoryview))
+    """Return *arguments* with one bit of the first bytes among them changed, if there are any."""
+    if isinstance(arguments[-1], list) and arguments[-1]:
+        return (*arguments[:-1], [flipped(random, each) for each in arguments[-1]])
+    found = [at for at, each in enumerate(arguments) if isinstance(each, bytes | memoryview)]
+    if not found:
+        return arguments
+    index = found[0]
     changed = bytearray(arguments[index])
     if changed:
         changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
@@ -182,17 +271,27 @@ def use_functions(source: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
     for module in MODULES:
         for name in PARTS.keys() & vars(module).keys():
             patch.setattr(module, name, source[name])
-    write._few_integers.cache_clear()  # it has a function of the other build
+    # These have functions of the other build.
+    write.few_integers.cache_clear()
+    integers = partial(write.few_integers, "output")
+    written = source["response_writer"](infer_response._model, integers)
+    patch.setattr(infer_response, "_write_integers", written)
+    for module, kind in ((infer_request, "input"), (infer_response, "output")):
+        binary = source["binary_writer"](partial(write.binary_part, kind))
+        patch.setattr(module, "_write_binary", binary)
 
 
 def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
     """Return the result of *function*, or its error.
 
-    A function that it returns is called with the last of *arguments*.
+    A function that it returns is called with the last of *arguments*, or with each item of it.
     """
     try:
         if name in ("number_packer", "integer_writer"):
             return function(*arguments[:-1])(arguments[-1])
+        if name in _FACTORIES:
+            written = function(*arguments[:-1])
+            return [written(*each) for each in arguments[-1]]
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
@@ -205,6 +304,112 @@ def _buffers(random: Random) -> list[bytes | bytearray | memoryview]:
         buffer = random.randbytes(random.randrange(300))
         buffers.append(random.choice((buffer, bytearray(buffer), memoryview(buffer)[1:])))
     return buffers
+
+
+def _request(random: Random) -> tuple[bytes, bytes]:
+    """Return the JSON of a request, and the bytes after it."""
+    inputs, tail = [], b""
+    for index in range(random.choice((0, 1, 2, 3, 40))):
+        datatype, shape = (
+            random.choice((Datatype.INT32, Datatype.FP64)),
+            random.choice(([2], [1, 3])),
+        )
+        member: dict[str, Any] = {"name": f"X{index}", "shape": shape, "datatype": datatype.value}
+        count = math.prod(shape)
+        if random.random() < 0.3:
+            tail += bytes(count * datatype.size_bytes)
+            member["parameters"] = {"binary_data_size": count * datatype.size_bytes}
+        else:
+            member["data"] = [1] * count if len(shape) == 1 else [[1] * count]
+        inputs.append(member)
+    document: dict[str, Any] = {"inputs": inputs}
+    if random.random() < 0.5:
+        document["id"] = random.choice(("a-1", "", "\u00e9"))
+    return json.dumps(document, separators=(",", random.choice((":", ": ")))).encode(), tail
+
+
+_TEXTS: Final = (
+    "",
+    "a",
+    "a-1",
+    "x" * 127,
+    "x" * 128,
+    "\u00e9",
+    "\ud800",
+    'a"',
+    "a\\",
+    "a\n",
+    "\x7f",
+)
+_FACTORIES: Final = (
+    "message_writer",
+    "response_writer",
+    "binary_writer",
+    "template_parser",
+    "layout_finder",
+)
+_SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
+
+
+def _messages(random: Random, *, with_outputs: bool) -> list[tuple[Any, ...]]:
+    """Return the arguments of a writer for some messages, which share their descriptions."""
+    models = [ModelRef(random.choice(_TEXTS), random.choice(("", "1"))) for _ in range(2)]
+    ids = [random.choice(_TEXTS) for _ in range(2)]
+    lists = [_tensors(random) for _ in range(3)]
+    lists += [[_with_other_data(random, each) for each in lists[0]]]
+    messages: list[tuple[Any, ...]] = []
+    for _ in range(random.randrange(1, 6)):
+        tensors = tuple(random.choice(lists))
+        messages.append((random.choice(models), random.choice(ids), tensors))
+        if with_outputs and random.random() < 0.5:
+            messages[-1] += (tuple([_output(random) for _ in range(random.randrange(3))]),)
+    return messages
+
+
+def _tensors(random: Random) -> list[Tensor]:
+    """Return tensors; nearly all have raw data of the right size."""
+    found = []
+    for _ in range(random.choice((0, 1, 2, 2, 3, 17))):
+        datatype: Datatype | None = random.choice(list(Datatype))
+        shape: tuple[int, ...] | None = random.choice(_SHAPES)
+        datatype, shape = random.choices(
+            ((datatype, shape), (Datatype.INT32, (1, 3)), (None, shape), (datatype, None)),
+            (4, 4, 0.1, 0.1),
+        )[0]
+        parameters = random.choices(({}, {"k": 1}), (20, 1))[0]
+        name = random.choice(_TEXTS)
+        tensor = Tensor(name, datatype, shape, RawData(memoryview(b"")), parameters)
+        found.append(_with_other_data(random, tensor))
+    return found
+
+
+def _with_other_data(random: Random, tensor: Tensor) -> Tensor:
+    datatype, shape = tensor.datatype, tensor.shape
+    size = math.prod(shape or ()) * (1 if datatype is None else datatype.size_bytes)
+    raw = random.choice((bytes(size), random.randbytes(size), b"\xff" * size))
+    data: TensorData = RawData(memoryview(raw))
+    if random.random() < 0.2 and datatype not in (None, Datatype.BYTES):
+        array = np.frombuffer(raw, datatype.numpy_dtype).reshape(shape or (-1,))
+        data = ArrayData(random.choice((array, array.T, array.astype(array.dtype.newbyteorder()))))
+    if random.random() < 0.02:
+        other = (ItemsData([]), SharedMemoryData("r", 0, 4))
+        data = random.choice((*other, RawData(memoryview(raw + b"x"))))
+    return Tensor(tensor.name, datatype, shape, data, tensor.parameters)
+
+
+def _output(random: Random) -> RequestedOutput:
+    """Return a requested output, which nearly always has only a name."""
+    name = random.choice(_TEXTS)
+    shared = SharedMemoryData("r", 0, 4)
+    return random.choices(
+        (
+            RequestedOutput(name),
+            RequestedOutput(name, 2),
+            RequestedOutput(name, 0, {"k": 1}),
+            RequestedOutput(name, 0, {}, shared),
+        ),
+        (20, 1, 1, 1),
+    )[0]
 
 
 def _frame(random: Random, kind: int, flags: int, number: int) -> bytes:

@@ -4,13 +4,13 @@ Clients and servers repeat the same headers.  A codec caches only values that de
 the bytes of the key, and never views of a received message, which would keep all of it in memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from struct import Struct as Layout
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
+from gateway.accelerator import accelerated
 
 T = TypeVar("T")
 
@@ -74,16 +74,17 @@ _Slice = Callable[[memoryview], tuple[memoryview, ...]]
 _Unpack = Callable[[memoryview], tuple[Any, ...]]
 
 
-class _Layout(Struct, Generic[T]):
+class _Layout(NamedTuple, Generic[T]):
     """Where the holes of some messages are, and the cached values of these messages.
 
     Attributes:
+        holes: In their order, none within another.
         text: Returns the bytes of a message around its holes, in parts.
         views: Returns the holes of a message.
         values: By the text.
     """
 
-    holes: Sequence[slice]
+    holes: tuple[slice, ...]
     text: _Unpack
     views: _Slice
     values: dict[bytes, T]
@@ -101,25 +102,21 @@ class MaskedMessageCache(Generic[T]):
     Args:
         entries: The most entries; one more removes all others.
         text_bytes: The most bytes of a message outside of its holes.
+
+    Attributes:
+        get: Returns the cached value of a message, and its holes; None when it is not cached.
     """
 
     def __init__(self, entries: int, text_bytes: int) -> None:
         self._entries = entries
         self._text_bytes = text_bytes
         self._layouts: dict[int, list[_Layout[T]]] = {}
+        self.get = layout_finder(self._layouts)
         self._count = 0
         self._once: set[int] = set()
 
     def __len__(self) -> int:
         return self._count
-
-    def get(self, view: memoryview) -> tuple[T, tuple[memoryview, ...]] | None:
-        """Return the cached value of a message, and its holes; None when it is not cached."""
-        for layout in self._layouts.get(len(view), ()):
-            value = layout.values.get(b"".join(layout.text(view)))
-            if value is not None:
-                return value, layout.views(view)
-        return None
 
     def should_admit(self, text_hash: int) -> bool:
         """Return whether to cache a message: its hash occurs a second time.
@@ -145,14 +142,35 @@ class MaskedMessageCache(Generic[T]):
             self._layouts.clear()
             self._count = 0
         layouts = self._layouts.setdefault(len(view), [])
-        layout = next((each for each in layouts if each.holes == holes), None)
+        layout = next((each for each in layouts if each.holes == tuple(holes)), None)
         if layout is None:
             if len(layouts) == _LAYOUTS:
                 self._count -= len(layouts.pop(0).values)
-            layout = _Layout(holes, text, _slice_out(holes), {})
+            layout = _Layout(tuple(holes), text, _slice_out(holes), {})
             layouts.append(layout)
         self._count += key not in layout.values
         layout.values[key] = value
+
+
+_Find = Callable[[memoryview], tuple[T, tuple[memoryview, ...]] | None]
+
+
+@accelerated
+def layout_finder(layouts: Mapping[int, Sequence[_Layout[T]]]) -> _Find[T]:
+    """Return a function that finds the cached value and the holes of a message.
+
+    Args:
+        layouts: By the lengths of messages.
+    """
+
+    def get(view: memoryview, /) -> tuple[T, tuple[memoryview, ...]] | None:
+        for layout in layouts.get(len(view), ()):
+            value = layout.values.get(b"".join(layout.text(view)))
+            if value is not None:
+                return value, layout.views(view)
+        return None
+
+    return get
 
 
 def _unpack_around(holes: Sequence[slice], size: int) -> _Unpack:

@@ -4,6 +4,8 @@ import pytest
 
 from gateway.wire.message_cache import MaskedMessageCache, ParseCache
 
+pytestmark = pytest.mark.usefixtures("build")
+
 
 def show(memory: ParseCache[int], *keys: bytes) -> None:
     """Show keys to *memory* twice each, and keep what it wants."""

@@ -9,12 +9,13 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
 from gateway.ir.data import ArrayData, RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
@@ -154,32 +155,74 @@ class FastInferEncoder:
     Args:
         raw_key: `RAW_INPUTS` or `RAW_OUTPUTS`.
         unknown: A datatype that the reader may not have; `InferEncoder` decides.
+
+    Attributes:
+        write: Writes a message; returns None where it has other parts, or is wrong.
     """
 
     def __init__(self, raw_key: bytes, unknown: Datatype | None = None) -> None:
         self._raw_key = raw_key
         self._unknown = unknown
-        self._model = lru_cache(_CACHE_ENTRIES)(_model)
-        self._output = lru_cache(_CACHE_ENTRIES)(_output)
-        self._tensor = lru_cache(_CACHE_ENTRIES)(self._tensor_parts)
+        cached = lru_cache(_CACHE_ENTRIES)
+        parts = cached(self._tensor_parts)
+        self.write: MessageWriter = message_writer(cached(_model), parts, cached(_output))
 
-    def write(
+    def _tensor_parts(
+        self, name: str, datatype: Datatype | None, shape: Shape | None
+    ) -> _TensorParts:
+        """Return the parts that depend on a description alone."""
+        if datatype is None or shape is None or datatype in (self._unknown, Datatype.BYTES):
+            return _NO_PARTS
+        size = datatype.size_bytes * math.prod(shape)
+        field = _tensor(name, datatype, shape)
+        return field, self._raw_key + varint(size), size, datatype.numpy_dtype
+
+
+class MessageWriter(Protocol):
+    """Writes an inference message; see `FastInferEncoder`."""
+
+    def __call__(
         self,
         model: ModelRef,
         request_id: str,
-        tensors: Iterable[Tensor],
+        tensors: Sequence[Tensor],
         outputs: Sequence[RequestedOutput] = (),
+        /,
     ) -> Sequence[bytes | memoryview] | None:
         """Write a message; None where it has other parts, or is wrong."""
+        ...
+
+
+@accelerated
+def message_writer(  # noqa: C901  # of the function that it returns
+    model_field: Callable[[ModelRef], bytes],
+    tensor_parts: Callable[[str, Datatype | None, Shape | None], _TensorParts],
+    output_field: Callable[[str], bytes],
+) -> MessageWriter:
+    """Return a function that writes inference messages from cached parts.
+
+    Args:
+        model_field: Returns the fields of a model.
+        tensor_parts: Returns the parts of a tensor that depend on its description.
+        output_field: Returns the field of a requested output.
+    """
+
+    def write(
+        model: ModelRef,
+        request_id: str,
+        tensors: Sequence[Tensor],
+        outputs: Sequence[RequestedOutput] = (),
+        /,
+    ) -> Sequence[bytes | memoryview] | None:
         raws: list[bytes | memoryview] = []
         is_large = False
         try:
-            parts: list[bytes | memoryview] = [self._model(model)]
+            parts: list[bytes | memoryview] = [model_field(model)]
             if request_id:
                 encoded = request_id.encode()
                 parts += (_ID, varint(len(encoded)), encoded)
             for tensor in tensors:
-                field, raw_head, size, dtype = self._tensor(
+                field, raw_head, size, dtype = tensor_parts(
                     tensor.name, tensor.datatype, tensor.shape
                 )
                 data = tensor.data
@@ -198,32 +241,19 @@ class FastInferEncoder:
                     is_large = True
                 parts.append(field)
                 raws += (raw_head, raw)
-            if outputs and not self._put_outputs(parts, outputs):
+            if not all(map(_has_only_name, outputs)):
                 return None
+            parts += [output_field(output.name) for output in outputs]
         except ValueError:  # lone surrogates
             return None
         parts += raws
         return _gathered(parts) if is_large else (b"".join(parts),)
 
-    def _put_outputs(
-        self, parts: list[bytes | memoryview], outputs: Iterable[RequestedOutput]
-    ) -> bool:
-        """Write the requested outputs; False where they have other properties than a name."""
-        for output in outputs:
-            if output.parameters or output.classes or output.shared is not None:
-                return False
-            parts.append(self._output(output.name))
-        return True
+    return write
 
-    def _tensor_parts(
-        self, name: str, datatype: Datatype | None, shape: Shape | None
-    ) -> _TensorParts:
-        """Return the parts that depend on a description alone."""
-        if datatype is None or shape is None or datatype in (self._unknown, Datatype.BYTES):
-            return _NO_PARTS
-        size = datatype.size_bytes * math.prod(shape)
-        field = _tensor(name, datatype, shape)
-        return field, self._raw_key + varint(size), size, datatype.numpy_dtype
+
+def _has_only_name(output: RequestedOutput) -> bool:
+    return not output.parameters and not output.classes and output.shared is None
 
 
 def _model(model: ModelRef) -> bytes:

@@ -7,6 +7,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -51,6 +52,8 @@ from gateway.protocols.oip.json.tensors import (
 from gateway.protocols.oip.json.write import (
     JsonTarget,
     append_elements,
+    binary_part,
+    binary_writer,
     described_binary,
     gathered,
     put_binary,
@@ -75,6 +78,8 @@ _HOW_BINARY = (
     f"{LENGTH_HEADER} set to the length of the JSON; with Python's requests pass "
     "data=json_bytes + tensor_bytes, not json= and data= together"
 )
+
+_write_binary = binary_writer(partial(binary_part, "input"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +308,14 @@ def encode_request(
     binary_out = binary_out and dialect.has_binary
     if dialect.numbers is not None:
         check_inputs(inputs, dialect, dialect.numbers, limits)
-    text = [
-        b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{",
-        _parameters(call, dialect, binary_out and not call.outputs),
-    ]
+    opened = b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
+    text = [opened, _parameters(call, dialect, binary_out and not call.outputs)]
+    found = _write_binary(inputs) if dialect.has_binary else None
+    if found is not None:
+        members, views = found
+        outputs = _outputs(call, dialect, binary_out)
+        whole = b'%b%b"inputs":[%b]%b' % (*text, members, outputs)
+        return binary_headers(len(whole)), (whole, *views)
     binary: list[memoryview] = []
     before = b'"inputs":['
     is_long = False
@@ -319,15 +328,11 @@ def encode_request(
         raise too_long(inputs[-1].name, size, limits, _hint(dialect))
     if not inputs:
         text.append(before)
-    if call.outputs:
-        outputs = [_output(output, dialect, binary=binary_out) for output in call.outputs]
-        text.append(b'],"outputs":%b}' % dump(outputs))
-    else:
-        text.append(b"]}")
-    whole = gathered(text) if is_long else (b"".join(text),)
+    text += (b"]", _outputs(call, dialect, binary_out))
+    parts = gathered(text) if is_long else (b"".join(text),)
     if inputs and type(inputs[-1].data) is StreamedData:
-        return binary_headers(size_of(whole)), (*whole, *[view for view in binary if len(view)])
-    return body_of(whole, binary, True)
+        return binary_headers(size_of(parts)), (*parts, *[view for view in binary if len(view)])
+    return body_of(parts, binary, True)
 
 
 def _parameters(call: InferRequest, dialect: Dialect, all_binary: bool) -> bytes:
@@ -379,6 +384,14 @@ def _put_input(
 
 def _hint(dialect: Dialect) -> str:
     return f"{dialect.name} accepts no binary tensors over HTTP, use its gRPC port"
+
+
+def _outputs(call: InferRequest, dialect: Dialect, binary: bool) -> bytes:
+    """Return the text after the inputs, with the requested outputs."""
+    if not call.outputs:
+        return b"}"
+    outputs = [_output(output, dialect, binary=binary) for output in call.outputs]
+    return b',"outputs":%b}' % dump(outputs)
 
 
 def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:

@@ -4,25 +4,28 @@ Source: Open Inference Protocol, "Inference Response JSON Object"; docs/protocol
 "8. Inference requests and responses" and "16. Errors".
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.data import SharedMemoryData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Shape, Tensor
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
-from gateway.protocols.oip.http.infer_request import InferReplyFormat
+from gateway.protocols.oip.http.infer_request import ALL_JSON, InferReplyFormat
 from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
     BinaryPart,
+    binary_headers,
     body_of,
     json_length,
     too_short,
@@ -31,12 +34,18 @@ from gateway.protocols.oip.json.parse import Document, check_depth, dump, read_l
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
+    FewIntegers,
+    JsonTarget,
     JsonTargets,
     Nonfinite,
     append_elements,
+    binary_part,
+    binary_writer,
+    few_integers,
     gathered,
     json_targets,
     put_binary,
+    raw_of,
     tensor_prefix,
 )
 from gateway.protocols.oip.outputs import with_c_values
@@ -86,11 +95,32 @@ def encode_response(
     Raises:
         Unsupported: The client requested JSON, and JSON cannot represent an output.
     """
-    text = [b'{"id":%b,' % orjson.dumps(call.id) if call.id else b"{", _model(reply.model)]
+    outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
+    if form is ALL_JSON and not reply.parameters:
+        whole = _write_integers(reply.model, call.id, outputs)
+        if whole is not None:
+            return HttpResponse(HTTP_OK, JSON_HEADERS, (whole,), True)
+    text = [_opened(call.id), _model(reply.model)]
     if reply.parameters:
         text.append(b'"parameters":%b,' % dump(reply.parameters))
+    found = _write_binary(outputs) if _has_only_binary(form, outputs) else None
+    if found is not None:
+        whole = b'%b"outputs":[%b]}' % (b"".join(text), found[0])
+        return HttpResponse(HTTP_OK, binary_headers(len(whole)), (whole, *found[1]), True)
+    return _encode_any(text, outputs, form, targets[reply.has_nonfinite_words])
+
+
+def _has_only_binary(form: InferReplyFormat, outputs: tuple[Tensor, ...]) -> bool:
+    if not form.listed:
+        return form.default
+    return False not in [form.listed.get(tensor.name, form.default) for tensor in outputs]
+
+
+def _encode_any(
+    text: list[bytes], outputs: tuple[Tensor, ...], form: InferReplyFormat, target: JsonTarget
+) -> HttpResponse:
+    """Write a response with outputs in any form after *text*."""
     binary: list[memoryview] = []
-    outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
     before = b'"outputs":['
     is_long = False
     for tensor in outputs:
@@ -106,14 +136,56 @@ def encode_response(
             text += (tensor_prefix("output", name, datatype, shape, tensor.parameters), b"}")
         elif form.listed.get(name, form.default):
             put_binary(text, binary, "output", tensor, datatype, shape)
-        elif append_elements(text, targets[reply.has_nonfinite_words], tensor, datatype, shape):
+        elif append_elements(text, target, tensor, datatype, shape):
             is_long = True
     text.append(b"]}" if outputs else b'"outputs":[]}')
-    whole = gathered(text) if is_long else (b"".join(text),)
+    parts = gathered(text) if is_long else (b"".join(text),)
     if binary:
-        headers, body = body_of(whole, binary, always=False)
+        headers, body = body_of(parts, binary, always=False)
         return HttpResponse(HTTP_OK, headers, body, is_compressible=True)
-    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, is_compressible=True)
+    return HttpResponse(HTTP_OK, JSON_HEADERS, parts, is_compressible=True)
+
+
+ResponseWriter = Callable[[ModelRef, str, tuple[Tensor, ...]], bytes | None]
+
+
+@accelerated
+def response_writer(
+    model_text: Callable[[ModelRef], bytes],
+    integers: Callable[[str, Datatype | None, Shape | None], FewIntegers | None],
+) -> ResponseWriter:
+    """Return a function that writes a response whose outputs have few integers.
+
+    It takes the model, the id of the client and the outputs, and returns None for other outputs.
+
+    Args:
+        model_text: Returns the members about a model.
+        integers: As `few_integers`, for an output.
+    """
+
+    def write(model: ModelRef, request_id: str, outputs: tuple[Tensor, ...], /) -> bytes | None:
+        text = [_opened(request_id), model_text(model)]
+        before = b'"outputs":['
+        for tensor in outputs:
+            if tensor.parameters:
+                return None
+            few = integers(tensor.name, tensor.datatype, tensor.shape)
+            if few is None:
+                return None
+            opened, size, elements, dtype = few
+            raw = raw_of(tensor.data, dtype)
+            if raw is None or len(raw) != size:
+                return None
+            text += (before, opened, elements(raw))
+            before = b"},"
+        text.append(b"}]}" if outputs else b'"outputs":[]}')
+        return b"".join(text)
+
+    return write
+
+
+def _opened(request_id: str) -> bytes:
+    return b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
 
 
 @lru_cache(_CACHE_ENTRIES)  # responses repeat the same few
@@ -123,6 +195,10 @@ def _model(model: ModelRef) -> bytes:
     if model.version:
         members["model_version"] = model.version
     return dump(members)[1:-1] + b","
+
+
+_write_integers = response_writer(_model, partial(few_integers, "output"))
+_write_binary = binary_writer(partial(binary_part, "output"))
 
 
 def decode_response(

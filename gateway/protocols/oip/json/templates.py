@@ -16,10 +16,9 @@ as their shape, as they were in the message of the template.
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import orjson
-from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import Parameters
@@ -57,7 +56,7 @@ Read = tuple[T, str, tuple[Tensor, ...]]
 """The parsed message without id and tensors, the id, and the tensors."""
 
 
-class _Slot(Struct, frozen=True):
+class _Slot(NamedTuple):
     """A tensor, and the position of its elements.
 
     Attributes:
@@ -75,7 +74,7 @@ class _Slot(Struct, frozen=True):
     stop: int
 
 
-class _Template(Struct, Generic[T], frozen=True):
+class _Template(NamedTuple, Generic[T]):
     """The parsed text around the holes of a message.
 
     Attributes:
@@ -98,72 +97,22 @@ class JsonTemplateCache(Generic[T]):
     Args:
         kind: "input" or "output": its tensors.
         limits: As for messages without a template.
+
+    Attributes:
+        parse: Parses a message by its template; see `template_parser`.
     """
 
     def __init__(self, kind: str, limits: MessageLimits) -> None:
         self.limits = limits
         self._tensors = f"{kind}s"
-        self._most_bytes = min(SIMD_FROM_BYTES - 1, limits.json_bytes)
         self._kept: ParseCache[_Template[T] | None] = ParseCache(_TEMPLATES, _TEMPLATE_BYTES)
-        self._kept_for = self._kept.get
+        most_bytes = min(SIMD_FROM_BYTES - 1, limits.json_bytes)
+        self.parse: TemplateParser[T] = template_parser(
+            self._kept.get, most_bytes, limits.name_bytes
+        )
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    def parse(self, body: memoryview, end: int) -> tuple[Read[T] | None, Cut | None]:
-        """Parse a message by its template; tensors after the JSON are views of it.
-
-        Args:
-            body: The message.
-            end: Of its JSON.
-
-        Returns:
-            The parsed message, None when it has no template or does not fit it: parse it
-            completely.  And the argument of `learn`, None where the message is too long for a
-            template.
-        """
-        if end > self._most_bytes:
-            return None, None
-        template, holes = None, _NO_HOLES
-        if end == len(body):
-            whole = body.obj
-            if type(whole) is not bytes or len(whole) != end:
-                whole = bytes(body)
-            key, tail = whole, _NOTHING
-        else:
-            key, tail = bytes(body[:end]), body[end:]
-            template = self._kept_for(key)  # exists if all elements are after the JSON
-        if template is None:
-            key, holes = split_holes(key)
-            template = self._kept_for(key)
-        cut = key, holes, tail
-        if template is None or len(holes) != template.holes or len(tail) != template.tail_bytes:
-            return None, cut
-        return self._read(template, holes, tail), cut
-
-    def _read(
-        self, template: _Template[T], holes: Sequence[bytes], tail: memoryview
-    ) -> Read[T] | None:
-        """Fill a template; None where the content of a hole does not fit."""
-        request_id = template.id
-        if template.id_hole is not None:
-            hole = holes[template.id_hole]
-            request_id = hole[1:-1].decode()
-            if not hole.startswith(b'"') or len(request_id) > self.limits.name_bytes:
-                return None
-        tensors = []
-        try:
-            for slot in template.slots:
-                if slot.pack is None:
-                    data = tail[slot.start : slot.stop]
-                else:
-                    data = memoryview(slot.pack(holes[slot.start]))
-                tensors.append(
-                    Tensor(slot.name, slot.datatype, slot.shape, RawData(data), slot.parameters)
-                )
-        except (ValueError, OverflowError, struct.error):
-            return None
-        return template.rest, request_id, tuple(tensors)
 
     def learn(self, cut: Cut, rest: T, request_id: str, tensors: Sequence[Tensor]) -> None:
         """Cache the template of a completely parsed message, once it occurs a second time.
@@ -190,6 +139,77 @@ class JsonTemplateCache(Generic[T]):
                 template = _Template(rest, request_id, id_hole, len(holes), tail.nbytes, slots)
         # None is cached too: this text has no template.
         self._kept.put(key, template)
+
+
+TemplateParser = Callable[[memoryview, int], tuple[Read[T] | None, Cut | None]]
+
+
+@accelerated
+def template_parser(
+    template_of: Callable[[bytes], _Template[T] | None], most_bytes: int, id_bytes: int
+) -> TemplateParser[T]:
+    """Return a function that parses messages by their templates.
+
+    It takes a message, and the end of its JSON.  It returns the parsed message, whose tensors after
+    the JSON are views of it, and None.  Or it returns None and the argument of `learn`, when there
+    is no template or the message does not fit it: parse it completely.  This argument is None where
+    the message is too long for a template.
+
+    Args:
+        template_of: Returns the template for the text around the holes, if there is one.
+        most_bytes: Of the JSON.
+        id_bytes: Of an id.
+    """
+
+    def parse(body: memoryview, end: int, /) -> tuple[Read[T] | None, Cut | None]:
+        if end > most_bytes:
+            return None, None
+        template, holes = None, _NO_HOLES
+        if end == len(body):
+            whole = body.obj
+            if type(whole) is not bytes or len(whole) != end:
+                whole = bytes(body)
+            key, tail = whole, _NOTHING
+        else:
+            key, tail = bytes(body[:end]), body[end:]
+            template = template_of(key)  # exists if all elements are after the JSON
+        if template is None:
+            key, holes = split_holes(key)
+            template = template_of(key)
+        if template is not None and len(holes) == template.holes:
+            found = _fill(template, holes, tail, id_bytes)
+            if found is not None:
+                return found, None
+        return None, (key, holes, tail)
+
+    return parse
+
+
+def _fill(
+    template: _Template[T], holes: Sequence[bytes], tail: memoryview, id_bytes: int
+) -> Read[T] | None:
+    """Fill a template; None where the content of a hole, or the size of the tail, does not fit."""
+    request_id = template.id
+    if template.id_hole is not None:
+        hole = holes[template.id_hole]
+        request_id = hole[1:-1].decode()
+        if not hole.startswith(b'"') or len(request_id) > id_bytes:
+            return None
+    if len(tail) != template.tail_bytes:
+        return None
+    tensors = []
+    try:
+        for slot in template.slots:
+            if slot.pack is None:
+                data = tail[slot.start : slot.stop]
+            else:
+                data = memoryview(slot.pack(holes[slot.start]))
+            tensors.append(
+                Tensor(slot.name, slot.datatype, slot.shape, RawData(data), slot.parameters)
+            )
+    except (ValueError, OverflowError, struct.error):
+        return None
+    return template.rest, request_id, tuple(tensors)
 
 
 @accelerated

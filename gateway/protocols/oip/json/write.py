@@ -12,6 +12,7 @@ Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md
 """
 
 import enum
+import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -24,7 +25,7 @@ from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import Parameters
-from gateway.ir.data import ArrayData, RawData
+from gateway.ir.data import ArrayData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
@@ -122,6 +123,51 @@ def put_binary(
         text.append(_described_binary(kind, tensor.name, datatype, shape, len(view)))
 
 
+BinaryPart = tuple[bytes, int]
+BinaryWriter = Callable[[tuple[Tensor, ...]], tuple[bytes, list[memoryview]] | None]
+
+
+@lru_cache(_CACHE_ENTRIES)
+def binary_part(
+    kind: str, name: str, datatype: Datatype | None, shape: Shape | None
+) -> BinaryPart | None:
+    """Return the object of a tensor whose bytes follow the JSON, and their size.
+
+    None for a tensor that needs a check, or has no bytes.
+    """
+    if not name or datatype is None or shape is None:
+        return None
+    size = math.prod(shape) * datatype.size_bytes  # 0 for BYTES
+    return (_described_binary(kind, name, datatype, shape, size), size) if size else None
+
+
+@accelerated
+def binary_writer(
+    part_of: Callable[[str, Datatype | None, Shape | None], BinaryPart | None],
+) -> BinaryWriter:
+    """Return a function that writes raw tensors: their objects, and the bytes after the JSON.
+
+    It returns None for other tensors, and for none at all.
+
+    Args:
+        part_of: As `binary_part`, for one kind.
+    """
+
+    def write(tensors: tuple[Tensor, ...], /) -> tuple[bytes, list[memoryview]] | None:
+        text, views = [], []
+        for tensor in tensors:
+            if tensor.parameters:
+                return None
+            data, part = tensor.data, part_of(tensor.name, tensor.datatype, tensor.shape)
+            if part is None or type(data) is not RawData or len(data.view) != part[1]:
+                return None
+            text.append(part[0])
+            views.append(data.view)
+        return (b",".join(text), views) if text else None
+
+    return write
+
+
 class JsonTarget(Struct, frozen=True):
     """The target of elements in JSON and what it accepts; see `elements_text`."""
 
@@ -130,6 +176,8 @@ class JsonTarget(Struct, frozen=True):
     can_write_half: bool = False
     nonfinite: Nonfinite = Nonfinite.REFUSE_ALL
 
+
+FewIntegers = tuple[bytes, int, Callable[[bytes | memoryview], bytes], "np.dtype[Any]"]
 
 JsonTargets = tuple[JsonTarget, JsonTarget]
 """For replies of other servers, and of those that write NaN and infinities as words."""
@@ -153,16 +201,12 @@ def append_elements(
     """
     data, kind = tensor.data, target.kind
     if not tensor.parameters:
-        if type(data) is RawData:
-            few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
-            if few is not None:
-                opened, write = few
-                text += (opened, write(data.view), b"}")
-                return False
-        elif type(data) is ArrayData:
-            few = _few_integers(kind, tensor.name, datatype, shape, data.array.nbytes)
-            if few is not None:
-                text += (few[0], orjson.dumps(data.array.ravel().tolist()), b"}")
+        few = few_integers(kind, tensor.name, datatype, shape)
+        if few is not None:
+            opened, size, write, dtype = few
+            raw = raw_of(data, dtype)
+            if raw is not None and len(raw) == size:
+                text += (opened, write(raw), b"}")
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
     elements = elements_text(
@@ -251,21 +295,34 @@ def _flat_text(flat: npt.NDArray[Any]) -> bytes:
 
 
 @lru_cache(_CACHE_ENTRIES)
-def _few_integers(
-    kind: str, name: str, datatype: Datatype, shape: Shape, size: int
-) -> tuple[bytes, Callable[[memoryview], bytes]] | None:
-    """Return the text before elements of *size* bytes, and a writer of them where they are raw.
+def few_integers(
+    kind: str, name: str, datatype: Datatype | None, shape: Shape | None
+) -> FewIntegers | None:
+    """Return the text before elements, their size, a writer of their raw form, and their dtype.
 
     None for elements that are not integers, or are many.
     """
-    if datatype not in _INTEGERS or size > _FEW_BYTES:
+    if datatype not in _INTEGERS or shape is None:
+        return None
+    count = math.prod(shape)
+    size = count * datatype.size_bytes
+    if size > _FEW_BYTES:
         return None
     opened = _described(kind, name, datatype, shape) + b',"data":'
-    return opened, integer_writer(_INTEGERS[datatype], size // datatype.size_bytes)
+    return opened, size, integer_writer(_INTEGERS[datatype], count), datatype.numpy_dtype
+
+
+def raw_of(data: TensorData, dtype: np.dtype[Any]) -> bytes | memoryview | None:
+    """Return raw data, or a copy of an array of *dtype*; None for other data."""
+    if type(data) is RawData:
+        return data.view
+    if type(data) is ArrayData and data.array.dtype is dtype:
+        return data.array.tobytes()
+    return None
 
 
 @accelerated
-def integer_writer(code: str, count: int) -> Callable[[memoryview], bytes]:
+def integer_writer(code: str, count: int) -> Callable[[bytes | memoryview], bytes]:
     """Return a function that writes *count* raw integers as a JSON list.
 
     It raises struct.error for data of another size.

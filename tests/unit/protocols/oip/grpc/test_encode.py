@@ -20,6 +20,8 @@ from gateway.protocols.oip.grpc.encode import (
 )
 from gateway.schema import open_inference_pb2 as pb
 
+pytestmark = pytest.mark.usefixtures("build")
+
 WRITER = InferEncoder()
 M = ModelRef("m", "1")
 X = array_tensor("X", np.arange(6, dtype="<i2").reshape(2, 3))
@@ -141,6 +143,21 @@ def test_most_messages_are_written_at_once_and_alike(
     assert join(WRITER.request(M, request_id, {}, tensors, requested_outputs)) == join(plain)
     plain = FastInferEncoder(RAW_OUTPUTS).write(M, request_id, tensors)
     assert join(WRITER.response(M, request_id, {}, tensors)) == join(plain)
+
+
+def test_messages_written_at_once_share_only_equal_descriptions() -> None:
+    """Each message has its own model, names, datatypes and shapes, also when some are the same objects."""
+    writer = FastInferEncoder(RAW_OUTPUTS)
+    view = memoryview(bytes(12))
+    for number in range(200):
+        model = M if number % 3 else ModelRef(f"m-{number}")
+        name = "X" if number % 2 else f"X-{number}"
+        shapes: list[tuple[int, ...]] = [(3,), (1, 3), (3, 1)]
+        shape = shapes[number % 3]
+        datatype = Datatype.FP32 if number % 5 else Datatype.INT32
+        tensors = (Tensor(name, datatype, shape, RawData(view)),) * 2
+        expected = join(WRITER.response(model, "a", {}, tensors))
+        assert expected == join(writer.write(model, "a", tensors))
 
 
 def test_large_data_written_at_once_are_not_copied() -> None:

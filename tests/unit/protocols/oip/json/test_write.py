@@ -17,10 +17,17 @@ from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor, raw_tensor
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    as_raw,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.ir.work import LongWork
 from gateway.protocols.oip.http.codec import HttpCodec
-from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON
+from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON, InferReplyFormat
 from gateway.protocols.oip.http.infer_response import encode_response, response_targets
 from gateway.protocols.oip.json.write import (
     JsonTarget,
@@ -170,6 +177,30 @@ def test_an_answer_may_have_no_outputs() -> None:
     assert b'{"model_name":"m","outputs":[]}' == found
 
 
+@pytest.mark.parametrize("request_id", ["", "a-1", 'a"\\\n', "\x7f\u00e9", "x" * 20_000])
+@pytest.mark.parametrize(
+    ("datatype", "numbers"),
+    [("INT8", [-128, 127]), ("UINT64", [0, 2**64 - 1]), ("INT64", [-(2**63), 9]), ("FP32", [0.5])],
+)
+def test_a_response_is_the_same_text_however_it_is_written(
+    request_id: str, datatype: str, numbers: list[float]
+) -> None:
+    """Few integers are written at once; those of other responses, and other elements, piece by piece."""
+    dtype = Datatype[datatype].numpy_dtype
+    raw = RawData(memoryview(np.array(numbers, dtype).tobytes()))
+    one = Tensor("t", Datatype[datatype], (1, len(numbers)), raw)
+    none = Tensor("u\u00e9", Datatype.INT16, (0,), RawData(memoryview(b"")))
+    for outputs in ((one,), (one, one), (one, none)):
+        reply = InferResponse(model=ModelRef("m", "1"), outputs=outputs)
+        call = InferRequest(id=request_id)
+        form = InferReplyFormat(default=False, listed={"t": False})  # which is no form of its own
+        expected = b"".join(encode_response(call, reply, form, TARGETS).body)
+        assert expected == b"".join(encode_response(call, reply, ALL_JSON, TARGETS).body)
+        found = json.loads(expected)
+        assert numbers == found["outputs"][0]["data"]
+        assert request_id == found.get("id", "")
+
+
 def test_long_elements_are_a_buffer_of_their_own() -> None:
     """In an answer, and in a request to a server that takes JSON alone."""
     many = array_tensor("t", np.arange(40_000, dtype=np.int32))
@@ -184,6 +215,32 @@ def test_long_elements_are_a_buffer_of_their_own() -> None:
         assert elements_text("output", many, "") in body
         first, second = json.loads(b"".join(body))[kind]
         assert (list(range(40_000)), [1]) == (first["data"], second["data"])
+
+
+@pytest.mark.parametrize("request_id", ["", "a-1"])
+@pytest.mark.parametrize("requested", [(), (RequestedOutput("b"),)])
+def test_binary_tensors_are_the_same_however_they_are_written(
+    request_id: str, requested: tuple[RequestedOutput, ...]
+) -> None:
+    """Raw tensors are written at once, and arrays one by one."""
+    arrays = tuple(array_tensor(name, np.arange(6, dtype=np.int16)) for name in "abc")
+    raws = tuple(Tensor(e.name, e.datatype, e.shape, RawData(as_raw(e))) for e in arrays)
+    bodies = []
+    for tensors in (raws, arrays):
+        reply = InferResponse(model=ModelRef("m"), outputs=tensors, parameters={"p": "x"})
+        found = encode_response(InferRequest(id=request_id), reply, ALL_BINARY, TARGETS)
+        triton = HttpCodec(DEFAULT_LIMITS, {})
+        call = InferRequest(
+            model=ModelRef("m"), inputs=tensors, id=request_id, outputs=requested, priority=3
+        )
+        sent = triton.encode_call(call)
+        assert found.headers.get("inference-header-content-length") == str(len(found.body[0]))
+        assert sent.headers.get("inference-header-content-length") == str(len(sent.body[0]))
+        assert all(isinstance(part, memoryview) for part in (*found.body[1:], *sent.body[1:]))
+        inputs = json.loads(bytes(sent.body[0]))["inputs"]
+        assert [{"binary_data_size": 12}] * 3 == [each["parameters"] for each in inputs]
+        bodies.append([b"".join(found.body), b"".join(sent.body)])
+    assert bodies[0] == bodies[1]
 
 
 def test_a_binary_output_has_its_parameters() -> None:
