@@ -38,6 +38,15 @@ def entry_of(service: Service) -> Service:
     return service.__call__
 
 
+def inference_entry_of(service: Service) -> Service:
+    """Return what handles an InferRequest: the method `handle_inference` if *service* has one.
+
+    It does what calling the service does, without the checks for other types of calls.
+    """
+    found: Service = getattr(service, "handle_inference", service.__call__)
+    return found
+
+
 class Dispatch:
     """A Service that picks a method by the exact type of the call.
 

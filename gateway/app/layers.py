@@ -41,7 +41,7 @@ from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer
 from gateway.routing.upstream_questions import RefreshModelIndex
-from gateway.service import Service, entry_of
+from gateway.service import Service, entry_of, inference_entry_of
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
@@ -202,9 +202,9 @@ class EndpointParts:
 # fmt: off
 _TENSOR_LAYERS: Final = (
     Layer("BufferBody", "waits for the whole body of a request",
-          lambda inner, _: BufferBody(inner.calls)),
+          lambda inner, _: BufferBody(inner.calls, inference=inner.inference)),
     Layer("Classify", "computes classes",
-          lambda inner, _: Classify(inner.calls)),
+          lambda inner, _: Classify(inner.calls, inference=inner.inference)),
     Layer("Complete", "adds missing names, datatypes and shapes of tensors",
           lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
 )
@@ -241,7 +241,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("RefreshModelIndex", "updates the model index after a load or unload",
               lambda inner, at: RefreshModelIndex(inner.calls, at.forget), inference=False),
         Layer("SharedMemory", "rejects, forwards or copies regions of shared memory",
-              lambda inner, at: SharedMemory(inner.calls, at.memory)),
+              lambda inner, at: SharedMemory(inner.calls, at.memory, inference=inner.inference)),
         Layer("Router", "chooses the route by model, version and protocol"),
     ),
     "route": (
@@ -274,7 +274,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("ForwardHeaders", "drops the headers that are not forwarded",
               lambda inner, at: ForwardHeaders(inner.calls, *at.forward)),
         Layer("BufferBody", "waits for the whole body of a request",
-              lambda inner, _: BufferBody(inner.calls)),
+              lambda inner, _: BufferBody(inner.calls, inference=inner.inference)),
         Layer("Complete", "adds missing names, datatypes and shapes of tensors",
               lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
         *_SHARING,
@@ -287,10 +287,11 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "endpoint": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded, adds configured ones",
-              lambda inner, at: ForwardHeaders(inner.calls, at.forward_headers, at.headers)),
+              lambda inner, at: ForwardHeaders(
+                  inner.calls, at.forward_headers, at.headers, inference=inner.inference)),
         Layer("Classify", "refuses classes of text, computes classes if the server does not",
               lambda inner, at: Classify(
-                  inner.calls, by_target=at.classifies,
+                  inner.calls, by_target=at.classifies, inference=inner.inference,
                   ends_at_empty=at.ends_at_empty_classes)),
         Layer("Complete", "adds what the codecs need: names, datatypes, shapes, order",
               lambda inner, at: Complete(inner.calls, at.needs, inference=inner.inference)),
@@ -339,13 +340,14 @@ def build_chain(name: str, end: Service, parts: Any = None) -> Service:
         end: The service that the innermost layer calls.
         parts: The parameters of this chain: an instance of one of the classes above.
     """
-    outermost, entry = end, entry_of(end)
-    chain = Chain(entry, entry)
+    outermost = end
+    chain = Chain(entry_of(end), inference_entry_of(end))
     for layer in reversed(LAYERS[name]):
         built = None if layer.build is None else layer.build(chain, parts)
         if built is not None:
-            outermost, entry = built, entry_of(built)
-            chain = Chain(entry, entry if layer.inference else chain.inference)
+            outermost = built
+            inference = inference_entry_of(built) if layer.inference else chain.inference
+            chain = Chain(entry_of(built), inference)
     return outermost
 
 

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from gateway.ir.calls import Call
+from gateway.ir.calls import Call, InferRequest
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.service import ReplyCoroutine, Service
 
@@ -14,10 +14,12 @@ class BufferBody:
 
     Args:
         inner: A service that reads tensors: an in-process model, a batch, a cache.
+        inference: Handles each InferRequest; None for *inner*.
     """
 
-    def __init__(self, inner: Service) -> None:
+    def __init__(self, inner: Service, *, inference: Service | None = None) -> None:
         self._inner = inner
+        self._inference = inner if inference is None else inference
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call *inner* when the body is received.
@@ -25,7 +27,10 @@ class BufferBody:
         Raises:
             Overloaded: The memory budget has no room for the body.
         """
-        return self._inner(call) if streaming_body_of(call) is None else self._buffer(call)
+        if streaming_body_of(call) is not None:
+            return self._buffer(call)
+        inner = self._inference if type(call) is InferRequest else self._inner
+        return inner(call)
 
     async def _buffer(self, call: Call[R]) -> R:
         return await self._inner(await with_buffered_body(call))

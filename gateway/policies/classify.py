@@ -17,7 +17,6 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     StreamInferRequest,
-    inference_of,
 )
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import ItemsData
@@ -62,6 +61,7 @@ class Classify:
 
     Args:
         inner: The service to call; wrapped in a `MetadataCache` for metadata, unless it is one.
+        inference: Handles each InferRequest; None for *inner*.
         by_target: Whether targets of this kind compute classes. None: some do, and the others raise
             Unsupported before the model runs.
         ends_at_empty: Whether the target ends at a request for classes of an output without
@@ -72,10 +72,12 @@ class Classify:
         self,
         inner: Service,
         *,
+        inference: Service | None = None,
         by_target: bool | None = False,
         ends_at_empty: Callable[[], bool] = bool,
     ) -> None:
         self._inner = inner
+        self._inference = inner if inference is None else inference
         self._by_target = by_target
         self._ends_at_empty = ends_at_empty
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
@@ -88,20 +90,24 @@ class Classify:
             UpstreamProtocolError: The reply cannot be classified.
         """
         # Each branch has its R; the type system cannot follow an isinstance that far.
-        request = call if type(call) is InferRequest else inference_of(call)
-        if request is None:
-            return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
-        if not request.outputs or not _requests_classes(request):
-            return self._inner(call)
-        if isinstance(call, StreamInferRequest):
+        if type(call) is InferRequest:
+            return self.handle_inference(call)  # type: ignore[return-value]  # a cast that costs nothing
+        if isinstance(call, StreamInferRequest) and _requests_classes(call.request):
             return cast("ReplyCoroutine[R]", self._stream(call))
-        return cast("ReplyCoroutine[R]", self._infer(request))
+        return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
+
+    def handle_inference(self, call: InferRequest, /) -> ReplyCoroutine[InferResponse]:
+        """Handle an inference as `__call__` does."""
+        if not call.outputs or not _requests_classes(call):
+            inference = self._inference
+            return inference(call)
+        return self._infer(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         if await self._use_target(call):
             with suppress(_CannotClassify):
                 return await self._call_target(call)
-        return await self._response(call, await self._inner(_plain(call)))
+        return await self._response(call, await self._inference(_plain(call)))
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         if await self._use_target(call.request):

@@ -10,6 +10,7 @@ from msgspec.structs import replace  # noqa: TID251  # what changes is no part o
 
 from gateway.ir.calls import (
     Call,
+    InferRequest,
     ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
@@ -47,10 +48,19 @@ class ForwardHeaders:
         inner: The service to call.
         allowed: Case-insensitive names of headers to forward; "x-*" allows a prefix.
         added: Headers of every call; they replace the caller's.
+        inference: Handles each InferRequest; None for *inner*.
     """
 
-    def __init__(self, inner: Service, allowed: Iterable[str], added: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        inner: Service,
+        allowed: Iterable[str],
+        added: Mapping[str, str],
+        *,
+        inference: Service | None = None,
+    ) -> None:
         self._inner = inner
+        self._inference = inner if inference is None else inference
         names = [name.lower() for name in allowed]
         self._exact = frozenset([*TRACING, *(name for name in names if not name.endswith("*"))])
         self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
@@ -66,8 +76,9 @@ class ForwardHeaders:
         if metadata is not last:
             forwarded = self._forwarded(metadata)
             self._last = metadata, forwarded
+        inner = self._inference if type(call) is InferRequest else self._inner
         # As `with_metadata`, without its frame.
-        return self._inner(replace(call, context=replace(call.context, metadata=forwarded)))
+        return inner(replace(call, context=replace(call.context, metadata=forwarded)))
 
     def _forwarded(self, metadata: Metadata) -> Metadata:
         own, exact, prefixes = self._own, self._exact, self._prefixes

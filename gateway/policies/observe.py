@@ -20,7 +20,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.streams import on_stream_end
 from gateway.service import Service
 from gateway.telemetry.call_log import OK, CallLog, CallRecord, code_of
-from gateway.telemetry.call_path import CALL_PATH, CallPath
+from gateway.telemetry.call_path import CallPath, reset_path, set_path
 
 R = TypeVar("R")
 
@@ -61,20 +61,20 @@ class Observe:
 
     async def __call__(self, call: Call[R], /) -> R:
         """Call *inner*, and report the outcome."""
-        is_stream = type(call) is StreamInferRequest
-        model = call.model
-        path = self._new_path(model="" if model is None else model.name)
-        token = CALL_PATH.set(path)
-        start = self._clock()
+        kind, model = type(call), call.model
+        new_path, clock = self._new_path, self._clock
+        path = new_path(model="" if model is None else model.name)
+        token = set_path(path)
+        start = clock()
         try:
-            inner = self._inference if type(call) is InferRequest else self._inner
+            inner = self._inference if kind is InferRequest else self._inner
             reply = await inner(call)
         except BaseException as error:
             self._on_end(call, path, start, error)
             raise
         finally:
-            CALL_PATH.reset(token)
-        if is_stream:
+            reset_path(token)
+        if kind is StreamInferRequest:
             return on_stream_end(call, reply, partial(self._on_end, call, path, start))
         self._on_end(call, path, start, None, reply)
         return reply
@@ -87,14 +87,15 @@ class Observe:
         error: BaseException | None,
         reply: object = None,
     ) -> None:
-        now = self._clock()
-        model = call.model
+        clock, record = self._clock, self._record
+        now = clock()
+        kind, model = type(call), call.model
         code, limit = OK, None
         if error is not None:
             code = code_of(error)
             limit = error.limit if isinstance(error, GatewayError) else None
-        record = CallRecord(
-            type(call).__name__,
+        outcome = CallRecord(
+            "InferRequest" if kind is InferRequest else kind.__name__,
             path.model,
             "" if model is None else model.version,
             call.context,
@@ -104,6 +105,6 @@ class Observe:
             now - start,
             now,
         )
-        self._record(record)
-        if self._calls is not None and (error is not None or type(call) not in _QUIET):
-            self._calls.call(record, error, reply)
+        record(outcome)
+        if self._calls is not None and (error is not None or kind not in _QUIET):
+            self._calls.call(outcome, error, reply)

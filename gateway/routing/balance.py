@@ -16,7 +16,7 @@ from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
 from gateway.routing.traffic_shift import TrafficShift
 from gateway.service import ReplyCoroutine, Service, entry_of
-from gateway.telemetry.call_path import CALL_PATH, record_target
+from gateway.telemetry.call_path import current_path, record_target
 
 log = structlog.get_logger(__name__)
 
@@ -155,7 +155,7 @@ class Balance:
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call one target; send model readiness and broadcast calls to all targets."""
         if self._only is not None:
-            path = CALL_PATH.get()
+            path = current_path()
             if path is not None:
                 path.target = self._only.name
             return self._only_entry(call)

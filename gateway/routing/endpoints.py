@@ -223,7 +223,8 @@ class Endpoints:
             return self._control(call)
         if self._only is not None:
             # Nothing to choose, and nothing to eject: the last endpoint always stays.
-            return self._only.service(call)
+            service = self._only.service
+            return service(call)
         if type(call) in BROADCAST_CALLS:
             return self._call_all(call)
         return self._call_available(call)

@@ -14,7 +14,7 @@ from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, Repos
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
 from gateway.service import ReplyCoroutine, Service, entry_of
-from gateway.telemetry.call_path import CALL_PATH, record_target, without_recording
+from gateway.telemetry.call_path import current_path, record_target, without_recording
 
 R = TypeVar("R")
 
@@ -53,10 +53,11 @@ class Discover:
         if self._only is None or call.model is None:
             return self._discover(call)
         # With one upstream there is nothing to discover.
-        path = CALL_PATH.get()
+        name, only = self._only
+        path = current_path()
         if path is not None:
-            path.target = self._only[0]
-        return self._only[1](call)
+            path.target = name
+        return only(call)
 
     async def _discover(self, call: Call[R]) -> R:
         if call.model is None:

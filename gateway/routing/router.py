@@ -17,7 +17,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import MAX_CACHED, Matcher, Rule, Verdict
 from gateway.service import ReplyCoroutine, Service, entry_of
-from gateway.telemetry.call_path import CALL_PATH
+from gateway.telemetry.call_path import current_path
 
 R = TypeVar("R")
 
@@ -70,22 +70,30 @@ class Router:
             NoRoute: Routes match the model, but not the version, protocol or headers.
             InvalidRequest: The call must name a model, names none, and there is no default.
         """
+        found = self._found.get((call.model, call.context.protocol))
+        if found is None:
+            return self._route(call)
+        name, service = found
+        path = current_path()
+        if path is not None:
+            path.route = name
+        return service(call)
+
+    def _route(self, call: Call[R]) -> ReplyCoroutine[R]:
+        """Route a call for which no route has been found yet."""
         if call.model is None or not call.model.name:
             if type(call) not in _ABOUT_A_MODEL:
                 return self._server(call)
             if not self._default_model:
                 return _failing(InvalidRequest(_NAMELESS))
             call = self._with_default(call)
-        key = (call.model, call.context.protocol)
-        found = self._found.get(key)
-        if found is None:
-            index = self._matcher.find(call)
-            if index is None:
-                return _failing(self._no_match(call))
-            found = self._entries[index]
-            if not self._matcher.uses_headers:
-                self._found[key] = found
-        path = CALL_PATH.get()
+        index = self._matcher.find(call)
+        if index is None:
+            return _failing(self._no_match(call))
+        found = self._entries[index]
+        if not self._matcher.uses_headers:
+            self._found[call.model, call.context.protocol] = found
+        path = current_path()
         if path is not None:
             path.route = found[0]
         return found[1](call)

@@ -6,8 +6,8 @@ the cells of all its metrics by one key, and adds its times to a list. Full list
 each scrape, are counted at once.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
+from struct import pack
 from typing import Final
 
 import numpy as np
@@ -98,7 +98,7 @@ class _Cells:
     __slots__ = ("_calls", "_durations", "_times", "uncounted")
 
     def __init__(self, durations: _Histogram, times: _ModelTimes | None) -> None:
-        self.uncounted = array("d")
+        self.uncounted: list[float] = []
         self._calls = 0
         self._durations = durations
         self._times = times
@@ -106,9 +106,9 @@ class _Cells:
     def count(self) -> int:
         """Count the calls that are not counted yet, and return the number of all calls."""
         if self.uncounted:
-            found = np.array(self.uncounted).reshape(-1, 4)
+            found = np.frombuffer(pack(f"{len(self.uncounted)}d", *self.uncounted)).reshape(-1, 4)
             self._calls += len(found)
-            del self.uncounted[:]
+            self.uncounted.clear()
             self._durations.count(found[:, 0])
             if self._times is not None:
                 self._times.count(found[:, 0], found[:, 1:])
@@ -155,7 +155,7 @@ class CallMetrics(Collector):
         if cells is None:
             cells = self._cells_of(labels)
         uncounted = cells.uncounted
-        uncounted.extend((seconds, path.upstream_s, path.queued_s, path.batched_s))
+        uncounted += (seconds, path.upstream_s, path.queued_s, path.batched_s)
         if len(uncounted) >= _UNCOUNTED:
             cells.count()
 

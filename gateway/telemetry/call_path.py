@@ -7,6 +7,7 @@ the task that handles the call.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Final
 
 import msgspec
 
@@ -48,6 +49,12 @@ class CallPath(msgspec.Struct):
 
 
 CALL_PATH: ContextVar[CallPath | None] = ContextVar("gateway_call_path", default=None)
+
+# On the path of every call: to look up a method of an imported name takes 400 instructions.
+current_path: Final[Callable[[], CallPath | None]] = CALL_PATH.get
+"""Returns the record of the current call; None if it has none."""
+set_path: Final = CALL_PATH.set
+reset_path: Final = CALL_PATH.reset
 
 
 def inherited_path(model: str = "", new_path: Callable[..., CallPath] = CallPath) -> CallPath:

@@ -79,7 +79,7 @@ class RollingStats:
             longer = self._rings[0] if self._rings else None
             self._rings.insert(0, _PeriodRing(length_s, count, longer))
         # End of the current second.
-        self._until_s = 0
+        self._until_s = 0.0
         self._second = _PeriodStats()
         # Of the current second: they are added up when it ends, not for each inference.
         self._latencies: list[float] = []
@@ -104,7 +104,7 @@ class RollingStats:
             self._past_latencies.extend(latencies)
             latencies.clear()
             self._failed = 0
-        self._until_s = now_s + 1
+        self._until_s = now_s + 1.0
         self._second = self._rings[0].at(now_s)
 
     def read(self) -> dict[str, Trend]:

@@ -119,22 +119,38 @@ class Complete:
         """
         # Each branch has its R; the type system cannot follow an isinstance that far.
         if type(call) is InferRequest:
-            return self._infer(call)  # type: ignore[return-value]  # a cast that costs nothing
+            return self.handle_inference(call)  # type: ignore[return-value]  # a cast that costs nothing
         if isinstance(call, StreamInferRequest):
             return cast("ReplyCoroutine[R]", self._stream(call))
         return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
 
-    async def _infer(self, call: InferRequest) -> InferResponse:
-        request, metadata = call, None
+    async def handle_inference(self, call: InferRequest, /) -> InferResponse:
+        """Handle an inference as `__call__` does."""
+        request, metadata, inference = call, None, self._inference
+        needs = call.context.needs
+        has_more_needs = not needs <= ALL_NEEDS
         try:
-            if not self._is_complete(call):
+            # Nearly all calls are complete, and so are nearly all replies.
+            if (
+                has_more_needs
+                or self._has_more_needs
+                or call.batch_size is not None
+                or call.flat_members
+                or is_incomplete(call.inputs, ALL_NEEDS)
+            ):
                 request, metadata = await self._request(call)
             try:
-                reply = await self._inference(request)
+                reply = await inference(request)
             except errors.SequenceIdTooLarge as error:
                 request = await self._without_sequence(request, error)
-                reply = await self._inference(request)
-            if self._is_sufficient(reply, call.context.needs):
+                reply = await inference(request)
+            if not (
+                has_more_needs
+                or self._substitutes is not None
+                or reply.batch_size is not None
+                or reply.flat_members
+                or is_incomplete(reply.outputs, needs)
+            ):
                 return reply
             return await self._reply(_PendingCompletion(request, call.batch_size, metadata), reply)
         except errors.GatewayError as error:
@@ -205,29 +221,6 @@ class Complete:
             return await self._inner(call)
         finally:
             self._metadata.forget(call.model)
-
-    def _is_complete(self, call: InferRequest) -> bool:
-        """Return whether *call* certainly needs no completion, as nearly all calls."""
-        needs = call.context.needs
-        if self._has_more_needs or call.flat_members or call.batch_size is not None:
-            return False
-        if needs and not needs <= ALL_NEEDS:
-            return False
-        for tensor in call.inputs:
-            if not tensor.name or tensor.datatype is None or tensor.shape is None:
-                return False
-        return True
-
-    def _is_sufficient(self, reply: InferResponse, needs: frozenset[Need]) -> bool:
-        """Return whether *reply* certainly has everything its caller needs."""
-        if self._substitutes is not None or reply.batch_size is not None or reply.flat_members:
-            return False
-        if needs and not needs <= ALL_NEEDS:
-            return False
-        for tensor in reply.outputs:
-            if not tensor.name or tensor.datatype is None or tensor.shape is None:
-                return not is_incomplete(reply.outputs, needs)
-        return True
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return the completed request, and the metadata if the completion used them."""

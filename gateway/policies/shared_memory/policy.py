@@ -21,7 +21,6 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
     StreamInferRequest,
-    inference_of,
 )
 from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.errors import Overloaded, RegionNotFound, TooLarge, Unsupported
@@ -71,10 +70,14 @@ class SharedMemory:
     Args:
         inner: The service to call.
         memory: One of `SharedMemoryOff`, `CopyRegions` and `forwarded.ForwardRegions`.
+        inference: Handles each InferRequest; None for *inner*.
     """
 
-    def __init__(self, inner: Service, memory: SharedMemoryMode) -> None:
+    def __init__(
+        self, inner: Service, memory: SharedMemoryMode, *, inference: Service | None = None
+    ) -> None:
         self._inner = inner
+        self._inference = inner if inference is None else inference
         self._memory = memory
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -87,25 +90,26 @@ class SharedMemory:
             Unsupported: Shared memory is not enabled or not supported.
         """
         # Each branch has its R; the type system cannot follow an isinstance that far.
-        request = call if type(call) is InferRequest else inference_of(call)
-        if request is not None:
-            origin = request.context.origin
-            has_bytes = origin is not None and origin.has_bytes and not request.outputs
-            if has_bytes or not request.shares_memory:
-                return self._inner(call)
-            if isinstance(call, StreamInferRequest):
-                return cast("ReplyCoroutine[R]", self._stream(call))
-            return cast("ReplyCoroutine[R]", self._infer(request))
+        if type(call) is InferRequest:
+            return self.handle_inference(call)  # type: ignore[return-value]  # a cast that costs nothing
+        if isinstance(call, StreamInferRequest) and call.request.shares_memory:
+            return cast("ReplyCoroutine[R]", self._stream(call))
         if type(call) in _ABOUT_REGIONS:
             return cast("ReplyCoroutine[R]", self._memory.control(call))
         if isinstance(call, ServerMetadataRequest):
             return cast("ReplyCoroutine[R]", self._metadata(call))
         return self._inner(call)
 
+    def handle_inference(self, call: InferRequest, /) -> ReplyCoroutine[InferResponse]:
+        """Handle an inference as `__call__` does."""
+        origin, inference = call.context.origin, self._inference
+        has_bytes = origin is not None and origin.has_bytes and not call.outputs
+        return inference(call) if has_bytes or not call.shares_memory else self._infer(call)
+
     async def _infer(self, call: InferRequest) -> InferResponse:
         request, release = await self._memory.load_inputs(call)
         try:
-            reply = await self._inner(request)
+            reply = await self._inference(request)
             return await self._memory.store_outputs(call, reply)
         finally:
             release()
