@@ -422,6 +422,9 @@ def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size,
     return joined
 
 
+cdef object _CONTENT = slice(_PREFIX_BYTES, None)
+
+
 def whole_message(view not None, Py_ssize_t limit_bytes):
     """See `gateway.transports.grpc.messages.whole_message`."""
     cdef Py_buffer raw
@@ -437,7 +440,7 @@ def whole_message(view not None, Py_ssize_t limit_bytes):
         and (<uint64_t>at[1] << 24 | at[2] << 16 | at[3] << 8 | at[4]) == <uint64_t>size
     )
     PyBuffer_Release(&raw)
-    return view[_PREFIX_BYTES:] if is_whole else None
+    return view[_CONTENT] if is_whole else None
 
 
 # ---- gRPC: metadata (transports/grpc/headers.py)

@@ -179,6 +179,8 @@ class FrameReader(ABC):
         before = -1
         while before < at < size and not self.is_behind:
             at = before = self._plain_frames(data, at)
+            if at == size:
+                break
             if size - at >= h2.HEAD_BYTES and not self.is_behind:
                 at = self._frame(data, at)
                 self._turn_frames -= 1

@@ -32,8 +32,8 @@ class Http2Stream:
         is_remote_closed: The peer has sent the end of the stream.
         expected_bytes: The rest of the announced Content-Length; None without one.
         waiting: Data that waits for the windows of the peer; None if there is none.
-        tail: The trailers that follow the data.
         has_pending_end: The end of the stream follows the data.
+        tail: The trailers that follow the data, if there is a pending end.
     """
 
     __slots__ = (
@@ -55,6 +55,12 @@ class Http2Stream:
         "written",
     )
 
+    # Most streams write no data that waits, so its attributes are set when some does.
+    tail: bytes | None
+    _seen: int
+    _still_since: float
+    _waits_since: float | None
+
     def __init__(self, number: int, room: int, window: int, owner: Any) -> None:
         self.number = number
         self.owner = owner
@@ -65,13 +71,9 @@ class Http2Stream:
         self.is_remote_closed = False
         self.expected_bytes: int | None = None
         self.waiting: deque[memoryview] | None = None
-        self.tail: bytes | None = None
         self.has_pending_end = False
         self.unread = 0
         self.written = 0
-        self._seen = 0
-        self._still_since = 0.0
-        self._waits_since: float | None = None
 
     def short_by(self, missing: int) -> int:
         """Return by how many bytes the window must grow so that *missing* bytes can arrive."""
