@@ -696,12 +696,18 @@ cdef inline char* _put_text(char* out, const char* text, Py_ssize_t size) noexce
 cdef bint _is_plain(text) noexcept:
     """Return whether a text stands in JSON as it is."""
     cdef Text at
-    cdef Py_ssize_t index
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(text)
     if not PyUnicode_IS_COMPACT_ASCII(text):
         return False
     at = PyUnicode_1BYTE_DATA(text)
-    for index in range(PyUnicode_GET_LENGTH(text)):
-        if not 0x20 <= at[index] < 0x7F or at[index] == c'"' or at[index] == c'\\':
+    return _is_printable(at, size) and not memchr(at, c'"', size) and not memchr(at, c'\\', size)
+
+
+cdef bint _is_printable(Text at, Py_ssize_t size) noexcept:
+    """Return whether a text is printable ASCII."""
+    cdef Py_ssize_t index
+    for index in range(size):
+        if not 0x20 <= at[index] < 0x7F:
             return False
     return True
 
@@ -914,3 +920,56 @@ cdef bytes _around(tuple holes, Text text, Py_ssize_t size):
 def layout_finder(layouts):
     """See `gateway.wire.message_cache.layout_finder`."""
     return _LayoutFinder(layouts).get
+
+
+# ---- Open Inference: cached gRPC messages (protocols/oip/grpc/decode.py)
+
+cdef class _PlainReader:
+    """Reads cached messages whose tensors need no check."""
+
+    cdef object _cached, _tensor, _raw_data
+    cdef Py_ssize_t _id_bytes
+
+    def __cinit__(self, cached, Py_ssize_t id_bytes):
+        from gateway.ir.data import RawData
+        from gateway.ir.tensor import Tensor
+
+        self._cached, self._id_bytes = cached, id_bytes
+        self._tensor, self._raw_data = Tensor, RawData
+
+    def read(self, view):
+        cdef Py_buffer raw
+        cdef Py_ssize_t index
+        found = self._cached(view)
+        if found is None:
+            return None
+        cdef tuple message = <tuple?>(<tuple?>found)[0]
+        cdef tuple raws = <tuple?>(<tuple?>found)[1]
+        cdef Py_ssize_t first = message[1]
+        if message[2] is None:
+            return None
+        cdef tuple names, datatypes, shapes, parameters
+        names, datatypes, shapes, parameters = message[2]
+        if len(raws) - first != len(names):
+            raise ValueError(f"message has {len(raws)} holes for {len(names)} tensors")
+        request_id = ""
+        if first:
+            PyObject_GetBuffer(raws[0], &raw, PyBUF_SIMPLE)
+            try:
+                if raw.len > self._id_bytes or not _is_printable(<Text>raw.buf, raw.len):
+                    return None
+                request_id = PyUnicode_DecodeASCII(<const char*>raw.buf, raw.len, NULL)
+            finally:
+                PyBuffer_Release(&raw)
+        cdef list tensors = []
+        for index in range(len(names)):
+            data = self._raw_data(raws[first + index])
+            tensors.append(
+                self._tensor(names[index], datatypes[index], shapes[index], data, parameters[index])
+            )
+        return message[0], request_id, tuple(tensors)
+
+
+def plain_reader(cached, Py_ssize_t id_bytes):
+    """See `gateway.protocols.oip.grpc.decode.plain_reader`."""
+    return _PlainReader(cached, id_bytes).read
