@@ -124,16 +124,17 @@ _SIZES = {"b": 1, "h": 2, "i": 4, "q": 8, "f": 4, "d": 8}
 cdef class _Numbers:
     """Numbers of one type and count, as JSON and as raw little-endian data.
 
-    What they do not read or write themselves, *python* does.
+    What they do not read or write themselves, the Python version of the function *name* does.
     """
 
     cdef object _python
+    cdef str _name, _format
     cdef char _code
-    cdef Py_ssize_t _count, _size
+    cdef Py_ssize_t _expected, _count, _size
     cdef int64_t _least, _most
 
-    def __cinit__(self, str code, Py_ssize_t count, python):
-        self._python = python(code, count)
+    def __cinit__(self, str name, str code, Py_ssize_t count):
+        self._name, self._format, self._expected = name, code, count
         self._code = ord(code)
         self._count = count
         self._size = _SIZES.get(code.lower(), 0)
@@ -145,6 +146,13 @@ cdef class _Numbers:
             self._least, self._most = -(1 << bits - 1), (1 << bits - 1) - 1
         elif code in "BHIQ":
             self._most = min((1 << bits) - 1, (1 << 63) - 1)
+
+    cdef object _in_python(self, argument):
+        if self._python is None:  # most numbers never need it
+            from gateway.accelerator import PYTHON_VERSIONS  # which imports this module
+
+            self._python = PYTHON_VERSIONS[self._name](self._format, self._expected)
+        return self._python(argument)
 
     cdef bint _read(self, Text at, Py_ssize_t length, char* out) noexcept:
         """Read a list of short numbers; return whether it is one."""
@@ -274,7 +282,7 @@ cdef class _NumberPacker(_Numbers):
             raw = PyBytes_FromStringAndSize(NULL, self._count * self._size)
             if self._read(at, length, PyBytes_AS_STRING(raw)):
                 return raw
-        return self._python(PyBytes_FromStringAndSize(<const char*>at, length))
+        return self._in_python(PyBytes_FromStringAndSize(<const char*>at, length))
 
 
 cdef class _IntegerWriter(_Numbers):
@@ -284,14 +292,14 @@ cdef class _IntegerWriter(_Numbers):
         cdef Py_buffer raw
         cdef char out[_FEW * _WIDEST + 2]
         if not self._is_native():
-            return self._python(view)
+            return self._in_python(view)
         PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
         try:
             if raw.len == self._count * self._size:
                 return PyBytes_FromStringAndSize(out, self._put(out, <const char*>raw.buf) - out)
         finally:
             PyBuffer_Release(&raw)
-        return self._python(view)
+        return self._in_python(view)
 
     cdef bint _is_native(self) noexcept:
         """Return whether `_put` writes these integers."""
@@ -300,16 +308,12 @@ cdef class _IntegerWriter(_Numbers):
 
 def number_packer(str code not None, Py_ssize_t count):
     """See `gateway.protocols.oip.json.elements.number_packer`."""
-    from gateway.accelerator import PYTHON_VERSIONS  # which imports this module
-
-    return _NumberPacker(code, count, PYTHON_VERSIONS["number_packer"])
+    return _NumberPacker("number_packer", code, count)
 
 
 def integer_writer(str code not None, Py_ssize_t count):
     """See `gateway.protocols.oip.json.write.integer_writer`."""
-    from gateway.accelerator import PYTHON_VERSIONS
-
-    return _IntegerWriter(code, count, PYTHON_VERSIONS["integer_writer"])
+    return _IntegerWriter("integer_writer", code, count)
 
 
 # ---- HTTP/2 and gRPC: the frames of small streams (transports/http2/frames.py, grpc/messages.py)
