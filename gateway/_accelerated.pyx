@@ -130,16 +130,17 @@ _SIZES = {"b": 1, "h": 2, "i": 4, "q": 8, "f": 4, "d": 8}
 cdef class _Numbers:
     """Numbers of one type and count, as JSON and as raw little-endian data.
 
-    What they do not read or write themselves, *python* does.
+    What they do not read or write themselves, the Python version of the function *name* does.
     """
 
     cdef object _python
+    cdef str _name, _format
     cdef char _code
-    cdef Py_ssize_t _count, _size
+    cdef Py_ssize_t _expected, _count, _size
     cdef int64_t _least, _most
 
-    def __cinit__(self, str code, Py_ssize_t count, python):
-        self._python = python(code, count)
+    def __cinit__(self, str name, str code, Py_ssize_t count):
+        self._name, self._format, self._expected = name, code, count
         self._code = ord(code)
         self._count = count
         self._size = _SIZES.get(code.lower(), 0)
@@ -151,6 +152,13 @@ cdef class _Numbers:
             self._least, self._most = -(1 << bits - 1), (1 << bits - 1) - 1
         elif code in "BHIQ":
             self._most = min((1 << bits) - 1, (1 << 63) - 1)
+
+    cdef object _in_python(self, argument):
+        if self._python is None:  # most numbers never need it
+            from gateway.accelerator import PYTHON_VERSIONS  # which imports this module
+
+            self._python = PYTHON_VERSIONS[self._name](self._format, self._expected)
+        return self._python(argument)
 
     cdef bint _read(self, Text at, Py_ssize_t length, char* out) noexcept:
         """Read a list of short numbers; return whether it is one."""
@@ -280,7 +288,7 @@ cdef class _NumberPacker(_Numbers):
             raw = PyBytes_FromStringAndSize(NULL, self._count * self._size)
             if self._read(at, length, PyBytes_AS_STRING(raw)):
                 return raw
-        return self._python(PyBytes_FromStringAndSize(<const char*>at, length))
+        return self._in_python(PyBytes_FromStringAndSize(<const char*>at, length))
 
 
 cdef class _IntegerWriter(_Numbers):
@@ -290,14 +298,14 @@ cdef class _IntegerWriter(_Numbers):
         cdef Py_buffer raw
         cdef char out[_FEW * _WIDEST + 2]
         if not self._is_native():
-            return self._python(view)
+            return self._in_python(view)
         PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
         try:
             if raw.len == self._count * self._size:
                 return PyBytes_FromStringAndSize(out, self._put(out, <const char*>raw.buf) - out)
         finally:
             PyBuffer_Release(&raw)
-        return self._python(view)
+        return self._in_python(view)
 
     cdef bint _is_native(self) noexcept:
         """Return whether `_put` writes these integers."""
@@ -306,16 +314,12 @@ cdef class _IntegerWriter(_Numbers):
 
 def number_packer(str code not None, Py_ssize_t count):
     """See `gateway.protocols.oip.json.elements.number_packer`."""
-    from gateway.accelerator import PYTHON_VERSIONS  # which imports this module
-
-    return _NumberPacker(code, count, PYTHON_VERSIONS["number_packer"])
+    return _NumberPacker("number_packer", code, count)
 
 
 def integer_writer(str code not None, Py_ssize_t count):
     """See `gateway.protocols.oip.json.write.integer_writer`."""
-    from gateway.accelerator import PYTHON_VERSIONS
-
-    return _IntegerWriter(code, count, PYTHON_VERSIONS["integer_writer"])
+    return _IntegerWriter("integer_writer", code, count)
 
 
 # ---- HTTP/2 and gRPC: the frames of small streams (transports/http2/frames.py, grpc/messages.py)
@@ -871,12 +875,18 @@ cdef inline char* _put_text(char* out, const char* text, Py_ssize_t size) noexce
 cdef bint _is_plain(text) noexcept:
     """Return whether a text stands in JSON as it is."""
     cdef Text at
-    cdef Py_ssize_t index
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(text)
     if not PyUnicode_IS_COMPACT_ASCII(text):
         return False
     at = PyUnicode_1BYTE_DATA(text)
-    for index in range(PyUnicode_GET_LENGTH(text)):
-        if not 0x20 <= at[index] < 0x7F or at[index] == c'"' or at[index] == c'\\':
+    return _is_printable(at, size) and not memchr(at, c'"', size) and not memchr(at, c'\\', size)
+
+
+cdef bint _is_printable(Text at, Py_ssize_t size) noexcept:
+    """Return whether a text is printable ASCII."""
+    cdef Py_ssize_t index
+    for index in range(size):
+        if not 0x20 <= at[index] < 0x7F:
             return False
     return True
 
@@ -1089,3 +1099,56 @@ cdef bytes _around(tuple holes, Text text, Py_ssize_t size):
 def layout_finder(layouts):
     """See `gateway.wire.message_cache.layout_finder`."""
     return _LayoutFinder(layouts).get
+
+
+# ---- Open Inference: cached gRPC messages (protocols/oip/grpc/decode.py)
+
+cdef class _PlainReader:
+    """Reads cached messages whose tensors need no check."""
+
+    cdef object _cached, _tensor, _raw_data
+    cdef Py_ssize_t _id_bytes
+
+    def __cinit__(self, cached, Py_ssize_t id_bytes):
+        from gateway.ir.data import RawData
+        from gateway.ir.tensor import Tensor
+
+        self._cached, self._id_bytes = cached, id_bytes
+        self._tensor, self._raw_data = Tensor, RawData
+
+    def read(self, view):
+        cdef Py_buffer raw
+        cdef Py_ssize_t index
+        found = self._cached(view)
+        if found is None:
+            return None
+        cdef tuple message = <tuple?>(<tuple?>found)[0]
+        cdef tuple raws = <tuple?>(<tuple?>found)[1]
+        cdef Py_ssize_t first = message[1]
+        if message[2] is None:
+            return None
+        cdef tuple names, datatypes, shapes, parameters
+        names, datatypes, shapes, parameters = message[2]
+        if len(raws) - first != len(names):
+            raise ValueError(f"message has {len(raws)} holes for {len(names)} tensors")
+        request_id = ""
+        if first:
+            PyObject_GetBuffer(raws[0], &raw, PyBUF_SIMPLE)
+            try:
+                if raw.len > self._id_bytes or not _is_printable(<Text>raw.buf, raw.len):
+                    return None
+                request_id = PyUnicode_DecodeASCII(<const char*>raw.buf, raw.len, NULL)
+            finally:
+                PyBuffer_Release(&raw)
+        cdef list tensors = []
+        for index in range(len(names)):
+            data = self._raw_data(raws[first + index])
+            tensors.append(
+                self._tensor(names[index], datatypes[index], shapes[index], data, parameters[index])
+            )
+        return message[0], request_id, tuple(tensors)
+
+
+def plain_reader(cached, Py_ssize_t id_bytes):
+    """See `gateway.protocols.oip.grpc.decode.plain_reader`."""
+    return _PlainReader(cached, id_bytes).read

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -16,9 +17,10 @@ import pytest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.protocols.oip.grpc import encode
+from gateway.protocols.oip.grpc import decode, encode, scan
 from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
@@ -35,6 +37,7 @@ Part = Callable[[Random], tuple[Any, ...]]
 
 MODULES: Final = (
     message_cache,
+    decode,
     encode,
     infer_request,
     infer_response,
@@ -125,6 +128,22 @@ def response_writer(random: Random) -> tuple[Any, ...]:
     """Return cached texts, and replies of some forms."""
     integers = partial(write.few_integers, "output")
     return infer_response._model, integers, _messages(random, with_outputs=False)
+
+
+def plain_reader(random: Random) -> tuple[Any, ...]:
+    """Return the cached parts of messages, and messages of nearly the same forms."""
+    scanner = scan.InferMessageScanner(DEFAULT_LIMITS)
+    writer = encode.InferEncoder()
+    known = []
+    for model, request_id, tensors in _messages(random, with_outputs=False):
+        with suppress(GatewayError):
+            parts = writer.request(model, request_id, {}, tensors, ())
+            message = b"".join(parts)
+            for _ in range(3):
+                scanner.scan(memoryview(message), scan.RAW_INPUTS)
+            known.append(message)
+    messages = [(memoryview(damaged(random, message, b"\0\n\x7f\xff")),) for message in known]
+    return scanner.cached(scan.RAW_INPUTS), random.choice((2, 1024)), messages
 
 
 def binary_writer(random: Random) -> tuple[Any, ...]:
@@ -241,6 +260,7 @@ PARTS: Final[dict[str, Part]] = {
         message_writer,
         response_writer,
         binary_writer,
+        plain_reader,
         layout_finder,
         complete_stream,
         join_stream,
@@ -347,6 +367,7 @@ _FACTORIES: Final = (
     "binary_writer",
     "template_parser",
     "layout_finder",
+    "plain_reader",
 )
 _SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
 

@@ -10,11 +10,12 @@ without the library, which creates an object for each.
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from gateway.accelerator import accelerated
 from gateway.ir.data import RawData, SharedMemoryData, TensorData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
@@ -26,6 +27,7 @@ from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.oip.grpc.scan import (
     RAW_INPUTS,
     RAW_OUTPUTS,
+    CachedMessages,
     Columns,
     InferMessage,
     InferMessageScanner,
@@ -56,6 +58,9 @@ class InferReader:
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
         self._scanner = InferMessageScanner(limits)
+        most = limits.name_bytes
+        self._plain_request = plain_reader(self._scanner.cached(RAW_INPUTS), most)
+        self._plain_response = plain_reader(self._scanner.cached(RAW_OUTPUTS), most)
 
     def request(self, view: memoryview, rewritten: bool = False) -> Read:
         """Read a ModelInferRequest; tensors share *view*'s memory.
@@ -71,6 +76,9 @@ class InferReader:
             InvalidRequest: A name or parameter is not allowed.
             TooLarge: A limit is exceeded.
         """
+        plain = self._plain_request(view)
+        if plain is not None:
+            return plain
         counter = FieldCounter()
         try:
             message, request_id, raws = self._scanner.scan(view, RAW_INPUTS, counter)
@@ -95,6 +103,9 @@ class InferReader:
 
         Raises as `request`, but raw and typed contents may be mixed, as servers do.
         """
+        plain = None if places else self._plain_response(view)
+        if plain is not None:
+            return plain
         counter = FieldCounter()
         try:
             message, reply_id, raws = self._scanner.scan(view, RAW_OUTPUTS, counter)
@@ -198,6 +209,38 @@ class InferReader:
                 for one, data in found
             ]
         )
+
+
+PlainReader = Callable[[memoryview], Read | None]
+
+
+@accelerated
+def plain_reader(cached: CachedMessages, id_bytes: int) -> PlainReader:
+    """Return a function that reads most messages: cached ones whose tensors need no check.
+
+    It returns None for another message, and for an id that must be checked.
+
+    Args:
+        cached: As of `InferMessageScanner`.
+        id_bytes: Of an id.
+    """
+
+    def read(view: memoryview, /) -> Read | None:
+        found = cached(view)
+        if found is None:
+            return None
+        (message, has_id, columns), raws = found
+        if columns is None:
+            return None
+        request_id = ""
+        if has_id:
+            own = bytes(raws[0])
+            if len(own) > id_bytes or not own.isascii() or not own.decode().isprintable():
+                return None
+            request_id, raws = own.decode(), raws[1:]
+        return message, request_id, _plain(columns, raws)
+
+    return read
 
 
 def parse(view: memoryview, kind: type[M]) -> M:

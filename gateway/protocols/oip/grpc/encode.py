@@ -58,6 +58,9 @@ _OUTPUT_PARAMETERS = _key(2)
 _ENTRY_KEY, _ENTRY_VALUE = _key(1), _key(2)
 _BOOL, _INT64, _STRING = _key(1, VARINT), _key(2, VARINT), _key(3)
 _DOUBLE, _UINT64 = _key(4, I64), _key(5, VARINT)
+_DATATYPES: Final = {
+    each: _DATATYPE + varint(len(each.value)) + each.value.encode() for each in Datatype
+}
 
 
 class InferEncoder:
@@ -286,7 +289,7 @@ def _output(name: str, parameters: Parameters = NO_PARAMETERS) -> bytes:
 def _description(name: str, datatype: Datatype, shape: Shape) -> bytearray:
     inner = bytearray()
     put_text(inner, _NAME, name)
-    put_text(inner, _DATATYPE, datatype.name)
+    inner += _DATATYPES[datatype]
     if shape:
         put_int64s(inner, _SHAPE, shape)
     return inner

@@ -11,6 +11,7 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5.
 and "9. Parameters and headers".
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from msgspec import Struct
@@ -113,6 +114,12 @@ class InferMessage(Struct, frozen=True):
     columns: Columns | None
 
 
+CachedMessage = tuple[InferMessage, bool, Columns | None]
+"""A message, whether it has an id, and its columns."""
+
+CachedMessages = Callable[[memoryview], tuple[CachedMessage, tuple[memoryview, ...]] | None]
+"""Finds the cached part of a message; the views are its id, if it has one, and its raw contents."""
+
 Scanned = tuple[InferMessage, str, tuple[memoryview, ...]]
 """A parsed message, its id, and its raw contents in order."""
 
@@ -132,9 +139,8 @@ class InferMessageScanner:
         # The fields that may repeat, and some unknown ones.
         self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
         self._remembered = lru_cache(_CACHE_ENTRIES)(self._without_contents)
-        # By the tag of raw contents; the flag is whether there is an id, which is the first hole
-        # then.
-        self._outlines: dict[int, MaskedMessageCache[tuple[InferMessage, bool]]] = {
+        # By the tag of raw contents. An id is the first hole.
+        self._outlines: dict[int, MaskedMessageCache[CachedMessage]] = {
             raw_tag: MaskedMessageCache(_OUTLINES, _OUTLINE_BYTES)
             for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
         }
@@ -160,10 +166,14 @@ class InferMessageScanner:
             if outlines.should_admit(_mark(scanned, len(view))):
                 self._remember(scanned, view, raw_tag)
             return scanned
-        (message, has_id), raws = found
+        (message, has_id, _), raws = found
         if has_id:
             return message, self._id(raws[0], raw_tag), raws[1:]
         return message, "", raws
+
+    def cached(self, raw_tag: int) -> CachedMessages:
+        """Return the function that finds cached messages by the tag of their raw contents."""
+        return self._outlines[raw_tag].get
 
     def _remember(self, scanned: Scanned, view: memoryview, raw_tag: int) -> None:
         """Cache the text around id and raw contents, if it has the usual form of writers."""
@@ -189,7 +199,7 @@ class InferMessageScanner:
                 holes.append(slice(start, at))
         # Where lengths are longer than necessary, positions differ from those computed here.
         if at == len(view) and ids <= 1:
-            self._outlines[raw_tag].put(view, holes, (message, ids == 1))
+            self._outlines[raw_tag].put(view, holes, (message, ids == 1, message.columns))
 
     def _id(self, value: memoryview, raw_tag: int) -> str:
         request_id = text(value, "id")

@@ -303,3 +303,41 @@ def test_inputs_beside_shared_memory_may_be_typed() -> None:
     view = request(fp32("X", parameters=SHARED), fp32("Y", contents=TYPED))
     _, _, tensors = InferReader(DEFAULT_LIMITS).request(view)
     assert FLOATS == bytes(as_raw(tensors[1]))
+
+
+def _read(reader: InferReader, view: memoryview, *, is_request: bool) -> object:
+    """Return what a message says, or how it is refused."""
+    try:
+        message, request_id, tensors = reader.request(view) if is_request else reader.response(view)
+    except GatewayError as error:
+        return type(error), error.message
+    own = np.frombuffer(view, np.uint8)
+    assert all(np.shares_memory(own, as_raw(each)) for each in tensors)
+    return message.model, request_id, tensors
+
+
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("is_request", [False, True])
+@pytest.mark.parametrize(
+    "request_id", [b"", b"a", b"id-9", b"\xff", "\u00e9\u00fc".encode(), b"a\n", b"x" * 2000]
+)
+def test_a_repeated_message_is_read_as_the_first_one(is_request: bool, request_id: bytes) -> None:
+    """With other data and another id of the same length, and with any other byte that differs."""
+    own, raw = "i" * len(request_id), [FLOATS, b"abcd"]
+    if is_request:
+        sent = pb.ModelInferRequest(model_name="m", id=own, raw_input_contents=raw)
+        sent.inputs.extend([fp32("X"), fp32("Y", ())])
+        data = sent.SerializeToString()
+    else:
+        reply = pb.ModelInferResponse(model_name="m", id=own, raw_output_contents=raw)
+        reply.outputs.extend([output("X"), output("Y", shape=())])
+        data = reply.SerializeToString()
+    reader = InferReader(DEFAULT_LIMITS)
+    for _ in range(3):
+        _read(reader, memoryview(data), is_request=is_request)
+    repeated = data.replace(own.encode(), request_id) if own else data
+    repeated = repeated.replace(b"abcd", b"efgh")
+    for changed in (repeated, repeated[:-1], *(repeated.replace(b, b"\x7f") for b in (b"X", b"m"))):
+        expected = _read(InferReader(DEFAULT_LIMITS), memoryview(changed), is_request=is_request)
+        found = _read(reader, memoryview(changed), is_request=is_request)
+        assert expected == found, changed

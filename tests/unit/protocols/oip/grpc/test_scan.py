@@ -15,7 +15,7 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.oip.grpc.scan import (
     RAW_INPUTS,
     RAW_OUTPUTS,
-    InferMessage,
+    CachedMessage,
     InferMessageScanner,
     Scanned,
 )
@@ -158,7 +158,7 @@ def test_messages_that_differ_each_time_are_not_remembered(
     assert 0 == len(scanner._outlines[RAW_INPUTS])
 
 
-class NoLongTexts(MaskedMessageCache[tuple[InferMessage, bool]]):
+class NoLongTexts(MaskedMessageCache[CachedMessage]):
     """Fails where a message is taken apart that it would refuse."""
 
     def put(self, view: memoryview, holes: Sequence[slice], _value: object) -> None:
