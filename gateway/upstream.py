@@ -395,8 +395,9 @@ class DialectDetectingUpstream:
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Send *call* in the dialect of the server."""
-        if self._detected is not None:
-            return self._detected(call)
+        detected = self._detected
+        if detected is not None:
+            return detected(call)
         if type(call) in _PLAIN:
             return self._plain(call)
         return self._detect(call)
