@@ -29,7 +29,7 @@ async def test_an_inference_goes_to_the_method_for_inferences() -> None:
     """A service without such a method is called."""
 
     class Both:
-        async def __call__(self, _call: Any, /) -> str:
+        async def __call__(self, _call: Any, /) -> Any:
             return "call"
 
         async def handle_inference(self, _call: InferRequest, /) -> str:
