@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
+from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, queue_timeout_us
 from gateway.concurrency.offload import ON_LOOP, off_loop, wherever
 from gateway.ir import errors
 from gateway.ir.bounded_dict import BoundedDict
@@ -33,7 +33,7 @@ from gateway.ir.streams import close_stream, only_reply
 from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
-from gateway.telemetry.call_path import CALL_PATH, CallPath
+from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
 from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
 
@@ -92,6 +92,7 @@ class Upstream(Generic[Q, A]):
         self._attempts = EndpointAttempts(name) if attempts is None else attempts
         self._codec = codec
         self._client = client
+        self._decode = self._decoded  # bound once
         self._decoupled: BoundedDict[ModelRef | None, None] = BoundedDict(_MAX_CACHED)
         self._framing: FramingCodec[Q, A] | None = None
         if isinstance(codec, FramingCodec):
@@ -121,15 +122,12 @@ class Upstream(Generic[Q, A]):
             UpstreamProtocolError: The response is malformed.
             GatewayError: The upstream's own error, or one of the transport.
         """
-        if type(call) is InferRequest and call.timeout_us != QUEUE_TIMEOUT_US.get():
-            return await self._with_queue_timeout(call, as_stream=as_stream)  # type: ignore[return-value]  # as below
-        if (
-            self._decoupled
-            and as_stream
-            and type(call) is InferRequest
-            and call.model in self._decoupled
-        ):
-            return await self._only_reply(call)  # type: ignore[return-value]  # as below
+        if type(call) is InferRequest:
+            timeout_us = queue_timeout_us()
+            if timeout_us is not call.timeout_us and timeout_us != call.timeout_us:
+                return await self._with_queue_timeout(call, as_stream=as_stream)  # type: ignore[return-value]  # as below
+            if self._decoupled and as_stream and call.model in self._decoupled:
+                return await self._only_reply(call)  # type: ignore[return-value]  # as below
         wire, is_decoupled = None, False
         context = call.context
         origin = context.origin
@@ -149,11 +147,11 @@ class Upstream(Generic[Q, A]):
                 BOUND.allowance = None
             if wire is None:
                 wire = await off_loop(self._codec.encode_call, call)
-        path, started = CALL_PATH.get(), monotonic()
+        path, started = current_path(), monotonic()
         reply: R = None  # type: ignore[assignment]  # a decoupled model has no reply here
         try:
             # The client reads the reply before it uses the connection again.
-            decode = partial(self._decoded, call)
+            decode = partial(self._decode, call)
             deadline = context.deadline
             if deadline is not None:
                 deadline -= _MARGIN_S
@@ -237,15 +235,15 @@ class Upstream(Generic[Q, A]):
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the replies; a single one where the protocol has no streams."""
         if self._codec.prefers_single_reply and call.model not in self._decoupled:
-            return self._single_or_stream(call, CALL_PATH.get())
+            return self._single_or_stream(call, current_path())
         try:
             wire = await wherever(self._codec.encode_call, call)
         except errors.SequenceIdTooLarge:
             raise
         except errors.Unsupported as error:
             request = call.request.changed(context=call.context)
-            return self._single_item_stream(request, CALL_PATH.get(), error.message)
-        return self._items(call, wire, CALL_PATH.get())
+            return self._single_item_stream(request, current_path(), error.message)
+        return self._items(call, wire, current_path())
 
     async def _single_or_stream(
         self, call: StreamInferRequest, path: CallPath | None
@@ -397,8 +395,9 @@ class DialectDetectingUpstream:
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Send *call* in the dialect of the server."""
-        if self._detected is not None:
-            return self._detected(call)
+        detected = self._detected
+        if detected is not None:
+            return detected(call)
         if type(call) in _PLAIN:
             return self._plain(call)
         return self._detect(call)

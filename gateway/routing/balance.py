@@ -155,10 +155,10 @@ class Balance:
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call one target; send model readiness and broadcast calls to all targets."""
         if self._only is not None:
-            path = current_path()
+            entry, path = self._only_entry, current_path()
             if path is not None:
                 path.target = self._only.name
-            return self._only_entry(call)
+            return entry(call)
         if isinstance(call, ModelReadyRequest):
             # The R of a ModelReadyRequest is bool.
             return cast("ReplyCoroutine[R]", self._model_ready(call))

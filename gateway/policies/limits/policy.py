@@ -84,13 +84,14 @@ class CallLimits:
             Overloaded: The queue is full, or the wait was too long.
             DeadlineExceeded: The deadline expired, possibly before the call was sent.
         """
-        request = call if type(call) is InferRequest else inference_of(call)
-        places, retries = self._without if request is None else self._places, self._retries
         is_stream = type(call) is StreamInferRequest
+        is_limited = is_stream or type(call) is InferRequest
+        places, retries = self._places if is_limited else self._without, self._retries
+        inner = self._inner
         if places.used < places.limit:
             places.used += 1
         else:
-            await places.wait_for_slot(call, request)
+            await places.wait_for_slot(call, inference_of(call))
         retries.active += 1
         retries.calls += 1
         timeout: Timeout | None = None
@@ -98,13 +99,13 @@ class CallLimits:
         try:
             call, timeout, requested, deadline = self._set_deadline(call)
             try:
-                reply = await self._inner(call)
+                reply = await inner(call)
             except GatewayError as error:
                 pause_s = retries.pause_s(call, error)
                 if pause_s is None:
                     raise
                 is_first = False
-                reply = await retries.retry(self._inner, call, error, pause_s)
+                reply = await retries.retry(inner, call, error, pause_s)
         except BaseException as error:
             retries.active -= 1
             places.release()
@@ -131,8 +132,9 @@ class CallLimits:
         Returns:
             The call to send, its timeout, the caller's deadline and the earlier of the two.
         """
-        now = self._clock()
-        deadline = requested = call.context.deadline
+        clock, context = self._clock, call.context
+        now = clock()
+        deadline = requested = context.deadline
         if self._timeout_s is not None:
             own = now + self._timeout_s
             deadline = own if requested is None or own < requested else requested
@@ -140,15 +142,15 @@ class CallLimits:
             return call, None, None, None
         if deadline <= now:
             raise DeadlineExceeded("the deadline expired before the call arrived", model=call.model)
-        origin = call.context.origin
+        origin = context.origin
         has_bytes = origin is not None and origin.has_bytes
         body = None if has_bytes else streaming_body_of(call)
         # An upstream would apply the route's timeout to all of a stream or of a streaming body.
         is_open_ended = body is not None or type(call) is StreamInferRequest
         upstream_deadline = requested if is_open_ended else deadline
-        if upstream_deadline != requested:
+        if upstream_deadline is not requested:
             # As `with_deadline`, without its frame.
-            call = replace(call, context=replace(call.context, deadline=upstream_deadline))
+            call = replace(call, context=replace(context, deadline=upstream_deadline))
         if body is None:
             return call, WheelTimeout(self._wheel, deadline), requested, deadline
         remaining = partial(self._remaining, body, now, requested)
