@@ -81,7 +81,7 @@ _GETTER = _MetadataGetter()
 _W3C = TraceContextTextMapPropagator()
 
 
-class TracedPath(CallPath):
+class TracedPath(CallPath, gc=True):
     """The path of a call that makes spans of the times that it records.
 
     Attributes:

@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 
-class CallPath(msgspec.Struct):
+# It holds text and numbers only, so the garbage collector has nothing to find in it.
+class CallPath(msgspec.Struct, gc=False):
     """Names of the route, target and endpoint of a call; "" before they are chosen.
 
     Attributes:
