@@ -26,7 +26,7 @@ from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.transports.grpc import client_call, headers, messages, server_call
-from gateway.transports.http import response_writer
+from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http2 import frame_reader, frames, streams
 from gateway.wire import message_cache
 from gateway.wire.http import Headers, HttpRequest
@@ -51,7 +51,7 @@ MODULES: Final = (
     frame_reader,
     frames,
     streams,
-    response_writer,
+    http_response_writer,
 )
 """All modules that have such functions."""
 

@@ -83,7 +83,7 @@ class LocalCapture:
         if self.stopped or self.counts.in_flight > self._sampler.options.outbox_calls:
             self.counts.dropped["stopped" if self.stopped else "queue"] += 1
             return
-        reason = self._sampler.reason_to_skip(call)
+        reason, record = self._sampler.reason_to_skip(call), None
         try:
             record = record_of(call, self._sampler.options.privacy, None)
         except MissingElements as missing:
