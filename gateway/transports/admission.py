@@ -11,7 +11,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, Limiter, LimiterFull, Share, Waiter
 from gateway.ir.errors import Overloaded, QueueTimeout
@@ -377,7 +378,8 @@ def no_memory(size: int) -> Overloaded:
     )
 
 
-class ClientShares(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ClientShares:
     """The shares of one client, which is an address, or a connection without an address.
 
     Attributes:

@@ -204,7 +204,7 @@ class FrameReader(ABC):
         """
         last = len(data) - h2.HEAD_BYTES
         view = memoryview(data)
-        frames, max_block = self._turn_frames, self._max_block
+        frames, max_block, fast_stream = self._turn_frames, self._max_block, self._fast_stream
         while at <= last and not self._block_stream:
             if frames <= 0:
                 self._check_turn()
@@ -214,7 +214,7 @@ class FrameReader(ABC):
             frames -= 1
             stream = complete_stream(data, at, max_block)
             if stream is not None:
-                end = self._fast_stream(stream, view)
+                end = fast_stream(stream, view)
                 if end:
                     frames -= len(stream[1]) >> _TURN_BLOCK_SHIFT
                     at = end
