@@ -115,6 +115,26 @@ async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow])
     assert (len(shadow.read()), shadow.packets) == (3, 1)
 
 
+async def test_calls_are_refused_before_their_records_are_made(
+    ends: tuple[socket.socket, Shadow],
+) -> None:
+    """Calls are admitted while there is room, and each other one is counted as dropped."""
+    ours, _shadow = ends
+    made = sampler(outbox_calls=2)
+    outbox = Outbox(ours, made)
+    outbox.start()
+    for number in range(2):
+        assert outbox.admit()
+        assert outbox.put(sample(made, number))
+    assert not outbox.admit()
+    assert made.counts.dropped == {"queue": 1}
+    await settle()  # both are sent
+    assert outbox.admit()
+    outbox.stopped = "disk full"
+    assert not outbox.admit()
+    assert made.counts.dropped == {"queue": 1, "stopped": 1}
+
+
 async def test_a_full_packet_is_not_delayed(ends: tuple[socket.socket, Shadow]) -> None:
     """Calls that fill a packet are sent at once, and so is what `close` sends."""
     ours, shadow = ends

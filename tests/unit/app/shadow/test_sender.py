@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+from typing import Any
 
-from gateway.app.shadow.sender import FinishedCalls
+import numpy as np
+import pytest
+
+from gateway.app.shadow.outbox import Outbox
+from gateway.app.shadow.packets import socket_pair
+from gateway.app.shadow.sender import FinishedCalls, RecordSender
 from gateway.captures.privacy import Privacy
 from gateway.captures.records import record_of
+from gateway.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
+from gateway.ir.data import SharedMemoryData, StreamedData, TensorData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.teed_body import TeeBudget, TeedBody
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.telemetry.tapped_call import TappedCall
 from tests.fakes import FakeArriving, settle
-from tests.unit.captures.kit import request
+from tests.unit.captures.kit import recordable, request
 
 
 async def test_a_call_is_sent_in_the_next_turn_of_the_loop() -> None:
@@ -61,3 +70,25 @@ async def test_a_defect_costs_one_sample() -> None:
     calls.send_all()
     assert [each.started for each in sent] == [1.0]
     assert not budget.used_bytes
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (SharedMemoryData("region", 0, 16), "shared_memory"),
+        (StreamedData(FakeArriving(bytes(16), 0), 0, 16), "arriving"),
+    ],
+)
+@pytest.mark.parametrize("payload", ["none", "full"])
+def test_elements_that_are_not_in_memory_are_missed_where_they_are_recorded(
+    data: TensorData, reason: str, payload: Any
+) -> None:
+    """The call is skipped for the reason, and without elements it is recorded."""
+    ours, theirs = socket_pair()
+    with ours, theirs:
+        sampler = CaptureSampler(CaptureOptions(directory=Path("unused")))
+        sender = RecordSender(Outbox(ours, sampler), lambda: Privacy(payload=payload))
+        inputs = array_tensor("x", np.zeros(4, np.float32)), Tensor("y", Datatype.FP32, (4,), data)
+        is_sent = sender.send(recordable(request=request().changed(inputs=inputs)))
+    assert is_sent == (payload == "none")
+    assert sampler.counts.skipped == ({} if is_sent else {reason: 1})
