@@ -399,18 +399,3 @@ async def _storm(operations: int, seed: int) -> list[tuple[int, int]]:
 async def test_random_operations_leave_nothing_behind(operations: int) -> None:
     """After random acquires, timeouts, departures and releases every limiter is at zero."""
     assert [(0, 0)] * 3 == await _storm(operations, seed=operations)
-
-
-def test_a_subclass_keeps_the_method_that_it_overrides() -> None:
-    """Each subclass has its own copies of the methods, with the changes of the class above it."""
-
-    class Closed(Limiter):
-        def try_acquire(self, *_arguments: object, **_options: object) -> bool:
-            return False
-
-    class Derived(Closed):
-        pass
-
-    assert not Derived(1).try_acquire()
-    assert MemoryBudget(1).try_acquire()
-    assert not MemoryBudget(1).try_acquire(2)
