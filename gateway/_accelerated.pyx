@@ -24,6 +24,14 @@ cdef extern from "Python.h":
 
 ctypedef const unsigned char* Text
 
+
+cdef object _python_version(str name):
+    """Return the Python version of a function."""
+    from gateway.accelerator import PYTHON_VERSIONS  # which imports this module
+
+    return PYTHON_VERSIONS[name]
+
+
 # ---- JSON: the holes of templates (protocols/oip/json/templates.py)
 
 cdef uint8_t _IN_LIST[256]
@@ -155,9 +163,7 @@ cdef class _Numbers:
 
     cdef object _in_python(self, argument):
         if self._python is None:  # most numbers never need it
-            from gateway.accelerator import PYTHON_VERSIONS  # which imports this module
-
-            self._python = PYTHON_VERSIONS[self._name](self._format, self._expected)
+            self._python = _python_version(self._name)(self._format, self._expected)
         return self._python(argument)
 
     cdef bint _read(self, Text at, Py_ssize_t length, char* out) noexcept:
@@ -488,7 +494,7 @@ def with_metadata(bytes block not None, metadata):
     cdef Text values[_MAX_FIELDS]
     cdef uint8_t key_sizes[_MAX_FIELDS]
     cdef uint8_t value_sizes[_MAX_FIELDS]
-    cdef Py_ssize_t count, index, each, key_size, value_size
+    cdef Py_ssize_t count, index, key_size, value_size
     cdef Py_ssize_t total = PyBytes_GET_SIZE(block)
     cdef tuple pair
     cdef bytes joined
@@ -506,27 +512,22 @@ def with_metadata(bytes block not None, metadata):
         value_size = _short_text(pair[1], &values[index])
         if key_size < 0 or value_size < 0 or not _is_text_key(pair[0], keys[index], key_size):
             return _with_metadata(block, metadata)
-        for each in range(value_size):
-            if not c" " <= values[index][each] <= c"~":
-                return _with_metadata(block, metadata)
+        if not _is_printable(values[index], value_size):
+            return _with_metadata(block, metadata)
         key_sizes[index], value_sizes[index] = key_size, value_size
         total += 3 + key_size + value_size
     joined = PyBytes_FromStringAndSize(NULL, total)
     out = _put(PyBytes_AS_STRING(joined), block)
     for index in range(count):
         out[0], out[1] = 0, key_sizes[index]  # a literal field that is not indexed
-        memcpy(out + 2, keys[index], key_sizes[index])
-        out += 2 + key_sizes[index]
+        out = _put_text(out + 2, <const char*>keys[index], key_sizes[index])
         out[0] = value_sizes[index]
-        memcpy(out + 1, values[index], value_sizes[index])
-        out += 1 + value_sizes[index]
+        out = _put_text(out + 1, <const char*>values[index], value_sizes[index])
     return joined
 
 
 cdef _with_metadata(bytes block, metadata):
-    from gateway.accelerator import PYTHON_VERSIONS
-
-    return PYTHON_VERSIONS["with_metadata"](block, metadata)
+    return _python_version("with_metadata")(block, metadata)
 
 
 # ---- HTTP/1: responses (transports/http/response_writer.py)
@@ -552,17 +553,14 @@ def join_response(
     cdef char* digit = digits + _WIDEST
     cdef Py_ssize_t rest = length
     cdef Py_ssize_t content = length if body else 0
-    cdef Py_ssize_t id_size, index
+    cdef Py_ssize_t id_size
     cdef Py_ssize_t total = PyBytes_GET_SIZE(first) + PyBytes_GET_SIZE(fields) + PyBytes_GET_SIZE(end)
     cdef bytes joined
     cdef char* out
     id_size = _short_text(request_id, &text)
-    for index in range(id_size):
-        if not c" " <= text[index] <= c"~":
-            id_size = -1
-            break
-    if id_size < 0 or content < 0:
-        return _join_response(first, fields, request_id, varies, length, end, body)
+    if id_size < 0 or content < 0 or not _is_printable(text, id_size):
+        python = _python_version("join_response")
+        return python(first, fields, request_id, varies, length, end, body)
     if id_size:
         total += PyBytes_GET_SIZE(_REQUEST_ID) + id_size + 2
     if varies:
@@ -579,23 +577,15 @@ def join_response(
     joined = PyBytes_FromStringAndSize(NULL, total)
     out = _put(_put(PyBytes_AS_STRING(joined), first), fields)
     if id_size:
-        out = _put(out, _REQUEST_ID)
-        memcpy(out, text, id_size)
-        out = _put(out + id_size, _LINE_END)
+        out = _put_text(_put(out, _REQUEST_ID), <const char*>text, id_size)
+        out = _put(out, _LINE_END)
     if varies:
         out = _put(out, _VARIES)
     if length >= 0:
-        out = _put(out, _LENGTH)
-        memcpy(out, digit, digits + _WIDEST - digit)
-        out = _put(out + (digits + _WIDEST - digit), _LINE_END)
+        out = _put_text(_put(out, _LENGTH), digit, digits + _WIDEST - digit)
+        out = _put(out, _LINE_END)
     _put_content(_put(out, end), body, content)
     return joined
-
-
-cdef _join_response(first, fields, request_id, varies, length, end, body):
-    from gateway.accelerator import PYTHON_VERSIONS
-
-    return PYTHON_VERSIONS["join_response"](first, fields, request_id, varies, length, end, body)
 
 
 # ---- Open Inference: messages from cached parts (protocols/oip/grpc/encode.py, http/infer_response.py)
@@ -799,9 +789,7 @@ cdef class _MessageWriter(_Parts):
 
 def message_writer(model_field, tensor_parts, output_field):
     """See `gateway.protocols.oip.grpc.encode.message_writer`."""
-    from gateway.accelerator import PYTHON_VERSIONS
-
-    python = PYTHON_VERSIONS["message_writer"]
+    python = _python_version("message_writer")
     return _MessageWriter(model_field, tensor_parts, output_field, python).write
 
 
@@ -893,9 +881,7 @@ cdef bint _is_printable(Text at, Py_ssize_t size) noexcept:
 
 def response_writer(model_text, integers):
     """See `gateway.protocols.oip.http.infer_response.response_writer`."""
-    from gateway.accelerator import PYTHON_VERSIONS
-
-    return _ResponseWriter(model_text, integers, PYTHON_VERSIONS["response_writer"]).write
+    return _ResponseWriter(model_text, integers, _python_version("response_writer")).write
 
 
 cdef class _TemplateParser:
@@ -1001,9 +987,7 @@ cdef inline bytes _between(Text start, Text stop):
 
 def template_parser(template_of, Py_ssize_t most_bytes, Py_ssize_t id_bytes):
     """See `gateway.protocols.oip.json.templates.template_parser`."""
-    from gateway.accelerator import PYTHON_VERSIONS
-
-    python = PYTHON_VERSIONS["template_parser"]
+    python = _python_version("template_parser")
     return _TemplateParser(template_of, most_bytes, id_bytes, python).parse
 
 

@@ -268,7 +268,7 @@ class Frontend(ServerFrontend[Q, A]):
     ) -> SessionCall[A]:
         if self._bytes is not None:
             self._bytes.count(request=wire)
-        call = await self._decoded(wire, self._codec.decode_call)
+        call = await self._decoded(wire, self._decode)
         if isinstance(call, GatewayError):
             return SessionCall(partial(self._rejected_only, wire, call))
         call = call.with_context(session=session)
@@ -429,7 +429,7 @@ class Frontend(ServerFrontend[Q, A]):
     async def _single(self, call: Call[Any], service: Service | None = None) -> A:
         try:
             reply = await (service or self._service)(call)
-            written = self._write(self._codec.encode_reply, call, reply)
+            written = self._write(self._encode, call, reply)
             response = await written if type(written) is CoroutineType else written
         except Exception as error:  # noqa: BLE001
             response = self._failed(call, error)
@@ -476,7 +476,7 @@ class Frontend(ServerFrontend[Q, A]):
     def is_probe(self, wire: Q, /) -> bool:
         """Return whether *wire* asks if the server or a model is live or ready."""
         try:
-            return type(inline(self._codec.decode_call, wire)) in _PROBES
+            return type(inline(self._decode, wire)) in _PROBES
         except Exception:  # noqa: BLE001  # `handle` raises it again and reports it
             return False
 
@@ -489,7 +489,7 @@ class Frontend(ServerFrontend[Q, A]):
         self._on_rejected(self._codec.name, error)
         call: Call[Any] | None = None
         try:
-            call = inline(self._codec.decode_call, wire)
+            call = inline(self._decode, wire)
         except LongWork:  # decoding would cost more than the id is worth
             pass
         except GatewayError as unread:

@@ -21,7 +21,6 @@ from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.migration.sampling import is_shadow_call, sequence_key
 from gateway.migration.stock import SAVE_S, Stock, stock_path
@@ -182,13 +181,11 @@ class CaptureTap:
                 captures.append(each)  # noqa: PERF401
         if not captures:
             return None
-        started, path = time.monotonic(), self._new_path()
-        if type(call) is not InferRequest or streaming_body_of(call) is None:
-            return CapturedCall(call, started, path, captures=captures)
-        if not any(each.options.privacy.reads_elements for each in captures):
-            return CapturedCall(call, started, path, captures=captures)
-        teeing, teed = tee_body(call, self._tee_budget)
-        return CapturedCall(teeing, started, path, teed=teed, captures=captures)
+        started, path, teed = time.monotonic(), self._new_path(), None
+        reads_elements = any(each.options.privacy.reads_elements for each in captures)
+        if reads_elements and type(call) is InferRequest:
+            call, teed = tee_body(call, self._tee_budget)
+        return CapturedCall(call, started, path, teed=teed, captures=captures)
 
     def end(self, exchange: TappedCall, /) -> None:
         """Pass a finished exchange to the shadow process, after the response is written."""

@@ -94,8 +94,6 @@ class CaptureSampler:
     def change(self, options: CaptureOptions) -> None:
         """Choose by other options from now on; the counts continue."""
         self.options = options
-        self._models = options.models
-        self._draw_key = options.draw_key
         self._threshold = options.percent / 100
 
     def samples(self, model: str, key: str) -> bool:
@@ -113,10 +111,10 @@ class CaptureSampler:
             model: Its name.
             key: "model|sequence id" in a sequence, else the request id.
         """
-        if self._models and model not in self._models:
+        options, threshold = self.options, self._threshold
+        if options.models and model not in options.models:
             return False
-        threshold = self._threshold
-        return threshold >= 1 or (threshold > 0 and draw(key, self._draw_key) < threshold)
+        return threshold >= 1 or (threshold > 0 and draw(key, options.draw_key) < threshold)
 
     def reason_to_skip(self, call: Recordable) -> str:
         """Return why a call is not recorded, whatever its tensors; "" if it is."""

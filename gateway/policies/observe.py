@@ -95,7 +95,7 @@ class Observe:
             code = code_of(error)
             limit = error.limit if isinstance(error, GatewayError) else None
         outcome = CallRecord(
-            "InferRequest" if kind is InferRequest else kind.__name__,
+            kind.__name__,
             path.model,
             "" if model is None else model.version,
             call.context,

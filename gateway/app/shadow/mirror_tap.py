@@ -20,7 +20,7 @@ from gateway.telemetry.metrics import Metrics
 # Shadow calls need everything; nothing of it is written.
 _EVERYTHING: Final = Privacy(payload="full", parameters=True)
 
-GATHER_S: Final = 0.005
+_GATHER_S: Final = 0.005
 """Calls wait for others for this time, so that both processes wake up less often."""
 
 
@@ -38,7 +38,7 @@ class MirrorTap:
     ) -> None:
         self.migration = migration
         self.sampler = MigrationSampler(migration.name, migration.config, limits)
-        self.outbox = Outbox(sock, self.sampler, GATHER_S)
+        self.outbox = Outbox(sock, self.sampler, _GATHER_S)
         self._targets = {migration.old_name, migration.new_name}
         self._skips_large = migration.config.mirror.large == "skip"
         self._sender = RecordSender(self.outbox, lambda: _EVERYTHING)

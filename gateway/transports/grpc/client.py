@@ -144,7 +144,7 @@ class GrpcClient:
             finally:
                 call.cancel()
                 if step is not None:
-                    step.discard(call)
+                    self._wheel.cancel(call, step)
                 call.release()
         finally:
             self._slots.release()
@@ -160,7 +160,7 @@ class GrpcClient:
         step = self._wheel.schedule(call, monotonic() + self._withheld.longest_s)
 
         def end() -> None:
-            step.discard(call)
+            self._wheel.cancel(call, step)
             call.release()
             self._slots.release()
             self._withheld.end()

@@ -17,7 +17,6 @@ from gateway.concurrency.timeouts import TimerStep
 from gateway.ir import errors
 from gateway.transports.admission import (
     CLIENT_MEMORY,
-    NOBODY,
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
     Reservation,
@@ -263,7 +262,7 @@ class ServerCall:
         self._is_running = True
         method = self._method
         admission = method.admission
-        client = self._connection.client if admission.is_counted else NOBODY
+        client = admission.shares(self._connection.client)
         CLIENT_MEMORY.set(client.memory)
         try:
             if message is not None and message.coding is not None:
