@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway.concurrency.timeouts import is_expiry
-from gateway.ir.attempts import ATTEMPT
+from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -189,6 +189,7 @@ class Endpoints:
             endpoint.clock = self._clock
         self.endpoints = tuple(endpoints)
         self._has_ranks = len({endpoint.rank for endpoint in endpoints}) > 1
+        self._are_equal = not self._has_ranks and not self._slow_start_s
         self._balancer.is_weighted = len({endpoint.weight for endpoint in endpoints}) > 1
         self._update_drained()
 
@@ -227,7 +228,7 @@ class Endpoints:
             return service(call)
         if type(call) in BROADCAST_CALLS:
             return self._call_all(call)
-        return self._call_available(call)
+        return self._call(call)
 
     async def _control(self, call: Call[R]) -> R:
         """Send *call* to every endpoint, and probe them before its reply.
@@ -244,23 +245,15 @@ class Endpoints:
     async def _call_all(self, call: Call[R]) -> R:
         if not self.endpoints:
             raise self._all_drained()
-        return await broadcast(call, [partial(self._call, each) for each in self.endpoints])
-
-    async def _call_available(self, call: Call[R]) -> R:
-        """Send *call* to the chosen endpoint, and to others while none of them is reached."""
-        endpoint = self._choose(self._candidates(), call)
-        try:
-            return await self._call(endpoint, call)
-        except NotSent as error:
-            return await self._call_others(call, endpoint, error)
+        return await broadcast(call, [partial(self._call, only=each) for each in self.endpoints])
 
     async def _call_others(self, call: Call[R], tried: Endpoint, error: NotSent) -> R:
-        others = [endpoint for endpoint in self._candidates() if endpoint is not tried]
+        others = [each for each in self._candidates(self._clock()) if each is not tried]
         while others and self._can_repeat(call):
-            endpoint = self._choose(others, call)
+            endpoint = self._choose_among(others, call, ATTEMPT.get(), self._clock())
             others.remove(endpoint)
             try:
-                return await self._call(endpoint, call)
+                return await self._call(call, endpoint)
             except NotSent as further:
                 error = further
         raise error
@@ -276,7 +269,7 @@ class Endpoints:
         """Send *call* to the endpoint that holds *sequence*; without the endpoint, it is lost."""
         if self._sequence_ids is not None:
             await self._sequence_ids.check(call.model or ModelRef(""), sequence, self)
-        by_name = {endpoint.name: endpoint for endpoint in self._candidates()}
+        by_name = {endpoint.name: endpoint for endpoint in self._candidates(self._clock())}
         if not sequence.start:
             current = self.affinity.name_of(call.model, sequence)
             drained = (each for each in self.endpoints if each.is_drained and each.is_ready)
@@ -291,7 +284,7 @@ class Endpoints:
         }
         endpoint = by_name[self.affinity.assign(call.model, sequence, weights)]
         try:
-            reply = await self._call(endpoint, call)
+            reply = await self._call(call, endpoint)
         except GatewayError as error:
             if not _is_disconnect(error):
                 raise
@@ -312,16 +305,25 @@ class Endpoints:
         if _is_disconnect(error):
             self.affinity.mark_lost(model, sequence, endpoint.name)
 
-    async def _call(self, endpoint: Endpoint, call: Call[R], /) -> R:
+    async def _call(self, call: Call[R], /, only: Endpoint | None = None) -> R:
+        """Send *call* to an endpoint, and to others while none of them is reached.
+
+        Args:
+            call: The call.
+            only: The endpoint that must have it; by default the load balancer chooses.
+        """
         is_stream = type(call) is StreamInferRequest
+        started = self._clock()
+        endpoint = self._choose(call, started) if only is None else only
         endpoint.pending += 1
         endpoint.health.begin()
-        started = self._clock()
         try:
             reply = await endpoint.service(call)
         except BaseException as error:
             self._ended(endpoint, call, started, error)
-            raise
+            if only is not None or not isinstance(error, NotSent):
+                raise
+            return await self._call_others(call, endpoint, error)
         if is_stream:
             return on_stream_end(call, reply, partial(self._ended, endpoint, call, started))
         self._ended(endpoint, call, started, None)
@@ -332,8 +334,7 @@ class Endpoints:
         now = self._clock()
         return any(endpoint.is_available(now) for endpoint in self.endpoints)
 
-    def _candidates(self) -> list[Endpoint]:
-        now = self._clock()
+    def _candidates(self, now: float) -> list[Endpoint]:
         available = [endpoint for endpoint in self.endpoints if endpoint.is_available(now)]
         return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
 
@@ -345,18 +346,32 @@ class Endpoints:
             f"'gateway upstream enable {self.name}'"
         )
 
-    def _choose(self, candidates: Sequence[Endpoint], call: Call[Any]) -> Endpoint:
+    def _choose(self, call: Call[Any], now: float) -> Endpoint:
+        attempt = ATTEMPT.get()
+        if self._are_equal and (attempt is None or not attempt.avoid):
+            endpoint = self._balancer.draw(self.endpoints, now)
+            if endpoint is not None:
+                if attempt is not None:
+                    attempt.tried = endpoint.name
+                return endpoint
+        return self._choose_among(self._candidates(now), call, attempt, now)
+
+    def _choose_among(
+        self,
+        candidates: Sequence[Endpoint],
+        call: Call[Any],
+        attempt: CallAttempt | None,
+        now: float,
+    ) -> Endpoint:
         if not candidates:
             raise self._all_drained()
-        attempt = ATTEMPT.get()
         if attempt is None:
-            return self._balance(candidates, call)
-        endpoint = self._balance(attempt.preferred(candidates), call)
+            return self._balance(candidates, call, now)
+        endpoint = self._balance(attempt.preferred(candidates), call, now)
         attempt.tried = endpoint.name
         return endpoint
 
-    def _balance(self, candidates: Sequence[Endpoint], call: Call[Any]) -> Endpoint:
-        now = self._clock()
+    def _balance(self, candidates: Sequence[Endpoint], call: Call[Any], now: float) -> Endpoint:
         if self._has_ranks:
             first = min(endpoint.rank for endpoint in candidates)
             candidates = [endpoint for endpoint in candidates if endpoint.rank == first]

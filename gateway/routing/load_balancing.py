@@ -69,6 +69,9 @@ class BalancedEndpoint(Protocol):
     weight: float
     next_turn: float
 
+    def is_available(self, now: float, /) -> bool:
+        """Return whether it may get a call."""
+
 
 E = TypeVar("E", bound=BalancedEndpoint)
 Key = Callable[[Call[Any]], str | None]
@@ -102,12 +105,33 @@ class LoadBalancer:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.measures_latency = policy not in {BalancingPolicy.ROUND_ROBIN, BalancingPolicy.RANDOM}
+        self._draws_two = policy in {BalancingPolicy.LEAST_REQUEST, BalancingPolicy.PEAK_EWMA}
         self._policy = policy
         self._key = key
         self._draw = draw
         self._turn = 0
         self._first_turn = 0.0
         self.is_weighted = False
+
+    def draw(self, endpoints: Sequence[E], now: float) -> E | None:
+        """Return the better one of two endpoints drawn from *endpoints*, if both are available.
+
+        This is what `choose` does with the available ones, without a look at each of many endpoints
+        for each call: the shares are the same.
+
+        Returns:
+            None if an endpoint that was drawn is not available, and always if the policy draws no
+            two, weights differ, or there are no endpoints.
+        """
+        if not (self._draws_two and endpoints) or self.is_weighted:
+            return None
+        first, second = self._two(endpoints)
+        if not (first.is_available(now) and second.is_available(now)):
+            return None
+        self._turn += 1
+        chosen = self._better(first, second, now)
+        chosen.last_turn = self._turn
+        return chosen
 
     def choose(self, endpoints: Sequence[E], call: Call[Any], now: float) -> E:
         """Return one of *endpoints*, of which there is at least one."""
@@ -131,8 +155,7 @@ class LoadBalancer:
                 return next(each for each in endpoints if each.name == name)
             if self.is_weighted:
                 return self._choose_by_weight(endpoints, now)
-        first, second = self._two(endpoints)
-        return first if self._cost(first, now) <= self._cost(second, now) else second
+        return self._better(*self._two(endpoints), now)
 
     def _choose_by_weight(self, endpoints: Sequence[E], now: float) -> E:
         if self._policy is BalancingPolicy.ROUND_ROBIN:
@@ -171,14 +194,26 @@ class LoadBalancer:
         second = (first + 1 + int(self._draw() * (count - 1))) % count
         return endpoints[first], endpoints[second]
 
-    def _cost(self, endpoint: BalancedEndpoint, now: float) -> tuple[float, float, int]:
-        """Return the cost of another call; the endpoint that waited longest wins a tie."""
-        latency_s = endpoint.latency.read(now)
+    def _better(self, first: E, second: E, now: float) -> E:
+        """Return the one for which another call costs less, or the one that waited longer."""
+        costs: tuple[float, float]
         if self._policy is BalancingPolicy.PEAK_EWMA:
-            weighted_s = max(latency_s, _LEAST_S) * (endpoint.pending + 1)
-            return weighted_s, endpoint.pending, endpoint.last_turn
-        # Only latencies that differ by a factor of about two decide: smaller differences are noise.
-        return endpoint.pending, math.frexp(max(latency_s, _LEAST_S))[1], endpoint.last_turn
+            costs = self._peak_cost(first, now), self._peak_cost(second, now)
+        elif first.pending != second.pending:
+            costs = first.pending, second.pending
+        else:
+            costs = _magnitude(first.latency, now), _magnitude(second.latency, now)
+        if costs[0] == costs[1]:
+            costs = first.last_turn, second.last_turn
+        return first if costs[0] <= costs[1] else second
+
+    def _peak_cost(self, endpoint: BalancedEndpoint, now: float) -> float:
+        return max(endpoint.latency.read(now), _LEAST_S) * (endpoint.pending + 1)
+
+
+def _magnitude(latency: PeakEwma, now: float) -> int:
+    """Return the power of two above *latency*: smaller differences are noise."""
+    return math.frexp(max(latency.read(now), _LEAST_S))[1]
 
 
 def key_of(source: str) -> Key:

@@ -67,6 +67,16 @@ def test_there_must_be_an_endpoint() -> None:
         Endpoints("up", [])
 
 
+async def test_an_unready_endpoint_does_not_change_the_shares_of_the_others() -> None:
+    """Each of the four others gets a quarter of 2,000 calls, also when the draw finds the fifth."""
+    endpoints, services, _ = several(5, BalancingPolicy.LEAST_REQUEST)
+    endpoints.endpoints[2].probed(ready=False)
+    await ask(endpoints, 2000)
+    first, second, unready, fourth, fifth = counts(services)
+    assert 0 == unready
+    assert 400 < min(first, second, fourth, fifth)
+
+
 @pytest.mark.parametrize("policy", BalancingPolicy)
 async def test_a_further_attempt_avoids_what_was_tried(policy: BalancingPolicy) -> None:
     """Each attempt gets another endpoint; with all of them tried, not the one tried last."""

@@ -47,6 +47,50 @@ def test_equal_endpoints_have_equal_shares(policy: BalancingPolicy) -> None:
     assert 800 < min(counts.values()) <= max(counts.values()) < 1200
 
 
+DRAWING = [BalancingPolicy.LEAST_REQUEST, BalancingPolicy.PEAK_EWMA]
+
+
+@pytest.mark.parametrize("policy", DRAWING)
+def test_two_endpoints_are_drawn_without_a_look_at_the_others(policy: BalancingPolicy) -> None:
+    """The better one gets the call: with a call in flight each, the two others never do."""
+    balancer = LoadBalancer(policy, draw=random.Random(1).random)  # noqa: S311
+    many = endpoints(4)
+    for endpoint in many[2:]:
+        endpoint.pending = 1
+    drawn = [balancer.draw(many, 0.0) for _ in range(600)]
+    counts = Counter(endpoint.name for endpoint in drawn if endpoint is not None)
+    assert 600 == counts.total()
+    # Both busy ones are drawn together in one draw of six.
+    assert 200 < min(counts[each.name] for each in many[:2])
+    assert 70 < counts[many[2].name] + counts[many[3].name] < 130
+
+
+@pytest.mark.parametrize("policy", DRAWING)
+def test_an_unavailable_endpoint_is_not_drawn(policy: BalancingPolicy) -> None:
+    """A draw that finds it has no result, which happens in half of the draws with one of four."""
+    balancer = LoadBalancer(policy, draw=random.Random(1).random)  # noqa: S311
+    many = endpoints(4)
+    many[0].probed(ready=False)
+    drawn = [balancer.draw(many, 0.0) for _ in range(600)]
+    assert 250 < drawn.count(None) < 350
+    assert many[0] not in drawn
+
+
+@pytest.mark.parametrize("policy", [each for each in BalancingPolicy if each not in DRAWING])
+def test_other_policies_draw_no_two_endpoints(policy: BalancingPolicy) -> None:
+    """They choose among those that are available."""
+    assert LoadBalancer(policy).draw(endpoints(4), 0.0) is None
+
+
+@pytest.mark.parametrize("policy", DRAWING)
+def test_nothing_is_drawn_from_weighted_or_no_endpoints(policy: BalancingPolicy) -> None:
+    """A single endpoint is drawn."""
+    balancer, many = weighted(policy, 1, 2)
+    assert balancer.draw(many, 0.0) is None
+    assert LoadBalancer(policy).draw([], 0.0) is None
+    assert many[0] is LoadBalancer(policy).draw(many[:1], 0.0)
+
+
 def weighted(policy: BalancingPolicy, *weights: float) -> tuple[LoadBalancer, list[Endpoint]]:
     balancer = LoadBalancer(policy, key=key_of("header:x-user"), draw=random.Random(1).random)  # noqa: S311
     balancer.is_weighted = True
