@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+EXTENSION := gateway/_accelerated.pyx $(wildcard gateway/compiled/*.pxi)
 ARGS ?=
 TESTS ?= tests
 # Number of test processes. Set it to the number of cores: WORKERS=8 make test
@@ -23,11 +24,11 @@ $(BIN)/python:
 		|| { echo "Python 3.11 or later is required: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-run: pyproject.toml gateway/_accelerated.pyx | $(BIN)/python
+$(VENV)/.installed-run: pyproject.toml $(EXTENSION) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[onnx]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml gateway/_accelerated.pyx | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml $(EXTENSION) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,onnx]'
 	@touch $@ $(VENV)/.installed-run
 

@@ -1,0 +1,95 @@
+# The frames of small streams: transports/http2/frames.py and grpc/messages.py.
+
+cdef enum:
+    _HEAD_BYTES = 9
+    _PREFIX_BYTES = 5
+    _DATA = 0
+    _HEADERS = 1
+    _END_STREAM = 1
+    _END_HEADERS = 4
+    _MAX_STREAM = 0x7FFFFFFF
+
+
+cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t* number, int* flags) noexcept:
+    """Return the size of the payload of a frame, and set *number* and *flags*; -1 for another frame."""
+    if size < _HEAD_BYTES or at[3] != kind:
+        return -1
+    flags[0] = at[4]
+    number[0] = <uint64_t>at[5] << 24 | at[6] << 16 | at[7] << 8 | at[8]
+    cdef Py_ssize_t length = at[0] << 16 | at[1] << 8 | at[2]
+    return length if length <= size - _HEAD_BYTES else -1
+
+
+def complete_stream(bytes data not None, Py_ssize_t at, Py_ssize_t max_block):
+    """See `gateway.transports.http2.frames.complete_stream`."""
+    cdef Text start = <Text>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+    cdef Py_ssize_t begin, stop, end, length, head
+    cdef uint64_t number = 0, same = 0
+    cdef int flags = 0
+    cdef bytes block
+    head = _frame(start + at, size - at, _HEADERS, &number, &flags)
+    if not 0 < head <= max_block or flags != _END_HEADERS or not 0 < number <= _MAX_STREAM:
+        return None
+    begin = at + _HEAD_BYTES + head
+    length = _frame(start + begin, size - begin, _DATA, &same, &flags)
+    if length <= 0 or same != number:
+        return None
+    begin += _HEAD_BYTES
+    stop = begin + length
+    block = PyBytes_FromStringAndSize(<const char*>start + at + _HEAD_BYTES, head)
+    if flags == _END_STREAM:
+        return number, block, begin, stop, None, stop
+    if flags:
+        return None
+    length = _frame(start + stop, size - stop, _HEADERS, &same, &flags)
+    if not 0 <= length <= max_block or flags != (_END_HEADERS | _END_STREAM) or same != number:
+        return None
+    end = stop + _HEAD_BYTES + length
+    return number, block, begin, stop, PyBytes_FromStringAndSize(<const char*>start + end - length, length), end
+
+
+cdef inline char* _put_head(char* out, Py_ssize_t size, int kind, int flags, uint64_t number) noexcept:
+    out[0], out[1], out[2] = <char>(size >> 16), <char>(size >> 8), <char>size
+    out[3], out[4] = <char>kind, <char>flags
+    out[5], out[6] = <char>(number >> 24), <char>(number >> 16)
+    out[7], out[8] = <char>(number >> 8), <char>number
+    return out + _HEAD_BYTES
+
+
+def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size, bytes tail):
+    """See `gateway.transports.http2.frames.join_stream`."""
+    cdef Py_ssize_t total = 2 * _HEAD_BYTES + PyBytes_GET_SIZE(block) + size
+    if tail is not None:
+        total += _HEAD_BYTES + PyBytes_GET_SIZE(tail)
+    cdef bytes joined = PyBytes_FromStringAndSize(NULL, total)
+    cdef char* out = PyBytes_AS_STRING(joined)
+    out = _put_head(out, PyBytes_GET_SIZE(block), _HEADERS, _END_HEADERS, number)
+    out = _put(out, block)
+    out = _put_head(out, size, _DATA, _END_STREAM if tail is None else 0, number)
+    out = _put_content(out, buffers, size)
+    if tail is not None:
+        out = _put_head(out, PyBytes_GET_SIZE(tail), _HEADERS, _END_HEADERS | _END_STREAM, number)
+        _put(out, tail)
+    return joined
+
+
+cdef object _CONTENT = slice(_PREFIX_BYTES, None)
+
+
+def whole_message(view not None, Py_ssize_t limit_bytes):
+    """See `gateway.transports.grpc.messages.whole_message`."""
+    cdef Py_buffer raw
+    cdef Text at
+    cdef Py_ssize_t size
+    cdef bint is_whole
+    PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
+    at = <Text>raw.buf
+    size = raw.len - _PREFIX_BYTES
+    is_whole = (
+        0 <= size <= limit_bytes
+        and not at[0]
+        and (<uint64_t>at[1] << 24 | at[2] << 16 | at[3] << 8 | at[4]) == <uint64_t>size
+    )
+    PyBuffer_Release(&raw)
+    return view[_CONTENT] if is_whole else None
