@@ -150,6 +150,17 @@ class FakeStream:
         self.closed += 1
 
 
+class HangingStream(FakeStream):
+    """A stream without any reply."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    async def __anext__(self) -> InferResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 class FakeArriving:
     """A body that has arrived when it is asked for; remembers what became of it."""
 

@@ -8,16 +8,17 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 import structlog
 
 from gateway.concurrency.limiter import Limiter, LimiterFull
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
+from gateway.concurrency.timeouts import is_expiry
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout
-from gateway.ir.streams import on_stream_end
+from gateway.ir.streams import MappedStream, NotifyingStream, map_stream
 from gateway.service import Service
 from gateway.telemetry.call_path import queue_group, queue_priority, record_queue_time
 
@@ -268,25 +269,47 @@ class AdaptiveConcurrency:
             self._release(started if is_timeout(error, call, self._clock()) else None, late=True)
             raise
         if is_stream:
-            return on_stream_end(call, reply, self._on_stream_end)
+            return map_stream(call, reply, lambda items: self._measured(call, items, started))
         self._release(started)
         return reply
 
-    def _on_stream_end(self, _error: BaseException | None) -> None:
-        self._release(None)
+    def _measured(
+        self, call: Call[Any], items: AsyncIterator[InferResponse], started: float
+    ) -> AsyncIterator[InferResponse]:
+        """Return a stream that keeps its slot until its end.
+
+        Its latency is that of its first reply: how long it lasts shows nothing about load.
+        """
+        is_first = True
+
+        async def measure(item: InferResponse) -> InferResponse:
+            nonlocal is_first
+            if is_first and item.error is None:
+                self._record(started)
+            is_first = False
+            return item
+
+        def release(error: BaseException | None) -> None:
+            late = is_first and error is not None and is_timeout(error, call, self._clock())
+            self._release(started if late else None, late=late)
+
+        return NotifyingStream(MappedStream(items, measure), release)
 
     def _release(self, started: float | None, *, late: bool = False) -> None:
         limiter = self._limiter
         if started is not None:
-            latency_s = self._clock() - started
-            self._adaptive.record(latency_s, limiter.used, timed_out=late)
-            limiter.resize(self._adaptive.limit)
+            self._record(started, late=late)
         limiter.release()
         if not limiter.queued:
             self._queue_empty_at = self._clock()
             if self._is_refusing and self._queue_empty_at > self._refused_at + _CALM_S:
                 self._is_refusing = False
                 log.info("upstream no longer overloaded", upstream=self._name, limit=self.limit)
+
+    def _record(self, started: float, *, late: bool = False) -> None:
+        latency_s = self._clock() - started
+        self._adaptive.record(latency_s, self._limiter.used, timed_out=late)
+        self._limiter.resize(self._adaptive.limit)
 
     async def _wait(self, call: Call[Any], request: InferRequest) -> None:
         limiter, began = self._limiter, self._clock()
@@ -331,5 +354,5 @@ def is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
     """Return whether a deadline ended the call: a layer above cancels it at its deadline."""
     deadline = call.context.deadline
     if isinstance(error, asyncio.CancelledError):
-        return deadline is not None and now >= deadline
+        return (deadline is not None and now >= deadline) or is_expiry(error)
     return isinstance(error, DeadlineExceeded)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,7 +18,8 @@ from gateway.policies.limits.adaptive_concurrency import (
     AdaptiveLimit,
     AdaptiveRules,
 )
-from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
+from gateway.policies.limits.policy import CallLimits
+from tests.fakes import FakeClock, FakeStream, HangingStream, ScriptedService, settle
 
 M = ModelRef("m")
 CALL = InferRequest(model=M)
@@ -156,13 +159,78 @@ async def test_questions_need_no_place() -> None:
     assert await limited(ServerReadyRequest())
 
 
-async def test_a_stream_has_its_place_until_its_end() -> None:
-    """Its duration says nothing about load."""
+STREAM = StreamInferRequest(model=M, request=CALL)
+
+
+async def test_a_stream_keeps_its_slot_until_it_is_closed() -> None:
+    """A stream that is closed before its first reply has no latency."""
     limited = AdaptiveConcurrency(ScriptedService(FakeStream([REPLY])), FIXED)
-    items = await limited(StreamInferRequest(model=M, request=CALL))
+    limited._adaptive._is_measuring = False
+    items = await limited(STREAM)
     assert 1 == limited._limiter.used
     await close_stream(items)
     assert (0, []) == (limited._limiter.used, limited._adaptive._latencies)
+
+
+async def test_the_latency_of_a_stream_is_that_of_its_first_reply() -> None:
+    """Its duration shows nothing about load."""
+    clock = FakeClock()
+    limited = AdaptiveConcurrency(ScriptedService(FakeStream([REPLY] * 3)), FIXED, clock=clock)
+    items = await limited(STREAM)
+    clock.advance(0.25)
+    await anext(items)
+    assert [0.25] == limited._adaptive._latencies
+    clock.advance(10)
+    assert [REPLY, REPLY] == [item async for item in items]
+    assert ([0.25], 0) == (limited._adaptive._latencies, limited._limiter.used)
+
+
+async def test_an_upstream_of_streams_only_gets_a_higher_limit() -> None:
+    """The limit stayed at its minimum, because streams were not measured."""
+    clock = FakeClock()
+    streams = ScriptedService(always=lambda _call: FakeStream([REPLY]))
+    limited = AdaptiveConcurrency(streams, AdaptiveRules(least=2), clock=clock)
+    for _ in range(60):
+        opened = [await limited(STREAM) for _ in range(2)]
+        clock.advance(0.01)
+        for items in opened:
+            assert [REPLY] == [item async for item in items]
+    assert 3 < limited.limit
+
+
+@pytest.mark.parametrize(
+    ("end", "latencies"),
+    [
+        (DeadlineExceeded("late"), [0.5]),
+        (Unavailable("down"), []),
+        (InferResponse(model=M, outputs=(), error=Unavailable("down")), []),
+    ],
+)
+async def test_a_stream_without_a_reply_counts_only_if_it_timed_out(
+    end: BaseException | InferResponse, latencies: list[float]
+) -> None:
+    """Another failure may be quick. The slot is released in any case."""
+    clock = FakeClock()
+    limited = AdaptiveConcurrency(ScriptedService(FakeStream([end])), FIXED, clock=clock)
+    limited._adaptive._is_measuring = False
+    limited._adaptive._next_change = clock() + 100
+    items = await limited(STREAM)
+    clock.advance(0.5)
+    with contextlib.suppress(Unavailable, DeadlineExceeded):
+        await anext(items)
+    await close_stream(items)
+    assert (latencies, 0) == (limited._adaptive._latencies, limited._limiter.used)
+
+
+async def test_a_stream_that_the_timeout_of_its_route_ends_counts() -> None:
+    """Its call has no deadline of its own, so the cancellation shows the timeout."""
+    limited = AdaptiveConcurrency(ScriptedService(HangingStream()), FIXED)
+    limited._adaptive._is_measuring = False
+    limited._adaptive._next_change = math.inf
+    items = await CallLimits(limited, timeout_s=0.01)(STREAM)
+    with pytest.raises(DeadlineExceeded):
+        await anext(items)
+    assert (1, 0) == (len(limited._adaptive._latencies), limited._limiter.used)
 
 
 @pytest.mark.parametrize(
