@@ -81,7 +81,9 @@ def test_parameters_of_tensors_are_checked_too() -> None:
         ),
     ],
 )
-def test_classes_and_shared_memory_are_rejected_for_mlserver(request_: InferRequest, text: str) -> None:
+def test_classes_and_shared_memory_are_rejected_for_mlserver(
+    request_: InferRequest, text: str
+) -> None:
     """Classes and shared memory pass for Triton and are rejected for MLServer."""
     check_infer(DIALECTS["triton"], request_, {})
     with pytest.raises(Unsupported, match=text):
