@@ -18,7 +18,7 @@ def read(document: Any, limits: MessageLimits = DEFAULT_LIMITS) -> ConfigParamet
     return read_config(memoryview(data), limits)
 
 
-def test_absent_config_is_no_parameter() -> None:
+def test_absent_config_has_no_parameter() -> None:
     """An empty config has no parameter, and no parameter is written as an empty config."""
     assert ConfigParameter() == read(b"")
     assert b"" == write_config({})

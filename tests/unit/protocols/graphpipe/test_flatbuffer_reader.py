@@ -120,7 +120,7 @@ def test_tensors_may_not_be_shared_without_limit() -> None:
 
 
 def test_the_number_of_parts_is_bounded() -> None:
-    """A message has at most 10,000 parts, however high its limits are."""
+    """A message has at most 10,000 parts, even if its limits are higher."""
     limits = MessageLimits(tensors=1_000_000, outputs=1_000_000)
     names = oracle.PlainRequest(b"", (), (), ("",) * 10_001)
     with pytest.raises(TooLarge, match="10000 parts"):

@@ -306,7 +306,7 @@ def test_typed_inputs_may_accompany_shared_memory() -> None:
 
 
 def _read(reader: InferReader, view: memoryview, *, is_request: bool) -> object:
-    """Return what was decoded from a message, or the type and text of the error."""
+    """Return the decoded message, or the type and text of the error."""
     try:
         message, request_id, tensors = reader.request(view) if is_request else reader.response(view)
     except GatewayError as error:

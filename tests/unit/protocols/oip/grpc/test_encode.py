@@ -1,4 +1,4 @@
-"""Inference messages written by hand, read back by the protobuf library."""
+"""Inference messages of the encoders, compared with those of the protobuf library."""
 
 from __future__ import annotations
 

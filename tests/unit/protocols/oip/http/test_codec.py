@@ -84,7 +84,7 @@ def received(wire: HttpRequest) -> HttpRequest:
 
 
 def document_of(wire: HttpRequest | HttpResponse) -> tuple[Any, bytes | None]:
-    """Return JSON and binary part of a message; no binary part where there is no header."""
+    """Return JSON and binary part of a message; the binary part is None without the length header."""
     length = wire.headers.get(LENGTH_HEADER.lower())
     body = bytes(wire.view)
     if length is None:
@@ -189,7 +189,7 @@ def test_request_id_not_fit_for_a_log_is_dropped(bad: str) -> None:
 
 
 def test_headers_of_requests_to_an_upstream_are_shared() -> None:
-    """The request id is kept apart from shared headers; with metadata it is one of the headers."""
+    """The request id is separate from the shared headers, unless metadata are forwarded."""
     call = InferRequest(
         model=ModelRef("m"), inputs=(raw_tensor("X", Datatype.INT8, (1,), memoryview(b"1")),)
     )

@@ -338,7 +338,7 @@ def test_text_without_slots_has_a_template() -> None:
 
 
 def test_templates_are_bounded() -> None:
-    """At most 256 templates are cached, however many texts a client repeats."""
+    """The number of cached templates has a limit, whatever a client repeats."""
     reader = codec()
     for number in range(600):
         text = compact(TWO).replace(b'"C"', b'"C%d"' % number)
