@@ -1,4 +1,4 @@
-"""Codecs compare inputs before they read elements: each message here has elements that are wrong."""
+"""Codecs compare inputs before they read elements: each message has invalid elements."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_inputs_are_compared_before_elements_are_read(case: Case) -> None:
-    """What is wrong with the elements is found only where the inputs are accepted."""
+    """Invalid elements raise an error only if the inputs are accepted."""
     codec = case.codec.codec(DEFAULT_LIMITS, {})
     with pytest.raises(UncheckedInputs) as raised:
         comparing(lambda _model, _names: False, codec.decode_call, case.wire)

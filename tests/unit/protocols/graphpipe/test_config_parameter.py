@@ -1,4 +1,4 @@
-"""A request's config: carried whole, and read where it is a JSON object."""
+"""The config of a request: forwarded whole, and parsed if it is a JSON object."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def read(document: Any, limits: MessageLimits = DEFAULT_LIMITS) -> ConfigParamet
     return read_config(memoryview(data), limits)
 
 
-def test_an_absent_config_says_nothing() -> None:
-    """No config is no parameter."""
+def test_absent_config_has_no_parameter() -> None:
+    """An empty config has no parameter, and no parameter is written as an empty config."""
     assert ConfigParameter() == read(b"")
     assert b"" == write_config({})
 
 
 def test_well_known_keys_are_settings() -> None:
-    """Id, priority, timeout and parameters are taken from an object, which is kept whole."""
+    """Id, priority, timeout and parameters are read from an object, which is kept whole."""
     document = {
         "request_id": "abc",
         "priority": 2,
@@ -54,7 +54,7 @@ def test_well_known_keys_are_settings() -> None:
     ],
 )
 def test_any_other_form_is_tolerated(document: Any) -> None:
-    """What is not a setting is left out, and is never an error."""
+    """A value that is not a valid setting is ignored, and is never an error."""
     found = read(document)
     assert ("", 0, None, {"graphpipe_config"}) == (
         found.id,
@@ -69,8 +69,8 @@ def test_a_long_object_is_not_parsed() -> None:
     assert "" == read({"request_id": "a"}, MessageLimits(json_bytes=5)).id
 
 
-def test_bytes_that_are_no_text_are_carried() -> None:
-    """A config of any bytes arrives as it was sent."""
+def test_config_that_is_not_text_is_kept() -> None:
+    """A config of any bytes is written as it was read."""
     data = bytes(range(256))
     found = read(data)
     assert {"graphpipe_config_base64"} == set(found.parameters)
@@ -85,7 +85,7 @@ def test_bytes_that_are_no_text_are_carried() -> None:
         {"graphpipe_config_base64": "not base64!"},
     ],
 )
-def test_a_config_of_another_caller_must_be_a_text(parameters: Parameters) -> None:
-    """Another protocol's caller may set the parameter, to a text."""
+def test_config_parameter_of_another_type_is_rejected(parameters: Parameters) -> None:
+    """A client of another protocol may set the parameter, but only to valid text."""
     with pytest.raises(InvalidRequest, match="graphpipe_config"):
         write_config(parameters)

@@ -9,8 +9,8 @@ from gateway.ir.tensor import raw_tensor
 from gateway.protocols.graphpipe.datatypes import NUMBERS, wire_tensor
 
 
-def test_a_bool_is_the_number_0_or_1() -> None:
-    """Any other byte is true, and 1 as a number."""
+def test_bool_is_written_as_0_or_1() -> None:
+    """A byte other than 0 is true, and is written as 1."""
     tensor = raw_tensor("x", Datatype.BOOL, (4,), memoryview(b"\x00\x02\xff\x01"))
     found = wire_tensor(tensor)
     assert NUMBERS[Datatype.UINT8] == found.number
@@ -19,10 +19,10 @@ def test_a_bool_is_the_number_0_or_1() -> None:
 
 @pytest.mark.parametrize("datatype", [Datatype.BOOL, Datatype.BF16])
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3), (3, 1, 2), (2, 0)])
-def test_the_data_of_substitutes_is_bytes_of_one_dimension(
+def test_data_of_substitutes_have_one_dimension_of_bytes(
     datatype: Datatype, shape: tuple[int, ...]
 ) -> None:
-    """Transports count the bytes of a buffer by its length, whatever the tensor's shape is."""
+    """Transports take the length of a buffer as its size, whatever the shape of the tensor."""
     size_bytes = math.prod(shape) * datatype.size_bytes
     data = wire_tensor(raw_tensor("x", datatype, shape, memoryview(bytes(size_bytes)))).data
     assert data is not None

@@ -1,4 +1,4 @@
-"""Bounds of the reader that no recorded message meets: ends, aliases, counts, strings by number."""
+"""Limits of the flatbuffer reader that no recorded message reaches: ends, aliases, counts, strings."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def numbers(shape: tuple[int, ...], data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("count", [0, 1, 32, 33, 500])
-def test_strings_are_read_few_or_many(count: int) -> None:
-    """Few strings are read one by one and many at once, to the same end."""
+def test_few_and_many_strings_are_read(count: int) -> None:
+    """Few strings are read one by one, many at once, with the same result."""
     items = [str(number).encode() * (number % 5) for number in range(count)]
     [tensor] = read(strings(*items))
     found = as_items(tensor)
@@ -56,8 +56,8 @@ def test_strings_are_read_few_or_many(count: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 40])
 @pytest.mark.parametrize("distance", [0, 0x7FFFFFFF, 0xFFFFFFF0, 0xFFFFFFFF])
-def test_an_element_outside_the_message_is_refused(count: int, distance: int) -> None:
-    """An offset to nowhere is found wherever it stands, and the tensor is named."""
+def test_element_outside_the_message_is_rejected(count: int, distance: int) -> None:
+    """An offset out of the message is rejected at any index; the error names the tensor."""
     body = bytearray(strings(*[b"abcd"] * count))
     at = body.find(WORD.pack(count), 60) + 4 * count // 2
     assert WORD.unpack_from(body, at)[0] < 4000
@@ -67,8 +67,8 @@ def test_an_element_outside_the_message_is_refused(count: int, distance: int) ->
 
 
 @pytest.mark.parametrize("count", [2, 40])
-def test_an_element_longer_than_the_message_is_refused(count: int) -> None:
-    """A length over the end is refused, whatever it wraps to."""
+def test_element_longer_than_the_message_is_rejected(count: int) -> None:
+    """A length beyond the end is rejected, even if the position overflows."""
     body = strings(*[b"abcd"] * (count - 1), b"wxyz")
     for length in (0xFFFFFFFF, 0x7FFFFFFF, len(body)):
         wrong = body.replace(WORD.pack(4) + b"wxyz", WORD.pack(length) + b"wxyz")
@@ -78,8 +78,8 @@ def test_an_element_longer_than_the_message_is_refused(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 40])
-def test_an_element_over_its_limit_is_refused(count: int) -> None:
-    """The limit on one element is kept."""
+def test_element_over_its_limit_is_rejected(count: int) -> None:
+    """The size limit of one element is enforced."""
     with pytest.raises(TooLarge, match="at most 9"):
         read(strings(*[b"a" * 10] * count), MessageLimits(bytes_element_size=9))
 
@@ -95,8 +95,8 @@ def aliased(copies: int, size: int) -> bytes:
     return bytes(body)
 
 
-def test_a_string_may_be_shared_and_not_without_end() -> None:
-    """Writers may share equal strings; far more than the message holds is a bomb."""
+def test_strings_may_be_shared_up_to_a_limit() -> None:
+    """Equal strings may be shared, but not to far more bytes than the message has."""
     [tensor] = read(aliased(100, 50))
     assert 101 * 50 == sum(map(len, as_items(tensor)))
     for copies, size in ((30, 200_000), (5000, 20_000)):
@@ -105,8 +105,8 @@ def test_a_string_may_be_shared_and_not_without_end() -> None:
             read(message)
 
 
-def test_a_tensor_may_not_be_shared_without_end() -> None:
-    """Many entries for one tensor are as many copies later: they are counted."""
+def test_tensors_may_not_be_shared_without_limit() -> None:
+    """Many entries for one tensor become as many copies, so their bytes are added up."""
     tensor = WireTensor(1, (1 << 20,), memoryview(bytes(1 << 20)))
     tiny = WireTensor(1, (1,), memoryview(b"1"))
     body = bytearray(b"".join(infer_request(b"", (), [tiny] * 99 + [tensor], ())))
@@ -120,7 +120,7 @@ def test_a_tensor_may_not_be_shared_without_end() -> None:
 
 
 def test_the_number_of_parts_is_bounded() -> None:
-    """However high the limits are set, a message has no more than 10,000 parts."""
+    """A message has at most 10,000 parts, even if its limits are higher."""
     limits = MessageLimits(tensors=1_000_000, outputs=1_000_000)
     names = oracle.PlainRequest(b"", (), (), ("",) * 10_001)
     with pytest.raises(TooLarge, match="10000 parts"):
@@ -131,7 +131,7 @@ def test_the_number_of_parts_is_bounded() -> None:
     ("name", "kind"),
     [(b"\xff", MalformedMessage), (b"a\x00", MalformedMessage), (b"a" * 1025, TooLarge)],
 )
-def test_a_name_must_be_one(name: bytes, kind: type[GatewayError]) -> None:
+def test_invalid_names_are_rejected(name: bytes, kind: type[GatewayError]) -> None:
     """Names are UTF-8 without control characters, of at most 1,024 bytes."""
     filler = "é" + "n" * (len(name) - 1)
     request = oracle.PlainRequest(b"", (), (), (filler[: len(name)],))
@@ -144,8 +144,8 @@ def test_a_name_must_be_one(name: bytes, kind: type[GatewayError]) -> None:
 @pytest.mark.parametrize(
     ("place", "word"), [("offset", 0), ("offset", 0xFFFFFFF0), ("length", 0xFFFFFFFF)]
 )
-def test_a_name_outside_the_message_is_refused(place: str, word: int) -> None:
-    """Offsets and lengths of names are followed only inside the message."""
+def test_name_outside_the_message_is_rejected(place: str, word: int) -> None:
+    """The offset and the length of a name must lead to bytes of the message."""
     body = bytearray(oracle.build_request(oracle.PlainRequest(b"", (), (), ("wxyz",))))
     length_at = body.find(WORD.pack(4) + b"wxyz")
     offset_at = next(
@@ -173,16 +173,16 @@ def test_a_name_outside_the_message_is_refused(place: str, word: int) -> None:
         ((1 << 40,), b"", {}, TooLarge),
     ],
 )
-def test_shapes_keep_their_limits(
+def test_invalid_shapes_are_rejected(
     shape: tuple[int, ...], data: bytes, limits: dict[str, int], kind: type[GatewayError]
 ) -> None:
-    """Rank, dimensions and elements are checked, with as many bytes as they need or not."""
+    """Rank, dimensions and elements are checked, whether or not the number of bytes fits."""
     with pytest.raises(kind):
         read(numbers(shape, data), MessageLimits(**limits))
 
 
-def test_a_high_rank_is_read_where_it_is_allowed() -> None:
-    """The limit on ranks is the configuration's, not the reader's."""
+def test_high_rank_is_read_if_the_limit_allows_it() -> None:
+    """The limit of ranks is that of the configuration, not of the reader."""
     shape = (1,) * 40
     assert shape == read(numbers(shape, b"1"), MessageLimits(rank=64))[0].shape
     tensor = WireTensor(1, shape, memoryview(b"1"))
@@ -190,8 +190,8 @@ def test_a_high_rank_is_read_where_it_is_allowed() -> None:
     assert shape == read(body, MessageLimits(rank=64))[0].shape
 
 
-def test_a_short_vtable_may_stand_at_the_very_end() -> None:
-    """Fields that a vtable does not reach are absent, with or without bytes after it."""
+def test_short_vtable_may_end_the_message() -> None:
+    """Fields beyond the end of a vtable are absent, with or without bytes after it."""
     kind = table("a table", 4, 4)
     vtable = struct.pack("<2H", 4, 4)
     message = FlatbufferMessage(memoryview(struct.pack("<Ii", 4, -4) + vtable), DEFAULT_LIMITS)
@@ -203,16 +203,16 @@ def test_a_short_vtable_may_stand_at_the_very_end() -> None:
 
 
 @pytest.mark.parametrize("vtable", [(3, 8), (5, 8), (8, 3), (0, 0)])
-def test_an_impossible_vtable_is_refused(vtable: tuple[int, int]) -> None:
-    """Sizes of less than their own head, and odd ones, are no vtable's."""
+def test_invalid_vtable_is_rejected(vtable: tuple[int, int]) -> None:
+    """Odd sizes, and sizes smaller than the header of a vtable, are rejected."""
     body = struct.pack("<Ii2H", 4, -4, *vtable) + bytes(16)
     message = FlatbufferMessage(memoryview(body), DEFAULT_LIMITS)
     with pytest.raises(MalformedMessage, match="and its vtable"):
         message.fields(4, table("a table", 4))
 
 
-def test_bytes_after_the_message_are_let_be() -> None:
-    """Where a message ends cannot be told."""
+def test_bytes_after_the_message_are_ignored() -> None:
+    """The end of a message is not known, so further bytes are no error."""
     body = numbers((2,), b"ab") + b"\xff" * 50
     message = FlatbufferMessage(memoryview(body), DEFAULT_LIMITS)
     at = open_request(message)
@@ -221,7 +221,7 @@ def test_bytes_after_the_message_are_let_be() -> None:
 
 
 def test_a_message_of_two_gigabytes_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets reach 2 GiB: what would be longer is refused before it is sent."""
+    """Offsets reach 2 GiB, so a longer message is rejected before it is sent."""
     monkeypatch.setattr(writer, "MAX_MESSAGE_BYTES", 1000)
     with pytest.raises(TooLarge, match="at most 1000"):
         infer_request(b"", (), [WireTensor(1, (1000,), memoryview(bytes(1000)))], ())
@@ -229,8 +229,8 @@ def test_a_message_of_two_gigabytes_is_not_written(monkeypatch: pytest.MonkeyPat
         infer_request(b"", (), [WireTensor(12, (1,), None, [bytes(1000)])], ())
 
 
-def test_strings_that_tensors_share_count_for_each() -> None:
-    """Tensors may share the vector of their strings: they are read once for each of them."""
+def test_shared_strings_count_for_each_tensor() -> None:
+    """Strings in a vector shared by tensors count towards the limit once for each tensor."""
     items = tuple(b"" for _ in range(100))
     tensors = tuple(oracle.PlainTensor(oracle.STRING, (100,), b"", items) for _ in range(3))
     body = oracle.build_request(oracle.PlainRequest(b"", (), tensors, ()))

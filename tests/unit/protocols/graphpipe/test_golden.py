@@ -1,4 +1,4 @@
-"""Every golden GraphPipe message: the valid ones mean what their index says, no other harms.
+"""The golden GraphPipe messages: valid ones are decoded as their index states, others do no harm.
 
 The files were recorded from the Python client 1.0.4, the Go reference client, a JavaScript client
 and a C++ builder; `index.json` says which made what.
@@ -28,12 +28,12 @@ from tests.scheduling import within_processor_s
 GOLDEN = Path(__file__).parents[3] / "golden" / "graphpipe"
 ENTRIES: list[dict[str, Any]] = json.loads((GOLDEN / "index.json").read_text())["entries"]
 VALID = [entry for entry in ENTRIES if entry["category"] == "request"]
-REFUSED = {"err_name_count", "err_duplicate_names"}
-INFER = [entry for entry in VALID if entry["kind"] == "infer" and entry["name"] not in REFUSED]
+REJECTED = {"err_name_count", "err_duplicate_names"}
+INFER = [entry for entry in VALID if entry["kind"] == "infer" and entry["name"] not in REJECTED]
 METADATA = [entry for entry in VALID if entry["kind"] == "metadata"]
 MALFORMED = [entry for entry in ENTRIES if entry["category"] == "malformed"]
 CODEC = HttpCodec(DEFAULT_LIMITS, {})
-# A hostile message is refused, or read, in far less.
+# A hostile message is rejected, or read, in far less.
 MOST_S = 0.5
 
 
@@ -93,13 +93,13 @@ def check_same(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
     assert left == right
 
 
-def test_there_are_as_many_as_recorded() -> None:
-    """The tests below run over everything that was recorded."""
+def test_number_of_recorded_messages() -> None:
+    """The tests below run over all recorded messages."""
     assert (54, 85, 48, 4) == (len(VALID), len(MALFORMED), len(INFER), len(METADATA))
 
 
 @pytest.mark.parametrize("entry", INFER, ids=name_of)
-def test_request_means_what_its_index_says(entry: dict[str, Any]) -> None:
+def test_request_matches_its_index(entry: dict[str, Any]) -> None:
     """Model, config, names and tensors of a recorded request are those that were sent."""
     call = infer_call(entry)
     assert ModelRef(entry["http"]["path"].rpartition("/")[2]) == call.model
@@ -112,8 +112,8 @@ def test_request_means_what_its_index_says(entry: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("entry", INFER, ids=name_of)
-def test_request_written_again_reads_the_same(entry: dict[str, Any]) -> None:
-    """What we write for a recorded request reads the same by flatc's classes, and by us."""
+def test_reencoded_request_reads_the_same(entry: dict[str, Any]) -> None:
+    """An encoded copy of a recorded request reads the same by flatc's classes and by the codec."""
     call = infer_call(entry)
     again = CODEC.encode_call(call)
     sent = oracle.read_request(join_body(request_of(entry)))
@@ -132,7 +132,7 @@ def test_request_written_again_reads_the_same(entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("entry", INFER, ids=name_of)
 def test_inputs_are_views_of_the_body(entry: dict[str, Any]) -> None:
-    """No tensor is copied on the way in."""
+    """Decoding does not copy any tensor."""
     wire = request_of(entry)
     call = CODEC.decode_call(wire)
     assert isinstance(call, InferRequest)
@@ -144,8 +144,8 @@ def test_inputs_are_views_of_the_body(entry: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("entry", [entry for entry in INFER if entry.get("outputs")], ids=name_of)
-def test_response_means_what_its_index_says(entry: dict[str, Any]) -> None:
-    """A recorded answer gives its outputs, and written again reads the same by flatc's classes."""
+def test_response_matches_its_index(entry: dict[str, Any]) -> None:
+    """A recorded response has the outputs of its index, and reads the same when encoded again."""
     call = infer_call(entry)
     reply: InferResponse = CODEC.decode_reply(call, response_of(entry))
     names = [output.name for output in call.outputs]
@@ -161,7 +161,7 @@ def test_response_means_what_its_index_says(entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("entry", [entry for entry in INFER if entry["errors"]], ids=name_of)
 def test_recorded_error_is_raised(entry: dict[str, Any]) -> None:
-    """An error in an answer of status 200 is raised with its text, and goes back as it came."""
+    """An error in a response of status 200 is raised with its text, and forwarded unchanged."""
     call = infer_call(entry)
     with pytest.raises(GatewayError) as raised:
         CODEC.decode_reply(call, response_of(entry))
@@ -173,9 +173,9 @@ def test_recorded_error_is_raised(entry: dict[str, Any]) -> None:
     assert ((expected["code"], expected["message"]),) == errors
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_names_that_do_not_fit_are_refused(name: str) -> None:
-    """Fewer names than tensors, and a name twice, are the client's fault."""
+@pytest.mark.parametrize("name", sorted(REJECTED))
+def test_input_names_that_do_not_fit_are_rejected(name: str) -> None:
+    """Fewer names than tensors, or a duplicate name, raise InvalidRequest."""
     entry = next(entry for entry in VALID if entry["name"] == name)
     with pytest.raises(InvalidRequest):
         CODEC.decode_call(request_of(entry))
@@ -183,7 +183,7 @@ def test_names_that_do_not_fit_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("entry", METADATA, ids=name_of)
 def test_metadata_request_is_read(entry: dict[str, Any]) -> None:
-    """A recorded metadata request asks for the metadata of the model in its path."""
+    """A recorded metadata request is decoded to a call about the model in its path."""
     call = CODEC.decode_call(request_of(entry))
     assert ModelMetadataRequest is type(call)
     assert ModelRef(entry["http"]["path"].rpartition("/")[2]) == call.model
@@ -192,8 +192,8 @@ def test_metadata_request_is_read(entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "entry", [entry for entry in METADATA if entry["response_status"] == 200], ids=name_of
 )
-def test_metadata_means_what_its_index_says(entry: dict[str, Any]) -> None:
-    """Inputs and outputs come in the model's order, by name, type and shape."""
+def test_metadata_match_the_recorded_message(entry: dict[str, Any]) -> None:
+    """Inputs and outputs have the order, names and shapes of the recorded metadata."""
     call = ModelMetadataRequest(model=ModelRef("simple"))
     metadata = CODEC.decode_reply(call, response_of(entry))
     plain = oracle.read_metadata(join_body(response_of(entry)))
@@ -206,23 +206,23 @@ def test_metadata_means_what_its_index_says(entry: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("entry", MALFORMED, ids=name_of)
-def test_malformed_message_is_refused_cleanly(entry: dict[str, Any]) -> None:
-    """A malformed message ends in an error answer, soon; those marked clean may be read."""
+def test_malformed_message_gets_an_error_response(entry: dict[str, Any]) -> None:
+    """A malformed message is rejected in time; only those not marked as rejected may be decoded."""
     call: Call[Any] | None = None
     try:
         with within_processor_s(MOST_S):
             call = CODEC.decode_call(request_of(entry))
     except GatewayError as error:
-        answer = CODEC.encode_error(None, error)
-        tensors, errors = oracle.read_response(join_body(answer))
-        assert (200, (), 1) == (answer.status, tensors, len(errors))
+        response = CODEC.encode_error(None, error)
+        tensors, errors = oracle.read_response(join_body(response))
+        assert (200, (), 1) == (response.status, tensors, len(errors))
         assert errors[0][0] in (400, 413)
     # This one is well-formed on the wire: only a model with inputs can refuse it.
     if entry["expect"] == "reject" and entry["name"] != "neg_union_metadata_as_infer":
         assert call is None
 
 
-def test_untouched_control_is_read() -> None:
-    """The message that the malformed ones were made of is good."""
+def test_control_message_is_read() -> None:
+    """The message that the malformed ones were made of is valid."""
     entry = next(entry for entry in ENTRIES if entry["category"] == "control")
     assert 2 == len(infer_call(entry).inputs)

@@ -1,4 +1,4 @@
-"""The GraphPipe HTTP codec: URLs, methods, answers, errors, names, and what upstreams say."""
+"""The GraphPipe HTTP codec: URLs, methods, responses, errors, names, and upstreams."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def body_of(message: HttpRequest | HttpResponse) -> bytes:
     return b"".join(message.body)
 
 
-def refusal(wire: HttpRequest, used: HttpCodec = CODEC) -> tuple[GatewayError, HttpResponse]:
+def decode_error(wire: HttpRequest, used: HttpCodec = CODEC) -> tuple[GatewayError, HttpResponse]:
     with pytest.raises(GatewayError) as raised:
         used.decode_call(wire)
     return raised.value, used.encode_error(None, raised.value)
@@ -98,14 +98,14 @@ def refusal(wire: HttpRequest, used: HttpCodec = CODEC) -> tuple[GatewayError, H
 
 def reply_of(*names: str) -> InferResponse:
     outputs = tuple(
-        raw_tensor(name, Datatype.UINT8, (1,), memoryview(bytes([place])))
-        for place, name in enumerate(names)
+        raw_tensor(name, Datatype.UINT8, (1,), memoryview(bytes([index])))
+        for index, name in enumerate(names)
     )
     return InferResponse(model=MODEL, outputs=outputs)
 
 
-def places(call: Call[Any], reply: InferResponse) -> list[int]:
-    """Return which of the reply's outputs an answer holds, in its order."""
+def output_indexes(call: Call[Any], reply: InferResponse) -> list[int]:
+    """Return the indexes of the reply's outputs in the response, in its order."""
     tensors, _ = oracle.read_response(body_of(CODEC.encode_reply(call, reply)))
     return [tensor.data[0] for tensor in tensors]
 
@@ -115,7 +115,7 @@ def plain(call: Call[Any]) -> Call[Any]:
 
 
 def test_the_timeout_of_a_config_is_a_deadline() -> None:
-    """`timeout_ms` counts from the arrival; an earlier deadline of the caller holds."""
+    """`timeout_ms` counts from the arrival; an earlier deadline of the request is kept."""
     plain_request = oracle.PlainRequest(b'{"timeout_ms": 60000}', (), (PLAIN_FP32,), ())
     request = post(oracle.build_request(plain_request))
     now = time.monotonic()
@@ -128,13 +128,13 @@ def test_the_timeout_of_a_config_is_a_deadline() -> None:
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_reads_call(case: CallCase) -> None:
-    """What another implementation built is the call that it says."""
+    """A request of another implementation is decoded to the expected call."""
     assert case.call == plain(CODEC.decode_call(post(case.message, case.path)))
 
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_writes_call(case: CallCase) -> None:
-    """A call goes to its model's path and reads, to another implementation, as what it says."""
+    """A request has the path of its model, and another implementation reads it correctly."""
     wire = CODEC.encode_call(case.call)
     assert ("POST", case.path) == (wire.method, wire.path)
     assert oracle.read_request(case.message) == oracle.read_request(body_of(wire))
@@ -142,13 +142,13 @@ def test_writes_call(case: CallCase) -> None:
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_reads_reply(case: ReplyCase) -> None:
-    """What another implementation built is the answer that it says."""
+    """A response of another implementation is decoded to the expected reply."""
     assert case.reply == CODEC.decode_reply(case.call, HttpResponse(200, body=(case.message,)))
 
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_writes_reply(case: ReplyCase) -> None:
-    """An answer reads, to another implementation, as what it says."""
+    """Another implementation reads an encoded response correctly."""
     wire = CODEC.encode_reply(case.call, case.reply)
     read: Any = oracle.read_response
     if isinstance(case.call, ModelMetadataRequest):
@@ -158,7 +158,7 @@ def test_writes_reply(case: ReplyCase) -> None:
 
 
 def test_the_recorded_metadata_request_is_read() -> None:
-    """The recorded 32 bytes of a metadata request are one, and ours are read as one."""
+    """A recorded metadata request of 32 bytes is decoded; another implementation reads an encoded one."""
     assert METADATA_CALL == plain(CODEC.decode_call(post(METADATA_REQUEST)))
     assert oracle.read_request(body_of(CODEC.encode_call(METADATA_CALL))) is None
 
@@ -178,13 +178,13 @@ def test_the_recorded_metadata_request_is_read() -> None:
     ],
 )
 def test_path_names_the_model(path: str, query: str, model: ModelRef) -> None:
-    """The URL is the only selector; a trailing slash means nothing."""
+    """Only the URL selects the model; a trailing slash has no effect."""
     assert model == CODEC.decode_call(post(INFER, path, query)).model
     assert model == CODEC.decode_call(HttpRequest("GET", path, query)).model
 
 
 @pytest.mark.parametrize("path", ["/", "", "/graphpipe", "/graphpipe/", "/api/anything/", "/v1"])
-def test_default_model_takes_any_other_path(path: str) -> None:
+def test_default_model_serves_any_other_path(path: str) -> None:
     """A listener with a default model replaces a server at its bare URL."""
     used = codec(default_model="d/2")
     assert ModelRef("d", "2") == used.decode_call(post(INFER, path)).model
@@ -194,15 +194,15 @@ def test_default_model_takes_any_other_path(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/graphpipe", "/other"])
-def test_no_model_is_not_found(path: str) -> None:
-    """Without a default, inference fails in its answer and metadata by status, naming the URL."""
-    error, answer = refusal(post(INFER, path))
+def test_path_without_a_model_is_not_found(path: str) -> None:
+    """Without a default model, inference fails in the body and metadata by status."""
+    error, response = decode_error(post(INFER, path))
     assert NotFound is type(error)
-    assert 200 == answer.status
-    assert 404 == oracle.read_response(body_of(answer))[1][0][0]
-    error, answer = refusal(post(METADATA_REQUEST, path))
-    assert 404 == answer.status
-    assert b"/graphpipe/<model>[/<version>]" in body_of(answer)
+    assert 200 == response.status
+    assert 404 == oracle.read_response(body_of(response))[1][0][0]
+    error, response = decode_error(post(METADATA_REQUEST, path))
+    assert 404 == response.status
+    assert b"/graphpipe/<model>[/<version>]" in body_of(response)
 
 
 @pytest.mark.parametrize(
@@ -216,39 +216,39 @@ def test_no_model_is_not_found(path: str) -> None:
         ("/graphpipe/" + "a" * 256, ErrorCode.TOO_LARGE),
     ],
 )
-def test_bad_path_is_the_clients_fault(path: str, code: ErrorCode) -> None:
-    """A path that can be no model's is refused, by GET with a status below 500."""
-    error, answer = refusal(HttpRequest("GET", path))
+def test_invalid_path_is_rejected(path: str, code: ErrorCode) -> None:
+    """A path that cannot be that of a model is rejected, for GET with a 4xx status."""
+    error, response = decode_error(HttpRequest("GET", path))
     assert code is error.code
-    assert 400 <= answer.status < 500
+    assert 400 <= response.status < 500
 
 
-def test_query_names_a_model_once() -> None:
-    """A model given twice in a query is refused."""
+def test_two_models_in_a_query_are_rejected() -> None:
+    """A query with two models raises InvalidRequest."""
     with pytest.raises(InvalidRequest):
         CODEC.decode_call(post(INFER, "/", "model=a&model=b"))
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_other_methods_are_405(method: str) -> None:
-    """Carrier-level trouble keeps HTTP's codes, with the methods there are."""
-    error, answer = refusal(HttpRequest(method, "/graphpipe/m"))
+    """Errors of HTTP itself keep their status; the response lists the allowed methods."""
+    error, response = decode_error(HttpRequest(method, "/graphpipe/m"))
     assert MethodNotAllowed is type(error)
-    assert (405, "GET, HEAD, POST") == (answer.status, answer.headers.get("allow"))
+    assert (405, "GET, HEAD, POST") == (response.status, response.headers.get("allow"))
 
 
 @pytest.mark.parametrize(
     "content_type", [None, "application/x-www-form-urlencoded", "text/plain", "application/json"]
 )
-def test_content_type_means_nothing(content_type: str | None) -> None:
-    """Curl and JavaScript clients send form types; the body is the message all the same."""
+def test_content_type_is_ignored(content_type: str | None) -> None:
+    """Curl and JavaScript clients send form types; the body is the message in any case."""
     headers = Headers(() if content_type is None else (("Content-Type", content_type),))
     wire = HttpRequest("POST", "/graphpipe/m", "", headers, (INFER,))
     assert InferRequest is type(CODEC.decode_call(wire))
 
 
-def test_context_keeps_what_travels_beside() -> None:
-    """Headers, request id and deadline are the call's, and go on to an upstream."""
+def test_context_has_headers_request_id_and_deadline() -> None:
+    """Headers, request id and deadline are part of the call, and are sent to an upstream."""
     headers = Headers((("X-Request-Id", "abc"), ("Traceparent", "00-1"), ("Cookie", "c")))
     call = CODEC.decode_call(HttpRequest("POST", "/graphpipe/m", "", headers, (INFER,), 12.5))
     assert ("graphpipe.http", "abc", 12.5) == (
@@ -261,18 +261,18 @@ def test_context_keeps_what_travels_beside() -> None:
     assert 12.5 == sent.deadline
 
 
-def test_metadata_that_the_message_cannot_hold_are_refused() -> None:
-    """Dimensions are 64-bit numbers, and an upstream of JSON may have others."""
+def test_metadata_with_too_large_a_dimension_are_rejected() -> None:
+    """Dimensions are 64-bit integers; an upstream of JSON may have larger ones."""
     found = ModelMetadata(name="m", inputs=(TensorMetadata("x", Datatype.FP32, (1 << 63,)),))
     with pytest.raises(Unsupported, match="the metadata of model 'm' cannot be written"):
         CODEC.encode_reply(ModelMetadataRequest(model=ModelRef("m")), found)
 
 
-def test_get_shows_metadata_as_json() -> None:
-    """The keys are the Go server's; types are numbers, with names beside them."""
+def test_get_returns_metadata_as_json() -> None:
+    """The keys are those of the Go server; types are numbers, with their names added."""
     call = CODEC.decode_call(HttpRequest("GET", "/graphpipe/m"))
-    answer = CODEC.encode_reply(call, METADATA)
-    document = json.loads(body_of(answer))
+    response = CODEC.encode_reply(call, METADATA)
+    document = json.loads(body_of(response))
     assert ("m", "tensor-gateway") == (document["Name"], document["Server"])
     assert {
         "Name": "flag",
@@ -285,11 +285,11 @@ def test_get_shows_metadata_as_json() -> None:
     assert (None, 0, None) == tuple(
         document["Outputs"][1][key] for key in ("Shape", "Type", "Datatype")
     )
-    assert "application/json" == answer.headers.get("content-type")
+    assert "application/json" == response.headers.get("content-type")
 
 
-def test_get_lists_models_where_none_is_named() -> None:
-    """Another gateway reads the list as it was."""
+def test_get_without_a_model_lists_models() -> None:
+    """Another gateway decodes the list to the same entries."""
     call = CODEC.decode_call(HttpRequest("GET", "/graphpipe"))
     assert RepositoryIndexRequest() == plain(call)
     entries = (
@@ -297,12 +297,12 @@ def test_get_lists_models_where_none_is_named() -> None:
         RepositoryEntry("c", "", ModelState.LOADING, "reading"),
         RepositoryEntry("."),  # a step in a path, and no name there
     )
-    answer = CODEC.encode_reply(call, entries)
-    paths = [model["Path"] for model in json.loads(body_of(answer))["Models"]]
+    response = CODEC.encode_reply(call, entries)
+    paths = [model["Path"] for model in json.loads(body_of(response))["Models"]]
     assert ["/graphpipe/a%20b/1", "/graphpipe/c", None] == paths
     wire = CODEC.encode_call(RepositoryIndexRequest())
     assert ("GET", "/graphpipe") == (wire.method, wire.path)
-    assert entries == CODEC.decode_reply(RepositoryIndexRequest(), answer)
+    assert entries == CODEC.decode_reply(RepositoryIndexRequest(), response)
 
 
 @pytest.mark.parametrize(
@@ -315,10 +315,10 @@ def test_get_lists_models_where_none_is_named() -> None:
         (b"[]", Unsupported),
     ],
 )
-def test_a_server_without_a_list_of_models_is_told_apart(
+def test_response_without_a_list_of_models_is_rejected(
     body: bytes, kind: type[GatewayError]
 ) -> None:
-    """The Go server shows its one model where another gateway lists its models."""
+    """The Go server returns its one model where a gateway returns its list of models."""
     with pytest.raises(kind):
         CODEC.decode_reply(RepositoryIndexRequest(), HttpResponse(200, body=(body,)))
 
@@ -327,8 +327,8 @@ def test_a_server_without_a_list_of_models_is_told_apart(
     ("path", "call"),
     [("/control/is_ready", ServerReadyRequest()), ("/control/is_alive", ServerLiveRequest())],
 )
-def test_go_servers_probes_are_answered(path: str, call: Call[bool]) -> None:
-    """What probed a Go server finds the same answers here."""
+def test_probes_of_the_go_server_are_served(path: str, call: Call[bool]) -> None:
+    """Probes of a Go server get the same responses from the gateway."""
     read = CODEC.decode_call(HttpRequest("GET", path))
     assert call == plain(read)
     assert (200, b"ok\n") == (
@@ -339,9 +339,9 @@ def test_go_servers_probes_are_answered(path: str, call: Call[bool]) -> None:
     assert path == codec(health="control").encode_call(call).path
 
 
-def test_input_names_must_be_as_many_as_tensors() -> None:
-    """A mismatch is refused with both sides named; leniently it is made to fit, as Go does."""
-    error, _ = refusal(post(infer_body(("a",), (), 2)))
+def test_number_of_input_names_must_match_the_tensors() -> None:
+    """A mismatch is rejected with both numbers; lenient names are made to fit, as in Go."""
+    error, _ = decode_error(post(infer_body(("a",), (), 2)))
     assert "2 input tensors have 1 input names" in error.message
     lenient = codec(lenient_names=True)
     for names, expected in ((("a",), ["a", ""]), (("a", "b", "a", "b"), ["a", "b"])):
@@ -350,9 +350,9 @@ def test_input_names_must_be_as_many_as_tensors() -> None:
         assert expected == [tensor.name for tensor in call.inputs]
 
 
-def test_input_names_are_given_once() -> None:
-    """A name for two tensors is refused; "" is no name."""
-    error, _ = refusal(post(infer_body(("a", "", "a"), (), 3)))
+def test_duplicate_input_names_are_rejected() -> None:
+    """A name for two tensors is rejected; an empty name counts as none."""
+    error, _ = decode_error(post(infer_body(("a", "", "a"), (), 3)))
     assert "input 'a' occurs twice, as tensors 0 and 2" == error.message
     call = CODEC.decode_call(post(infer_body(("", "a", ""), (), 3)))
     assert isinstance(call, InferRequest)
@@ -373,19 +373,19 @@ def test_input_names_are_given_once() -> None:
         (("", "y"), ("", ""), [0, 1]),
     ],
 )
-def test_outputs_come_in_the_order_asked_for(
+def test_outputs_have_the_requested_order(
     names: tuple[str, ...], there: tuple[str, ...], expected: list[int]
 ) -> None:
-    """By name, "" by place, repeated ones repeated; an answer without names by place."""
+    """Outputs are selected by name, or by position where a name is empty; repeated ones repeat."""
     call = CODEC.decode_call(post(infer_body((), names, 1)))
-    assert expected == places(call, reply_of(*there))
+    assert expected == output_indexes(call, reply_of(*there))
 
 
 @pytest.mark.parametrize(
     ("names", "expected"), [(("b", "a", "b"), ["b", "a"]), (("a", ""), []), ((), [])]
 )
-def test_an_output_is_asked_for_once(names: tuple[str, ...], expected: list[str]) -> None:
-    """Upstreams are asked for each output once, for all where one is only a place."""
+def test_each_output_is_requested_once(names: tuple[str, ...], expected: list[str]) -> None:
+    """Upstreams get each requested output once, or a request for all if a name is empty."""
     call = CODEC.decode_call(post(infer_body((), names, 1)))
     assert isinstance(call, InferRequest)
     assert expected == [output.name for output in call.outputs]
@@ -394,10 +394,10 @@ def test_an_output_is_asked_for_once(names: tuple[str, ...], expected: list[str]
 @pytest.mark.parametrize(
     ("names", "there"), [(("c",), ("a", "b")), (("a", "c"), ("a", "b")), (("a", "b"), ("",))]
 )
-def test_an_output_that_is_not_there_is_the_upstreams_fault(
+def test_missing_output_is_an_error_of_the_upstream(
     names: tuple[str, ...], there: tuple[str, ...]
 ) -> None:
-    """The answer names the missing output and those there are."""
+    """A reply that lacks a requested output raises UpstreamProtocolError."""
     call = CODEC.decode_call(post(infer_body((), names, 1)))
     with pytest.raises(UpstreamProtocolError, match="lacks the requested output"):
         CODEC.encode_reply(call, reply_of(*there))
@@ -411,17 +411,17 @@ def test_an_output_that_is_not_there_is_the_upstreams_fault(
         (("", ""), ("",), "no output number 1, the response has ''"),
     ],
 )
-def test_an_output_that_the_model_lacks_is_the_clients_fault(
+def test_unknown_output_is_an_error_of_the_client(
     names: tuple[str, ...], outputs: tuple[str, ...], text: str
 ) -> None:
-    """Where one name is empty, all outputs are requested of the upstream."""
+    """If a name is empty, all outputs are requested, so an unknown one raises InvalidRequest."""
     call = CODEC.decode_call(post(infer_body((), names, 1)))
     with pytest.raises(InvalidRequest, match=text):
         CODEC.encode_reply(call, reply_of(*outputs))
 
 
-def test_bool_and_bf16_travel_as_uint8_and_float32() -> None:
-    """GraphPipe has neither: bytes stay for BOOL, BF16 is widened exactly."""
+def test_bool_and_bf16_are_sent_as_uint8_and_float32() -> None:
+    """GraphPipe has neither: BOOL keeps its bytes, BF16 is widened exactly."""
     flags = array_tensor("f", np.array([True, False]))
     halves = array_tensor("h", np.array([0x3F80, 0xC000], "<u2"), Datatype.BF16)
     wire = CODEC.encode_reply(UNNAMED, InferResponse(model=MODEL, outputs=(flags, halves)))
@@ -435,10 +435,10 @@ def test_bool_and_bf16_travel_as_uint8_and_float32() -> None:
 @pytest.mark.parametrize(
     ("datatype", "shape", "lacking"), [(None, (1,), "datatype"), (Datatype.INT8, None, "shape")]
 )
-def test_a_tensor_without_datatype_or_shape_is_refused(
+def test_tensor_without_datatype_or_shape_is_rejected(
     datatype: Datatype | None, shape: tuple[int, ...] | None, lacking: str
 ) -> None:
-    """What cannot be written is named."""
+    """The error names the tensor and the missing part."""
     tensor = Tensor("x", datatype, shape, RawData(memoryview(b"1")))
     with pytest.raises(Unsupported, match=f"'x' has no {lacking}"):
         CODEC.encode_call(NAMED.changed(inputs=(tensor,)))
@@ -451,58 +451,58 @@ def test_a_tensor_without_datatype_or_shape_is_refused(
         {"outputs": (RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)},
     ],
 )
-def test_shared_memory_is_refused_before_the_model_runs(changes: dict[str, Any]) -> None:
-    """GraphPipe has no field for it; the request itself is right."""
+def test_shared_memory_is_rejected_before_the_model_runs(changes: dict[str, Any]) -> None:
+    """GraphPipe has no field for shared memory, so the call raises Unsupported."""
     with pytest.raises(Unsupported, match="GraphPipe has no shared memory"):
         CODEC.encode_call(NAMED.changed(**changes))
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 @pytest.mark.parametrize("errors", ["body", "status"])
-def test_inference_errors_go_where_the_option_says(code: ErrorCode, errors: str) -> None:
-    """In the answer with status 200, or by status with the text; the number is the same."""
+def test_option_selects_the_place_of_inference_errors(code: ErrorCode, errors: str) -> None:
+    """The error is in the body with status 200, or is the status with the text as its body."""
     used = codec(errors=errors)
-    answer = used.encode_error(NAMED, ERROR_CLASSES[code]("what went wrong"))
+    response = used.encode_error(NAMED, ERROR_CLASSES[code]("what went wrong"))
     if errors == "body":
-        assert 200 == answer.status
-        tensors, [(number, text)] = oracle.read_response(body_of(answer))
-        assert oracle.has_both_vectors(body_of(answer))
+        assert 200 == response.status
+        tensors, [(number, text)] = oracle.read_response(body_of(response))
+        assert oracle.has_both_vectors(body_of(response))
     else:
-        tensors, number, text = (), answer.status, body_of(answer).decode().removesuffix("\n")
-        assert "text/plain; charset=utf-8" == answer.headers.get("content-type")
+        tensors, number, text = (), response.status, body_of(response).decode().removesuffix("\n")
+        assert "text/plain; charset=utf-8" == response.headers.get("content-type")
     assert ((), "what went wrong") == (tensors, text)
     assert 400 <= number < 600
 
 
 @pytest.mark.parametrize("call", [METADATA_CALL, RepositoryIndexRequest(), ServerReadyRequest()])
 def test_metadata_never_fails_with_status_200(call: Call[Any]) -> None:
-    """Clients would take an error there for metadata without inputs."""
+    """Clients would read an error of status 200 as metadata without inputs."""
     for used in (CODEC, codec(errors="status")):
-        answer = used.encode_error(call, ModelNotFound("no model 'm'"))
-        assert (404, b"no model 'm'\n") == (answer.status, body_of(answer))
+        response = used.encode_error(call, ModelNotFound("no model 'm'"))
+        assert (404, b"no model 'm'\n") == (response.status, body_of(response))
 
 
-def test_refusals_before_a_message_keep_their_status() -> None:
-    """A transport's own refusals are no inference errors; overload says when to come again."""
+def test_errors_before_a_message_keep_their_status() -> None:
+    """Errors of the transport are not inference errors; overload has a `retry-after` header."""
     assert 413 == CODEC.encode_error(None, TooLarge("too much")).status
-    answer = CODEC.encode_error(None, Overloaded("too many"))
-    assert (429, "1") == (answer.status, answer.headers.get("retry-after"))
+    response = CODEC.encode_error(None, Overloaded("too many"))
+    assert (429, "1") == (response.status, response.headers.get("retry-after"))
 
 
 @pytest.mark.parametrize("text", ["", "a\x00b\x1b[1m", "é" * 5000, "\ud800"])
-def test_error_text_is_clipped_and_clean(text: str) -> None:
-    """Whatever the text, an answer has one, in UTF-8, short, without control characters."""
+def test_error_text_is_truncated_and_printable(text: str) -> None:
+    """Any error text is written as short UTF-8 that is not empty, without control characters."""
     for used in (CODEC, codec(errors="status")):
-        answer = used.encode_error(NAMED, InvalidRequest(text))
-        data = body_of(answer)
+        response = used.encode_error(NAMED, InvalidRequest(text))
+        data = body_of(response)
         found = oracle.read_response(data)[1][0][1] if used is CODEC else data.decode()
         assert found.strip()
         assert found.strip().isprintable()
         assert len(found.encode()) <= DEFAULT_LIMITS.error_text_bytes + 1
 
 
-def test_too_many_tensors_are_refused_before_they_are_read() -> None:
-    """Counts are checked against the limits, and named."""
+def test_too_many_tensors_are_rejected_before_they_are_read() -> None:
+    """Counts are checked against the limits, which the errors name."""
     used = HttpCodec(MessageLimits(tensors=1, outputs=2), {})
     assert InferRequest is type(used.decode_call(post(infer_body((), ("a", "b"), 1))))
     for body, limit in (
@@ -510,18 +510,18 @@ def test_too_many_tensors_are_refused_before_they_are_read() -> None:
         (infer_body(("a", "b"), (), 1), "tensors"),
         (infer_body((), ("a", "b", "c"), 1), "outputs"),
     ):
-        error, _ = refusal(post(body), used)
+        error, _ = decode_error(post(body), used)
         assert (TooLarge, limit) == (type(error), error.limit)
 
 
-def test_a_body_over_the_limit_is_refused() -> None:
-    """A message may be no longer than the limit, whoever let it through."""
-    error, _ = refusal(post(INFER), HttpCodec(MessageLimits(message_bytes=50), {}))
+def test_body_over_the_limit_is_rejected() -> None:
+    """The codec enforces the limit of a message, whatever the transport accepted."""
+    error, _ = decode_error(post(INFER), HttpCodec(MessageLimits(message_bytes=50), {}))
     assert "message_bytes" == error.limit
 
 
-def test_what_graphpipe_cannot_ask_is_unsupported() -> None:
-    """Sequences, classification, streams and names that are steps in a path are refused."""
+def test_calls_unsupported_by_graphpipe_are_rejected() -> None:
+    """Sequences, classes, streams and model names that are steps in a path raise Unsupported."""
     classes = NAMED.changed(outputs=(RequestedOutput("y", 3),))
     stream = StreamInferRequest(request=NAMED)
     unknown: Call[Any] = stream
@@ -541,15 +541,15 @@ def test_what_graphpipe_cannot_ask_is_unsupported() -> None:
         codec(path="/x").encode_call(RepositoryIndexRequest())
 
 
-def test_a_fixed_path_takes_every_message() -> None:
-    """One URL is one upstream; names of callers never reach it."""
+def test_fixed_path_is_used_for_every_call() -> None:
+    """One URL is one upstream; model names do not reach it."""
     used = codec(path="/org/project/1/gp")
     for call in (NAMED, METADATA_CALL, ModelReadyRequest(model=MODEL), ServerLiveRequest()):
         assert "/org/project/1/gp" == used.encode_call(call).path
 
 
-def test_configured_outputs_are_asked_for_and_picked_from() -> None:
-    """A server that ignores output names is asked for all in its own order, and picked from."""
+def test_configured_outputs_are_requested_and_selected() -> None:
+    """All configured outputs are requested in their order; those of the call are selected."""
     used = codec(inputs=["t", "x"], outputs=["a", "b"], config="fixed")
     call = NAMED.changed(outputs=(RequestedOutput("b"),))
     sent = oracle.read_request(body_of(used.encode_call(call)))
@@ -560,8 +560,8 @@ def test_configured_outputs_are_asked_for_and_picked_from() -> None:
         sent.output_names,
     )
     other = oracle.PlainTensor(1, (), b"\x07")
-    answer = HttpResponse(200, body=(oracle.build_response([PLAIN_FP32, other]),))
-    reply = used.decode_reply(call, answer)
+    response = HttpResponse(200, body=(oracle.build_response([PLAIN_FP32, other]),))
+    reply = used.decode_reply(call, response)
     assert [("b", Datatype.UINT8)] == [(out.name, out.datatype) for out in reply.outputs]
     with pytest.raises(InvalidRequest, match="no output 'z'"):
         used.encode_call(NAMED.changed(outputs=(RequestedOutput("z"),)))
@@ -569,12 +569,12 @@ def test_configured_outputs_are_asked_for_and_picked_from() -> None:
         used.encode_call(NAMED.changed(inputs=(FP32.renamed("q"),)))
 
 
-def test_answers_must_have_as_many_outputs_as_asked_for() -> None:
-    """Surplus and missing outputs are refused; leading ones that are none may be left out."""
-    answer = HttpResponse(200, body=(oracle.build_response([PLAIN_FP32] * 2),))
+def test_response_must_have_as_many_outputs_as_requested() -> None:
+    """Surplus outputs are rejected; `drop_outputs` removes leading ones."""
+    response = HttpResponse(200, body=(oracle.build_response([PLAIN_FP32] * 2),))
     with pytest.raises(MalformedMessage, match="2 output tensors: expected 1"):
-        CODEC.decode_reply(NAMED, answer)
-    reply = codec(drop_outputs=1).decode_reply(NAMED, answer)
+        CODEC.decode_reply(NAMED, response)
+    reply = codec(drop_outputs=1).decode_reply(NAMED, response)
     assert ["y"] == [tensor.name for tensor in reply.outputs]
 
 
@@ -592,7 +592,7 @@ def test_answers_must_have_as_many_outputs_as_asked_for() -> None:
 def test_error_statuses_of_upstreams_are_raised(
     status: int, body: bytes, kind: type[GatewayError], text: str
 ) -> None:
-    """The text of the body is the error's, and goes back to a GraphPipe caller as it came."""
+    """The error has the text of the body, and is forwarded to a GraphPipe client unchanged."""
     for call in MIXED:
         with pytest.raises(GatewayError) as raised:
             CODEC.decode_reply(call, HttpResponse(status, body=(body,)))
@@ -602,8 +602,8 @@ def test_error_statuses_of_upstreams_are_raised(
 
 
 @pytest.mark.parametrize("status", [204, 301, 307])
-def test_other_statuses_break_the_protocol(status: int) -> None:
-    """Success is 200 exactly, and redirections are not followed."""
+def test_unexpected_statuses_raise_a_protocol_error(status: int) -> None:
+    """Only status 200 is success; redirects are not followed."""
     with pytest.raises(UpstreamProtocolError, match=str(status)):
         CODEC.decode_reply(NAMED, HttpResponse(status, Headers((("Location", "/x"),))))
 
@@ -619,10 +619,8 @@ def test_other_statuses_break_the_protocol(status: int) -> None:
         (500, UpstreamError),
     ],
 )
-def test_numbers_in_errors_mean_http_statuses_or_nothing(
-    number: int, kind: type[GatewayError]
-) -> None:
-    """Oracle's servers leave the number 0; ForestFlow writes HTTP's."""
+def test_error_numbers_are_read_as_http_statuses(number: int, kind: type[GatewayError]) -> None:
+    """Oracle's servers leave the number 0; ForestFlow writes that of HTTP."""
     body = oracle.build_response([], [(number, "no")], trim=True)
     for call in MIXED:
         with pytest.raises(kind, match="no"):
@@ -630,16 +628,16 @@ def test_numbers_in_errors_mean_http_statuses_or_nothing(
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_good_outputs_beside_broken_errors_are_taken(count: int) -> None:
-    """Python servers on flatbuffers 2.0.7 claim as many errors as they send outputs."""
+def test_outputs_are_read_despite_unreadable_errors(count: int) -> None:
+    """Python servers on flatbuffers 2.0.7 declare as many errors as they send outputs."""
     tensors = [oracle.PlainTensor(8, (2,), bytes(16)), PLAIN_FP32, PLAIN_FP32][:count]
     body = oracle.build_response(tensors, claimed_errors=count)
     reply = CODEC.decode_reply(UNNAMED, HttpResponse(200, body=(body,)))
     assert count == len(reply.outputs)
 
 
-def test_errors_beside_outputs_are_believed_when_they_can_be_read() -> None:
-    """An answer with outputs and a whole error is an error."""
+def test_readable_error_takes_precedence_over_outputs() -> None:
+    """A response with outputs and a readable error raises the error."""
     body = oracle.build_response([PLAIN_FP32], [(0, "half done")])
     with pytest.raises(UpstreamError, match="half done"):
         CODEC.decode_reply(NAMED, HttpResponse(200, body=(body,)))
@@ -648,8 +646,8 @@ def test_errors_beside_outputs_are_believed_when_they_can_be_read() -> None:
 @pytest.mark.parametrize(
     "body", [oracle.build_response([]), oracle.build_response([], claimed_errors=2)]
 )
-def test_an_answer_with_nothing_in_it_is_refused(body: bytes) -> None:
-    """Neither outputs nor a readable error is no answer, to an inference or for metadata."""
+def test_empty_response_is_rejected(body: bytes) -> None:
+    """A response with neither outputs nor a readable error raises MalformedMessage."""
     for call in (*MIXED, ModelReadyRequest(model=MODEL)):
         with pytest.raises(MalformedMessage):
             CODEC.decode_reply(call, HttpResponse(200, body=(body,)))
@@ -661,8 +659,8 @@ def dump(description: str, count: int = 100) -> HttpResponse:
     return HttpResponse(200, body=(oracle.build_metadata(metadata),))
 
 
-def test_the_dump_of_a_graph_is_read_by_its_description() -> None:
-    """graphpipe-tf lists every operation; the defaults are prose, in the description."""
+def test_metadata_of_a_complete_graph_use_its_description() -> None:
+    """graphpipe-tf lists every operation; the description has the default inputs and outputs."""
     text = "Implementation of m. Default Inputs: [a:0, b:0]. Default Outputs: [c:0]. Done."
     metadata = CODEC.decode_reply(METADATA_CALL, dump(text, 5000))
     assert ("m", ["a:0", "b:0"], ["c:0"]) == (
@@ -686,10 +684,8 @@ def test_the_dump_of_a_graph_is_read_by_its_description() -> None:
         (oracle.PlainIO("x", "", (1,) * 33, 1), TooLarge),
     ],
 )
-def test_metadata_that_cannot_be_is_refused(
-    entry: oracle.PlainIO, kind: type[GatewayError]
-) -> None:
-    """Metadata is distrusted as much as tensors are."""
+def test_invalid_metadata_are_rejected(entry: oracle.PlainIO, kind: type[GatewayError]) -> None:
+    """Metadata are validated as tensors are."""
     body = oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (entry,), ()))
     with pytest.raises(kind):
         CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(body,)))
@@ -706,18 +702,18 @@ def test_metadata_that_cannot_be_is_refused(
         ("", 0, None),
     ],
 )
-def test_another_gateway_tells_what_a_type_stands_for(
+def test_description_of_a_gateway_restores_bool_and_bf16(
     description: str, number: int, datatype: Datatype | None
 ) -> None:
-    """BOOL and BF16 are known again by the description that a gateway writes, and only so."""
+    """Only the exact description that a gateway writes restores BOOL and BF16."""
     entry = oracle.PlainIO("x", description, (1,), number)
     body = oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (), (entry,)))
     metadata = CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(body,)))
     assert datatype is metadata.outputs[0].datatype
 
 
-def test_a_name_in_metadata_is_utf8() -> None:
-    """Bytes that are no text are no name."""
+def test_name_in_metadata_that_is_not_utf8_is_rejected() -> None:
+    """A name that is not UTF-8 raises MalformedMessage."""
     entry = oracle.PlainIO("wxyz", "", (), 1)
     body = oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (entry,), ()))
     wire = HttpResponse(200, body=(body.replace(b"wxyz", b"wx\xffz"),))
@@ -725,8 +721,8 @@ def test_a_name_in_metadata_is_utf8() -> None:
         CODEC.decode_reply(METADATA_CALL, wire)
 
 
-def test_metadata_of_outputs_alone_is_metadata() -> None:
-    """Either list makes it metadata; entries without a name or description are told apart."""
+def test_metadata_may_have_outputs_only() -> None:
+    """One list is enough; an entry may lack a description, but not a name."""
     full = bytearray(CODEC.encode_reply(METADATA_CALL, METADATA).body[0])
     struct.pack_into("<H", full, 4 + 4 + 2 * 4, 0)  # its vtable's slot of the inputs
     read = CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(bytes(full),)))
@@ -739,17 +735,17 @@ def test_metadata_of_outputs_alone_is_metadata() -> None:
         CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(bytes(full),)))
 
 
-def test_an_error_without_a_number_gets_ours() -> None:
-    """The words of an upstream stay, a number that it never set is filled in."""
+def test_upstream_error_without_a_number_gets_one() -> None:
+    """The text of the upstream is kept; a missing number is filled in."""
     body = oracle.build_response([], [(0, "its words")])
     with pytest.raises(UpstreamError) as raised:
         CODEC.decode_reply(NAMED, HttpResponse(200, body=(body,)))
-    answer = CODEC.encode_error(NAMED, raised.value)
-    assert ((500, "its words"),) == oracle.read_response(body_of(answer))[1]
+    response = CODEC.encode_error(NAMED, raised.value)
+    assert ((500, "its words"),) == oracle.read_response(body_of(response))[1]
 
 
-def test_the_field_of_the_other_kind_may_be_there_and_empty() -> None:
-    """Exactly one of data and strings may have something in it; both may be present."""
+def test_tensor_may_have_an_empty_field_of_the_other_kind() -> None:
+    """Both data and strings may be present if only one of them has elements."""
     plain_tensors = (
         oracle.PlainTensor(1, (2,), b"ab", both=True),
         oracle.PlainTensor(12, (1,), b"", (b"x",), both=True),
@@ -759,8 +755,8 @@ def test_the_field_of_the_other_kind_may_be_there_and_empty() -> None:
     assert [Datatype.UINT8, Datatype.BYTES] == [tensor.datatype for tensor in reply.outputs]
 
 
-def test_many_errors_are_not_read() -> None:
-    """An answer with errors without end is broken; with a few the first is told."""
+def test_too_many_errors_are_rejected() -> None:
+    """The first of a few errors is raised; too many errors, or one without text, are malformed."""
     few = oracle.build_response([], [(400, "first"), (0, "second")])
     with pytest.raises(InvalidRequest, match="first"):
         CODEC.decode_reply(NAMED, HttpResponse(200, body=(few,)))
@@ -772,7 +768,7 @@ def test_many_errors_are_not_read() -> None:
 
 
 def test_a_list_of_default_tensors_is_checked() -> None:
-    """Names in prose are names all the same, and no more than a model has."""
+    """Names in the description are validated, and their number is limited."""
     with pytest.raises(TooLarge):
         CODEC.decode_reply(METADATA_CALL, dump(f"Default Inputs: [{', '.join('abcdefgh' * 9)}]."))
     with pytest.raises(MalformedMessage):
@@ -780,47 +776,47 @@ def test_a_list_of_default_tensors_is_checked() -> None:
 
 
 def test_a_long_list_of_models_is_not_parsed() -> None:
-    """JSON of an upstream is held to its limit too."""
+    """The JSON of an upstream has a limit as well."""
     used = HttpCodec(MessageLimits(json_bytes=5), {})
     with pytest.raises(MalformedMessage):
         used.decode_reply(RepositoryIndexRequest(), HttpResponse(200, body=(b'{"Models": []}',)))
 
 
-def test_unnamed_inputs_keep_their_places() -> None:
-    """Configured inputs order named tensors; tensors without names come as they are."""
+def test_unnamed_inputs_keep_their_order() -> None:
+    """Configured inputs reorder named tensors only."""
     mixed = NAMED.changed(inputs=(FP32.renamed("x"), FP32.renamed("")))
     sent = oracle.read_request(body_of(codec(inputs=["y", "x"]).encode_call(mixed)))
     assert sent is not None
     assert ("x", "") == sent.input_names
 
 
-def test_get_of_a_path_that_means_nothing_is_not_found() -> None:
-    """Without a default model only the list and the models' own paths are there."""
-    error, answer = refusal(HttpRequest("GET", "/other"))
-    assert (NotFound, 404) == (type(error), answer.status)
+def test_get_of_an_unknown_path_is_not_found() -> None:
+    """Without a default model, only the list and the paths of models exist."""
+    error, response = decode_error(HttpRequest("GET", "/other"))
+    assert (NotFound, 404) == (type(error), response.status)
 
 
-def test_a_call_without_a_question_here_has_no_answer() -> None:
-    """An answer to what this codec never asks is refused."""
+def test_reply_of_an_unsupported_call_is_rejected() -> None:
+    """Decoding the reply of a call that the codec cannot send raises Unsupported."""
     unknown: Call[Any] = StreamInferRequest(request=NAMED)
     with pytest.raises(Unsupported):
         CODEC.decode_reply(unknown, dump(""))
 
 
-def test_a_whole_metadata_answer_with_an_error_status_is_an_error() -> None:
-    """The status decides; a body that is no text and no error is shown as far as it can be."""
+def test_metadata_with_an_error_status_are_an_error() -> None:
+    """The status decides, even if the body has valid metadata."""
     wire = HttpResponse(500, body=dump("").body)
     with pytest.raises(UpstreamError):
         CODEC.decode_reply(METADATA_CALL, wire)
 
 
-def test_a_query_without_a_model_means_nothing() -> None:
-    """An empty model in a query is none."""
+def test_empty_model_in_a_query_is_ignored() -> None:
+    """An empty model in a query counts as none."""
     assert RepositoryIndexRequest is type(CODEC.decode_call(HttpRequest("GET", "/", "model=")))
 
 
-def test_a_strange_request_id_is_left_out() -> None:
-    """Ids that would break a log or a header are not taken over."""
+def test_request_id_not_fit_for_a_log_is_dropped() -> None:
+    """A request id that is too long or not ASCII is dropped."""
     for value in ("é", "a" * 129):
         wire = HttpRequest(
             "POST", "/graphpipe/m", "", Headers((("X-Request-Id", value),)), (INFER,)
@@ -828,8 +824,8 @@ def test_a_strange_request_id_is_left_out() -> None:
         assert "" == CODEC.decode_call(wire).context.request_id
 
 
-def test_metadata_tells_who_the_server_is() -> None:
-    """The version in metadata is the server's, not the model's."""
+def test_server_metadata_are_read_from_model_metadata() -> None:
+    """The name and version in metadata are those of the server, not of the model."""
     found = CODEC.decode_reply(ServerMetadataRequest(), dump(""))
     assert ServerMetadata("tf", "1.0") == found
 
@@ -837,8 +833,8 @@ def test_metadata_tells_who_the_server_is() -> None:
 @pytest.mark.parametrize(
     ("status", "live", "ready"), [(200, True, True), (404, True, True), (503, True, False)]
 )
-def test_server_health_is_told_by_any_answer(status: int, live: bool, ready: bool) -> None:
-    """A server that answers is alive, and ready unless it says that it fails."""
+def test_server_health_is_derived_from_any_response(status: int, live: bool, ready: bool) -> None:
+    """A server that responds is live, and ready unless it fails; `control` requires status 200."""
     wire = HttpResponse(status, body=(b"x",))
     assert live is CODEC.decode_reply(ServerLiveRequest(), wire)
     assert ready is CODEC.decode_reply(ServerReadyRequest(), wire)
@@ -847,8 +843,8 @@ def test_server_health_is_told_by_any_answer(status: int, live: bool, ready: boo
     assert (status == 200) is control.decode_reply(ServerReadyRequest(), wire)
 
 
-def test_model_readiness_is_told_by_metadata() -> None:
-    """Metadata that can be read is ready, an upstream that is down is not, others are errors."""
+def test_model_readiness_is_derived_from_metadata() -> None:
+    """Readable metadata mean ready, status 503 means not ready, other errors are raised."""
     call = ModelReadyRequest(model=MODEL)
     assert CODEC.decode_reply(call, dump(""))
     assert not CODEC.decode_reply(call, HttpResponse(503, body=(b"loading",)))
@@ -856,14 +852,14 @@ def test_model_readiness_is_told_by_metadata() -> None:
         CODEC.decode_reply(call, HttpResponse(404, body=(b"no",)))
 
 
-def test_description_names_what_has_no_field() -> None:
-    """Platform and versions of a model stand in its description."""
+def test_description_has_platform_and_versions() -> None:
+    """Platform and versions of a model, which have no field, are in its description."""
     metadata = ModelMetadata(name="m", platform="onnx", versions=("1", "2"))
     read = oracle.read_metadata(body_of(CODEC.encode_reply(METADATA_CALL, metadata)))
     assert "onnx; versions 1, 2" == read.description
 
 
-def test_a_call_of_another_codec_is_answered_by_its_outputs() -> None:
-    """A call that this codec did not read is answered in the order of its own outputs."""
+def test_reply_to_a_call_of_another_codec_has_its_outputs() -> None:
+    """The outputs of the response are in the order of the call's outputs."""
     call = InferRequest(model=MODEL, outputs=(RequestedOutput("b"), RequestedOutput("a")))
-    assert [1, 0] == places(call, reply_of("a", "b"))
+    assert [1, 0] == output_indexes(call, reply_of("a", "b"))

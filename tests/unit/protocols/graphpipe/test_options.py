@@ -15,7 +15,7 @@ from gateway.protocols.graphpipe.options import GraphPipeOptions, read_options
 from gateway.wire.codec import Codec
 from gateway.wire.errors import error_class_of_http
 
-# What a status cannot tell apart comes back as its neighbour.
+# Codes that share a status are read as the neighbour.
 NEIGHBOURS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
@@ -24,7 +24,7 @@ NEIGHBOURS = {
 
 
 def test_options_become_settings() -> None:
-    """Every option is typed."""
+    """Every option is converted to its type."""
     options = {
         "default_model": "m/2",
         "errors": "status",
@@ -80,14 +80,14 @@ def test_options_become_settings() -> None:
         ("health", "ping"),
     ],
 )
-def test_a_wrong_option_is_named(key: str, value: Any) -> None:
-    """Key and value stand in the error."""
+def test_error_for_an_invalid_option_has_its_key(key: str, value: Any) -> None:
+    """The error for an invalid key or value contains the key."""
     with pytest.raises(ValueError, match=key):
         SPEC.options({key: value})
 
 
 def test_the_protocol_has_two_codecs() -> None:
-    """Both are made from limits and options, under their own names."""
+    """Both codecs are built from limits and options, and have their own names."""
     assert SPEC.http is not None
     assert SPEC.stream is not None
     codecs: list[Codec[Any, Any]] = [
@@ -102,6 +102,6 @@ def test_the_protocol_has_two_codecs() -> None:
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-def test_every_error_code_has_a_number_that_means_it(code: ErrorCode) -> None:
-    """The table is total, and each number reads as the code or its neighbour."""
+def test_every_error_code_has_a_matching_status(code: ErrorCode) -> None:
+    """The table is complete; each status is read as its code or as the code's neighbour."""
     assert ERROR_CLASSES[NEIGHBOURS.get(code, code)] is error_class_of_http(STATUS[code])

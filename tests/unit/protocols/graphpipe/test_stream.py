@@ -58,14 +58,14 @@ def sent(frame: Frame) -> bytes:
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_reads_call(case: CallCase) -> None:
-    """What another implementation built is the call that it says, for the listener's model."""
+    """A request of another implementation is decoded to the expected call for the default model."""
     [frame] = framer().receive(framed(case.message))
     assert case.call == CODEC.decode_call(frame).changed(context=Context())
 
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_writes_call(case: CallCase) -> None:
-    """A call has its size before it and reads, to another implementation, as what it says."""
+    """A request has a size prefix, and another implementation reads it correctly."""
     data = sent(CODEC.encode_call(case.call))
     assert len(data) - 4 == struct.unpack_from("<I", data)[0]
     assert oracle.read_request(case.message) == oracle.read_request(data[4:])
@@ -73,14 +73,14 @@ def test_writes_call(case: CallCase) -> None:
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_reads_reply(case: ReplyCase) -> None:
-    """What another implementation built is the answer that it says."""
+    """A response of another implementation is decoded to the expected reply."""
     [frame] = framer().receive(framed(case.message))
     assert case.reply == CODEC.decode_reply(case.call, frame)
 
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_writes_reply(case: ReplyCase) -> None:
-    """An answer reads, to another implementation, as what it says."""
+    """Another implementation reads an encoded response correctly."""
     frame = CODEC.encode_reply(case.call, case.reply)
     read: Any = oracle.read_response
     if isinstance(case.call, ModelMetadataRequest):
@@ -89,7 +89,7 @@ def test_writes_reply(case: ReplyCase) -> None:
 
 
 def test_size_prefixed_messages_of_the_builder_are_read() -> None:
-    """The Builder's own size prefix, which stands inside its alignment, is the same framing."""
+    """The Builder's own size prefix, which is part of its alignment, is the same framing."""
     plain = oracle.PlainRequest(b"c", ("x",), (oracle.PlainTensor(11, (1,), bytes(8)),), ())
     [frame] = framer().receive(oracle.build_request(plain, prefix=True))
     call = CODEC.decode_call(frame)
@@ -97,8 +97,8 @@ def test_size_prefixed_messages_of_the_builder_are_read() -> None:
     assert "x" == call.inputs[0].name
 
 
-def test_frames_come_byte_by_byte() -> None:
-    """A framer waits for whole frames, however slowly they come."""
+def test_framer_accepts_single_bytes() -> None:
+    """A framer returns each frame with its last byte."""
     used = framer()
     found = [used.receive(bytes([byte])) for byte in GOOD + GOOD]
     assert [len(GOOD) - 1, 2 * len(GOOD) - 1] == [at for at, frames in enumerate(found) if frames]
@@ -106,8 +106,8 @@ def test_frames_come_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, len(GOOD) - 1])
-def test_a_stream_that_ends_inside_a_frame_is_broken(cut: int) -> None:
-    """Half a message is no message."""
+def test_stream_that_ends_within_a_frame_is_malformed(cut: int) -> None:
+    """The end of a stream within a frame raises MalformedMessage."""
     used = framer()
     assert [] == used.receive(GOOD[:cut])
     with pytest.raises(MalformedMessage, match="ended"):
@@ -125,21 +125,21 @@ def test_a_stream_that_ends_inside_a_frame_is_broken(cut: int) -> None:
         (b"GETx", MalformedMessage),
     ],
 )
-def test_an_impossible_size_is_refused_at_once(start: bytes, kind: type[GatewayError]) -> None:
-    """Four bytes are enough to refuse; nothing is allocated for what they claim."""
+def test_invalid_size_is_rejected_at_once(start: bytes, kind: type[GatewayError]) -> None:
+    """Four bytes are enough to reject a frame; nothing is allocated for its size."""
     with pytest.raises(kind):
         framer().receive(start)
 
 
-def test_frames_before_a_bad_one_are_not_lost() -> None:
-    """What came whole is answered first; the bad size is refused with the next bytes."""
+def test_frames_before_an_invalid_one_are_returned() -> None:
+    """Complete frames are returned first; the invalid size is rejected with the next bytes."""
     used = framer()
     assert [METADATA_REQUEST] == [payload(f) for f in used.receive(GOOD + bytes(4))]
     with pytest.raises(MalformedMessage):
         used.receive(b"x")
 
 
-def test_payload_is_sent_as_it_is() -> None:
+def test_payload_is_sent_without_a_copy() -> None:
     """The framer puts a size before the buffers and copies none of them."""
     view = memoryview(bytes(16))
     parts = framer().send(Frame((view, b"ab")))
@@ -147,19 +147,19 @@ def test_payload_is_sent_as_it_is() -> None:
 
 
 def test_a_listener_needs_a_default_model() -> None:
-    """Nothing on a stream names a model."""
+    """A request on a stream names no model, so decoding without a default raises NotFound."""
     with pytest.raises(NotFound, match="default model"):
         GraphPipeStreamCodec().decode_call(Frame((METADATA_REQUEST,)))
 
 
-def test_metadata_is_asked_for() -> None:
-    """A metadata request asks for that of the listener's model; the deadline is the frame's."""
+def test_metadata_request_is_decoded() -> None:
+    """A metadata request is for the listener's model; the deadline is that of the frame."""
     call = CODEC.decode_call(Frame((METADATA_REQUEST,), None, 3.5))
     assert (ModelMetadataRequest, REF, 3.5) == (type(call), call.model, call.context.deadline)
 
 
-def test_outputs_come_in_the_order_asked_for() -> None:
-    """Names of outputs are kept for the answer, repeated ones too."""
+def test_outputs_have_the_requested_order() -> None:
+    """The response has the outputs in the requested order, repeated ones too."""
     plain = oracle.PlainRequest(b"", (), (), ("b", "a", "b"))
     call = CODEC.decode_call(Frame((oracle.build_request(plain),)))
     assert isinstance(call, InferRequest)
@@ -178,8 +178,8 @@ def test_outputs_come_in_the_order_asked_for() -> None:
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-def test_every_error_is_in_the_answer(code: ErrorCode) -> None:
-    """A stream has no status, so metadata fails in the answer too, and is read as an error."""
+def test_every_error_is_in_the_response_body(code: ErrorCode) -> None:
+    """A stream has no status, so the error of a metadata call is in the body as well."""
     for call in (None, NAMED, ModelMetadataRequest(model=REF)):
         frame = CODEC.encode_error(call, ERROR_CLASSES[code]("why"))
         assert ((), "why") == (
@@ -190,8 +190,8 @@ def test_every_error_is_in_the_answer(code: ErrorCode) -> None:
             CODEC.decode_reply(ModelMetadataRequest(model=REF), frame)
 
 
-def test_errors_of_upstreams_go_back_as_they_came() -> None:
-    """Number and text of an upstream's error are those that a caller of this codec gets."""
+def test_upstream_errors_are_forwarded_unchanged() -> None:
+    """Number and text of an upstream's error reach the client of this codec."""
     frame = Frame((oracle.build_response([], [(404, "no such model")]),))
     with pytest.raises(ModelNotFound) as raised:
         CODEC.decode_reply(NAMED, frame)
@@ -199,28 +199,28 @@ def test_errors_of_upstreams_go_back_as_they_came() -> None:
     assert ((), ((404, "no such model"),)) == again
 
 
-def test_health_and_server_are_told_by_metadata() -> None:
-    """Every question but inference is a metadata request."""
+def test_health_and_server_metadata_use_metadata_requests() -> None:
+    """Every call but inference is sent as a metadata request."""
     metadata = oracle.PlainMetadata("m", "1.0", "srv", "", (), ())
-    answer = Frame((oracle.build_metadata(metadata),))
+    response = Frame((oracle.build_metadata(metadata),))
     down = Frame((oracle.build_response([], [(503, "loading")]),))
-    questions: list[Call[bool]] = [
+    calls: list[Call[bool]] = [
         ServerLiveRequest(),
         ServerReadyRequest(),
         ModelReadyRequest(model=REF),
     ]
-    for question, when_down in zip(questions, (True, False, False), strict=True):
-        assert oracle.read_request(payload(CODEC.encode_call(question))) is None
-        assert CODEC.decode_reply(question, answer)
-        assert when_down is CODEC.decode_reply(question, down)
-    assert ServerMetadata("srv", "1.0") == CODEC.decode_reply(ServerMetadataRequest(), answer)
+    for call, when_down in zip(calls, (True, False, False), strict=True):
+        assert oracle.read_request(payload(CODEC.encode_call(call))) is None
+        assert CODEC.decode_reply(call, response)
+        assert when_down is CODEC.decode_reply(call, down)
+    assert ServerMetadata("srv", "1.0") == CODEC.decode_reply(ServerMetadataRequest(), response)
     not_found = Frame((oracle.build_response([], [(404, "gone")]),))
     with pytest.raises(ModelNotFound):
-        CODEC.decode_reply(questions[2], not_found)
+        CODEC.decode_reply(calls[2], not_found)
 
 
-def test_what_streams_cannot_ask_is_unsupported() -> None:
-    """Lists of models and streams of answers are refused."""
+def test_unsupported_calls_are_rejected() -> None:
+    """Repository index and stream calls raise Unsupported in each direction."""
     streaming = StreamInferRequest(request=NAMED)
     calls: list[Call[Any]] = [RepositoryIndexRequest(), streaming]
     for call in calls:
@@ -235,21 +235,21 @@ def test_what_streams_cannot_ask_is_unsupported() -> None:
 
 
 def test_a_payload_of_two_gigabytes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size that no reader takes is refused before it is sent."""
+    """A payload over the maximum size is rejected before it is sent."""
     monkeypatch.setattr(stream, "MAX_MESSAGE_BYTES", 10)
     with pytest.raises(TooLarge, match="at most 10"):
         framer().send(Frame((bytes(11),)))
 
 
-def test_an_answer_to_no_question_of_ours_is_refused() -> None:
-    """What cannot be asked has no answer."""
-    answer = Frame((oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (), ())),))
+def test_reply_of_an_unsupported_call_is_rejected() -> None:
+    """Decoding the reply of a call that the codec cannot send raises Unsupported."""
+    response = Frame((oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (), ())),))
     unknown: Call[Any] = RepositoryIndexRequest()
     with pytest.raises(Unsupported):
-        CODEC.decode_reply(unknown, answer)
+        CODEC.decode_reply(unknown, response)
 
 
-def test_broken_messages_are_refused() -> None:
-    """A good frame with a bad message in it is the client's fault."""
+def test_malformed_messages_are_rejected() -> None:
+    """A valid frame with a malformed message raises InvalidRequest."""
     with pytest.raises(InvalidRequest):
         CODEC.decode_call(Frame((bytes(64),)))

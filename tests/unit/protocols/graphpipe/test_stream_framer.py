@@ -1,4 +1,4 @@
-"""What a transport learns from GraphPipe's framer beside the frames."""
+"""GraphPipe's framer: wanted bytes, faults, views, and responses that begin early."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def framer() -> SizePrefixFramer:
     return SizePrefixFramer(MessageLimits(message_bytes=1000))
 
 
-def test_says_what_a_frame_wants_before_it_comes() -> None:
-    """The declared size is known with its last byte; between frames nothing is wanted."""
+def test_wanted_is_the_size_of_the_incoming_frame() -> None:
+    """The size of a frame is known with the last byte of its prefix; between frames it is 0."""
     used = framer()
     found = [used.wanted]
     for byte in GOOD:
@@ -33,8 +33,8 @@ def test_says_what_a_frame_wants_before_it_comes() -> None:
     assert [0, 4, 4, 4, *[len(GOOD)] * (len(GOOD) - 4), 0] == found
 
 
-def test_wants_the_next_frame_where_one_read_ends_within_it() -> None:
-    """What is left over after a frame is the beginning of the next."""
+def test_wanted_is_the_size_of_a_frame_begun_in_the_same_read() -> None:
+    """Bytes after a frame are the beginning of the next one."""
     used = framer()
     assert 1 == len(used.receive(GOOD + GOOD[:9]))
     assert len(GOOD) == used.wanted
@@ -46,8 +46,8 @@ def test_wants_the_next_frame_where_one_read_ends_within_it() -> None:
     ("bad", "kind"),
     [(b"GET / HTTP/1.1", MalformedMessage), (struct.pack("<I", 1001), TooLarge)],
 )
-def test_a_fault_after_a_frame_is_known_at_once(bad: bytes, kind: type[Exception]) -> None:
-    """The frame is given and the fault told; whatever comes then meets the fault."""
+def test_fault_after_a_frame_is_set_at_once(bad: bytes, kind: type[Exception]) -> None:
+    """The frame is returned and the fault is set; later bytes raise the fault."""
     used = framer()
     assert 1 == len(used.receive(GOOD + bad))
     assert isinstance(used.fault, kind)
@@ -55,8 +55,8 @@ def test_a_fault_after_a_frame_is_known_at_once(bad: bytes, kind: type[Exception
         used.receive(b"more")
 
 
-def test_frames_stay_as_they_were() -> None:
-    """A frame given out does not change with what comes after it, and cannot be written to."""
+def test_returned_frames_do_not_change() -> None:
+    """Later bytes do not change a returned frame, which is read-only."""
     used = framer()
     used.receive(GOOD[:7])
     [first] = used.receive(GOOD[7:] + GOOD[:5])
@@ -68,7 +68,7 @@ def test_frames_stay_as_they_were() -> None:
 
 
 def test_a_frame_in_one_piece_is_not_copied() -> None:
-    """What arrives whole is looked at where it is."""
+    """Frames that arrive whole are views of the received bytes."""
     data = bytes(bytearray(GOOD + GOOD))
     frames = framer().receive(data)
     wire = np.frombuffer(data, np.uint8)
@@ -77,8 +77,8 @@ def test_a_frame_in_one_piece_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
-def test_an_answer_may_be_begun_before_it_is_known(case: ReplyCase) -> None:
-    """Its first byte goes out early; the whole reads as the same answer to other readers."""
+def test_response_may_begin_before_its_size_is_known(case: ReplyCase) -> None:
+    """A response whose first byte is sent early is read as the same reply by all readers."""
     used = SizePrefixFramer(MessageLimits())
     frame = GraphPipeStreamCodec().encode_reply(case.call, case.reply)
     plain = b"".join(used.send(frame))
@@ -94,8 +94,8 @@ def test_an_answer_may_be_begun_before_it_is_known(case: ReplyCase) -> None:
         assert oracle.read_response(message) == oracle.read_response(padded)
 
 
-def test_a_frame_of_exactly_the_step_is_begun_too() -> None:
-    """No padding is needed where the size begins with a zero by itself."""
+def test_frame_whose_size_starts_with_zero_has_no_padding() -> None:
+    """The first byte of a size of 256 is zero, so a frame that begins early has no padding."""
     used = framer()
     data = used.begin() + b"".join(used.send(Frame((bytes(256),))))
     assert struct.pack("<I", 256) + bytes(256) == data

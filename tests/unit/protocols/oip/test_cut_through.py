@@ -1,4 +1,4 @@
-"""Open Inference requests whose tensors are on their way: read by their heads, written before them."""
+"""Cut-through of Open Inference requests: decoding of their JSON, encoding before the data arrive."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def member(name: str, size: int, datatype: str = "UINT8", **more: Any) -> dict[s
 def request(
     *members: dict[str, Any], binary: bytes = b"abcdefgh", **more: Any
 ) -> tuple[HttpRequest, FakeArriving]:
-    """Return a request of which the JSON has come."""
+    """Return a request of which the JSON has arrived, and its streaming body."""
     text = json.dumps({"inputs": members, **more}).encode()
     headers = Headers((("Inference-Header-Content-Length", str(len(text))),))
     source = FakeArriving(text + binary, len(text))
@@ -53,8 +53,8 @@ def waiting(name: str, source: FakeArriving, start: int, size: int) -> Tensor:
     return streamed_tensor(name, Datatype.UINT8, (size,), StreamedData(source, start, size))
 
 
-def test_codecs_say_what_they_can() -> None:
-    """Over HTTP the JSON is enough to begin a call; both carriers may send before all has come."""
+def test_codecs_support_cut_through() -> None:
+    """Both codecs send before all data arrive; only HTTP decodes a call from its JSON alone."""
     assert isinstance(HTTP, CutThroughCodec)
     assert isinstance(GRPC, CutThroughCodec)
     wire = GrpcRequest("/inference.GRPCInferenceService/ModelInfer", (b"",))
@@ -75,14 +75,16 @@ def test_codecs_say_what_they_can() -> None:
         ("/v2/nowhere", "17", None),
     ],
 )
-def test_how_much_is_enough(path: str, length: str | None, expected: int | None) -> None:
-    """The JSON of an inference request is; anything else is read whole, and refused as ever."""
+def test_early_bytes_are_the_json_of_an_inference_request(
+    path: str, length: str | None, expected: int | None
+) -> None:
+    """Other requests, and those with an invalid length header, are read whole."""
     pairs = () if length is None else (("inference-header-content-length", length),)
     assert expected == HTTP.early_bytes(HttpRequest("POST", path, "", Headers(pairs)))
 
 
-def test_a_head_is_read() -> None:
-    """Inputs have their descriptions, and places in what is to come; what is in the JSON is here."""
+def test_early_call_has_streamed_inputs() -> None:
+    """Binary inputs are ranges of the streaming body; JSON inputs have their data."""
     plain = {"name": "j", "datatype": "INT32", "shape": [1], "data": [7]}
     wire, source = request(member("a", 3), plain, member("b", 5), id="q", outputs=[{"name": "y"}])
     call = HTTP.decode_early(wire)
@@ -97,8 +99,8 @@ def test_a_head_is_read() -> None:
     assert 4 == json_data.nbytes
 
 
-def test_what_is_looked_at_is_read_whole() -> None:
-    """A BYTES input among the others needs all bytes; of BOOL any byte is allowed."""
+def test_bytes_input_prevents_early_decoding() -> None:
+    """A BYTES input needs all bytes of the request; a BOOL input may have any byte."""
     wire, _ = request(member("a", 3), member("b", 5, "BYTES", shape=[1]))
     assert HTTP.decode_early(wire) is None
     wire, _ = request(member("a", 3), member("b", 5, "BOOL"))
@@ -117,10 +119,10 @@ def test_what_is_looked_at_is_read_whole() -> None:
         ([member("a", -8)], b"abcdefgh"),
     ],
 )
-def test_a_wrong_head_is_refused_in_the_same_words(
+def test_early_decoding_raises_the_error_of_the_whole_request(
     members: list[dict[str, Any]], binary: bytes
 ) -> None:
-    """What is wrong with a head is said as it is of the whole request."""
+    """An invalid request raises the same error when it is decoded early as when it is complete."""
     early, source = request(*members, binary=binary)
     whole = HttpRequest("POST", PATH, "", early.headers, (memoryview(source.body),))
     with pytest.raises(GatewayError) as of_whole:
@@ -133,25 +135,25 @@ def test_a_wrong_head_is_refused_in_the_same_words(
     )
 
 
-def test_an_http_request_ends_in_what_comes() -> None:
-    """With the rest behind it, a request is what it would have been whole."""
+def test_streamed_http_request_equals_the_whole_one() -> None:
+    """The encoded request followed by the streaming body equals the whole request."""
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs = (HERE, waiting("a", source, 2, 3), waiting("b", source, 5, 5))
     wire = HTTP.encode_cut_through(InferRequest(model=ModelRef("m"), inputs=inputs, id="q"))
-    landed = (
+    complete = (
         HERE,
         Tensor("a", Datatype.UINT8, (3,), RawData(memoryview(b"abc"))),
         Tensor("b", Datatype.UINT8, (5,), RawData(memoryview(b"defgh"))),
     )
-    whole = HTTP.encode_call(InferRequest(model=ModelRef("m"), inputs=landed, id="q"))
+    whole = HTTP.encode_call(InferRequest(model=ModelRef("m"), inputs=complete, id="q"))
     assert wire is not None
     assert source is wire.body_stream
     assert (whole.path, whole.headers) == (wire.path, wire.headers)
     assert bytes(whole.view) == bytes(wire.view) + source.body[2:]
 
 
-def test_a_request_of_nothing_else_says_where_its_json_ends() -> None:
-    """The header that tells the JSON's length is there although no binary tensor is here yet."""
+def test_request_of_streamed_inputs_has_the_length_header() -> None:
+    """The length header is sent although no binary tensor has arrived."""
     source = FakeArriving(b"{}abcdefgh", 2)
     call = InferRequest(model=ModelRef("m"), inputs=(waiting("a", source, 2, 8),))
     wire = HTTP.encode_cut_through(call)
@@ -160,8 +162,8 @@ def test_a_request_of_nothing_else_says_where_its_json_ends() -> None:
 
 
 @pytest.mark.parametrize("before", [(), (HERE,)])
-def test_a_grpc_message_ends_in_what_comes(before: tuple[Tensor, ...]) -> None:
-    """With the rest behind it, a message is the one of the whole request."""
+def test_streamed_grpc_message_is_complete(before: tuple[Tensor, ...]) -> None:
+    """The encoded message followed by the streaming body is a message with all inputs."""
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs = (*before, waiting("a", source, 2, 8))
     wire = GRPC.encode_cut_through(InferRequest(model=ModelRef("m"), inputs=inputs))
@@ -172,8 +174,8 @@ def test_a_grpc_message_ends_in_what_comes(before: tuple[Tensor, ...]) -> None:
     assert [each.name for each in inputs] == [each.name for each in message.inputs]
 
 
-def test_each_tensor_of_a_grpc_message_has_its_field() -> None:
-    """What stands before the second and third comes between the bytes that arrive."""
+def test_each_streamed_tensor_of_a_grpc_message_has_its_field() -> None:
+    """The field keys of the later tensors are inserted into the streaming body."""
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs, at = [HERE], 2
     for name, size in (("a", 3), ("b", 0), ("c", 5), ("d", 0)):
@@ -183,22 +185,22 @@ def test_each_tensor_of_a_grpc_message_has_its_field() -> None:
     assert wire is not None
     assert wire.rest is not None
 
-    class Cup:
+    class Sink:
         content = b""
 
         def write(self, piece: memoryview, /) -> None:
             self.content += piece
 
-    expected, cup = wire.rest.remaining_bytes, Cup()
-    wire.rest.pipe_to(cup)
-    assert expected == len(cup.content)
-    message = pb.ModelInferRequest.FromString(bytes(wire.view) + cup.content)
+    expected, sink = wire.rest.remaining_bytes, Sink()
+    wire.rest.pipe_to(sink)
+    assert expected == len(sink.content)
+    message = pb.ModelInferRequest.FromString(bytes(wire.view) + sink.content)
     assert [b"ab", b"abc", b"", b"defgh", b""] == list(message.raw_input_contents)
     assert ["here", "a", "b", "c", "d"] == [each.name for each in message.inputs]
 
 
-def test_what_cannot_end_a_message_is_written_whole() -> None:
-    """Inputs in another order cannot be; MLServer's JSON and streams have other forms."""
+def test_calls_unfit_for_cut_through_return_none() -> None:
+    """Inputs in another order, streams and MLServer's JSON have no cut-through form."""
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs = (waiting("a", source, 2, 3), waiting("b", source, 5, 5))
     call = InferRequest(model=ModelRef("m"), inputs=inputs)

@@ -1,4 +1,4 @@
-"""What is refused towards each kind of server, over HTTP and gRPC."""
+"""Calls that the dialects reject, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec
 
 CODECS: tuple[type[HttpCodec | GrpcCodec], ...] = (HttpCodec, GrpcCodec)
-QUESTIONS: tuple[type[Call[Any]], ...] = (
+CALL_TYPES: tuple[type[Call[Any]], ...] = (
     InferRequest,
     ModelConfigRequest,
     ModelMetadataRequest,
@@ -30,14 +30,14 @@ QUESTIONS: tuple[type[Call[Any]], ...] = (
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("kind", CALL_TYPES)
 @pytest.mark.parametrize(
     "version", ["1.5", "1e3", "1a", "-1", "+1", " 1", "1 ", "0x1", "1_0", "1\uff11"]
 )
-def test_a_version_that_triton_reads_as_another_one_is_refused(
+def test_version_that_triton_misreads_is_rejected(
     codec: type[HttpCodec | GrpcCodec], kind: type[Call[Any]], version: str
 ) -> None:
-    """Triton reads the number that a version begins with, and would answer for that one."""
+    """Triton reads the number that a version begins with, and would run that version."""
     call = kind(model=ModelRef("m", version))
     with pytest.raises(InvalidRequest, match="is not a whole number"):
         codec(DEFAULT_LIMITS, {"dialect": "triton"}).encode_call(call)
@@ -48,18 +48,18 @@ def test_a_version_that_triton_reads_as_another_one_is_refused(
     ("dialect", "version"),
     [("triton", "1"), ("triton", "007"), ("triton", "v1"), ("mlserver", "1.5"), ("ovms", "1.5")],
 )
-def test_other_versions_go_on(
+def test_other_versions_are_sent(
     codec: type[HttpCodec | GrpcCodec], dialect: str, version: str
 ) -> None:
-    """Whole numbers, and what the server itself refuses or knows as a text, are sent."""
+    """Whole numbers, and versions that the server itself rejects or reads as text, are sent."""
     call = InferRequest(model=ModelRef("m", version))
     wire = codec(DEFAULT_LIMITS, {"dialect": dialect}).encode_call(call)
     assert version in getattr(wire, "path", "") or version.encode() in wire.view.tobytes()
 
 
 @pytest.mark.parametrize("dialect", ["triton", "gateway"])
-def test_a_large_sequence_id_is_its_own_refusal(dialect: str) -> None:
-    """`Complete` sends such a call without the id where the model has no sequences."""
+def test_large_sequence_id_has_its_own_error_class(dialect: str) -> None:
+    """After this error, `Complete` omits the id if the model has no sequences."""
     codec = GrpcCodec(DEFAULT_LIMITS, {"dialect": dialect})
     request = InferRequest(model=ModelRef("m"), sequence=Sequence(1 << 63))
     for call in (request, StreamInferRequest(model=ModelRef("m"), request=request)):

@@ -1,4 +1,4 @@
-"""Extensions that a listener serves or not: refused by name, advertised exactly."""
+"""Extensions that a listener enables: rejected by name, advertised exactly."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ IDS = [next(iter(options)) for _, options in GATED]
 
 
 @pytest.mark.parametrize(("call", "options"), GATED, ids=IDS)
-def test_what_is_off_is_refused_by_its_option(call: Call[Any], options: dict[str, Any]) -> None:
-    """The text names the option that would switch it on, and then it passes."""
+def test_disabled_extension_is_rejected_by_its_option(
+    call: Call[Any], options: dict[str, Any]
+) -> None:
+    """The error names the option that enables the extension; with it, the call passes."""
     off, *others = options
     with pytest.raises(
         Unsupported, match=rf"not enabled \(--enable {off}(=target)?, or options: {{oip: {{{off}: "
@@ -63,8 +65,8 @@ def test_what_is_off_is_refused_by_its_option(call: Call[Any], options: dict[str
 @pytest.mark.parametrize(
     ("kind", "option"), [(TraceSettingRequest, "trace"), (LogSettingsRequest, "logging")]
 )
-def test_settings_can_be_read_without_changes(kind: Any, option: str) -> None:
-    """The value `read` passes the question, and refuses a change with the option that allows it."""
+def test_read_only_settings_reject_changes(kind: Any, option: str) -> None:
+    """With `read`, a query passes and a change is rejected with the option that allows it."""
     extensions = read_extensions({option: "read"})
     call = kind()
     assert call is apply_policy(call, extensions)
@@ -80,8 +82,8 @@ def test_settings_can_be_read_without_changes(kind: Any, option: str) -> None:
         ({"model_control": "true", "logging": "off"}, ("model_control",)),
     ],
 )
-def test_the_status_lists_what_is_on(options: dict[str, str], on: tuple[str, ...]) -> None:
-    """Each extension is on, with its value, or off."""
+def test_status_lists_enabled_extensions(options: dict[str, str], on: tuple[str, ...]) -> None:
+    """Each extension is listed as enabled, with its value, or as disabled."""
     found, off = extension_status(options)
     assert on == found
     names = [name.partition("=")[0] for name in found]
@@ -89,8 +91,8 @@ def test_the_status_lists_what_is_on(options: dict[str, str], on: tuple[str, ...
     assert len(off) + len(on) == len(fields(Extensions))
 
 
-def test_what_has_no_option_passes() -> None:
-    """Inference, health and metadata are always served."""
+def test_call_without_an_option_passes() -> None:
+    """A call that belongs to no extension is always served."""
     call = ModelReadyRequest(model=M)
     assert call is apply_policy(call, read_extensions({}))
 
@@ -99,10 +101,10 @@ def test_what_has_no_option_passes() -> None:
     ("call", "option"),
     [(ModelStatisticsRequest(model=M), "statistics"), (LogSettingsRequest(), "logging")],
 )
-def test_a_question_to_the_gateway_itself_is_marked(
+def test_call_about_the_gateway_itself_is_marked(
     call: ModelStatisticsRequest | LogSettingsRequest, option: str
 ) -> None:
-    """The listener chooses whose counts and whose log are meant; the wire form stays known."""
+    """With `gateway`, statistics and logs are the gateway's own; the call keeps its origin."""
     origin = Origin("oip.http", object())
     found = apply_policy(call.with_context(origin=origin), read_extensions({option: "gateway"}))
     assert call.changed(own=True) == found
@@ -112,14 +114,14 @@ def test_a_question_to_the_gateway_itself_is_marked(
 
 @pytest.mark.parametrize("name", ["m", "Model-1.onnx_v2", "_m"])
 def test_models_with_plain_names_are_loaded(name: str) -> None:
-    """A name is one of a folder."""
+    """A name that is fit for a folder passes."""
     call = ModelLoadRequest(model=ModelRef(name))
     assert call is apply_policy(call, read_extensions({"model_control": True}))
 
 
 @pytest.mark.parametrize("name", ["..", ".m", "a/b", "m$(id)", "m m", "m;", "é", "m\n"])
 @pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
-def test_models_with_other_names_are_not(kind: Any, name: str) -> None:
+def test_models_with_unsafe_names_are_rejected(kind: Any, name: str) -> None:
     """A name could lead out of the repository, or into a shell."""
     with pytest.raises(InvalidRequest, match="cannot be loaded or unloaded"):
         apply_policy(kind(model=ModelRef(name)), read_extensions({"model_control": True}))
@@ -150,7 +152,7 @@ LIMITED = {"model_control": True, "model_config": "limited"}
     ],
 )
 def test_a_limited_configuration_passes(config: dict[str, Any]) -> None:
-    """What passes is written anew."""
+    """A configuration within the limits passes, and is serialized again."""
     call = ModelLoadRequest(model=M, parameters={"config": json.dumps(config, indent=1)})
     found = apply_policy(call, read_extensions(LIMITED))
     assert isinstance(found, ModelLoadRequest)
@@ -173,8 +175,8 @@ def test_a_limited_configuration_passes(config: dict[str, Any]) -> None:
         ({"version_policy": {"specific": {"versions": ["../.."]}}}, "integers"),
     ],
 )
-def test_other_configurations_do_not(config: dict[str, Any], text: str) -> None:
-    """A configuration is code (CVE-2025-23316); the text names what is wrong."""
+def test_other_configurations_are_rejected(config: dict[str, Any], text: str) -> None:
+    """A configuration is code (CVE-2025-23316); the error names the member or value at fault."""
     call = ModelLoadRequest(model=M, parameters={"config": json.dumps(config)})
     with pytest.raises(InvalidRequest, match=text):
         apply_policy(call, read_extensions(LIMITED))
@@ -193,16 +195,18 @@ TRITON, KSERVE, OVMS = (HTTP_DIALECTS[name] for name in ("triton", "kserve", "ov
         (ModelUnloadRequest(model=M, dependents=True), KSERVE, "no unloading of dependents"),
     ],
 )
-def test_servers_are_not_asked_what_they_lack(call: Call[Any], dialect: Any, text: str) -> None:
-    """Nothing is sent that a server would not have, or would pass over without a word."""
+def test_calls_unsupported_by_a_dialect_are_rejected(
+    call: Call[Any], dialect: Any, text: str
+) -> None:
+    """A call that a server does not support, or would ignore, is not sent."""
     with pytest.raises(Unsupported, match=text):
         check_asked(call, dialect)
     check_asked(call, TRITON)
 
 
 @pytest.mark.parametrize("dialect", ["mlserver", "kserve", "gateway"])
-def test_servers_that_load_models_are_asked(dialect: str) -> None:
-    """Loading without parameters is common to all of them."""
+def test_dialects_with_model_loading_accept_it(dialect: str) -> None:
+    """Loading and unloading without parameters are common to all of them."""
     check_asked(ModelLoadRequest(model=M), HTTP_DIALECTS[dialect])
     check_asked(ModelUnloadRequest(model=M), GRPC_DIALECTS[dialect])
 
@@ -224,10 +228,10 @@ def test_servers_that_load_models_are_asked(dialect: str) -> None:
         ({"statistics": "off", "logging": "off"}, ()),
     ],
 )
-def test_exactly_what_is_on_is_advertised(
+def test_only_enabled_extensions_are_advertised(
     options: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    """Names are Triton's, each once, after those of the server itself."""
+    """Extensions have Triton's names, each once, after those of the server itself."""
     found = advertised_extensions(
         ServerMetadata("s", "1", ("parameters",)), read_extensions(options)
     )
@@ -246,7 +250,7 @@ def test_exactly_what_is_on_is_advertised(
     ],
 )
 def test_options_of_yaml_get_their_types(options: dict[str, Any], expected: dict[str, Any]) -> None:
-    """In YAML every scalar is text."""
+    """Options, which are text in YAML, are converted to their types."""
     assert expected == check_options(options)
 
 
@@ -259,7 +263,7 @@ def test_options_of_yaml_get_their_types(options: dict[str, Any], expected: dict
         ({"statistik": True}, "oip has no option 'statistik': expected one of dialect"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
-    """A key or value that does not exist is said with those that do."""
+def test_invalid_options_are_rejected(options: dict[str, Any], text: str) -> None:
+    """The error for an invalid key or value lists the valid ones."""
     with pytest.raises(ValueError, match=text):
         check_options(options)

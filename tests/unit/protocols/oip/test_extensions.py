@@ -1,4 +1,4 @@
-"""Triton's extensions over HTTP and gRPC: what is sent on is what came, and bad requests are refused."""
+"""Triton's extensions over HTTP and gRPC: round trips of calls and replies, and invalid requests."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def listener(codec: Any, limits: MessageLimits = DEFAULT_LIMITS) -> Any:
 
 @BOTH
 @CASES
-def test_calls_arrive_as_they_were_sent(codec: Any, name: str, call: Any, reply: Any) -> None:
-    """What a listener reads of a request is the call the request was written for."""
+def test_calls_survive_a_round_trip(codec: Any, name: str, call: Any, reply: Any) -> None:
+    """A listener decodes a request to the call that it was encoded from."""
     wire = codec(DEFAULT_LIMITS, {}).encode_call(call)
     if name == "trace_of_a_model" and codec is HttpCodec:
         assert {"trace_level": ["MIN", "MAX"], "log_frequency": None, "n": "1"} == json.loads(
@@ -123,8 +123,8 @@ def test_calls_arrive_as_they_were_sent(codec: Any, name: str, call: Any, reply:
 
 @BOTH
 @CASES
-def test_answers_arrive_as_they_were_sent(codec: Any, name: str, call: Any, reply: Any) -> None:
-    """What is read of an answer is what was answered; a configuration gets its defaults."""
+def test_replies_survive_a_round_trip(codec: Any, name: str, call: Any, reply: Any) -> None:
+    """A response is decoded to the reply that it was encoded from; a configuration gets its defaults."""
     wire = listener(codec).encode_reply(call, reply)
     found = codec(DEFAULT_LIMITS, {}).decode_reply(call, wire)
     if name == "config":
@@ -134,8 +134,8 @@ def test_answers_arrive_as_they_were_sent(codec: Any, name: str, call: Any, repl
 
 
 @BOTH
-def test_a_region_that_is_not_registered(codec: Any) -> None:
-    """Asked for by name it is an error, not an empty list; CUDA's are another kind."""
+def test_status_of_an_unregistered_region_is_an_error(codec: Any) -> None:
+    """A region requested by name must be registered; CUDA regions are another kind."""
     for call in (
         SharedStatusRequest(region="s", is_cuda=False),
         SharedStatusRequest(region="r", is_cuda=True),
@@ -157,7 +157,7 @@ REGISTER, CUDA_REGISTER = (
 
 
 def loading(**parameters: Any) -> HttpRequest:
-    """Return a request to load with one parameter; __ stands for what a name cannot hold."""
+    """Return a request to load a model with these parameters."""
     return post(LOAD, {"parameters": parameters})
 
 
@@ -238,8 +238,10 @@ def loading(**parameters: Any) -> HttpRequest:
         ),
     ],
 )
-def test_bad_requests_are_refused(wire: HttpRequest, error: type[GatewayError], text: str) -> None:
-    """What a server might fail on, or open a file for, never gets there."""
+def test_invalid_http_requests_are_rejected(
+    wire: HttpRequest, error: type[GatewayError], text: str
+) -> None:
+    """Requests that a server could fail on, or open a file for, are not sent."""
     with pytest.raises(error, match=text):
         listener(HttpCodec).decode_call(wire)
 
@@ -313,23 +315,25 @@ FILE = pb.ModelRepositoryParameter(bytes_param=b"x")
         ),
     ],
 )
-def test_bad_messages_are_refused(wire: GrpcRequest, error: type[GatewayError], text: str) -> None:
-    """Over gRPC the same is refused as over HTTP."""
+def test_invalid_grpc_requests_are_rejected(
+    wire: GrpcRequest, error: type[GatewayError], text: str
+) -> None:
+    """The same requests are rejected over gRPC as over HTTP."""
     with pytest.raises(error, match=text):
         listener(GrpcCodec).decode_call(wire)
 
 
 @pytest.mark.parametrize("call", [ModelLoadRequest(model=M), ModelUnloadRequest(model=M)])
 def test_kserve_has_the_name_in_another_field(call: Call[Any]) -> None:
-    """KServe is asked in its own numbers, and its clients are understood."""
+    """The codec writes and reads KServe's field number of the model name."""
     wire = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"}).encode_call(call)
     assert b"\x0a\x01m" == b"".join(wire.message)
     assert call == listener(GrpcCodec).decode_call(wire).changed(context=NO_CONTEXT)
 
 
 @pytest.mark.parametrize("call", [ModelLoadRequest(model=M), ModelUnloadRequest(model=M)])
-def test_kserve_says_whether_it_is_done(call: Call[Any]) -> None:
-    """An answer that names the model and does not say yes says no; others are empty."""
+def test_kserve_response_without_success_is_an_error(call: Call[Any]) -> None:
+    """A response that names the model must report success; an empty response counts as success."""
     codec = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"})
     codec.decode_reply(call, GrpcResponse((b"",)))
     codec.decode_reply(call, GrpcResponse((b"\x0a\x01m\x10\x01",)))
@@ -351,8 +355,8 @@ def test_kserve_says_whether_it_is_done(call: Call[Any]) -> None:
         (SharedStatusRequest(is_cuda=True), [{"name": "c", "byte_size": 1}]),
     ],
 )
-def test_answers_that_cannot_be_used(call: Call[Any], document: Any) -> None:
-    """A server's nonsense is malformed, whatever it is about."""
+def test_unusable_responses_are_malformed(call: Call[Any], document: Any) -> None:
+    """A response of a wrong form raises MalformedMessage, whatever the call."""
     wire = HttpResponse(200, body=(json.dumps(document).encode(),))
     with pytest.raises(MalformedMessage):
         HttpCodec(DEFAULT_LIMITS, {}).decode_reply(call, wire)
@@ -360,14 +364,14 @@ def test_answers_that_cannot_be_used(call: Call[Any], document: Any) -> None:
 
 @BOTH
 @pytest.mark.parametrize("kind", [ModelConfigRequest, ModelLoadRequest, ModelUnloadRequest])
-def test_a_question_about_a_model_names_one(codec: Any, kind: type[Call[Any]]) -> None:
-    """Without a name there is nothing to ask a server."""
+def test_call_without_a_model_name_is_rejected(codec: Any, kind: type[Call[Any]]) -> None:
+    """A call about a model without a name is rejected before anything is sent."""
     with pytest.raises(GatewayError, match="names no model"):
         codec(DEFAULT_LIMITS, {}).encode_call(kind())
 
 
 @BOTH
-def test_no_version_where_there_are_none(codec: Any) -> None:
-    """A server without versions is not asked to load one of them."""
+def test_load_of_a_version_is_rejected_for_kserve(codec: Any) -> None:
+    """A server without versions cannot load one of them."""
     with pytest.raises(Unsupported, match="has no versions"):
         codec(DEFAULT_LIMITS, {"dialect": "kserve"}).encode_call(ModelLoadRequest(model=V))

@@ -1,4 +1,4 @@
-"""Model configuration as message and as text: every default told, nothing lost on the way."""
+"""Model configuration as a protobuf message and as a JSON document: defaults and unknown members."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MESSAGE = pb.ModelConfig(
 )
 
 
-def test_wide_integers_are_numbers_in_text() -> None:
-    """Triton's text has no integers in quotes, in lists and maps neither."""
+def test_wide_integers_are_json_numbers() -> None:
+    """64-bit integers have no quotes in the document, nor in its lists and maps."""
     document = from_message(MESSAGE, DEFAULT_LIMITS).document
     assert [-1, 1 << 40] == document["input"][0]["dims"]
     batching = document["dynamic_batching"]
@@ -39,13 +39,13 @@ def test_wide_integers_are_numbers_in_text() -> None:
     assert 7 == batching["priority_queue_policy"]["3"]["default_timeout_microseconds"]
 
 
-def test_a_message_survives_its_text() -> None:
-    """What is read of a message is written as the same message."""
+def test_message_survives_a_round_trip_through_json() -> None:
+    """A message converted to a document and back is the same message."""
     assert MESSAGE == to_message(from_message(MESSAGE, DEFAULT_LIMITS))
 
 
-def test_text_has_every_default() -> None:
-    """Clients find members that nobody set; members that the message does not know stay."""
+def test_document_has_every_default() -> None:
+    """The document has the defaults of unset members, and keeps unknown members."""
     document = to_document(ModelConfiguration({"name": "m", "of_tomorrow": {"a": [1]}}))
     assert (0, [], {}, {"a": [1]}) == (
         document["max_batch_size"],
@@ -55,8 +55,8 @@ def test_text_has_every_default() -> None:
     )
 
 
-def test_text_keeps_members_and_words_of_a_newer_server_at_any_depth() -> None:
-    """A member of an input is no less the server's than one of the model."""
+def test_document_keeps_unknown_members_at_any_depth() -> None:
+    """Unknown members and enum values of a newer server are kept in nested objects, too."""
     found = {
         "input": [{"name": "X", "dims": ["2", 3], "of_tomorrow": {"a": [1]}}],
         "instance_group": [{"kind": "KIND_OF_TOMORROW", "count": 2}],
@@ -74,16 +74,16 @@ def test_text_keeps_members_and_words_of_a_newer_server_at_any_depth() -> None:
     )
 
 
-def test_text_that_no_message_holds_passes_as_text_alone() -> None:
-    """From HTTP to HTTP it goes as it is; over gRPC it is refused by name."""
+def test_document_without_a_message_form_stays_a_document() -> None:
+    """A document that does not fit the message passes over HTTP and is rejected over gRPC."""
     odd = ModelConfiguration({"name": "m", "default_model_filename": 5})
     assert odd.document == to_document(odd)
     with pytest.raises(Unsupported, match="default_model_filename"):
         to_message(odd)
 
 
-def test_members_the_message_does_not_know_are_left_out() -> None:
-    """A newer server's configuration goes over gRPC without what is new."""
+def test_message_omits_unknown_members() -> None:
+    """A newer server's configuration is sent over gRPC without its unknown members."""
     assert pb.ModelConfig(name="m") == to_message(ModelConfiguration({"name": "m", "new": 1}))
 
 
@@ -99,7 +99,7 @@ def test_members_the_message_does_not_know_are_left_out() -> None:
         ({"input": [{}] * 9}, TooLarge),
     ],
 )
-def test_text_that_is_no_configuration(document: Any, error: type[GatewayError]) -> None:
-    """What the gateway itself reads of a configuration has its type and size."""
+def test_invalid_document_is_rejected(document: Any, error: type[GatewayError]) -> None:
+    """A member that the gateway reads is rejected if its type or size is wrong."""
     with pytest.raises(error):
         from_document(document, MessageLimits(tensors=8))

@@ -1,4 +1,4 @@
-"""Outputs asked for as classes: their values as C prints them."""
+"""Outputs requested as classes, whose values have the format of C, and parameters of outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.ir.tensor import RequestedOutput, as_items, items_tensor
 from gateway.protocols.oip.outputs import output_parameters, requested_output, with_c_values
 
 M = ModelRef("m")
-ASKED = InferRequest(model=M, outputs=(RequestedOutput("o", 1),))
+CALL = InferRequest(model=M, outputs=(RequestedOutput("o", 1),))
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,20 @@ ASKED = InferRequest(model=M, outputs=(RequestedOutput("o", 1),))
         (b"text", b"text"),
     ],
 )
-def test_values_are_printed_as_c_prints_them(item: bytes, printed: bytes) -> None:
-    """Six decimals for floats, integers as they are, and nothing else is touched."""
+def test_class_values_have_the_format_of_c(item: bytes, printed: bytes) -> None:
+    """Floats have six decimals; integers and other text are unchanged."""
     reply = InferResponse(model=M, outputs=(items_tensor("o", (1,), [item]),))
-    assert [printed] == as_items(with_c_values(ASKED, reply).outputs[0])
+    assert [printed] == as_items(with_c_values(CALL, reply).outputs[0])
 
 
-def test_answers_without_classes_are_as_they_were() -> None:
-    """Nobody looks at outputs that are values."""
+def test_replies_without_classes_are_unchanged() -> None:
+    """The reply to a call without classes is returned as it is."""
     reply = InferResponse(model=M, outputs=(items_tensor("o", (1,), [b"1.5:0"]),))
     assert reply is with_c_values(InferRequest(model=M), reply)
 
 
-def test_parameters_ask_for_it() -> None:
-    """What was read of the parameters makes them again."""
+def test_output_parameters_are_restored() -> None:
+    """The parameters of a requested output are restored from its fields."""
     shared = SharedMemoryData("r", 4, 8)
     assert {
         "k": 1,
@@ -57,7 +57,7 @@ def test_parameters_ask_for_it() -> None:
 
 
 def test_classification_count_means_classification() -> None:
-    """Either name asks for classes; both together are refused."""
+    """Either name requests classes; both together are rejected."""
     output = requested_output("o", {"classification_count": 3}, DEFAULT_LIMITS, least_classes=0)
     assert RequestedOutput("o", 3) == output
     both = {"classification_count": 3, "classification": 3}

@@ -1,4 +1,4 @@
-"""The Open Inference gRPC codec: what clients ask and are answered."""
+"""The Open Inference gRPC codec of a listener: decoding of requests, encoding of responses."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def read(wire: GrpcRequest) -> InferRequest:
     return call
 
 
-def infer(message: pb.ModelInferRequest, **beside: Any) -> GrpcRequest:
-    return GrpcRequest(METHOD + "ModelInfer", (message.SerializeToString(),), **beside)
+def infer(message: pb.ModelInferRequest, **fields: Any) -> GrpcRequest:
+    return GrpcRequest(METHOD + "ModelInfer", (message.SerializeToString(),), **fields)
 
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_decodes_call(case: CallCase) -> None:
-    """A client's message is read as the call it says."""
+    """The codec decodes a client's message to the expected call."""
     found = CODEC.decode_call(GrpcRequest(case.method, (memoryview(case.message),)))
     assert case.call == found.changed(context=case.call.context)
 
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_encodes_reply(case: ReplyCase) -> None:
-    """An answer is written byte for byte as the protobuf library writes it."""
+    """The codec encodes a reply byte for byte as the protobuf library does."""
     found = GrpcCodec(DEFAULT_LIMITS, {}).encode_reply(case.call, case.reply)
     assert (GrpcStatus.OK, case.message) == (found.status, b"".join(found.message))
 
@@ -74,8 +74,8 @@ def test_tensors_are_views_of_a_request() -> None:
     assert np.shares_memory(as_numpy(call.inputs[0]), np.frombuffer(body, np.uint8))
 
 
-def test_large_tensors_are_sent_where_they_lie() -> None:
-    """The data of a large tensor are a buffer of their own in what is sent, both ways."""
+def test_large_tensors_are_sent_without_a_copy() -> None:
+    """The data of a large tensor are a separate, uncopied buffer of the message, in both directions."""
     call = InferRequest(model=M, inputs=(BIG,))
     data = np.frombuffer(as_raw(BIG), np.uint8)
     for wire in (
@@ -86,7 +86,7 @@ def test_large_tensors_are_sent_where_they_lie() -> None:
 
 
 def test_typed_contents_are_read() -> None:
-    """Typed contents give the same call as raw ones."""
+    """Typed contents decode to the same input as raw contents."""
     tensor = pb.ModelInferRequest.InferInputTensor(
         name="X",
         datatype="FP32",
@@ -97,8 +97,8 @@ def test_typed_contents_are_read() -> None:
     assert (X,) == found.inputs
 
 
-def test_reserved_parameters_leave_the_custom_ones() -> None:
-    """Sequence, priority and timeout are fields of the call; other parameters stay."""
+def test_reserved_parameters_become_fields_of_the_call() -> None:
+    """Sequence, priority and timeout become fields of the call; custom parameters remain."""
     parameters = {
         "sequence_id": pb.InferParameter(string_param="s-1"),
         "sequence_start": pb.InferParameter(bool_param=True),
@@ -118,7 +118,7 @@ def test_reserved_parameters_leave_the_custom_ones() -> None:
 
 
 def test_parameters_of_http_are_dropped() -> None:
-    """Parameters that mean something over HTTP only do not reach the call."""
+    """Parameters with a meaning over HTTP only do not reach the call."""
     message = pb.ModelInferRequest(
         model_name="m",
         inputs=[
@@ -143,8 +143,8 @@ def test_parameters_of_http_are_dropped() -> None:
     assert ({"k": 2}, (RequestedOutput("Y"),)) == (found.inputs[0].parameters, found.outputs)
 
 
-def asking(**parameters: pb.InferParameter) -> GrpcRequest:
-    """Return an inference whose one requested output has these parameters."""
+def infer_with_output(**parameters: pb.InferParameter) -> GrpcRequest:
+    """Return an inference request whose one requested output has these parameters."""
     output = pb.ModelInferRequest.InferRequestedOutputTensor(name="Y", parameters=parameters)
     return infer(pb.ModelInferRequest(model_name="m", outputs=[output]))
 
@@ -156,45 +156,45 @@ REGION = {
 TWO = pb.InferParameter(int64_param=2)
 
 
-def test_classes_and_places_of_outputs() -> None:
-    """A requested output may be asked for as classes, or into shared memory."""
-    assert (RequestedOutput("Y", classes=2),) == read(asking(classification=TWO)).outputs
+def test_outputs_as_classes_or_in_shared_memory() -> None:
+    """A client may request an output as classes or in shared memory."""
+    assert (RequestedOutput("Y", classes=2),) == read(infer_with_output(classification=TWO)).outputs
     place = SharedMemoryData("r", 0, 8)
-    assert (RequestedOutput("Y", shared=place),) == read(asking(**REGION)).outputs
+    assert (RequestedOutput("Y", shared=place),) == read(infer_with_output(**REGION)).outputs
 
 
 @pytest.mark.parametrize(
     ("wire", "text"),
     [
         (
-            asking(classification=pb.InferParameter(int64_param=0)),
+            infer_with_output(classification=pb.InferParameter(int64_param=0)),
             "'classification' of output 'Y' is 0",
         ),
         (
-            asking(classification=pb.InferParameter(string_param="2")),
+            infer_with_output(classification=pb.InferParameter(string_param="2")),
             "expected a number of classes",
         ),
-        (asking(classification=TWO, **REGION), "as classes and in shared memory"),
+        (infer_with_output(classification=TWO, **REGION), "as classes and in shared memory"),
         (
-            asking(shared_memory_region=REGION["shared_memory_region"]),
+            infer_with_output(shared_memory_region=REGION["shared_memory_region"]),
             "shared_memory_byte_size None",
         ),
         (
-            asking(**REGION, shared_memory_offset=pb.InferParameter(int64_param=-1)),
+            infer_with_output(**REGION, shared_memory_offset=pb.InferParameter(int64_param=-1)),
             "shared_memory_offset -1",
         ),
-        (asking(shared_memory_byte_size=TWO), "shared_memory_region None"),
+        (infer_with_output(shared_memory_byte_size=TWO), "shared_memory_region None"),
     ],
 )
-def test_outputs_that_cannot_be_had_so(wire: GrpcRequest, text: str) -> None:
-    """A reserved parameter of a wrong type or value is the caller's fault."""
+def test_invalid_parameters_of_outputs_are_rejected(wire: GrpcRequest, text: str) -> None:
+    """A reserved output parameter of a wrong type or value raises InvalidRequest."""
     with pytest.raises(InvalidRequest, match=text):
         CODEC.decode_call(wire)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_is_answered(method: str) -> None:
-    """An empty message is read, or refused for what it lacks; no method is unknown."""
+def test_every_method_is_decoded(method: str) -> None:
+    """An empty message is decoded, or rejected because it lacks a name; no method is unknown."""
     wire = GrpcRequest(method, (b"",))
     if method.endswith(("MemoryRegister", "ModelLoad", "ModelUnload")):
         with pytest.raises(InvalidRequest, match=r"has no name|names no model"):
@@ -203,34 +203,34 @@ def test_every_method_is_answered(method: str) -> None:
         assert "oip.grpc" == CODEC.decode_call(wire).context.protocol
 
 
-def test_other_methods_are_refused_by_name() -> None:
-    """A method of no table is named in the refusal."""
+def test_unknown_method_is_rejected_by_name() -> None:
+    """The error for an unknown method contains its name."""
     with pytest.raises(Unsupported, match="ModelTrain' is not supported"):
         CODEC.decode_call(GrpcRequest(METHOD + "ModelTrain", (b"",)))
 
 
 def test_methods_of_the_service() -> None:
-    """All methods are in the table; only the stream is one."""
+    """The table has all 20 methods, of which only ModelStreamInfer is a stream."""
     streams = [name for name, kind in METHODS.items() if kind is not MethodKind.UNARY]
     assert (20, [METHOD + "ModelStreamInfer"]) == (len(METHODS), streams)
 
 
 def test_descriptor_for_reflection() -> None:
-    """The descriptor for reflection is the service's file."""
+    """The file descriptor for reflection contains the inference service."""
     (found,) = file_descriptors()
     assert b"GRPCInferenceService" in found
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelMetadata", "ServerLive"])
-def test_undecodable_bytes_are_the_clients_fault(method: str) -> None:
-    """Bytes that are no message are answered INVALID_ARGUMENT."""
+def test_undecodable_bytes_are_rejected(method: str) -> None:
+    """Bytes that are not a message raise MalformedMessage."""
     with pytest.raises(MalformedMessage, match=r"2 bytes are not a message of type inference\."):
         CODEC.decode_call(GrpcRequest(METHOD + method, (b"\x0a\xff",)))
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_encodes_error(code: ErrorCode) -> None:
-    """Every kind of error has its status, and its text goes along."""
+    """Every error code has its gRPC status, and the response includes the error's text."""
     error = ERROR_CLASSES[code]("the text")
     found = CODEC.encode_error(None, error)
     # Clients search for these words.
@@ -238,29 +238,29 @@ def test_encodes_error(code: ErrorCode) -> None:
     assert GrpcResponse(status=GRPC_STATUS[code], details=text) == found
 
 
-def test_long_error_text_is_cut() -> None:
-    """An error text is cut to its limit."""
+def test_long_error_text_is_truncated() -> None:
+    """An error text is truncated to its limit."""
     found = CODEC.encode_error(None, InvalidRequest("x" * 5000))
     assert DEFAULT_LIMITS.error_text_bytes == len(found.details)
 
 
 def test_error_of_another_protocol_keeps_its_text() -> None:
-    """An origin of another codec is not looked into."""
+    """The codec ignores the origin of an error of another protocol."""
     error = NotFound("no model", origin=Origin("oip.http", object()))
     assert GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no model") == CODEC.encode_error(
         None, error
     )
 
 
-def test_named_repository_is_refused() -> None:
-    """The index is of all models; one repository cannot be asked for."""
+def test_index_of_a_named_repository_is_rejected() -> None:
+    """The index covers all models; a request for one repository is rejected."""
     message = pb.RepositoryIndexRequest(repository_name="r").SerializeToString()
     with pytest.raises(Unsupported, match="repository is 'r'"):
         CODEC.decode_call(GrpcRequest(METHOD + "RepositoryIndex", (message,)))
 
 
-def test_a_stream_has_no_reply() -> None:
-    """A stream is answered item by item, never with one reply."""
+def test_stream_call_has_no_single_reply() -> None:
+    """Encoding or decoding a single reply of a stream call raises Unsupported."""
     untyped: Any = StreamInferRequest(model=M, request=InferRequest(model=M))
     for attempt in (
         lambda: CODEC.decode_reply(untyped, GrpcResponse()),
@@ -270,8 +270,8 @@ def test_a_stream_has_no_reply() -> None:
             attempt()
 
 
-def test_limits_of_a_request_are_told_as_such() -> None:
-    """A limit is named in the error of a request that exceeds it."""
+def test_error_names_the_exceeded_limit() -> None:
+    """The error of a request that exceeds a limit contains the limit's name."""
     message = pb.ModelInferRequest(model_name="m" * 256)
     with pytest.raises(TooLarge) as caught:
         CODEC.decode_call(infer(message))

@@ -1,4 +1,4 @@
-"""What travels beside a message over gRPC, in and out."""
+"""The context of calls over gRPC: metadata, request ids and deadlines, in both directions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def codec(dialect: str) -> GrpcCodec:
     return GrpcCodec(DEFAULT_LIMITS, {"dialect": dialect})
 
 
-def infer(message: pb.ModelInferRequest, **beside: Any) -> GrpcRequest:
-    return GrpcRequest(METHOD + "ModelInfer", (message.SerializeToString(),), **beside)
+def infer(message: pb.ModelInferRequest, **fields: Any) -> GrpcRequest:
+    return GrpcRequest(METHOD + "ModelInfer", (message.SerializeToString(),), **fields)
 
 
 def test_context_of_a_call() -> None:
-    """Text metadata, request id, deadline and needs travel beside the call."""
+    """The context holds the text metadata, request id, deadline and needs of a call."""
     metadata = (("x-request-id", "r-1"), ("trace-bin", b"\0"), ("traceparent", "00-1"))
     wire = GrpcRequest(METHOD + "ServerLive", (b"",), metadata, deadline=12.5)
     assert (
@@ -48,8 +48,8 @@ def test_context_of_a_call() -> None:
     )
 
 
-def test_an_inference_may_have_its_id_from_the_start() -> None:
-    """It is the client's, where that sent one that is fit for a log."""
+def test_generated_request_id_yields_to_that_of_the_client() -> None:
+    """A generated id is used unless the client sent one that is fit for a log."""
     message = pb.ModelInferRequest(model_name="m")
     for sent, expected in (("own", "own"), ("a\nb", "made"), ("", "made")):
         wire = infer(message, metadata=(("x-request-id", sent),) if sent else ())
@@ -58,13 +58,13 @@ def test_an_inference_may_have_its_id_from_the_start() -> None:
 
 
 def test_origin_of_a_call() -> None:
-    """A call remembers the message it came from, and that its inputs have their bytes."""
+    """The origin of a call is its wire request; it notes that the inputs have their bytes."""
     wire = infer(pb.ModelInferRequest(model_name="m"))
     assert Origin("oip.grpc", wire, has_bytes=True) == CODEC.decode_call(wire).context.origin
 
 
 def test_metadata_for_an_upstream() -> None:
-    """What the context holds crosses, with the request id, except what gRPC cannot carry."""
+    """Metadata and request id are sent to the upstream, except entries that gRPC cannot carry."""
     context = Context(
         request_id="r-1",
         metadata=(
@@ -81,7 +81,7 @@ def test_metadata_for_an_upstream() -> None:
 
 
 def test_request_id_is_sent_once() -> None:
-    """A request id that the metadata already hold is not added to them."""
+    """A request id that is already in the metadata is not added again."""
     context = Context(request_id="r-1", metadata=(("x-request-id", "r-1"),), deadline=3.0)
     found = CODEC.encode_call(ServerReadyRequest(context=context))
     assert ((("x-request-id", "r-1"),), 3.0) == (found.metadata, found.deadline)
@@ -89,6 +89,6 @@ def test_request_id_is_sent_once() -> None:
 
 @pytest.mark.parametrize("text", ["a" * 129, "a\x7f"])
 def test_request_id_not_fit_for_a_log_is_dropped(text: str) -> None:
-    """A request id that is too long or not printable is left for the gateway to make."""
+    """A request id that is too long or not printable is dropped."""
     wire = GrpcRequest(METHOD + "ServerLive", (b"",), (("x-request-id", text),))
     assert "" == CODEC.decode_call(wire).context.request_id

@@ -1,4 +1,4 @@
-"""Which data belongs to which tensor of an inference message, and when the library is asked."""
+"""Assignment of data to the tensors of an inference message, and use of the protobuf library."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def output(name: str, **more: Any) -> Output:
         ),
     ],
 )
-def test_refuses_request(view: memoryview, kind: type[GatewayError], text: str) -> None:
-    """Data that do not fit their tensors are refused with what was found and needed."""
+def test_rejects_request(view: memoryview, kind: type[GatewayError], text: str) -> None:
+    """Data that do not fit their tensors are rejected with the found and the expected data."""
     with pytest.raises(kind, match=text):
         READER.request(view)
 
 
 def test_reads_every_form_of_empty_tensor() -> None:
-    """An empty tensor may come raw, typed, or with nothing at all."""
+    """An empty tensor may have raw contents, typed contents or neither."""
     empty = fp32("X", shape=(0, 3))
     described = fp32("X", shape=(0, 3), contents=pb.InferTensorContents())
     for view in (request(empty), request(described), request(empty, raw=[b""])):
@@ -130,15 +130,15 @@ def test_reads_every_form_of_empty_tensor() -> None:
         assert ((0, 3), b"") == (tensor.shape, bytes(as_raw(tensor)))
 
 
-def test_empty_contents_beside_raw_are_no_data() -> None:
-    """A message of contents that holds nothing does not forbid raw contents."""
+def test_empty_typed_contents_allow_raw_contents() -> None:
+    """Typed contents without elements do not forbid raw contents."""
     view = request(fp32("X", contents=pb.InferTensorContents()), raw=[FLOATS])
     _, _, (tensor,) = READER.request(view)
     assert FLOATS == bytes(as_raw(tensor))
 
 
 def test_raw_scalar_bool_and_text() -> None:
-    """Scalars, BOOL and BYTES are read raw."""
+    """Scalars, BOOL and BYTES are read from raw contents."""
     tensors = [
         Tensor(name="S", datatype="FP32", shape=[]),
         Tensor(name="B", datatype="BOOL", shape=[3]),
@@ -149,8 +149,8 @@ def test_raw_scalar_bool_and_text() -> None:
     assert raw == [bytes(as_raw(tensor)) for tensor in found]
 
 
-def test_long_bytes_element_is_refused() -> None:
-    """A raw BYTES element over its limit is refused under the limit's name; others pass."""
+def test_long_bytes_element_is_rejected() -> None:
+    """A raw BYTES element over its limit is rejected under the limit's name; others pass."""
     reader = InferReader(MessageLimits(bytes_element_size=4))
     tensor = Tensor(name="T", datatype="BYTES", shape=[2])
     short = b"\4\0\0\0plum\0\0\0\0"
@@ -161,8 +161,8 @@ def test_long_bytes_element_is_refused() -> None:
     assert "bytes_element_size" == caught.value.limit
 
 
-def test_answers_may_mix_raw_and_typed() -> None:
-    """Raw contents go to the outputs without typed ones, in order."""
+def test_responses_may_mix_raw_and_typed_contents() -> None:
+    """Raw contents belong to the outputs without typed contents, in order."""
     other = np.array([3, 4], "<f4").tobytes()
     view = response(
         output("A", contents=pb.InferTensorContents()),
@@ -174,8 +174,8 @@ def test_answers_may_mix_raw_and_typed() -> None:
     assert [other, FLOATS, other] == [bytes(as_raw(tensor)) for tensor in found]
 
 
-def test_answers_may_leave_out_empty_outputs() -> None:
-    """An output without an element needs no raw contents, and may have them."""
+def test_responses_may_omit_raw_contents_of_empty_outputs() -> None:
+    """An output without elements may have raw contents or none."""
     empty = output("E", shape=(0,))
     for raw in ([FLOATS], [b"", FLOATS]):
         _, _, found = READER.response(response(empty, output("A"), raw=raw))
@@ -184,13 +184,13 @@ def test_answers_may_leave_out_empty_outputs() -> None:
 
 @pytest.mark.parametrize("raw", [[], [FLOATS] * 3])
 def test_wrong_number_of_raw_outputs(raw: list[bytes]) -> None:
-    """An answer whose raw contents do not go round is refused with both numbers."""
+    """A response with a wrong number of raw contents is rejected with both numbers."""
     with pytest.raises(InvalidTensor, match=f"has {len(raw)} raw contents for 2 outputs without"):
         READER.response(response(output("A"), output("B"), raw=raw))
 
 
 def test_split_contents_are_merged() -> None:
-    """Contents that come in two parts are one, as the library has it."""
+    """Contents of an input in two parts are merged, as the protobuf library does."""
     first = Tensor(contents=pb.InferTensorContents(fp32_contents=[1])).SerializeToString()
     second = Tensor(contents=pb.InferTensorContents(fp32_contents=[2])).SerializeToString()
     inner = fp32("X").SerializeToString() + first + second
@@ -199,8 +199,8 @@ def test_split_contents_are_merged() -> None:
     assert FLOATS == bytes(as_raw(tensor))
 
 
-def test_split_contents_of_an_answer_are_merged() -> None:
-    """The same for answers."""
+def test_split_contents_of_a_response_are_merged() -> None:
+    """Contents of an output in two parts are merged, too."""
     first = Output(contents=pb.InferTensorContents(fp32_contents=[1])).SerializeToString()
     second = Output(contents=pb.InferTensorContents(fp32_contents=[2])).SerializeToString()
     inner = output("X").SerializeToString() + first + second
@@ -210,7 +210,7 @@ def test_split_contents_of_an_answer_are_merged() -> None:
 
 
 def test_parameter_in_two_parts_is_merged() -> None:
-    """A parameter whose value comes twice has the last one, as the library has it."""
+    """A parameter with two values has the last one, as in the protobuf library."""
     values = [pb.InferParameter(int64_param=number).SerializeToString() for number in (1, 2)]
     entry = b"\x0a\x01k" + b"".join(b"\x12" + varint(len(one)) + one for one in values)
     message, _, _ = READER.request(memoryview(b"\x22" + varint(len(entry)) + entry))
@@ -218,7 +218,7 @@ def test_parameter_in_two_parts_is_merged() -> None:
 
 
 def test_many_unpacked_elements_are_read() -> None:
-    """More elements, each a field, than are scanned by hand are read by the library."""
+    """The library reads a tensor with more unpacked elements than the limit of fields."""
     count = MAX_FIELDS + 1
     inner = Tensor(name="X", datatype="UINT8", shape=[count]).SerializeToString()
     contents = (varint(tag(4, VARINT)) + b"\7") * count
@@ -229,19 +229,19 @@ def test_many_unpacked_elements_are_read() -> None:
 
 @pytest.mark.parametrize("read", [READER.request, READER.response])
 @pytest.mark.parametrize("field", [b"\x22\0", b"\x2a\0", b"\x32\0", b"\x3a\0", b"\x98\6\1"])
-def test_library_makes_an_object_of_each_of_a_million_empty_fields(
+def test_million_empty_fields_are_rejected_without_the_library(
     read: Any, field: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message of nothing but fields is refused by hand: it took 40 times its size as objects."""
+    """A message of empty fields took 40 times its size as objects, so the scan rejects it."""
     monkeypatch.setattr("gateway.protocols.oip.grpc.decode.parse", None)
     with pytest.raises(TooLarge, match=r"message has more than 1856 fields"):
         read(memoryview(field * 1_000_000))
 
 
-def test_library_is_not_asked_for_more_elements_than_the_shape_needs(
+def test_excess_elements_are_rejected_without_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Typed contents of more fields than any shape said are refused by hand, too."""
+    """Typed contents with more fields than any shape needs are rejected by the scan, too."""
     monkeypatch.setattr("gateway.protocols.oip.grpc.decode.parse", None)
     inner = Tensor(name="X", datatype="INT32", shape=[1]).SerializeToString()
     contents = b"\x42\0" * 100_000
@@ -251,8 +251,8 @@ def test_library_is_not_asked_for_more_elements_than_the_shape_needs(
         READER.request(memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner))
 
 
-def test_a_large_message_is_not_given_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the interpreter's lock for as long as it reads."""
+def test_large_message_is_not_passed_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library holds the interpreter's lock while it parses, so large messages are rejected."""
     monkeypatch.setattr("gateway.protocols.oip.grpc.decode._LIBRARY_BYTES", 1000)
     count = MAX_FIELDS + 1
     inner = Tensor(name="X", datatype="UINT8", shape=[count]).SerializeToString()
@@ -264,15 +264,15 @@ def test_a_large_message_is_not_given_to_the_library(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x02a", b"\x0a\x01\xff", b"\x0b", b"\0\0"])
 def test_broken_bytes(data: bytes) -> None:
-    """Bytes that are no message are refused, and so is text that is not UTF-8."""
+    """Bytes that are not a message, and text that is not UTF-8, are rejected."""
     with pytest.raises(MalformedMessage, match="bytes are not a message of type"):
         READER.request(memoryview(data))
     with pytest.raises(MalformedMessage, match="bytes are not a message of type"):
         parse(memoryview(data), pb.ServerMetadataResponse)
 
 
-def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
-    """Raw contents are numbered over the other inputs, whichever of them comes first."""
+def test_inputs_in_shared_memory_have_no_raw_contents() -> None:
+    """Raw contents belong to the inputs outside shared memory, in order."""
     view = request(
         fp32("X", parameters=SHARED), fp32("Y"), fp32("Z", parameters=SHARED), raw=[FLOATS]
     )
@@ -285,7 +285,7 @@ def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
 
 
 def test_outputs_in_shared_memory_have_no_data() -> None:
-    """An empty place among the raw contents, or none, stands for them; both are read."""
+    """The raw contents may have an empty entry for such an output, or none; both are read."""
     place = SharedMemoryData("r", 0, 4)
     for raw in ([b"", FLOATS], [FLOATS]):
         outputs = [
@@ -298,15 +298,15 @@ def test_outputs_in_shared_memory_have_no_data() -> None:
         assert (place, FLOATS) == (tensors[0].data, bytes(as_raw(tensors[1])))
 
 
-def test_inputs_beside_shared_memory_may_be_typed() -> None:
-    """Without raw contents the other inputs have their own."""
+def test_typed_inputs_may_accompany_shared_memory() -> None:
+    """Without raw contents, an input outside shared memory may have typed contents."""
     view = request(fp32("X", parameters=SHARED), fp32("Y", contents=TYPED))
     _, _, tensors = InferReader(DEFAULT_LIMITS).request(view)
     assert FLOATS == bytes(as_raw(tensors[1]))
 
 
 def _read(reader: InferReader, view: memoryview, *, is_request: bool) -> object:
-    """Return what a message says, or how it is refused."""
+    """Return the decoded message, or the type and text of the error."""
     try:
         message, request_id, tensors = reader.request(view) if is_request else reader.response(view)
     except GatewayError as error:
@@ -321,8 +321,8 @@ def _read(reader: InferReader, view: memoryview, *, is_request: bool) -> object:
 @pytest.mark.parametrize(
     "request_id", [b"", b"a", b"id-9", b"\xff", "\u00e9\u00fc".encode(), b"a\n", b"x" * 2000]
 )
-def test_a_repeated_message_is_read_as_the_first_one(is_request: bool, request_id: bytes) -> None:
-    """With other data and another id of the same length, and with any other byte that differs."""
+def test_cached_message_is_read_as_an_uncached_one(is_request: bool, request_id: bytes) -> None:
+    """A reader with cached messages reads changed messages as a new reader does."""
     own, raw = "i" * len(request_id), [FLOATS, b"abcd"]
     if is_request:
         sent = pb.ModelInferRequest(model_name="m", id=own, raw_input_contents=raw)

@@ -1,4 +1,4 @@
-"""What cannot be asked of each kind of server over gRPC."""
+"""Requests that the dialects reject over gRPC."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ BF16 = raw_tensor("B", Datatype.BF16, (1,), memoryview(b"\0\0"))
 SMALL = ["mlserver", "kserve", "ovms"]
 
 
-def test_triton_takes_what_the_protocol_has() -> None:
-    """Doubles, an unsigned priority and BF16 are asked of Triton."""
+def test_triton_accepts_all_of_the_protocol() -> None:
+    """Triton accepts doubles, an unsigned priority and BF16."""
     request = InferRequest(model=M, inputs=(BF16,))
     check_infer(DIALECTS["triton"], request, {"x": 0.5, "priority": 2**64 - 1, "b": True})
 
 
 @pytest.mark.parametrize("dialect", SMALL)
-def test_bf16_is_refused(dialect: str) -> None:
-    """BF16 is refused where it is not known."""
+def test_bf16_is_rejected(dialect: str) -> None:
+    """BF16 is rejected for servers that do not support it."""
     request = InferRequest(model=M, inputs=(BF16,))
     with pytest.raises(Unsupported, match=f"'B' is BF16, which the dialect '{dialect}'"):
         check_infer(DIALECTS[dialect], request, {})
 
 
 @pytest.mark.parametrize("dialect", SMALL)
-def test_double_is_refused(dialect: str) -> None:
-    """A double would vanish in a server that does not know the field."""
+def test_double_is_rejected(dialect: str) -> None:
+    """A double parameter is rejected for servers that would ignore it."""
     with pytest.raises(Unsupported, match=r"'x' of the request is 0\.5: .* would ignore it"):
         check_infer(DIALECTS[dialect], InferRequest(model=M), {"x": 0.5})
 
@@ -41,15 +41,15 @@ def test_double_is_refused(dialect: str) -> None:
 @pytest.mark.parametrize(
     ("dialect", "key"), [("triton", "k"), ("triton", "sequence_id"), ("mlserver", "priority")]
 )
-def test_unsigned_integer_is_refused(dialect: str, key: str) -> None:
-    """Integers over 63 bits go to Triton as a priority only."""
+def test_unsigned_integer_is_rejected(dialect: str, key: str) -> None:
+    """An integer over 63 bits is rejected, except as a priority for Triton."""
     parameters: dict[str, Parameter] = {key: 2**63}
     with pytest.raises(Unsupported, match=f"'{key}' of the request is {2**63}"):
         check_infer(DIALECTS[dialect], InferRequest(model=M), parameters)
 
 
 def test_parameters_of_tensors_are_checked_too() -> None:
-    """A parameter of an input or a requested output may vanish as well."""
+    """A parameter of an input or a requested output is rejected if the server would ignore it."""
     tensor = raw_tensor("X", Datatype.UINT8, (0,), memoryview(b""), {"x": 0.5})
     output = RequestedOutput("Y", parameters={"x": 0.5})
     for request, place in (
@@ -81,19 +81,21 @@ def test_parameters_of_tensors_are_checked_too() -> None:
         ),
     ],
 )
-def test_classes_and_places_only_where_they_are_known(request_: InferRequest, text: str) -> None:
-    """A server that would pass over them is not asked; Triton is."""
+def test_classes_and_shared_memory_are_rejected_for_mlserver(
+    request_: InferRequest, text: str
+) -> None:
+    """Classes and shared memory pass for Triton and are rejected for MLServer."""
     check_infer(DIALECTS["triton"], request_, {})
     with pytest.raises(Unsupported, match=text):
         check_infer(DIALECTS["mlserver"], request_, {})
 
 
 @pytest.mark.parametrize("dialect", ["triton", "mlserver", "ovms"])
-def test_version_is_asked_where_there_are_versions(dialect: str) -> None:
-    """A version goes to servers that look at it."""
+def test_dialects_with_versions_accept_a_version(dialect: str) -> None:
+    """A model version passes for servers that evaluate it."""
     check_version(DIALECTS[dialect], ModelRef("m", "1"))
 
 
-def test_any_version_is_asked_of_kserve() -> None:
-    """A model without a version can be asked of a server without versions."""
+def test_kserve_accepts_a_model_without_version() -> None:
+    """A model without a version passes for a server without versions."""
     check_version(DIALECTS["kserve"], M)

@@ -1,4 +1,4 @@
-"""Inference messages written by hand, read back by the protobuf library."""
+"""Inference messages of the encoders, compared with those of the protobuf library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def join(parts: Iterable[bytes | bytearray | memoryview] | None) -> bytes:
 
 
 def test_writes_a_request_as_the_library_does() -> None:
-    """A request has the very bytes that the library writes."""
+    """The encoder writes a request byte for byte as the protobuf library does."""
     expected = pb.ModelInferRequest(
         model_name="m",
         model_version="1",
@@ -53,7 +53,7 @@ def test_writes_a_request_as_the_library_does() -> None:
 
 
 def test_writes_a_response_as_the_library_does() -> None:
-    """A response has the very bytes that the library writes."""
+    """The encoder writes a response byte for byte as the protobuf library does."""
     expected = pb.ModelInferResponse(
         model_name="m",
         outputs=[
@@ -70,29 +70,31 @@ def test_writes_a_response_as_the_library_does() -> None:
     assert expected.SerializeToString() == join(WRITER.response(ModelRef("m"), "", {}, [tensor]))
 
 
-def test_the_same_a_second_time() -> None:
-    """A tensor of the same description is written alike, one of another shape is not."""
+def test_repeated_tensor_is_written_identically() -> None:
+    """A tensor of the same description is written identically, one of another shape is not."""
     flat = array_tensor("X", np.arange(6, dtype="<i2"))
     first, second, other = (join(WRITER.response(M, "", {}, [t])) for t in (X, X, flat))
     assert first == second
     assert [6] == list(pb.ModelInferResponse.FromString(other).outputs[0].shape)
 
 
-def test_large_data_are_parts_of_their_own() -> None:
-    """Small data stand in the head; large data follow it as they are."""
+def test_large_data_are_separate_parts() -> None:
+    """Small data are part of the head; large data follow it as a separate part."""
     big = array_tensor("BIG", np.zeros(4096, "<i4"))
     sizes = [len(part) for part in WRITER.response(M, "", {}, [X, big, X])]
     assert (3, 16384) == (len(sizes), sizes[1])
 
 
-def test_an_output_in_shared_memory_has_an_empty_place() -> None:
-    """Clients count raw contents with the outputs; of inputs those in the message are counted."""
+def test_output_in_shared_memory_has_empty_raw_contents() -> None:
+    """A response has an empty entry for a tensor in shared memory, a request has none."""
     shared_tensor = Tensor("S", X.datatype, X.shape, SharedMemoryData("r", 4, 12))
     rows = np.arange(6, dtype="<i2").tobytes()
-    answer = pb.ModelInferResponse.FromString(join(WRITER.response(M, "", {}, [shared_tensor, X])))
-    assert [b"", rows] == list(answer.raw_output_contents)
+    response = pb.ModelInferResponse.FromString(
+        join(WRITER.response(M, "", {}, [shared_tensor, X]))
+    )
+    assert [b"", rows] == list(response.raw_output_contents)
     keys = {"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"}
-    assert keys == set(answer.outputs[0].parameters)
+    assert keys == set(response.outputs[0].parameters)
     request = pb.ModelInferRequest.FromString(
         join(WRITER.request(M, "", {}, [shared_tensor, raw(X)], []))
     )
@@ -100,23 +102,23 @@ def test_an_output_in_shared_memory_has_an_empty_place() -> None:
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
-def test_integer_that_fits_no_parameter(value: int) -> None:
-    """An integer over 64 bits is refused by name and value."""
+def test_integer_over_64_bits_is_rejected(value: int) -> None:
+    """An integer parameter over 64 bits is rejected by name and value."""
     with pytest.raises(
         Unsupported, match=f"parameter 'k' is {value}: expected an integer of 64 bits"
     ):
         WRITER.response(M, "", {"k": value}, [])
 
 
-def test_text_that_is_no_utf8() -> None:
-    """Text with lone surrogates is refused in every place it may stand."""
+def test_text_that_is_not_utf8_is_rejected() -> None:
+    """Text with lone surrogates is rejected as a model name, a key or a value."""
     for model, parameters in ((ModelRef("\ud800"), {}), (M, {"k": "\ud800"}), (M, {"\ud800": "v"})):
         with pytest.raises(Unsupported, match="request cannot be written: text is not UTF-8"):
             WRITER.request(model, "", parameters, [], [])
 
 
-def test_tensor_without_a_description() -> None:
-    """A tensor without datatype or shape is refused by name."""
+def test_tensor_without_datatype_or_shape_is_rejected() -> None:
+    """A tensor without datatype or shape is rejected by name."""
     for tensor, missing in (
         (Tensor("X", None, (1,), X.data), "datatype"),
         (Tensor("X", Datatype.INT16, None, X.data), "shape"),
@@ -134,10 +136,8 @@ def raw(tensor: Tensor) -> Tensor:
     "tensors",
     [(), (X,), (raw(X), X), (X, raw(BIG), BIG, X, BIG), (array_tensor("S", np.array(1, "<f4")),)],
 )
-def test_most_messages_are_written_at_once_and_alike(
-    tensors: tuple[Tensor, ...], request_id: str
-) -> None:
-    """Tensors, raw or arrays, small or large, are written with the very bytes of the writer of everything."""
+def test_fast_encoder_writes_the_same_bytes(tensors: tuple[Tensor, ...], request_id: str) -> None:
+    """The fast encoder writes raw tensors and arrays of any size as the full encoder does."""
     requested_outputs = (RequestedOutput("Y"), RequestedOutput("Z"))
     plain = FastInferEncoder(RAW_INPUTS).write(M, request_id, tensors, requested_outputs)
     assert join(WRITER.request(M, request_id, {}, tensors, requested_outputs)) == join(plain)
@@ -145,8 +145,8 @@ def test_most_messages_are_written_at_once_and_alike(
     assert join(WRITER.response(M, request_id, {}, tensors)) == join(plain)
 
 
-def test_messages_written_at_once_share_only_equal_descriptions() -> None:
-    """Each message has its own model, names, datatypes and shapes, also when some are the same objects."""
+def test_fast_encoder_caches_only_equal_descriptions() -> None:
+    """Each message has its own model, names, datatypes and shapes, although parts are cached."""
     writer = FastInferEncoder(RAW_OUTPUTS)
     view = memoryview(bytes(12))
     for number in range(200):
@@ -160,8 +160,8 @@ def test_messages_written_at_once_share_only_equal_descriptions() -> None:
         assert expected == join(writer.write(model, "a", tensors))
 
 
-def test_large_data_written_at_once_are_not_copied() -> None:
-    """Small data stand with what is around them; large data are sent from where they lie."""
+def test_fast_encoder_does_not_copy_large_data() -> None:
+    """Small data are copied into the head; large data are sent from their own memory."""
     plain = FastInferEncoder(RAW_OUTPUTS).write(M, "", [X, BIG, X, raw(BIG)])
     assert plain is not None
     assert [False, True, False, True] == [isinstance(part, memoryview) for part in plain]
@@ -169,11 +169,11 @@ def test_large_data_written_at_once_are_not_copied() -> None:
     assert np.shares_memory(BIG.data.array, np.frombuffer(plain[1], np.uint8))
 
 
-def test_arrays_that_are_not_in_rows_are_written_in_rows() -> None:
-    """An array's elements go out in the order of its shape, however they lie in memory."""
-    turned = array_tensor("X", np.arange(6, dtype="<i2").reshape(3, 2).T)
-    plain = FastInferEncoder(RAW_OUTPUTS).write(M, "", [turned])
-    assert join(WRITER.response(M, "", {}, [turned])) == join(plain)
+def test_arrays_are_written_in_row_major_order() -> None:
+    """The elements of an array are written in row-major order, whatever its memory layout."""
+    transposed = array_tensor("X", np.arange(6, dtype="<i2").reshape(3, 2).T)
+    plain = FastInferEncoder(RAW_OUTPUTS).write(M, "", [transposed])
+    assert join(WRITER.response(M, "", {}, [transposed])) == join(plain)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_arrays_that_are_not_in_rows_are_written_in_rows() -> None:
         Tensor("\ud800", X.datatype, X.shape, X.data),
     ],
 )
-def test_tensors_with_more_to_them_are_not_written_at_once(tensor: Tensor) -> None:
-    """Tensors of which more is to be said or checked are left to the other."""
+def test_fast_encoder_returns_none_for_special_tensors(tensor: Tensor) -> None:
+    """The fast encoder leaves tensors with parameters, or in need of checks, to the full encoder."""
     assert FastInferEncoder(RAW_INPUTS).write(M, "", [X, tensor]) is None
 
 
@@ -205,20 +205,20 @@ def test_tensors_with_more_to_them_are_not_written_at_once(tensor: Tensor) -> No
         RequestedOutput("Y", shared=SharedMemoryData("r", 0, 12)),
     ],
 )
-def test_outputs_with_more_to_them_are_not_written_at_once(output: RequestedOutput) -> None:
-    """Outputs of which more is asked than that they come are left to the other."""
+def test_fast_encoder_returns_none_for_special_outputs(output: RequestedOutput) -> None:
+    """The fast encoder leaves outputs with classes, parameters or shared memory to the full encoder."""
     assert FastInferEncoder(RAW_INPUTS).write(M, "", [X], [output]) is None
 
 
-def test_names_that_are_no_utf8_are_not_written_at_once() -> None:
-    """What cannot be written is for the writer of everything to say."""
+def test_fast_encoder_returns_none_for_names_not_utf8() -> None:
+    """The fast encoder leaves names that are not UTF-8 to the full encoder, which raises."""
     writer = FastInferEncoder(RAW_INPUTS)
     assert writer.write(ModelRef("\ud800"), "", []) is None
     assert writer.write(M, "\ud800", []) is None
 
 
-def test_a_datatype_that_a_server_may_not_know_is_not_written_at_once() -> None:
-    """Such a tensor is for the dialect to refuse."""
+def test_fast_encoder_returns_none_for_excluded_datatype() -> None:
+    """The fast encoder leaves a datatype that a server may not support to the dialect's check."""
     tensor = Tensor("X", Datatype.BF16, (1,), RawData(memoryview(b"12")))
     assert FastInferEncoder(RAW_INPUTS, Datatype.BF16).write(M, "", [tensor]) is None
     assert FastInferEncoder(RAW_INPUTS).write(M, "", [tensor]) is not None

@@ -1,4 +1,4 @@
-"""Inferences over gRPC: written at once or in full, they are the same to every dialect."""
+"""Inference over gRPC: the fast and the full encoder agree for every dialect."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ X = array_tensor("X", np.arange(6, dtype="<i2").reshape(2, 3))
 INFERENCES = Inferences(DEFAULT_LIMITS, DIALECTS["triton"])
 
 
-def written(write: Any, call: InferRequest) -> Any:
-    """Return the bytes that are written, or the error."""
+def encoded(write: Any, call: InferRequest) -> Any:
+    """Return the encoded bytes, or the type and text of the error."""
     try:
         return b"".join(write(call, "spare"))
     except GatewayError as error:
@@ -50,40 +50,40 @@ def written(write: Any, call: InferRequest) -> Any:
         {"id": "\ud800"},
     ],
 )
-def test_calls_are_alike_written_at_once_and_in_full(dialect: Any, fields: dict[str, Any]) -> None:
-    """What a call says is written, and what cannot be asked is refused, in either way alike."""
+def test_fast_and_full_encoding_agree(dialect: Any, fields: dict[str, Any]) -> None:
+    """The fast and the full encoding write the same bytes or raise the same error."""
     call = InferRequest(**{"model": ModelRef("m"), "inputs": (X,), **fields})
     inferences = Inferences(DEFAULT_LIMITS, dialect)
-    in_full = written(inferences._written, call)
+    in_full = encoded(inferences._written, call)
     for _ in range(2):
-        assert in_full == written(inferences.encode_call, call)
+        assert in_full == encoded(inferences.encode_call, call)
 
 
-def replied(*outputs: Tensor) -> GrpcResponse:
-    """Return an answer as a server sends it."""
+def response_with(*outputs: Tensor) -> GrpcResponse:
+    """Return the response of a server with these outputs."""
     reply = InferResponse(model=ModelRef("m"), outputs=outputs)
     message = INFERENCES.encode_reply(InferRequest(model=ModelRef("m")), reply)
     return GrpcResponse((b"".join(message),))
 
 
-def test_outputs_that_were_not_asked_for_are_dropped() -> None:
-    """KServe returns all outputs, whatever was asked for."""
+def test_outputs_not_requested_are_dropped() -> None:
+    """KServe returns all outputs; those that were not requested are dropped."""
     call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("Y"),))
-    wire = replied(X, array_tensor("Y", np.zeros(2, "<i4")))
+    wire = response_with(X, array_tensor("Y", np.zeros(2, "<i4")))
     found = Inferences(DEFAULT_LIMITS, DIALECTS["kserve"]).decode_reply(call, wire, wire.view)
     assert ["Y"] == [tensor.name for tensor in found.outputs]
 
 
-def test_an_output_that_was_asked_for_must_come() -> None:
-    """An answer without it is none to this call."""
+def test_response_without_a_requested_output_is_rejected() -> None:
+    """A response that lacks a requested output raises MalformedMessage."""
     call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("Y"),))
-    wire = replied(X)
+    wire = response_with(X)
     with pytest.raises(MalformedMessage, match="response lacks the requested output 'Y'"):
         INFERENCES.decode_reply(call, wire, wire.view)
 
 
-def test_classes_are_written_as_c_prints_them() -> None:
-    """Values of classes have six digits, as Triton writes them."""
+def test_class_values_have_six_decimals() -> None:
+    """Values of classes have six decimals, as Triton writes them."""
     call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("X", classes=1),))
     reply = InferResponse(model=ModelRef("m"), outputs=(items_tensor("X", (1,), [b"0.5:1"]),))
     message = pb.ModelInferResponse.FromString(b"".join(INFERENCES.encode_reply(call, reply)))

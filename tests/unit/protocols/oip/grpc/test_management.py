@@ -1,4 +1,4 @@
-"""The small messages over gRPC: what servers leave out or spell their own way, and limits."""
+"""Management messages over gRPC: omitted fields, spellings of servers, and limits."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def read(call: type[Call[Any]], message: Message, limits: MessageLimits = DEFAUL
     return REPLY_READERS[call](memoryview(message.SerializeToString()), limits)
 
 
-def test_every_question_has_an_answer() -> None:
-    """What can be asked can be answered, in both directions."""
+def test_every_call_has_both_codec_directions() -> None:
+    """Every management call has a writer, a reply reader and a reply writer."""
     assert set(CALL_WRITERS) == set(REPLY_READERS) == set(REPLY_WRITERS)
 
 
 def test_metadata_without_types() -> None:
-    """A server may leave types and shapes out, or name datatypes of its own."""
+    """A server may omit types and shapes, or name datatypes of its own."""
     message = pb.ModelMetadataResponse(
         name="m",
         inputs=[Tensor(name="A"), Tensor(name="B", datatype="STRING", shape=[-1])],
@@ -63,8 +63,8 @@ def test_metadata_without_types() -> None:
     assert expected == read(ModelMetadataRequest, message)
 
 
-def test_metadata_with_the_field_that_means_two_things() -> None:
-    """Field 6, a map of one type here and of another there, is passed over."""
+def test_metadata_with_ambiguous_field_is_read() -> None:
+    """Field 6, a map whose value type differs between servers, is ignored."""
     data = pb.ModelMetadataResponse(name="m").SerializeToString() + b"\x32\x06\x0a\x01k\x12\x01v"
     found = REPLY_READERS[ModelMetadataRequest](memoryview(data), DEFAULT_LIMITS)
     assert ModelMetadata(name="m") == found
@@ -86,8 +86,8 @@ def test_states(spelled: str, state: ModelState) -> None:
     assert (RepositoryEntry("m", state=state),) == read(RepositoryIndexRequest, message)
 
 
-def test_long_reason_is_cut() -> None:
-    """The text of why a model is not ready is bounded."""
+def test_long_reason_is_truncated() -> None:
+    """The reason why a model is not ready is truncated to its limit."""
     message = pb.RepositoryIndexResponse(models=[Entry(name="m", reason="x" * 5000)])
     (entry,) = read(RepositoryIndexRequest, message)
     assert DEFAULT_LIMITS.error_text_bytes == len(entry.reason)
@@ -158,10 +158,10 @@ def test_long_reason_is_cut() -> None:
         ),
     ],
 )
-def test_refuses(
+def test_rejects(
     call: type[Call[Any]], message: Message, kind: type[GatewayError], text: str
 ) -> None:
-    """An answer over a limit or with odd names is refused."""
+    """A response over a limit or with invalid names is rejected."""
     with pytest.raises(kind, match=text):
         read(call, message)
 
@@ -170,7 +170,7 @@ SERVER = GrpcCodec(DEFAULT_LIMITS, EVERYTHING)
 MIB = 1 << 20
 
 
-def ask(method: str, data: bytes) -> Call[Any]:
+def decode(method: str, data: bytes) -> Call[Any]:
     return SERVER.decode_call(GrpcRequest(SERVICE + method, (memoryview(data),)))
 
 
@@ -179,23 +179,23 @@ def ask(method: str, data: bytes) -> Call[Any]:
     ["TraceSetting", "LogSettings", "RepositoryModelUnload", "RepositoryIndex", "ModelReady"],
 )
 def test_a_long_message_without_tensors_blocked_the_event_loop(method: str) -> None:
-    """32 MB of settings took the library and their checks 1.7 s, and nobody needs one."""
+    """A long message without tensors is rejected: 32 MB of settings took 1.7 s to parse."""
     with pytest.raises(TooLarge, match=f"{MIB + 1} bytes to {method}: at most {MIB}"):
-        ask(method, b"\x0a" * (MIB + 1))
+        decode(method, b"\x0a" * (MIB + 1))
 
 
-def test_a_request_to_load_may_hold_a_file_and_no_more_parameters_than_allowed() -> None:
-    """Its fields are counted before the library parses them."""
+def test_load_request_may_hold_a_file_and_few_parameters() -> None:
+    """The fields of a load request are counted before the library parses them."""
     message = pb.RepositoryModelLoadRequest(model_name="m")
     message.parameters["file:1/model.onnx"].bytes_param = bytes(2 * MIB)
     data = message.SerializeToString()
-    call = ask("RepositoryModelLoad", data)
+    call = decode("RepositoryModelLoad", data)
     assert isinstance(call, ModelLoadRequest)
     assert {"file:1/model.onnx": bytes(2 * MIB)} == call.parameters
     with pytest.raises(TooLarge, match="has more than 128 fields"):
-        ask("RepositoryModelLoad", data + b"\x1a\x00" * 200)
+        decode("RepositoryModelLoad", data + b"\x1a\x00" * 200)
     with pytest.raises(MalformedMessage, match="request to load a model: "):
-        ask("RepositoryModelLoad", data[:-1])
+        decode("RepositoryModelLoad", data[:-1])
 
 
 @pytest.mark.parametrize(
@@ -210,15 +210,15 @@ def test_a_request_to_load_may_hold_a_file_and_no_more_parameters_than_allowed()
 def test_entries_are_counted_before_they_are_read(
     method: str, message: Message, field: str
 ) -> None:
-    """So an entry without a value is not the first error of too many."""
+    """Too many entries are rejected before an entry without a value is."""
     for number in range(65):
         getattr(message, field)[f"{number}"].SetInParent()
     with pytest.raises(TooLarge, match=f"65 {field}, at most 64 are allowed"):
-        ask(method, message.SerializeToString())
+        decode(method, message.SerializeToString())
 
 
-def test_a_platform_called_dot_was_taken_for_a_part_of_a_path() -> None:
-    """Only names of models, versions and regions stand in paths."""
+def test_platform_may_be_a_dot() -> None:
+    """Only names of models, versions and regions are checked as segments of a path."""
     message = pb.ModelMetadataResponse(name="m", platform=".", versions=["1"])
     metadata = read(ModelMetadataRequest, message)
     assert (".", ("1",)) == (metadata.platform, metadata.versions)

@@ -1,4 +1,4 @@
-"""What an inference message holds, found field by field: names, shapes, parameters, limits."""
+"""The scan of inference messages: names, shapes, parameters, limits, and the message cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nested(number: int, inner: bytes) -> bytes:
     return varint(tag(number, LEN)) + varint(len(inner)) + inner
 
 
-def test_finds_everything_of_a_request() -> None:
+def test_finds_all_fields_of_a_request() -> None:
     """Names, parameters, tensors, outputs and raw contents are found."""
     data = request(
         model_name="m",
@@ -76,14 +76,14 @@ def test_finds_everything_of_a_request() -> None:
 
 
 def test_responses_have_raw_contents_in_another_field() -> None:
-    """In a response field 6 is raw contents, and field 7 is none of its own."""
+    """In a response, field 6 holds raw contents and field 7 is unknown."""
     data = nested(6, b"raw") + nested(7, b"unknown")
     found, _, raws = InferMessageScanner(DEFAULT_LIMITS).scan(memoryview(data), RAW_OUTPUTS)
     assert ([b"raw"], []) == ([bytes(raw) for raw in raws], found.outputs)
 
 
 def read(scanner: InferMessageScanner, data: bytes) -> object:
-    """Return what a message says, or the error it is refused with."""
+    """Return the scanned message, or the type and text of the error."""
     try:
         found = scanner.scan(memoryview(data), RAW_INPUTS)
     except (GatewayError, WireError) as error:
@@ -92,8 +92,8 @@ def read(scanner: InferMessageScanner, data: bytes) -> object:
 
 
 @pytest.mark.parametrize("name", ["X", "n" * 300])
-def test_descriptions_are_the_same_the_second_time(name: str) -> None:
-    """A description that was seen before is read as the first time, a long one too."""
+def test_repeated_description_is_read_identically(name: str) -> None:
+    """A repeated tensor description is read as the first time, even with a long name."""
     scanner = InferMessageScanner(DEFAULT_LIMITS)
     view = memoryview(request(inputs=[Tensor(name=name, datatype="INT8", shape=[1])]))
     first, _, _ = scanner.scan(view, RAW_INPUTS)
@@ -110,24 +110,24 @@ PIECES = st.sampled_from(
         nested(6, nested(1, b"out")),
         nested(7, b"1"),
         nested(7, b"22"),
-        nested(9, nested(7, b"1")),  # unknown, and raw contents to who begins to read inside
+        nested(9, nested(7, b"1")),  # unknown; raw contents to a reader that starts inside
         nested(7, b""),
     ]
 )
 
 
 @given(messages=st.lists(st.lists(PIECES, max_size=6), max_size=12))
-def test_what_is_remembered_of_heads_changes_nothing(messages: list[list[bytes]]) -> None:
-    """Whatever was read before, and in whatever order fields stand, a message reads the same."""
-    remembering = InferMessageScanner(DEFAULT_LIMITS)
+def test_caching_does_not_change_the_result(messages: list[list[bytes]]) -> None:
+    """A scanner with cached messages reads every message as a new scanner does."""
+    caching = InferMessageScanner(DEFAULT_LIMITS)
     for pieces in messages:
         data = b"".join(pieces)
         for _ in range(4):
-            assert read(InferMessageScanner(DEFAULT_LIMITS), data) == read(remembering, data)
+            assert read(InferMessageScanner(DEFAULT_LIMITS), data) == read(caching, data)
 
 
-def test_what_stands_around_raw_contents_and_id_is_read_twice_and_no_more() -> None:
-    """Of later messages only the raw contents and the id are read."""
+def test_repeated_message_is_scanned_at_most_twice() -> None:
+    """From the third message on, only the raw contents and the id are read."""
     scanner = InferMessageScanner(DEFAULT_LIMITS)
     tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
     found = [
@@ -143,10 +143,10 @@ def test_what_stands_around_raw_contents_and_id_is_read_twice_and_no_more() -> N
 
 
 @pytest.mark.parametrize(("texts", "sizes"), [(range(20), [4] * 20), ([0] * 20, range(20))])
-def test_messages_that_differ_each_time_are_not_remembered(
+def test_messages_that_always_differ_are_not_cached(
     texts: Sequence[int], sizes: Sequence[int]
 ) -> None:
-    """Parameters, or sizes of data, of their own displace nothing that comes again."""
+    """Messages with unique parameters or sizes of data do not fill the cache."""
     scanner = InferMessageScanner(DEFAULT_LIMITS)
     for text, size in zip(texts, sizes, strict=True):
         data = request(
@@ -158,17 +158,17 @@ def test_messages_that_differ_each_time_are_not_remembered(
     assert 0 == len(scanner._outlines[RAW_INPUTS])
 
 
-class NoLongTexts(MaskedMessageCache[CachedMessage]):
-    """Fails where a message is taken apart that it would refuse."""
+class FailingCache(MaskedMessageCache[CachedMessage]):
+    """Fails when the scanner puts a message into the cache."""
 
     def put(self, view: memoryview, holes: Sequence[slice], _value: object) -> None:
         raise AssertionError(len(view), holes)
 
 
-def test_the_text_of_a_message_with_many_inputs_was_taken_apart_each_time() -> None:
-    """It is too long to be remembered, and its holes cost as much as the scan."""
+def test_message_too_long_for_the_cache_is_not_put() -> None:
+    """A message too long for the cache is not split into slots, which costs as much as the scan."""
     scanner = InferMessageScanner(DEFAULT_LIMITS)
-    scanner._outlines[RAW_INPUTS] = NoLongTexts(1, 1)
+    scanner._outlines[RAW_INPUTS] = FailingCache(1, 1)
     names = [f"a long name of an input {number:03}" for number in range(40)]
     data = request(
         id="7" * 9,
@@ -181,8 +181,8 @@ def test_the_text_of_a_message_with_many_inputs_was_taken_apart_each_time() -> N
         ]
 
 
-def test_a_change_of_any_byte_is_seen() -> None:
-    """Each mutation of a message that is remembered reads as by who has never seen it."""
+def test_change_of_any_byte_is_detected() -> None:
+    """Each mutation of a cached message is read as by a new scanner."""
     scanner = InferMessageScanner(DEFAULT_LIMITS)
     one = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
     two = nested(5, nested(1, b"Y") + nested(2, b"INT16") + b"\x1a\x02\x01\x02")
@@ -199,7 +199,7 @@ def test_a_change_of_any_byte_is_seen() -> None:
 
 
 def test_an_id_is_checked_each_time() -> None:
-    """One that is too long, or no text, is refused however often the rest was seen."""
+    """An id that is too long or not text is rejected, even if the rest of the message is cached."""
     scanner = InferMessageScanner(MessageLimits(name_bytes=3))
     tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
     for each in (b"abc", b"abd", b"abe", b"abcd", b"ab\xff", b"ab\n"):
@@ -207,8 +207,8 @@ def test_an_id_is_checked_each_time() -> None:
         assert read(InferMessageScanner(MessageLimits(name_bytes=3)), data) == read(scanner, data)
 
 
-def test_contents_are_not_remembered() -> None:
-    """Equal messages with contents have each their own view of them."""
+def test_typed_contents_are_not_cached() -> None:
+    """Each of two equal messages has its own view of its typed contents."""
     scanner = InferMessageScanner(DEFAULT_LIMITS)
     contents = pb.InferTensorContents(uint_contents=[7])
     data = request(inputs=[Tensor(name="X", datatype="UINT8", shape=[1], contents=contents)])
@@ -217,20 +217,20 @@ def test_contents_are_not_remembered() -> None:
         assert view.obj is tensor.contents.obj
 
 
-def test_of_single_fields_the_last_counts() -> None:
-    """A name that comes again replaces the one before."""
+def test_last_of_repeated_single_fields_counts() -> None:
+    """A repeated model name replaces the one before."""
     assert "b" == scan(request(model_name="a") + request(model_name="b"))[0].model.name
 
 
-def test_of_a_parameter_the_last_entry_counts() -> None:
-    """A key that comes again replaces the one before, even when that had no value."""
+def test_last_entry_of_a_parameter_counts() -> None:
+    """A repeated key replaces the one before, even when that had no value."""
     data = request(parameters={"k": pb.InferParameter()})
     data += request(parameters={"k": pb.InferParameter(string_param="v")})
     assert {"k": "v"} == scan(data)[0].parameters
 
 
-def test_of_the_arms_of_a_parameter_the_last_counts() -> None:
-    """A parameter with several arms has the last one."""
+def test_last_oneof_field_of_a_parameter_counts() -> None:
+    """A parameter with several fields of its oneof has the value of the last one."""
     arms: list[dict[str, Any]] = [
         {"uint64_param": 2**64 - 1},
         {"bool_param": False},
@@ -241,14 +241,14 @@ def test_of_the_arms_of_a_parameter_the_last_counts() -> None:
 
 
 def test_shape_may_be_unpacked() -> None:
-    """Dimensions may come one by one, and in several runs."""
+    """Dimensions may be unpacked, and split into several runs."""
     inner = Tensor(name="X", datatype="INT8", shape=[2]).SerializeToString()
     inner += varint(tag(3, VARINT)) + b"\3" + nested(3, b"\4")
     assert (2, 3, 4) == scan(nested(5, inner))[0].tensors[0].shape
 
 
-def test_unknown_fields_are_passed_over() -> None:
-    """Fields and groups that no one knows are no error, at any depth but in map entries."""
+def test_unknown_fields_are_ignored() -> None:
+    """Unknown fields and groups are ignored in the message, its tensors and its outputs."""
     unknown = nested(99, b"\xff") + b"\xa3\x06\xa4\x06"
     inner = Tensor(name="X", datatype="INT8", shape=[1]).SerializeToString() + unknown
     output = Wanted(name="Y").SerializeToString() + unknown
@@ -297,8 +297,8 @@ def test_unknown_fields_are_passed_over() -> None:
         ),
     ],
 )
-def test_refuses(data: bytes, kind: type[GatewayError], text: str) -> None:
-    """What is not allowed is refused by name."""
+def test_rejects(data: bytes, kind: type[GatewayError], text: str) -> None:
+    """Each invalid field is rejected by name."""
     with pytest.raises(kind, match=text):
         scan(data)
 
@@ -334,7 +334,7 @@ TRUE = pb.InferParameter(bool_param=True)
     ],
 )
 def test_limits(limit: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
-    """Each limit is kept: what reaches it passes, one more is refused under its name."""
+    """A value at a limit passes; one more is rejected under the limit's name."""
     scan(request(**good), SMALL)
     with pytest.raises(TooLarge) as caught:
         scan(request(**bad), SMALL)
@@ -351,7 +351,7 @@ def test_limits(limit: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
     ],
 )
 def test_limits_of_shapes(limit: str, good: list[int], bad: list[int]) -> None:
-    """Shapes are bounded before anything is made of them."""
+    """A shape over a limit is rejected under the limit's name."""
     scan(request(inputs=[Tensor(name="X", datatype="INT8", shape=good)]), SMALL)
     with pytest.raises(TooLarge) as caught:
         scan(request(inputs=[Tensor(name="X", datatype="INT8", shape=bad)]), SMALL)
@@ -376,8 +376,8 @@ def test_limit_of_tensors() -> None:
         nested(4, nested(2, nested(3, b"\xff"))),
     ],
 )
-def test_gives_up(data: bytes) -> None:
-    """Broken bytes, and single messages that come twice, are left to the library."""
+def test_raises_wire_error(data: bytes) -> None:
+    """Malformed bytes, and single messages that occur twice, are left to the library."""
     with pytest.raises(WireError):
         scan(data)
 
@@ -397,14 +397,14 @@ def test_gives_up(data: bytes) -> None:
         ({"outputs": [Wanted()]}, "requested output 0"),
     ],
 )
-def test_a_request_names_its_tensors(fields: dict[str, Any], what: str) -> None:
-    """An input or requested output without a name is refused; no server matches it by place."""
+def test_tensors_of_a_request_need_names(fields: dict[str, Any], what: str) -> None:
+    """An input or requested output without a name is rejected; no server matches by position."""
     with pytest.raises(InvalidTensor, match=f"^{what} of the request has no name"):
         scan(request(**fields))
 
 
 def test_the_fields_of_all_nested_messages_count_together() -> None:
-    """Tensors of few fields each are too many when the message has too many of them."""
+    """The limit of fields applies to the sum over all tensors of a message."""
     unknown = b"\x7a\x00" * 150
     tensors = [nested(5, nested(1, b"%d" % n) + nested(2, b"INT8") + unknown) for n in range(200)]
     with pytest.raises(TooManyFields, match="more than"):
@@ -423,14 +423,14 @@ def test_the_fields_of_all_nested_messages_count_together() -> None:
     ],
     ids=["tensor", "entry", "value", "output", "group"],
 )
-def test_few_unknown_or_repeated_fields_are_passed_over(data: bytes) -> None:
-    """No newer client adds so many; each costs as much as one that is known."""
+def test_many_unknown_or_repeated_fields_are_rejected(data: bytes) -> None:
+    """Unknown and repeated fields count towards the limit of fields."""
     with pytest.raises(TooManyFields):
         scan(data)
 
 
-def test_a_shape_is_refused_at_its_first_dimension_too_many() -> None:
-    """However many follow, in one piece or in many."""
+def test_shape_is_rejected_at_the_first_excess_dimension() -> None:
+    """A shape in many runs is rejected as soon as its rank exceeds the limit."""
     piece = nested(3, b"\x01" * 30)
     with pytest.raises(TooLarge, match="more than 32 dimensions") as caught:
         scan(nested(5, nested(2, b"INT8") + piece * 50))
@@ -438,7 +438,7 @@ def test_a_shape_is_refused_at_its_first_dimension_too_many() -> None:
 
 
 def test_bytes_elements_of_all_tensors_count_together() -> None:
-    """The limit is that of the message."""
+    """The limit of BYTES elements applies to the sum over all tensors of a message."""
     tensors = [
         nested(5, nested(1, b"%d" % n) + nested(2, b"BYTES") + b"\x18\x02") for n in range(3)
     ]
@@ -448,7 +448,7 @@ def test_bytes_elements_of_all_tensors_count_together() -> None:
     assert "bytes_elements" == caught.value.limit
 
 
-def test_an_output_that_is_requested_twice() -> None:
-    """It is requested once, where both say the same: Triton replies to such a request."""
+def test_duplicate_requested_output_is_merged() -> None:
+    """Equal duplicates of a requested output are merged; Triton accepts such a request."""
     message, *_ = scan(request(outputs=[Wanted(name=name) for name in ("Y", "Z", "Y")]))
     assert ["Y", "Z"] == [name for name, _ in message.outputs]

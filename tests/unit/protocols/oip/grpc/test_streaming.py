@@ -1,4 +1,4 @@
-"""Messages of ModelStreamInfer: what the recorded exchanges do not show."""
+"""Messages of ModelStreamInfer that the recorded exchanges do not cover."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def to_wire(message: pb.ModelInferRequest | bytes, *metadata: tuple[str, str]) -
     return GrpcRequest(STREAM, (memoryview(data),), metadata)
 
 
-def opened(wire: GrpcRequest) -> StreamInferRequest:
+def decode_stream_call(wire: GrpcRequest) -> StreamInferRequest:
     call = CODEC.decode_call(wire)
     assert isinstance(call, StreamInferRequest)
     return call
 
 
-def refusal(wire: GrpcRequest) -> GatewayError:
+def decode_error(wire: GrpcRequest) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_call(wire)
     return caught.value
 
 
-def answered(answer: GrpcResponse) -> pb.ModelStreamInferResponse:
-    assert GrpcStatus.OK is answer.status
-    return pb.ModelStreamInferResponse.FromString(bytes(answer.view))
+def stream_response(response: GrpcResponse) -> pb.ModelStreamInferResponse:
+    assert GrpcStatus.OK is response.status
+    return pb.ModelStreamInferResponse.FromString(bytes(response.view))
 
 
 def envelope(**fields: Any) -> GrpcResponse:
@@ -65,55 +65,55 @@ def marked(final: bool, **fields: Any) -> pb.ModelInferResponse:
     return pb.ModelInferResponse(parameters={"triton_final_response": mark}, **fields)
 
 
-def test_a_request_that_cannot_be_read_is_answered_in_the_stream_with_its_id() -> None:
-    """Its id and model are found although the rest of it is wrong."""
+def test_error_of_invalid_request_is_in_the_stream_with_its_id() -> None:
+    """The stream reports the error of an invalid request with the request's model name and id."""
     wrong = pb.ModelInferRequest(model_name="m", id="9", raw_input_contents=[b"left over"])
-    found = answered(CODEC.encode_error(None, refusal(to_wire(wrong))))
+    found = stream_response(CODEC.encode_error(None, decode_error(to_wire(wrong))))
     assert "message has 1 raw contents for 0 tensors" in found.error_message
     assert ("m", "9") == (found.infer_response.model_name, found.infer_response.id)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x02\xff\xfe"], ids=["cut", "no text"])
-def test_bytes_that_are_no_message_are_answered_in_the_stream(data: bytes) -> None:
-    """A message of which nothing can be told is answered, and the stream goes on."""
-    found = answered(CODEC.encode_error(None, refusal(to_wire(data))))
+def test_error_of_undecodable_bytes_is_in_the_stream(data: bytes) -> None:
+    """The stream reports bytes that are not a message as an error without model name and id."""
+    found = stream_response(CODEC.encode_error(None, decode_error(to_wire(data))))
     assert found.error_message
     assert ("", "") == (found.infer_response.model_name, found.infer_response.id)
 
 
-def test_a_client_may_want_errors_as_the_status_of_the_stream() -> None:
-    """With `triton_grpc_error` an error has a status, and ends the stream."""
+def test_client_may_request_errors_as_stream_status() -> None:
+    """With `triton_grpc_error` an error is the status that ends the stream."""
     wire = to_wire(pb.ModelInferRequest(model_name="m", id="9"), ("triton_grpc_error", "true"))
     expected = GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no m")
-    call = opened(wire)
+    call = decode_stream_call(wire)
     assert expected == CODEC.encode_error(call, NotFound("no m"))
     assert expected == CODEC.encode_late_error(call, NotFound("no m"))
     own = GrpcResponse(status=GrpcStatus.ABORTED, details="own words")
     error = UpstreamError("own words", origin=Origin("oip.grpc", own))
     assert own == CODEC.encode_error(call, error)
     broken = to_wire(b"\xff\xff", ("triton_grpc_error", "true"))
-    assert GrpcStatus.INVALID_ARGUMENT is CODEC.encode_error(None, refusal(broken)).status
+    assert GrpcStatus.INVALID_ARGUMENT is CODEC.encode_error(None, decode_error(broken)).status
 
 
 @pytest.mark.parametrize("last", [None, InferResponse(model=M, outputs=(), is_final=False)])
-def test_the_end_is_marked_for_who_asks(last: InferResponse | None) -> None:
-    """An answer without outputs ends the answers of a client that asked for it, and of no other."""
+def test_empty_final_response_is_sent_only_on_request(last: InferResponse | None) -> None:
+    """A stream ends with an empty final response if the client requested it and needs it."""
     wants = pb.ModelInferRequest(
         model_name="m",
         id="9",
         parameters={"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)},
     )
-    call = opened(to_wire(wants))
+    call = decode_stream_call(to_wire(wants))
     assert {} == call.request.parameters
     end = CODEC.encode_end(call, last)
     assert end is not None
-    assert marked(True, model_name="m", id="9") == answered(end).infer_response
+    assert marked(True, model_name="m", id="9") == stream_response(end).infer_response
     assert CODEC.encode_end(CALL, last) is None
     assert CODEC.encode_end(call, InferResponse(model=M, outputs=(), is_final=True)) is None
 
 
-def test_the_mark_that_is_asked_for_is_true_or_false() -> None:
-    """Another type is the client's fault."""
+def test_final_response_parameter_must_be_bool() -> None:
+    """`triton_enable_empty_final_response` of another type is rejected."""
     wrong = pb.ModelInferRequest(
         model_name="m",
         parameters={"triton_enable_empty_final_response": pb.InferParameter(int64_param=1)},
@@ -122,8 +122,8 @@ def test_the_mark_that_is_asked_for_is_true_or_false() -> None:
         CODEC.decode_call(to_wire(wrong))
 
 
-def test_an_envelope_in_pieces_is_read_as_protobuf_has_it() -> None:
-    """What comes twice is merged, as every protobuf library does."""
+def test_repeated_fields_of_an_envelope_are_merged() -> None:
+    """A message field that occurs twice is merged, as protobuf libraries do."""
     parts = [
         pb.ModelStreamInferResponse(infer_response=marked(False, model_name="a")),
         pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse(model_name="m", id="7")),
@@ -133,20 +133,20 @@ def test_an_envelope_in_pieces_is_read_as_protobuf_has_it() -> None:
     assert (M, False) == (found.model, found.is_final)
 
 
-def test_an_answer_that_is_no_envelope_is_refused() -> None:
-    """Bytes that are no message are the upstream's fault."""
+def test_undecodable_stream_response_is_rejected() -> None:
+    """Bytes of an upstream that are not an envelope raise MalformedMessage."""
     with pytest.raises(MalformedMessage, match="not a message of type"):
         CODEC.decode_item(CALL, GrpcResponse((memoryview(b"\xff\xff"),)))
 
 
-def test_an_answer_to_another_request_is_refused() -> None:
-    """Each call has a stream of its own, so another id is no answer to it."""
+def test_stream_response_with_another_id_is_rejected() -> None:
+    """Each call has its own stream, so a response with another id is rejected."""
     with pytest.raises(MalformedMessage, match="response has id '8': the request had '7'"):
         CODEC.decode_item(CALL, envelope(infer_response=marked(True, id="8")))
 
 
-def test_an_error_that_is_the_last_answer_is_raised() -> None:
-    """Marked as the last, it ends the answers."""
+def test_final_error_of_a_stream_is_raised() -> None:
+    """An error in a response that is marked as final is raised."""
     with pytest.raises(UpstreamError, match="it broke"):
         CODEC.decode_item(CALL, envelope(error_message="it broke", infer_response=marked(True)))
 
@@ -166,25 +166,23 @@ def test_an_error_that_is_the_last_answer_is_raised() -> None:
         ("Failed to process the request(s): unknown model of a car", UpstreamError),
     ],
 )
-def test_an_error_without_a_status_has_the_code_of_its_words(
-    words: str, kind: type[GatewayError]
-) -> None:
-    """An error of Triton in a stream has the code that it has in a unary call."""
+def test_error_text_determines_the_error_class(words: str, kind: type[GatewayError]) -> None:
+    """A Triton error in a stream has the class that it has in a unary call."""
     with pytest.raises(kind) as caught:
         CODEC.decode_item(CALL, envelope(error_message=words, infer_response=marked(True)))
     assert kind is type(caught.value)
 
 
-def test_a_status_ends_the_answers() -> None:
-    """What ends the upstream's stream ends this one, with the upstream's own status."""
+def test_status_of_the_upstream_stream_is_raised() -> None:
+    """The status that ends the upstream's stream is raised, with its response as the origin."""
     wire = GrpcResponse(status=GrpcStatus.UNIMPLEMENTED, details="no streams")
     with pytest.raises(GatewayError, match="no streams") as caught:
         CODEC.decode_item(CALL, wire)
     assert Origin("oip.grpc", wire) == caught.value.origin
 
 
-def test_outputs_that_were_asked_for_must_be_there_but_where_there_are_none() -> None:
-    """An answer lacks what was asked for, or is the mark of an end and has nothing."""
+def test_only_a_response_without_outputs_may_lack_requested() -> None:
+    """A response that lacks a requested output is rejected, unless it has no outputs at all."""
     call = StreamInferRequest(
         model=M, request=InferRequest(model=M, outputs=(RequestedOutput("Y"),))
     )
@@ -205,8 +203,8 @@ def test_outputs_that_were_asked_for_must_be_there_but_where_there_are_none() ->
     ],
     ids=["triton", "mlserver"],
 )
-def test_servers_say_that_a_model_is_decoupled(status: str, words: str) -> None:
-    """Their words are an error of their own kind: a stream can be asked instead."""
+def test_exact_error_text_raises_decoupled(status: str, words: str) -> None:
+    """The exact texts of Triton and MLServer raise Decoupled, so that a stream call can follow."""
     wire = GrpcResponse(status=GrpcStatus[status], details=words)
     with pytest.raises(Decoupled):
         CODEC.decode_reply(CALL.request, wire)
@@ -216,10 +214,10 @@ def test_servers_say_that_a_model_is_decoupled(status: str, words: str) -> None:
     assert not isinstance(caught.value, Decoupled)
 
 
-def test_large_outputs_are_not_copied() -> None:
-    """An answer's data is carried over from the tensor, envelope or not."""
+def test_large_output_is_a_separate_part() -> None:
+    """The data of a large output are a part of their own in the message."""
     item = bytes(10_000)
     tensor = Tensor("Y", Datatype.BYTES, (1,), ItemsData([item]))
-    answer = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,)))
-    assert 2 == len(answer.message)
-    assert item in bytes(answer.message[1])
+    response = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,)))
+    assert 2 == len(response.message)
+    assert item in bytes(response.message[1])

@@ -73,13 +73,13 @@ def test_packed_floats_are_a_view() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", contents(), varint(tag(6, LEN)) + b"\0", b"\x78\x01"])
-def test_nothing_in_contents(data: bytes) -> None:
-    """Contents without an element are as good as none, whatever else is in them."""
+def test_contents_without_elements_are_absent(data: bytes) -> None:
+    """Contents without elements count as absent, whatever other fields they have."""
     assert read(D.FP32, 0, data) is None
 
 
 def test_unpacked_and_split_runs_are_joined() -> None:
-    """One field may come in several runs, packed and not."""
+    """One field may consist of several runs, packed and unpacked."""
     packed = contents(int_contents=[1, 300])
     unpacked = varint(tag(2, 0)) + varint(-1)
     expected = np.array([-1, 1, 300, -1], "<i4").tobytes()
@@ -87,7 +87,7 @@ def test_unpacked_and_split_runs_are_joined() -> None:
 
 
 def test_unpacked_floats_are_joined() -> None:
-    """Floats may come one by one."""
+    """Floats may be unpacked."""
     one = varint(tag(6, 5)) + np.float32(1.5).tobytes()
     assert np.array([1.5, 1.5], "<f4").tobytes() == raw(D.FP32, 2, one + one)
 
@@ -117,20 +117,20 @@ def test_unpacked_floats_are_joined() -> None:
         (D.UINT16, contents(uint_contents=[2**16]), "expected UINT16 from 0 to 65535"),
     ],
 )
-def test_refuses(datatype: Datatype, data: bytes, text: str) -> None:
-    """What does not fit the datatype is refused with both values."""
+def test_rejects(datatype: Datatype, data: bytes, text: str) -> None:
+    """Contents that do not fit the datatype or the shape are rejected with both values."""
     with pytest.raises(InvalidTensor, match=text):
         read(datatype, 1, data)
 
 
-def test_index_of_a_value_out_of_range() -> None:
-    """The first value out of range is named by its index."""
+def test_error_has_the_index_of_a_value_out_of_range() -> None:
+    """The error contains the index of the first value out of range."""
     with pytest.raises(InvalidTensor, match="has 999 at index 2"):
         read(D.INT8, 4, contents(int_contents=[1, -5, 999, 1000]))
 
 
-def test_long_element_is_refused() -> None:
-    """An element over the limit is refused under the limit's name."""
+def test_long_element_is_rejected() -> None:
+    """An element over the limit is rejected under the limit's name."""
     limits = MessageLimits(bytes_element_size=3)
     with pytest.raises(TooLarge, match="an element of 4 bytes, at most 3") as caught:
         read(D.BYTES, 1, contents(bytes_contents=[b"plum"]), limits)
@@ -138,14 +138,14 @@ def test_long_element_is_refused() -> None:
 
 
 def test_many_bytes_elements_are_read() -> None:
-    """BYTES may have more elements than a message has fields elsewhere."""
+    """BYTES contents may have more elements than the limit of fields of a message."""
     count = MAX_FIELDS + 10
     found = read(D.BYTES, count, b"\x42\0" * count)
     assert count == len(found.items)
 
 
-def test_count_is_checked_before_anything_is_made() -> None:
-    """One byte on the wire is not made eight in memory before the number is known to be right."""
+def test_count_is_checked_before_allocation() -> None:
+    """One byte on the wire is 8 in memory, so the number of elements is checked first."""
     data = varint(tag(3, LEN)) + varint(1 << 20) + bytes(1 << 20)
     with pytest.raises(InvalidTensor, match="has 1048576 elements: its shape needs 1"):
         read(D.INT64, 1, data)
@@ -156,21 +156,21 @@ def test_count_is_checked_before_anything_is_made() -> None:
     [b"\x32\x03abc", b"\x12\x01\x80", b"\x12\x0b" + b"\x80" * 10 + b"\x01", b"\x12"],
 )
 def test_broken_bytes(data: bytes) -> None:
-    """Runs that end inside an element, or varints that are too long, are refused."""
+    """Runs that end inside an element, and overlong varints, are rejected."""
     with pytest.raises((WireError, GatewayError)):
         read(D.INT32 if data[0] == 0x12 else D.FP32, 1, data)
 
 
 def test_integers_are_arrays_of_their_datatype() -> None:
-    """Integers come as arrays of the datatype's own dtype."""
+    """Integers are decoded to arrays of the datatype's own dtype."""
     found = read(D.UINT8, 2, contents(uint_contents=[1, 200]))
     assert isinstance(found, ArrayData)
     assert np.dtype("u1") == found.array.dtype
 
 
 @pytest.mark.parametrize("sizes", [(0,), (3,), (0, 1), (5, 200, 0)])
-def test_many_bytes_elements_are_found_where_they_lie(sizes: tuple[int, ...]) -> None:
-    """Of one length or of several: each is a view of the message."""
+def test_many_bytes_elements_are_views(sizes: tuple[int, ...]) -> None:
+    """Each of many BYTES elements is a view of the message, whatever their lengths."""
     expected = [b"x" * sizes[at % len(sizes)] for at in range(100)]
     data = contents(bytes_contents=expected)
     found = read(D.BYTES, 100, data)
@@ -180,13 +180,13 @@ def test_many_bytes_elements_are_found_where_they_lie(sizes: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("count", [99, 101])
 def test_the_number_of_many_bytes_elements_is_checked(count: int) -> None:
-    """One more or fewer than the shape needs is refused."""
+    """One element more or fewer than the shape needs is rejected."""
     with pytest.raises(InvalidTensor, match=f"has 100 elements: its shape needs {count}"):
         read(D.BYTES, count, contents(bytes_contents=[b"ab"] * 100))
 
 
-def test_unknown_fields_among_many_bytes_elements_are_passed_over() -> None:
-    """They are found the long way then."""
+def test_unknown_fields_among_many_bytes_elements_are_ignored() -> None:
+    """Elements around an unknown field are found field by field."""
     data = contents(bytes_contents=[b"ab"] * 50) + b"\x7a\x00" + b"\x42\x01c" * 50
     found = read(D.BYTES, 100, data)
     assert [b"ab"] * 50 + [b"c"] * 50 == [bytes(item) for item in found.items]

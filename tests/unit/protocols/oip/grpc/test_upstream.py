@@ -1,4 +1,4 @@
-"""The Open Inference gRPC codec towards servers: what it asks, what it makes of answers."""
+"""The Open Inference gRPC codec of an upstream: encoding of requests, decoding of responses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def codec(dialect: str) -> GrpcCodec:
     return GrpcCodec(DEFAULT_LIMITS, {"dialect": dialect})
 
 
-def answer(**fields: Any) -> GrpcResponse:
+def response(**fields: Any) -> GrpcResponse:
     return GrpcResponse((pb.ModelInferResponse(**fields).SerializeToString(),))
 
 
@@ -69,11 +69,11 @@ def test_encodes_call(case: CallCase) -> None:
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_decodes_reply(case: ReplyCase) -> None:
-    """An upstream's message is read as the answer it says."""
+    """The codec decodes an upstream's message to the expected reply."""
     assert case.reply == CODEC.decode_reply(case.call, GrpcResponse((memoryview(case.message),)))
 
 
-def test_tensors_are_views_of_an_answer() -> None:
+def test_tensors_are_views_of_a_response() -> None:
     """An upstream's tensor shares the memory of its message."""
     call = InferRequest(model=M)
     wire = CODEC.encode_reply(call, InferResponse(model=M, outputs=(BIG,)))
@@ -82,16 +82,16 @@ def test_tensors_are_views_of_an_answer() -> None:
     assert np.shares_memory(as_numpy(reply.outputs[0]), np.frombuffer(body, np.uint8))
 
 
-def test_upstreams_own_error_goes_back_exactly() -> None:
-    """Status and details of an upstream of this protocol reach the caller as they came."""
+def test_upstream_error_is_forwarded_exactly() -> None:
+    """Status and details of an upstream of this protocol reach the client unchanged."""
     wire = GrpcResponse(status=GrpcStatus.ALREADY_EXISTS, details="failed on purpose" * 100)
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_reply(InferRequest(model=M), wire)
     assert wire == CODEC.encode_error(None, caught.value)
 
 
-def test_status_without_text_gets_one() -> None:
-    """An upstream's status without details still says what it was."""
+def test_status_without_details_is_named_in_the_error() -> None:
+    """The error for an upstream's status without details contains the status."""
     with pytest.raises(UpstreamError, match="status UNKNOWN and no text"):
         CODEC.decode_reply(InferRequest(model=M), GrpcResponse(status=GrpcStatus.UNKNOWN))
 
@@ -105,41 +105,41 @@ def test_status_without_text_gets_one() -> None:
     ],
 )
 def test_status_that_means_model_not_ready(status: GrpcStatus, expected: bool) -> None:
-    """KServe's and MLServer's ways to say that a model is not ready are read as that."""
+    """The statuses of KServe and MLServer for a model that is not ready are read as false."""
     wire = GrpcResponse(status=status, details="not here")
     assert expected is CODEC.decode_reply(ModelReadyRequest(model=M), wire)
 
 
-def test_failure_to_say_whether_ready_is_an_error() -> None:
-    """A status that says nothing of readiness is raised."""
+def test_status_unrelated_to_readiness_is_raised() -> None:
+    """A readiness call raises a status that does not concern readiness."""
     with pytest.raises(ERROR_CLASSES[ErrorCode.UNAUTHENTICATED]):
         CODEC.decode_reply(
             ModelReadyRequest(model=M), GrpcResponse(status=GrpcStatus.UNAUTHENTICATED)
         )
 
 
-def test_foreign_id_is_fatal() -> None:
-    """An answer with another request's id is refused."""
+def test_response_with_another_id_is_rejected() -> None:
+    """A response with the id of another request is rejected."""
     with pytest.raises(MalformedMessage, match="response has id 'b': the request had 'a'"):
-        CODEC.decode_reply(InferRequest(model=M, id="a"), answer(model_name="m", id="b"))
+        CODEC.decode_reply(InferRequest(model=M, id="a"), response(model_name="m", id="b"))
 
 
-def test_missing_id_is_the_requests() -> None:
-    """An answer without an id has the request's."""
-    found = CODEC.decode_reply(InferRequest(model=M, id="a"), answer())
+def test_missing_id_is_that_of_the_request() -> None:
+    """A response without an id and model has those of the request."""
+    found = CODEC.decode_reply(InferRequest(model=M, id="a"), response())
     assert ("a", M) == (found.id, found.model)
 
 
-def test_invented_id_is_dropped() -> None:
-    """An id that the caller did not send does not come back, neither in nor out."""
+def test_id_not_sent_by_the_client_is_dropped() -> None:
+    """An id that the client did not send is dropped from the reply and from the response."""
     call = InferRequest(model=M)
-    found = CODEC.decode_reply(call, answer(id="made-up"))
+    found = CODEC.decode_reply(call, response(id="made-up"))
     wire = CODEC.encode_reply(call, found.changed(id="made-up"))
     assert ("", "") == (found.id, pb.ModelInferResponse.FromString(bytes(wire.view)).id)
 
 
-def test_kserve_is_sent_an_id() -> None:
-    """KServe, which needs an id, gets the request's, else the call's, else a fixed one."""
+def test_kserve_request_always_has_an_id() -> None:
+    """KServe needs an id: the request's, else the request id of the call, else a fixed one."""
     call = InferRequest(model=M)
     found = [
         sent(request, "kserve").id
@@ -153,7 +153,7 @@ def test_kserve_is_sent_an_id() -> None:
 
 
 def test_kserves_leaked_parameter_and_extra_outputs_are_dropped() -> None:
-    """Of KServe's answer the outputs asked for remain, without `binary_data_size`."""
+    """Outputs not requested and the parameter `binary_data_size` of KServe are dropped."""
     tensor = pb.ModelInferResponse.InferOutputTensor(
         datatype="UINT8",
         shape=[1],
@@ -165,38 +165,38 @@ def test_kserves_leaked_parameter_and_extra_outputs_are_dropped() -> None:
         outputs.append(
             pb.ModelInferResponse.InferOutputTensor.FromString(tensor.SerializeToString())
         )
-    wire = answer(outputs=outputs, raw_output_contents=[b"\1", b"\2"])
+    wire = response(outputs=outputs, raw_output_contents=[b"\1", b"\2"])
     call = InferRequest(model=M, outputs=(RequestedOutput("B"),))
     assert (raw_tensor("B", Datatype.UINT8, (1,), memoryview(b"\2")),) == codec(
         "kserve"
     ).decode_reply(call, wire).outputs
 
 
-def test_missing_output_is_refused() -> None:
-    """An answer without an output that was asked for is refused."""
+def test_response_without_a_requested_output_is_rejected() -> None:
+    """A response that lacks a requested output raises MalformedMessage."""
     call = InferRequest(model=M, outputs=(RequestedOutput("B"),))
     with pytest.raises(MalformedMessage, match="lacks the requested output 'B'"):
-        CODEC.decode_reply(call, answer())
+        CODEC.decode_reply(call, response())
 
 
-def test_bad_name_in_an_answer_is_the_upstreams_fault() -> None:
-    """What would be a client's mistake in a request is a broken answer here."""
+def test_invalid_name_in_a_response_is_an_upstream_error() -> None:
+    """An invalid tensor name in a response raises MalformedMessage, the class of upstream faults."""
     output = pb.ModelInferResponse.InferOutputTensor(name="\0", datatype="FP32", shape=[0])
     with pytest.raises(MalformedMessage, match="tensor name has the character U\\+0000"):
-        CODEC.decode_reply(InferRequest(model=M), answer(outputs=[output]))
+        CODEC.decode_reply(InferRequest(model=M), response(outputs=[output]))
 
 
 @pytest.mark.parametrize("name", ["a\n", "..", "x" * 2000])
-def test_an_unusable_model_name_in_an_answer_cost_the_tensors(name: str) -> None:
-    """It counts as absent, as over HTTP, and so does such a version."""
-    reply = CODEC.decode_reply(InferRequest(model=M), answer(model_name=name))
+def test_unusable_model_name_in_a_response_is_ignored(name: str) -> None:
+    """An unusable model name or version in a response counts as absent, as over HTTP."""
+    reply = CODEC.decode_reply(InferRequest(model=M), response(model_name=name))
     assert M.name == reply.model.name
-    reply = CODEC.decode_reply(InferRequest(model=M), answer(model_version=name))
+    reply = CODEC.decode_reply(InferRequest(model=M), response(model_version=name))
     assert "" == reply.model.version
 
 
-def test_an_unusable_parameter_in_an_answer_cost_the_tensors() -> None:
-    """One without a value, or with a name that cannot be shown, is left out."""
+def test_unusable_parameter_in_a_response_is_dropped() -> None:
+    """A parameter without a value, or with an unprintable name, is dropped."""
     message = pb.ModelInferResponse(model_name="m")
     message.parameters["k"].int64_param = 5
     message.parameters["unset"].SetInParent()
@@ -205,25 +205,25 @@ def test_an_unusable_parameter_in_an_answer_cost_the_tensors() -> None:
     assert {"k": 5} == CODEC.decode_reply(InferRequest(model=M), wire).parameters
 
 
-def test_an_id_that_is_not_the_requests_is_refused_whatever_it_holds() -> None:
-    """An id needs no check of its own where it is compared."""
+def test_invalid_id_in_a_response_is_rejected_by_comparison() -> None:
+    """An id needs no check of its own, because it is compared with that of the request."""
     call = InferRequest(model=M, id="7")
     for _ in range(3):  # the form of the message is cached in between
         with pytest.raises(MalformedMessage, match=r"response has id '7\\n'"):
-            CODEC.decode_reply(call, answer(id="7\n"))
+            CODEC.decode_reply(call, response(id="7\n"))
 
 
-def test_wrong_size_in_an_answer_is_refused() -> None:
-    """An output whose bytes do not fit its shape is refused."""
+def test_wrong_size_in_a_response_is_rejected() -> None:
+    """An output whose bytes do not fit its shape is rejected."""
     output = pb.ModelInferResponse.InferOutputTensor(name="Y", datatype="FP32", shape=[2])
     with pytest.raises(InvalidTensor, match=r"has 4 bytes, shape \[2\] of FP32 needs 8"):
         CODEC.decode_reply(
-            InferRequest(model=M), answer(outputs=[output], raw_output_contents=[b"1234"])
+            InferRequest(model=M), response(outputs=[output], raw_output_contents=[b"1234"])
         )
 
 
-def test_version_is_refused_where_there_are_none() -> None:
-    """KServe would pass over a version, so it is not asked for one."""
+def test_version_is_rejected_for_kserve() -> None:
+    """KServe ignores versions, so a call with a version is rejected."""
     for call in (
         InferRequest(model=ModelRef("m", "1")),
         ModelReadyRequest(model=ModelRef("m", "1")),
@@ -233,14 +233,14 @@ def test_version_is_refused_where_there_are_none() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["kserve", "ovms"])
-def test_index_is_refused_where_there_is_none(dialect: str) -> None:
-    """Servers without a repository index are not asked for it."""
+def test_index_is_rejected_for_servers_without_one(dialect: str) -> None:
+    """A repository index call is rejected for servers without a repository index."""
     with pytest.raises(Unsupported, match=f"'{dialect}' has no repository index"):
         codec(dialect).encode_call(RepositoryIndexRequest())
 
 
 def test_mlservers_spelling_of_a_state() -> None:
-    """MLServer's "State.READY" is READY."""
+    """MLServer's "State.READY" is read as READY."""
     message = pb.RepositoryIndexResponse(
         models=[pb.RepositoryIndexResponse.ModelIndex(name="m", state="State.READY")]
     )
@@ -249,20 +249,20 @@ def test_mlservers_spelling_of_a_state() -> None:
     assert "READY" == entry.state.value
 
 
-def test_model_must_be_named() -> None:
-    """A question about a model needs its name before anything is sent."""
+def test_call_without_a_model_name_is_rejected() -> None:
+    """A call about a model without a name is rejected before anything is sent."""
     with pytest.raises(InvalidRequest, match="InferRequest names no model"):
         CODEC.encode_call(InferRequest())
 
 
-def test_unknown_dialect_is_refused() -> None:
-    """A dialect that does not exist is refused by name."""
+def test_unknown_dialect_is_rejected() -> None:
+    """A dialect that does not exist is rejected by name."""
     with pytest.raises(ValueError, match="dialect is 'tf': expected one of auto, triton"):
         codec("tf")
 
 
-def test_what_protobuf_cannot_write_is_refused() -> None:
-    """A name that has no UTF-8 form is refused, in small messages and in inference."""
+def test_model_name_that_is_not_utf8_is_rejected() -> None:
+    """A model name without a UTF-8 form is rejected in calls and replies."""
     model = ModelRef("\ud800")
     for call in (ModelReadyRequest(model=model), InferRequest(model=model)):
         with pytest.raises(Unsupported, match="cannot be written"):
@@ -278,15 +278,15 @@ def test_what_protobuf_cannot_write_is_refused() -> None:
         (Tensor("X", Datatype.FP32, None, X.data), "'X' has no shape"),
     ],
 )
-def test_undescribed_tensor_is_refused(tensor: Tensor, text: str) -> None:
+def test_tensor_without_datatype_or_shape_is_rejected(tensor: Tensor, text: str) -> None:
     """A tensor that Open Inference cannot describe is not sent."""
     with pytest.raises(Unsupported, match=text):
         CODEC.encode_call(InferRequest(model=M, inputs=(tensor,)))
 
 
 @pytest.mark.parametrize(("dialect", "most"), [("mlserver", 4 << 20), ("kserve", 8 << 20)])
-def test_a_request_that_a_server_would_not_accept_is_not_sent(dialect: str, most: int) -> None:
-    """Its default is known; a server with another one needs the option."""
+def test_request_over_the_size_limit_of_a_server_is_not_sent(dialect: str, most: int) -> None:
+    """The server's default limit applies unless the option raises it."""
     large = array_tensor("X", np.zeros(most, "|u1"))
     small = array_tensor("X", np.zeros(most - 100, "|u1"))
     for call in (_infer(large), StreamInferRequest(request=_infer(large))):
@@ -301,8 +301,8 @@ def test_a_request_that_a_server_would_not_accept_is_not_sent(dialect: str, most
     assert codec("triton").encode_call(_infer(large)).message
 
 
-def test_texts_that_occupy_mlserver_are_not_sent() -> None:
-    """It answers nobody else while it reads them, over gRPC as well; other servers get them all."""
+def test_too_many_bytes_elements_are_not_sent_to_mlserver() -> None:
+    """Many BYTES elements block MLServer over gRPC as well; other servers get all of them."""
     texts = [
         Tensor("X", Datatype.BYTES, (count,), RawData(memoryview(bytes(4 * count))))
         for count in (250_001, 250_000)
@@ -318,8 +318,8 @@ def test_texts_that_occupy_mlserver_are_not_sent() -> None:
     assert more.encode_call(_infer(texts[0])).message
 
 
-def test_a_body_that_is_not_here_yet_counts_too() -> None:
-    """Its length is known."""
+def test_streaming_body_counts_towards_the_size_limit() -> None:
+    """The known length of a streaming body counts towards the limit of the request."""
     source = FakeArriving(bytes(8 << 20), 0)
     data = StreamedData(source, 0, source.end)
     call = _infer(streamed_tensor("X", Datatype.UINT8, (8 << 20,), data))

@@ -1,4 +1,4 @@
-"""The Open Inference HTTP codec: calls and answers beside their wire form, errors, dialects."""
+"""The Open Inference HTTP codec: calls and replies with their wire form, errors, dialects."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def received(wire: HttpRequest) -> HttpRequest:
 
 
 def document_of(wire: HttpRequest | HttpResponse) -> tuple[Any, bytes | None]:
-    """Return JSON and binary part of a message; no binary part where there is no header."""
+    """Return JSON and binary part of a message; the binary part is None without the length header."""
     length = wire.headers.get(LENGTH_HEADER.lower())
     body = bytes(wire.view)
     if length is None:
@@ -93,14 +93,14 @@ def document_of(wire: HttpRequest | HttpResponse) -> tuple[Any, bytes | None]:
 
 
 def infer(wire: HttpRequest) -> InferRequest:
-    """Return the inference that *wire* asks for."""
+    """Return the inference call in *wire*."""
     call = CODEC.decode_call(wire)
     assert isinstance(call, InferRequest)
     return call
 
 
 def plain(call: Call[Any]) -> Call[Any]:
-    """Return *call* without what travels beside it."""
+    """Return *call* without its context."""
     return call.changed(context=Context())
 
 
@@ -117,7 +117,7 @@ def test_encodes_call(case: CallCase) -> None:
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_decodes_call(case: CallCase) -> None:
-    """What was written is read back as the same call."""
+    """An encoded call is decoded to the same call."""
     if case.document is None:
         wire = HttpRequest(case.method, case.path)
     else:
@@ -127,7 +127,7 @@ def test_decodes_call(case: CallCase) -> None:
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_encodes_reply(case: ReplyCase) -> None:
-    """An answer is written in the form its request asked for."""
+    """A reply is encoded in the form that its request specifies."""
     call = CODEC.decode_call(case.request)
     wire = CODEC.encode_reply(call, case.reply)
     assert case.status == wire.status
@@ -138,14 +138,14 @@ def test_encodes_reply(case: ReplyCase) -> None:
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_decodes_reply(case: ReplyCase) -> None:
-    """What was written is read back as the same answer."""
+    """An encoded reply is decoded to the same reply."""
     call = CODEC.decode_call(case.request)
     wire = CODEC.encode_reply(call, case.reply)
     assert case.reply == CODEC.decode_reply(call, wire)
 
 
 def test_name_and_needs() -> None:
-    """The codec needs every tensor described; Triton's streams have outputs by name alone."""
+    """The codec needs every tensor described; Triton's streams need flat members as well."""
     assert "oip.http" == CODEC.name
     described = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
     assert described | {Need.FLAT_MEMBERS} == CODEC.needs
@@ -155,8 +155,8 @@ def test_name_and_needs() -> None:
 @pytest.mark.parametrize(
     "options", [{"dialect": "v1"}, {"not_ready_status": 404}], ids=["dialect", "status"]
 )
-def test_refuses_options(options: dict[str, Any]) -> None:
-    """An option with an unknown value is refused by its name."""
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
+    """An option with an unknown value is rejected by its name."""
     with pytest.raises(ValueError, match=next(iter(options))):
         codec(**options)
 
@@ -182,29 +182,31 @@ def test_context_of_a_call() -> None:
 
 
 @pytest.mark.parametrize("bad", ["a" * 129, "a\tb", "é"])
-def test_request_id_that_is_not_fit_for_a_log(bad: str) -> None:
-    """A request id that is long or not printable ASCII is not taken over."""
+def test_request_id_not_fit_for_a_log_is_dropped(bad: str) -> None:
+    """A request id that is too long or not printable ASCII is dropped."""
     wire = HttpRequest("GET", "/v2", "", Headers((("x-request-id", bad),)))
     assert "" == CODEC.decode_call(wire).context.request_id
 
 
-def test_headers_of_most_requests_to_an_upstream_are_the_same() -> None:
-    """The id of the call stands beside them, unless other headers cross, which it then joins."""
+def test_headers_of_requests_to_an_upstream_are_shared() -> None:
+    """The request id is separate from the shared headers, unless metadata are forwarded."""
     call = InferRequest(
         model=ModelRef("m"), inputs=(raw_tensor("X", Datatype.INT8, (1,), memoryview(b"1")),)
     )
-    alone = [CODEC.encode_call(call.with_context(request_id=each)) for each in ("a", "b")]
-    assert alone[0].headers is alone[1].headers
-    assert ["a", "b"] == [wire.request_id for wire in alone]
-    beside = CODEC.encode_call(call.with_context(request_id="a", metadata=(("traceparent", "t"),)))
-    crossed = (("traceparent", "t"), ("x-request-id", "a"))
-    assert (*alone[0].headers.pairs, *crossed) == beside.headers.pairs
-    assert "" == beside.request_id
+    bare = [CODEC.encode_call(call.with_context(request_id=each)) for each in ("a", "b")]
+    assert bare[0].headers is bare[1].headers
+    assert ["a", "b"] == [wire.request_id for wire in bare]
+    with_metadata = CODEC.encode_call(
+        call.with_context(request_id="a", metadata=(("traceparent", "t"),))
+    )
+    forwarded = (("traceparent", "t"), ("x-request-id", "a"))
+    assert (*bare[0].headers.pairs, *forwarded) == with_metadata.headers.pairs
+    assert "" == with_metadata.request_id
 
 
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/models/m/infer_stream"])
-def test_an_inference_may_have_its_id_from_the_start(path: str) -> None:
-    """It is the client's, where that sent one; the rest is as ever."""
+def test_generated_request_id_yields_to_that_of_the_client(path: str) -> None:
+    """A generated id is used unless the client sent one."""
     body = json.dumps({"inputs": [X_JSON]}).encode()
     for pairs, expected in (((), "made"), ((("X-Request-Id", "own"),), "own")):
         wire = HttpRequest("POST", path, headers=Headers(pairs), body=(body,))
@@ -228,7 +230,7 @@ def test_binary_inputs_are_sent_without_a_copy() -> None:
 
 
 def test_binary_outputs_are_not_copied() -> None:
-    """Binary outputs are views both when an answer is read and when it is written."""
+    """Binary outputs are views both in a decoded and in an encoded response."""
     call = CODEC.decode_call(BINARY_REQUEST)
     data = np.arange(4, dtype="<i4").reshape(1, 4)
     reply = InferResponse(model=M, outputs=(array_tensor("y", data),))
@@ -247,14 +249,14 @@ def test_raw_binary_request() -> None:
 
 
 def test_infer_replies_may_be_compressed() -> None:
-    """Answers to inferences may get a content coding, others are too short for it."""
+    """Responses to inferences may be compressed; others are too short for it."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
     assert CODEC.encode_reply(call, InferResponse(model=M, outputs=(X,))).is_compressible
     assert not CODEC.encode_reply(CODEC.decode_call(get("/v2/health/live")), True).is_compressible
 
 
 def test_call_of_another_frontend_gets_binary_outputs() -> None:
-    """A call that this codec did not read is answered in the form that carries everything."""
+    """The reply to a call of another codec has binary outputs, which carry every datatype."""
     call = InferRequest(model=M)
     out = raw_tensor("y", Datatype.BF16, (1,), memoryview(b"\x00\x01"))
     reply = InferResponse(model=M, outputs=(out,))
@@ -270,15 +272,15 @@ def test_call_of_another_frontend_gets_binary_outputs() -> None:
     ],
     ids=["fp16", "bf16", "not_utf8"],
 )
-def test_output_without_json_form(output: Any) -> None:
-    """An output that JSON cannot carry is refused by its name, with what to ask for."""
+def test_output_without_a_json_form_is_rejected(output: Any) -> None:
+    """The error for an output that JSON cannot carry has its name and suggests `binary_data`."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
     with pytest.raises(Unsupported, match=r"output 'y'.*binary_data"):
         CODEC.encode_reply(call, InferResponse(model=M, outputs=(output,)))
 
 
-def test_nan_outputs_in_json() -> None:
-    """NaN becomes null in JSON, and is read back as NaN; negative zero and extremes stay."""
+def test_nan_outputs_are_null_in_json() -> None:
+    """NaN is written as null and read as NaN; negative zero and extremes are kept."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
     values = np.array([np.nan, -0.0, 0.1, 3.4028235e38], "<f4")
     wire = CODEC.encode_reply(call, InferResponse(model=M, outputs=(array_tensor("y", values),)))
@@ -289,8 +291,8 @@ def test_nan_outputs_in_json() -> None:
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_infinity_in_json_became_nan_without_a_word(dtype: str, value: float) -> None:
-    """An infinity is refused by output and index, with the way out; binary carries it."""
+def test_infinity_in_json_is_rejected(dtype: str, value: float) -> None:
+    """The error has the output, the index and the alternatives; binary data carry an infinity."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
     reply = InferResponse(model=M, outputs=(array_tensor("y", np.array([np.nan, value], dtype)),))
     text = rf"output 'y' has {value} at index 1.*'binary_data'.*gRPC"
@@ -312,8 +314,8 @@ def test_big_endian_output_in_json_was_an_internal_error(dtype: str) -> None:
     np.testing.assert_array_equal([1, 2], as_numpy(read))
 
 
-def test_output_without_description() -> None:
-    """An output whose datatype nobody told is refused, not guessed."""
+def test_output_without_a_datatype_is_rejected() -> None:
+    """An output of unknown datatype is rejected, not guessed."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
     unknown = raw_tensor("y", Datatype.INT8, (1,), memoryview(b"\0"))
     bare = type(unknown)("y", None, None, unknown.data)
@@ -321,8 +323,8 @@ def test_output_without_description() -> None:
         CODEC.encode_reply(call, InferResponse(model=M, outputs=(bare,)))
 
 
-def test_id_made_up_by_a_server_is_left_out() -> None:
-    """A client that sent no id gets none, and the call's own id is the one read back."""
+def test_id_not_sent_by_the_client_is_dropped() -> None:
+    """The upstream gets the call's request id, which is dropped from the reply."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
     sent = call.with_context(request_id="r-9")
     assert "r-9" == document_of(CODEC.encode_call(sent))[0]["id"]
@@ -330,14 +332,14 @@ def test_id_made_up_by_a_server_is_left_out() -> None:
     assert "" == CODEC.decode_reply(sent, wire).id
 
 
-def test_answer_to_another_request() -> None:
-    """An answer with another id than the request's is never taken."""
+def test_response_with_another_id_is_rejected() -> None:
+    """A response with the id of another request is rejected."""
     with pytest.raises(UpstreamProtocolError, match="'2'"):
         CODEC.decode_reply(InferRequest(model=M, id="1"), answer({"id": "2", "outputs": []}))
 
 
-def test_kserve_always_gets_an_id() -> None:
-    """KServe fails on requests without an id, so there is one."""
+def test_kserve_request_always_has_an_id() -> None:
+    """KServe fails on requests without an id, so a fixed one is sent."""
     wire = codec(dialect="kserve").encode_call(InferRequest(model=M, inputs=(X,)))
     assert "gateway" == document_of(wire)[0]["id"]
 
@@ -353,7 +355,7 @@ def test_encodes_every_error(code: ErrorCode) -> None:
 
 
 def test_error_details() -> None:
-    """Overload says when to come back, a wrong method which is right, long texts are cut."""
+    """Errors have the headers `retry-after` or `allow`, and truncated texts."""
     for error in (Overloaded("full"), Unavailable("hung")):
         assert "1" == CODEC.encode_error(None, error).headers.get("retry-after")
     with pytest.raises(GatewayError) as caught:
@@ -368,8 +370,8 @@ def test_error_details() -> None:
     "call",
     [InferRequest(model=M), StreamInferRequest(model=M, request=InferRequest(model=M))],
 )
-def test_an_inference_that_the_gateway_refuses_as_not_ready_is_409(call: Call[Any]) -> None:
-    """A model here that is known and not ready is 409; an upstream's answer stays its own."""
+def test_not_ready_error_of_the_gateway_is_409(call: Call[Any]) -> None:
+    """The gateway's own NotReady for an inference is 409; that of an upstream is 503."""
     assert 409 == CODEC.encode_error(call, NotReady("loading")).status
     assert 503 == codec(not_ready_status=503).encode_error(call, NotReady("loading")).status
     upstream = NotReady("loading", origin=Origin("trtis.grpc", GrpcResponse(())))
@@ -378,7 +380,7 @@ def test_an_inference_that_the_gateway_refuses_as_not_ready_is_409(call: Call[An
 
 
 def test_not_ready_status_is_an_option() -> None:
-    """KServe's 409 for "not ready" can be chosen."""
+    """The status for a model that is not ready can be 409, as in KServe."""
     kserve_codec = codec(not_ready_status=409)
     assert 409 == kserve_codec.encode_error(None, NotReady("loading")).status
     assert 409 == kserve_codec.encode_reply(ModelReadyRequest(model=M), False).status
@@ -399,10 +401,10 @@ INFINITE = array_tensor("y", np.array([np.inf, np.nan], "f4"))
         ({}, False, None),
     ],
 )
-def test_values_that_are_not_finite_follow_the_option_or_the_server(
+def test_nonfinite_values_follow_the_option_or_the_server(
     options: dict[str, Any], words: bool, data: bytes | None
 ) -> None:
-    """Without the option, words are for replies of servers that write words."""
+    """Without the option, words are written for replies of servers that write words."""
     listener = codec(**options)
     reply = InferResponse(model=M, outputs=(INFINITE,), has_nonfinite_words=words)
     plain = listener.decode_call(post({"inputs": [X_JSON]}))
@@ -422,7 +424,7 @@ def test_values_that_are_not_finite_follow_the_option_or_the_server(
             assert data in bytes(write().view)
 
 
-def test_a_changed_reply_still_tells_how_its_server_writes() -> None:
+def test_changed_reply_keeps_the_nonfinite_words_flag() -> None:
     """Layers that rename or complete a reply drop its origin only."""
     words = CODEC.decode_reply(InferRequest(model=M), answer({"outputs": [X_JSON]}))
     nulls = codec(dialect="mlserver").decode_reply(
@@ -432,7 +434,7 @@ def test_a_changed_reply_still_tells_how_its_server_writes() -> None:
     assert [True, False] == [each.changed(id="7").has_nonfinite_words for each in (words, nulls)]
 
 
-def test_error_of_an_upstream_comes_back_as_it_was() -> None:
+def test_upstream_error_is_forwarded_unchanged() -> None:
     """Status and text of an upstream of the same protocol are kept."""
     call = InferRequest(model=M)
     with pytest.raises(InvalidRequest) as caught:
@@ -470,7 +472,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "/srv/secret.py", line 3
     ],
 )
 def test_reads_error_texts(body: bytes, expected: str) -> None:
-    """What an error answer says is found in whichever form it is."""
+    """The text of an error response is found in each of its forms."""
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_reply(InferRequest(model=M), answer(body, status=500))
     assert expected == caught.value.message
@@ -478,8 +480,8 @@ def test_reads_error_texts(body: bytes, expected: str) -> None:
 
 
 @pytest.mark.parametrize("nested", [b"[%b]", b'{"a":%b}'])
-def test_an_error_text_nested_too_deep_is_shown_as_it_is(nested: bytes) -> None:
-    """The error stays the upstream's own: no recursion ends in an internal error."""
+def test_deeply_nested_error_text_is_shown_unparsed(nested: bytes) -> None:
+    """The error stays that of the upstream; no recursion causes an internal error."""
     value = b"1"
     for _ in range(600):
         value = nested % value
@@ -503,14 +505,14 @@ def test_an_error_text_nested_too_deep_is_shown_as_it_is(nested: bytes) -> None:
     ],
 )
 def test_reads_error_statuses(status: int, code: ErrorCode) -> None:
-    """Each status of a server means one kind of error."""
+    """Each status of a server is read as one error code."""
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_reply(InferRequest(model=M), answer(b"no", status=status))
     assert code == caught.value.code
 
 
-def test_unknown_model_of_an_upstream() -> None:
-    """404 about a model says that the model is not there."""
+def test_status_404_of_a_model_raises_model_not_found() -> None:
+    """Status 404 for a call about a model means that the model does not exist."""
     with pytest.raises(ModelNotFound):
         CODEC.decode_reply(ModelMetadataRequest(model=M), answer(b"", status=404))
 
@@ -529,19 +531,19 @@ def test_unknown_model_of_an_upstream() -> None:
     ],
 )
 def test_reads_readiness(status: int, body: bytes, expected: bool) -> None:
-    """Status 200 is ready unless its body says otherwise; 4xx and 503 are not."""
+    """Status 200 is ready unless the body denies it; 4xx and 503 are not ready."""
     for call in (ModelReadyRequest(model=M), ServerReadyRequest()):
         assert expected is CODEC.decode_reply(call, answer(body, status=status))
 
 
-def test_readiness_that_cannot_be_told() -> None:
-    """A failing server says nothing of its readiness."""
+def test_readiness_call_raises_status_500() -> None:
+    """Status 500 does not concern readiness, so it is raised."""
     with pytest.raises(GatewayError):
         CODEC.decode_reply(ServerLiveRequest(), answer(b"boom", status=500))
 
 
 def test_reads_a_repository_index() -> None:
-    """Triton's index, MLServer's states and KServe's names are all read."""
+    """The index is read in the forms of Triton, MLServer and KServe."""
     call = RepositoryIndexRequest()
     body = compact([{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": None}])
     ready = RepositoryEntry("a", "1", ModelState.READY)
@@ -552,14 +554,14 @@ def test_reads_a_repository_index() -> None:
 
 
 @pytest.mark.parametrize("body", [b"[1]", b"3", b'{"a":1}', b"{", b'[{"version":"1"}]'])
-def test_refuses_a_broken_index(body: bytes) -> None:
-    """An index that is none is an error of ours to tell, not an exception."""
+def test_invalid_index_is_rejected(body: bytes) -> None:
+    """An index of a wrong form raises InvalidRequest."""
     with pytest.raises(InvalidRequest):
         CODEC.decode_reply(RepositoryIndexRequest(), answer(body))
 
 
 def test_index_request_of_dialects() -> None:
-    """Triton and MLServer are asked for their index with a body."""
+    """The index request to Triton and MLServer has a body."""
     for dialect in ("triton", "mlserver"):
         wire = codec(dialect=dialect).encode_call(RepositoryIndexRequest(ready_only=True))
         assert ("POST", "/v2/repository/index") == (wire.method, wire.path)
@@ -567,7 +569,7 @@ def test_index_request_of_dialects() -> None:
 
 
 def test_reads_sparse_metadata() -> None:
-    """Servers may leave out what they like; unknown datatypes and shapes are unknown."""
+    """Servers may omit members; an unknown datatype or shape is None."""
     call = ModelMetadataRequest(model=M)
     body = compact(
         {"inputs": [{"name": "x", "datatype": "STRING", "shape": ["a"]}], "outputs": None}
@@ -584,7 +586,7 @@ def test_reads_sparse_metadata() -> None:
     [("triton", "triton"), ("MLServer", "mlserver"), ("kserve", "kserve"), ("other", None)],
 )
 def test_dialect_of_a_server(name: str, expected: str | None) -> None:
-    """A server's name tells its dialect, an unknown one tells nothing."""
+    """The name of a server determines its dialect; an unknown name has none."""
     assert expected == dialect_of(name)
 
 
@@ -597,14 +599,14 @@ def test_dialect_of_a_server(name: str, expected: str | None) -> None:
     ],
     ids=["bf16", "nan", "not_utf8"],
 )
-def test_mlserver_is_not_asked_what_json_cannot_carry(tensor: Any) -> None:
-    """What would change on its way in JSON is refused before it is sent."""
+def test_mlserver_inputs_without_a_json_form_are_rejected(tensor: Any) -> None:
+    """An input whose values JSON would change is rejected before it is sent."""
     with pytest.raises(Unsupported, match=r"input 'x'.*gRPC"):
         codec(dialect="mlserver").encode_call(InferRequest(model=M, inputs=(tensor,)))
 
 
-def test_mlserver_takes_half_floats() -> None:
-    """FP16 goes to MLServer as numbers and comes back from it exactly."""
+def test_mlserver_gets_half_floats_as_numbers() -> None:
+    """FP16 is sent to MLServer as numbers, and read from it exactly."""
     half = array_tensor("x", np.array([0.1, -65504], "<f2"))
     call = InferRequest(model=M, inputs=(half,))
     document, _ = document_of(codec(dialect="mlserver").encode_call(call))
@@ -612,8 +614,8 @@ def test_mlserver_takes_half_floats() -> None:
     assert (half,) == codec(dialect="mlserver").decode_reply(call, reply).outputs
 
 
-def test_kserve_takes_text_only() -> None:
-    """KServe makes text of BYTES, so other bytes are refused before they are sent."""
+def test_kserve_accepts_only_text_as_bytes() -> None:
+    """KServe decodes BYTES as text, so other bytes are rejected before they are sent."""
     call = InferRequest(model=M, inputs=(items_tensor("x", (2,), (b"a", b"\xff")),))
     with pytest.raises(Unsupported, match="index 1"):
         codec(dialect="kserve").encode_call(call)
@@ -632,28 +634,28 @@ def test_kserve_takes_text_only() -> None:
     ],
     ids=["version", "uint64", "inf", "classes", "no_model", "no_name", "stream"],
 )
-def test_refuses_what_a_dialect_cannot_carry(dialect: str, call: Call[Any]) -> None:
-    """A call that a server would misread is refused before it is sent."""
+def test_calls_unsupported_by_a_dialect_are_rejected(dialect: str, call: Call[Any]) -> None:
+    """A call that a server would misread is rejected before it is sent."""
     with pytest.raises(Unsupported):
         codec(dialect=dialect).encode_call(call)
 
 
-def test_a_stream_has_no_reply() -> None:
-    """A stream is answered item by item, never with one reply."""
+def test_stream_call_has_no_single_reply() -> None:
+    """Encoding a single reply of a stream call raises Unsupported."""
     call = StreamInferRequest(request=InferRequest(model=M))
     with pytest.raises(Unsupported, match="StreamInferRequest"):
-        CODEC.encode_reply(call, nothing())
+        CODEC.encode_reply(call, no_replies())
 
 
-async def nothing() -> AsyncIterator[InferResponse]:
-    """Yield no answer."""
-    answers: list[InferResponse] = []
-    for item in answers:
+async def no_replies() -> AsyncIterator[InferResponse]:
+    """Yield no reply."""
+    replies: list[InferResponse] = []
+    for item in replies:
         yield item
 
 
 def test_headers_of_a_request_to_an_upstream() -> None:
-    """The call's metadata goes on, headers about one message do not."""
+    """The call's metadata are forwarded, headers about one message are not."""
     context = Context(
         metadata=(
             ("traceparent", "00-1"),
@@ -680,8 +682,8 @@ INDEX = (
 @pytest.mark.parametrize(
     ("body", "ready_only"), [(b"", False), (b"{}", False), (b'{"ready": true}', True)]
 )
-def test_answers_the_index_as_triton_does(body: bytes, ready_only: bool) -> None:
-    """The index lists every version; empty members are left out. Its body is optional."""
+def test_writes_the_index_as_triton_does(body: bytes, ready_only: bool) -> None:
+    """The index lists every version without empty members; the body of its request is optional."""
     listener = codec(**EVERYTHING)
     call = listener.decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))
     assert RepositoryIndexRequest(ready_only=ready_only) == call.changed(context=NO_CONTEXT)
@@ -694,7 +696,7 @@ def test_answers_the_index_as_triton_does(body: bytes, ready_only: bool) -> None
 
 
 @pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
-def test_refuses_a_malformed_question_for_the_index(body: bytes) -> None:
-    """The error says what the body may be."""
+def test_malformed_index_request_is_rejected(body: bytes) -> None:
+    """A body that is not an index request raises MalformedMessage."""
     with pytest.raises(MalformedMessage):
         codec(**EVERYTHING).decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))

@@ -39,7 +39,7 @@ def accepts(codec: HttpCodec, member: str) -> bool:
     ],
 )
 def test_ids_of_responses(server: str, without: bool, other: bool) -> None:
-    """Where ids are promised, a response without one may be that to another request."""
+    """A response without an id, or with another one, is accepted from certain servers only."""
     assert SPEC.resolve_dialect is not None
     codec = HttpCodec(DEFAULT_LIMITS, SPEC.resolve_dialect({}, server))
     for _ in range(4):  # later ones are read with a template

@@ -1,4 +1,4 @@
-"""Inference requests that clients send: every form of data, and each way to get it wrong."""
+"""Decoding of inference requests: every form of data, and invalid requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def padded(document: Any, pad: bytes) -> HttpRequest:
     return post(text + pad)
 
 
-def refused(wire: HttpRequest, **limits: int) -> GatewayError:
+def decode_error(wire: HttpRequest, **limits: int) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         decode(wire, **limits)
     return caught.value
@@ -124,11 +124,11 @@ BAD: list[tuple[str, list[int], Any, str]] = [
 
 @pytest.mark.parametrize("pad", SIZES)
 @pytest.mark.parametrize(("datatype", "shape", "data", "expected"), BAD)
-def test_refuses_json_data(
+def test_rejects_json_data(
     datatype: str, shape: list[int], data: Any, expected: str, pad: bytes
 ) -> None:
-    """Data that is not exactly what the datatype needs is refused, with input, index and need."""
-    error = refused(padded(one_input(datatype, shape, data), pad))
+    """Data that do not fit the datatype are rejected with the input, the index and the expected form."""
+    error = decode_error(padded(one_input(datatype, shape, data), pad))
     assert isinstance(error, InvalidRequest)
     assert "input 'x'" in error.message
     if not (pad and "a list at index" in expected):
@@ -137,16 +137,16 @@ def test_refuses_json_data(
         assert "list" in error.message or "nested" in error.message or "elements" in error.message
 
 
-def test_nested_lists_that_hide_in_a_flat_buffer() -> None:
-    """[1,[2,3],[]] has three items and three numbers: the brackets give it away."""
+def test_nested_lists_in_a_flat_list_are_rejected() -> None:
+    """[1,[2,3],[]] has three items and three numbers, so the brackets are checked."""
     count = 5000
     data: list[Any] = [*range(count - 3), [1, 2], [], 3]
-    error = refused(post(one_input("INT32", [count], data)))
+    error = decode_error(post(one_input("INT32", [count], data)))
     assert "list" in error.message
 
 
-def test_brackets_in_names_are_no_lists() -> None:
-    """Brackets in a string make the check closer, not wrong."""
+def test_brackets_in_names_are_not_lists() -> None:
+    """Brackets in a string lead to a closer check, not to a rejection."""
     data = list(range(5000))
     document = {"inputs": [{"name": "[x[", "shape": [5000], "datatype": "INT32", "data": data}]}
     (tensor,) = decode(post(document)).inputs
@@ -165,13 +165,13 @@ def test_brackets_in_names_are_no_lists() -> None:
         (b'{"inputs":[],"\\u0069nputs":[]}', "'inputs' twice"),
     ],
 )
-def test_refuses_equal_keys(text: bytes, expected: str, pad: bytes) -> None:
-    """A key twice in one object is refused wherever it is: parsers disagree on which counts."""
-    assert expected in refused(post(text + pad)).message
+def test_duplicate_keys_are_rejected(text: bytes, expected: str, pad: bytes) -> None:
+    """A key twice in one object is rejected, because parsers disagree on which one counts."""
+    assert expected in decode_error(post(text + pad)).message
 
 
-def test_colons_in_strings_are_no_keys() -> None:
-    """Names such as TensorFlow's input:0 make the check closer, not wrong."""
+def test_colons_in_strings_are_not_keys() -> None:
+    """Names such as TensorFlow's input:0 lead to a closer check, not to a rejection."""
     document = {"inputs": [{"name": "a:0", "shape": [1], "datatype": "BYTES", "data": ["x:{["]}]}
     (tensor,) = decode(post(document)).inputs
     assert ("a:0", [b"x:{["]) == (tensor.name, list(as_items(tensor)))
@@ -200,9 +200,9 @@ def test_colons_in_strings_are_no_keys() -> None:
         b"\x00" * 20,
     ],
 )
-def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
-    """Anything that is not one JSON object of a request is the client's fault, never ours."""
-    assert isinstance(refused(post(text + pad)), InvalidRequest | TooLarge)
+def test_invalid_json_is_rejected(text: bytes, pad: bytes) -> None:
+    """Anything but one JSON object raises InvalidRequest or TooLarge."""
+    assert isinstance(decode_error(post(text + pad)), InvalidRequest | TooLarge)
 
 
 @pytest.mark.parametrize("pad", SIZES)
@@ -261,27 +261,32 @@ def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
         ),
     ],
 )
-def test_refuses_members(document: Any, expected: str, pad: bytes) -> None:
-    """A member that is missing or of a wrong type is named, with what was found."""
-    error = refused(padded(document, pad))
+def test_rejects_members(document: Any, expected: str, pad: bytes) -> None:
+    """A member that is missing or of a wrong type is named in the error, with its value."""
+    error = decode_error(padded(document, pad))
     assert isinstance(error, InvalidRequest)
     assert expected in error.message
 
 
-PLACE = {"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": 8}
-IN_PLACE: dict[str, Any] = {"name": "x", "shape": [1], "datatype": "INT32", "parameters": PLACE}
+REGION = {"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": 8}
+SHARED_INPUT: dict[str, Any] = {
+    "name": "x",
+    "shape": [1],
+    "datatype": "INT32",
+    "parameters": REGION,
+}
 
 
-def test_tensors_in_shared_memory_are_places() -> None:
-    """An input without data says where it lies, a requested output where it shall be put."""
-    document = {"inputs": [IN_PLACE], "outputs": [{"name": "y", "parameters": PLACE}]}
+def test_tensors_in_shared_memory_refer_to_regions() -> None:
+    """An input and a requested output may each refer to a part of a region."""
+    document = {"inputs": [SHARED_INPUT], "outputs": [{"name": "y", "parameters": REGION}]}
     call = decode(post(document))
     assert SharedMemoryData("r", 8, 4) == call.inputs[0].data == call.outputs[0].shared
     assert ({}, {}) == (call.inputs[0].parameters, call.outputs[0].parameters)
 
 
-def test_outputs_are_asked_for_as_classes() -> None:
-    """None of them means the values."""
+def test_outputs_may_be_requested_as_classes() -> None:
+    """A classification of 0 requests the values."""
     for count in (0, 2):
         output = {"name": "y", "parameters": {"classification": count}}
         call = decode(post({"inputs": [X_JSON], "outputs": [output]}))
@@ -291,33 +296,33 @@ def test_outputs_are_asked_for_as_classes() -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"inputs": [{**IN_PLACE, "data": [1]}]}, "'x' has data and is in shared memory"),
+        ({"inputs": [{**SHARED_INPUT, "data": [1]}]}, "'x' has data and is in shared memory"),
         (
-            {"inputs": [{**IN_PLACE, "parameters": {"shared_memory_region": "r"}}]},
+            {"inputs": [{**SHARED_INPUT, "parameters": {"shared_memory_region": "r"}}]},
             "'x' has shared_memory_byte_size None",
         ),
         (
-            {"inputs": [{**IN_PLACE, "parameters": {**PLACE, "shared_memory_region": ""}}]},
+            {"inputs": [{**SHARED_INPUT, "parameters": {**REGION, "shared_memory_region": ""}}]},
             "'x' has shared_memory_region ''",
         ),
         (
             {
                 "inputs": [X_JSON],
-                "outputs": [{"name": "y", "parameters": {**PLACE, "classification": 1}}],
+                "outputs": [{"name": "y", "parameters": {**REGION, "classification": 1}}],
             },
             "as classes and in shared memory",
         ),
     ],
 )
-def test_refuses_places_that_are_none(document: Any, expected: str) -> None:
-    """A place that is not whole, or beside data, is the caller's fault."""
-    error = refused(post(document))
+def test_invalid_shared_memory_parameters_are_rejected(document: Any, expected: str) -> None:
+    """An incomplete region, or one together with data or classes, is rejected."""
+    error = decode_error(post(document))
     assert isinstance(error, InvalidRequest)
     assert expected in error.message
 
 
 def test_null_members_are_absent() -> None:
-    """Clients that write every member write null for those they do not use."""
+    """Null members count as absent; some clients write every member."""
     document = {
         "id": None,
         "parameters": None,
@@ -328,8 +333,8 @@ def test_null_members_are_absent() -> None:
     assert ("", {}, ()) == (call.id, call.parameters, call.outputs)
 
 
-def test_null_parameters_are_left_out() -> None:
-    """MLServer's clients write every parameter that they know."""
+def test_null_parameters_are_dropped() -> None:
+    """MLServer's clients write null for parameters that they do not use."""
     nulls = {"parameters": {"headers": None, "k": 1}}
     document = {"inputs": [X_JSON | nulls], "outputs": [{"name": "y"} | nulls], **nulls}
     call = decode(post(document))
@@ -339,13 +344,13 @@ def test_null_parameters_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("key", ["sequence_id", "priority", "binary_data_output", "triton_x"])
-def test_a_parameter_that_has_a_type_is_never_null(key: str) -> None:
-    """As Triton: a wrong type is the client's fault, not a way to leave it out."""
-    assert "is null" in refused(post({"inputs": [X_JSON], "parameters": {key: None}})).message
+def test_null_reserved_parameter_is_rejected(key: str) -> None:
+    """As in Triton, null is a wrong type for a parameter that has a type."""
+    assert "is null" in decode_error(post({"inputs": [X_JSON], "parameters": {key: None}})).message
 
 
 def test_parameters_of_every_type() -> None:
-    """Reserved parameters are taken apart, others go on with their types."""
+    """Reserved parameters are split off; others keep their types."""
     parameters = {
         "sequence_id": 2**64 - 1,
         "sequence_end": True,
@@ -364,7 +369,7 @@ def test_parameters_of_every_type() -> None:
 
 
 def test_mixed_json_and_binary() -> None:
-    """JSON and binary inputs stand in one request; only the binary ones consume bytes."""
+    """One request may have JSON and binary inputs; only the binary ones consume bytes."""
     second = {**X_BINARY, "name": "z", "parameters": {"binary_data_size": 16, "k": "v"}}
     call = decode(post({"inputs": [X_BINARY, {**X_JSON, "name": "y"}, second]}, X_RAW + X_RAW))
     assert [[[0, 1, 2, 3]]] * 3 == [as_numpy(tensor).tolist() for tensor in call.inputs]
@@ -392,9 +397,9 @@ def _sized(size: Any, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_refuses_binary_parts(document: Any, binary: bytes, expected: str) -> None:
-    """Sizes that do not agree are refused with both numbers."""
-    error = refused(post(document, binary))
+def test_rejects_binary_parts(document: Any, binary: bytes, expected: str) -> None:
+    """Sizes that do not agree are rejected with both numbers."""
+    error = decode_error(post(document, binary))
     assert isinstance(error, InvalidRequest)
     assert expected in error.message
 
@@ -403,8 +408,8 @@ def test_refuses_binary_parts(document: Any, binary: bytes, expected: str) -> No
     "value",
     ["-1", "+5", "1_0", " 5", "5 ", "abc", "", "1.0", "0x10", "٣", "9" * 30, "10000"],
 )
-def test_refuses_length_headers(value: str) -> None:
-    """The length header is ASCII digits and no more than the body has."""
+def test_invalid_length_headers_are_rejected(value: str) -> None:
+    """The length header must be ASCII digits, and at most the length of the body."""
     wire = HttpRequest(
         "POST",
         "/v2/models/m/infer",
@@ -412,11 +417,11 @@ def test_refuses_length_headers(value: str) -> None:
         Headers(((LENGTH_HEADER, value),)),
         (memoryview(b'{"inputs":[]}'),),
     )
-    assert LENGTH_HEADER in refused(wire).message
+    assert LENGTH_HEADER in decode_error(wire).message
 
 
 def test_length_headers_are_compared_with_each_body() -> None:
-    """Heads that come again are read once; what they say of a body holds for each."""
+    """Headers that repeat are parsed once, but compared with the body of each request."""
     text = json.dumps({"inputs": [X_JSON]}).encode()
     headers = Headers(((LENGTH_HEADER, str(len(text))),))
     codec = HttpCodec(DEFAULT_LIMITS, {})
@@ -429,16 +434,16 @@ def test_length_headers_are_compared_with_each_body() -> None:
                 codec.decode_call(wire)
 
 
-def test_refuses_two_length_headers() -> None:
-    """Two length headers are refused, although they agree."""
+def test_duplicate_length_headers_are_rejected() -> None:
+    """Two length headers are rejected, although they agree."""
     wire = post({"inputs": [X_BINARY]}, X_RAW)
     twice = Headers((*wire.headers.pairs, *wire.headers.pairs))
-    error = refused(HttpRequest(wire.method, wire.path, "", twice, wire.body))
+    error = decode_error(HttpRequest(wire.method, wire.path, "", twice, wire.body))
     assert "more than once" in error.message
 
 
-def test_length_header_that_cuts_the_json() -> None:
-    """A header that is too short is the client's fault, not a failure of ours."""
+def test_length_header_that_cuts_the_json_is_rejected() -> None:
+    """A length header that is too short is reported as invalid JSON."""
     text = json.dumps({"inputs": [X_BINARY]}).encode()
     wire = HttpRequest(
         "POST",
@@ -447,34 +452,34 @@ def test_length_header_that_cuts_the_json() -> None:
         Headers(((LENGTH_HEADER, "10"),)),
         (memoryview(text + X_RAW),),
     )
-    assert "is not JSON" in refused(wire).message
+    assert "is not JSON" in decode_error(wire).message
 
 
-def test_binary_body_without_json() -> None:
-    """The body of requests.post(json=..., data=...) gets told what a binary request is."""
-    message = refused(post(X_RAW)).message
+def test_error_for_a_binary_body_explains_the_format() -> None:
+    """The error for a body without JSON explains how a binary request is built."""
+    message = decode_error(post(X_RAW)).message
     assert "a binary request is the JSON followed by the bytes" in message
     assert LENGTH_HEADER in message
     assert "data=json_bytes + tensor_bytes" in message
 
 
-def test_binary_size_without_bytes() -> None:
-    """JSON alone with binary_data_size gets told how much is missing, and the header's name."""
-    message = refused(post({"inputs": [X_BINARY]})).message
+def test_error_for_missing_bytes_names_the_header() -> None:
+    """The error for binary_data_size without bytes has the missing size and the header's name."""
+    message = decode_error(post({"inputs": [X_BINARY]})).message
     assert "16 bytes of it are missing" in message
     assert LENGTH_HEADER in message
 
 
 @pytest.mark.parametrize("pad", SIZES)
-def test_bytes_after_the_json_without_header(pad: bytes) -> None:
-    """JSON followed by other bytes gets told the header's name."""
+def test_error_for_bytes_after_the_json_names_the_header(pad: bytes) -> None:
+    """The error for JSON followed by other bytes contains the header's name."""
     text = json.dumps({"inputs": [X_BINARY]}).encode()
-    assert LENGTH_HEADER in refused(post(text + pad + X_RAW)).message
+    assert LENGTH_HEADER in decode_error(post(text + pad + X_RAW)).message
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/octet-stream", ""])
-def test_content_type_is_not_looked_at(content_type: str) -> None:
-    """Real clients send no content type (tritonclient), or odd ones."""
+def test_content_type_is_ignored(content_type: str) -> None:
+    """Some clients send no content type (tritonclient), or an unusual one."""
     wire = post({"inputs": [X_JSON]}, headers=(("Content-Type", content_type),))
     assert 1 == len(decode(wire).inputs)
 
@@ -498,49 +503,49 @@ LIMITS: list[tuple[str, int, Any]] = [
 
 @pytest.mark.parametrize(("limit", "most", "document"), LIMITS)
 def test_limits(limit: str, most: int, document: Any) -> None:
-    """What is exactly as much as a limit passes, one more is refused by the limit's name."""
+    """A value at a limit passes; one more is rejected under the limit's name."""
     if limit == "json_bytes":
         most = len(post(document).view)
     decode(post(document), **{limit: most})
-    error = refused(post(document), **{limit: most - 1})
+    error = decode_error(post(document), **{limit: most - 1})
     assert isinstance(error, TooLarge)
     assert limit == error.limit
 
 
 def test_limits_of_large_documents() -> None:
-    """The same limits hold where simdjson reads."""
+    """The same limits apply to documents that simdjson parses."""
     keys = {str(key): 0 for key in range(2000)}
     wire = post({"inputs": [], **keys})
-    assert "json_keys" == getattr(refused(wire, json_keys=2000), "limit", None)
+    assert "json_keys" == getattr(decode_error(wire, json_keys=2000), "limit", None)
     decode(wire, json_keys=2001)
     deep = b'{"inputs":[],"a":' + b"[" * 63 + b"]" * 63 + b"}" + PAD
     decode(post(deep))
     too_deep = b'{"inputs":[],"a":' + b"[" * 64 + b"]" * 64 + b"}" + PAD
-    assert "json_depth" == getattr(refused(post(too_deep)), "limit", None)
+    assert "json_depth" == getattr(decode_error(post(too_deep)), "limit", None)
 
 
 def test_binary_bytes_element_size_is_limited() -> None:
-    """Elements of binary BYTES have the limit of those in JSON."""
+    """Elements of binary BYTES have the same limit as those in JSON."""
     member = {**X_BINARY, "datatype": "BYTES", "shape": [1]}
     wire = post({"inputs": [{**member, "parameters": {"binary_data_size": 7}}]}, b"\x03\0\0\0abc")
     decode(wire, bytes_element_size=3)
-    assert "bytes_element_size" == getattr(refused(wire, bytes_element_size=2), "limit", None)
+    assert "bytes_element_size" == getattr(decode_error(wire, bytes_element_size=2), "limit", None)
 
 
-def test_shape_that_wraps() -> None:
+def test_shape_that_overflows_is_rejected() -> None:
     """2**32 times 2**32 elements are not zero elements."""
     document = {"inputs": [{**X_JSON, "shape": [2**32, 2**32], "data": []}]}
-    assert isinstance(refused(post(document)), TooLarge)
+    assert isinstance(decode_error(post(document)), TooLarge)
 
 
-def test_every_cut_of_a_request_is_answered() -> None:
-    """Each prefix of a valid request is refused as the client's fault."""
+def test_every_truncated_request_is_rejected() -> None:
+    """Each proper prefix of a valid request raises InvalidRequest."""
     body = bytes(post({"id": "1", "inputs": [X_JSON], "outputs": [{"name": "y"}]}).view)
     for end in range(len(body)):
-        assert isinstance(refused(post(body[:end])), InvalidRequest)
+        assert isinstance(decode_error(post(body[:end])), InvalidRequest)
 
 
-def test_large_numbers_in_one_go() -> None:
+def test_large_tensor_of_floats_is_read_exactly() -> None:
     """150,528 floats are read exactly, flat and nested."""
     floats = np.random.default_rng(1).random(150_528, np.float32)
     for array in (floats, floats.reshape(1, 3, 224, 224)):
@@ -550,13 +555,13 @@ def test_large_numbers_in_one_go() -> None:
         np.testing.assert_array_equal(floats.reshape(1, 3, 224, 224), as_numpy(tensor))
 
 
-def test_default_limits_are_those_of_the_page() -> None:
-    """The codec's own default is the reliability page's."""
+def test_default_limits_match_the_documentation() -> None:
+    """The codec's default limits are those of the reliability page."""
     assert (16 << 20, 64) == (DEFAULT_LIMITS.json_bytes, DEFAULT_LIMITS.json_depth)
 
 
-def test_an_output_that_is_requested_twice() -> None:
-    """It is requested once, where both say the same: Triton replies to such a request."""
+def test_duplicate_requested_output_is_merged() -> None:
+    """Equal duplicates of a requested output are merged; Triton accepts such a request."""
     outputs = [{"name": "y"}, {"name": "z"}, {"name": "y"}]
     call = decode(padded({"inputs": [X_JSON], "outputs": outputs}, b""))
     assert ["y", "z"] == [output.name for output in call.outputs]

@@ -1,4 +1,4 @@
-"""Answers that servers really send: odd, sparse, not quite JSON; and answers that lie."""
+"""Responses that servers really send: unusual, sparse, not quite JSON, or inconsistent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def output(text: bytes, datatype: str = "FP32", count: int = 3) -> bytes:
     ],
 )
 def test_floats_as_servers_write_them(text: bytes, expected: list[float], pad: bytes) -> None:
-    """Bare words (Triton) and null (MLServer, KServe) are read as what they mean."""
+    """Bare words (Triton) and null (MLServer, KServe) are read as the floats that they mean."""
     (tensor,) = decode(output(text), pad=pad).outputs
     np.testing.assert_array_equal(np.array(expected, "f4"), as_numpy(tensor))
 
@@ -72,13 +72,13 @@ def test_half_floats_as_numbers(pad: bytes) -> None:
 
 @pytest.mark.parametrize("pad", SIZES)
 def test_bytes_that_are_not_utf8(pad: bytes) -> None:
-    """Triton writes such bytes into its JSON as they are: they come out as they went in."""
+    """Triton writes such bytes into its JSON without an escape; they are read unchanged."""
     (tensor,) = decode(output(b'["a","\xff\xfe","\xc3\xa9"]', "BYTES"), pad=pad).outputs
     assert [b"a", b"\xff\xfe", b"\xc3\xa9"] == list(as_items(tensor))
 
 
 def test_null_and_missing_members() -> None:
-    """KServe writes null members, others leave them out."""
+    """Null members, which KServe writes, count as absent."""
     document = {
         "model_name": None,
         "model_version": None,
@@ -91,8 +91,8 @@ def test_null_and_missing_members() -> None:
     assert {} == reply.outputs[0].parameters
 
 
-def test_parameters_that_are_no_scalars() -> None:
-    """A list or an object among a server's parameters is kept as its text, null is left out."""
+def test_parameters_that_are_not_scalars() -> None:
+    """A list or an object among the parameters is kept as its text; null is dropped."""
     document = {"parameters": {"a": None, "b": [1], "c": {"d": 2}, "e": 1}, "outputs": []}
     assert {"b": "[1]", "c": '{"d":2}', "e": 1} == decode(document).parameters
 
@@ -102,13 +102,13 @@ ENSEMBLE = (
     b'"sequence_end":false,"sequence_id":7,"sequence_start":true,"sequence_end":false},'
     b'"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1.5,%b]}]}'
 )
-"""What Triton 2.51.0 writes for an ensemble whose outputs come from two steps, with other values."""
+"""A response of Triton 2.51.0 for an ensemble with outputs of two steps; the values are others."""
 
 
 @pytest.mark.parametrize("pad", SIZES)
 @pytest.mark.parametrize("element", [b"2", b"Infinity"])
-def test_keys_that_triton_repeats_in_parameters(element: bytes, pad: bytes) -> None:
-    """An ensemble's reply repeats sequence parameters: the last one counts."""
+def test_last_of_repeated_parameters_counts(element: bytes, pad: bytes) -> None:
+    """Triton repeats sequence parameters in the response of an ensemble; the last one counts."""
     for _ in range(3):  # the template of a repeated message, too
         reply = decode(ENSEMBLE % element, pad=pad)
         expected = {"sequence_id": 7, "sequence_start": True, "sequence_end": False}
@@ -131,7 +131,7 @@ def test_keys_that_triton_repeats_in_parameters(element: bytes, pad: bytes) -> N
         ),
     ],
 )
-def test_other_repeated_keys_stay_an_error(text: bytes, pad: bytes) -> None:
+def test_other_repeated_keys_are_rejected(text: bytes, pad: bytes) -> None:
     """Only parameters may repeat a key, and never the size of a tensor."""
     with pytest.raises(MalformedMessage, match="twice"):
         decode(text, pad=pad)
@@ -145,29 +145,29 @@ def test_other_repeated_keys_stay_an_error(text: bytes, pad: bytes) -> None:
         ({"model_version": "a\nb", "model_name": "x" * 2000}, ModelRef("m")),
     ],
 )
-def test_model_of_another_type(members: dict[str, Any], expected: ModelRef) -> None:
-    """A name or version that is no usable text costs nobody the tensors."""
+def test_model_name_or_version_of_another_type(members: dict[str, Any], expected: ModelRef) -> None:
+    """An integer version is read as text; an unusable name or version counts as absent."""
     assert expected == decode(members | {"outputs": [X_JSON]}).model
 
 
 @pytest.mark.parametrize("parameters", [{"a\n": 1, "b": 2}, {"x" * 2000: 1, "b": 2}])
-def test_a_parameter_of_an_unusable_name_cost_the_tensors(parameters: dict[str, Any]) -> None:
-    """It is left out, of the reply and of its outputs: it makes no tensor ambiguous."""
+def test_parameter_with_an_unusable_name_is_dropped(parameters: dict[str, Any]) -> None:
+    """An unusable parameter is dropped from the reply and from its outputs."""
     reply = decode({"outputs": [X_JSON | {"parameters": parameters}], "parameters": parameters})
     (output,) = reply.outputs
     assert ({"b": 2}, {"b": 2}) == (reply.parameters, output.parameters)
 
 
 @pytest.mark.parametrize("parameters", [[], "x", 5])
-def test_parameters_of_another_type_cost_the_tensors(parameters: object) -> None:
-    """What is no object holds no parameter."""
+def test_parameters_of_another_type_are_ignored(parameters: object) -> None:
+    """Parameters that are not an object count as absent."""
     reply = decode({"outputs": [X_JSON | {"parameters": parameters}], "parameters": parameters})
     (output,) = reply.outputs
     assert ({}, {}) == (reply.parameters, output.parameters)
 
 
 def test_ids_of_another_type() -> None:
-    """A number is the id that it spells; any other value is no id."""
+    """A number is the id that it spells; any other value counts as absent."""
     call = InferRequest(model=M, id="7")
     for found in (7, None, ["7"], 1.5):
         assert "7" == CODEC.decode_reply(call, answer(compact({"id": found, "outputs": []}))).id
@@ -176,7 +176,7 @@ def test_ids_of_another_type() -> None:
 
 
 def test_mixed_outputs_in_any_order() -> None:
-    """JSON and binary outputs stand in one answer, in the server's order."""
+    """A response may mix JSON and binary outputs, which keep the server's order."""
     document = {"outputs": [X_BINARY, {**X_JSON, "name": "y"}]}
     reply = decode(document, X_RAW)
     assert ["x", "y"] == [tensor.name for tensor in reply.outputs]
@@ -190,8 +190,8 @@ def test_empty_binary_outputs_without_header() -> None:
     assert (0,) == as_numpy(tensor).shape
 
 
-def test_outputs_that_were_not_asked_for() -> None:
-    """Only what was asked for is passed on; what is missing is an error."""
+def test_outputs_not_requested_are_dropped() -> None:
+    """Only requested outputs are returned; a missing one is an error."""
     call = InferRequest(model=M, outputs=(RequestedOutput("y"),))
     both = {"outputs": [X_JSON, {**X_JSON, "name": "y"}]}
     reply = CODEC.decode_reply(call, answer(compact(both)))
@@ -222,8 +222,8 @@ def test_outputs_that_were_not_asked_for() -> None:
         (compact({"outputs": [X_JSON, X_JSON]}), None),
     ],
 )
-def test_answers_that_lie(document: bytes, binary: bytes | None) -> None:
-    """An answer that does not hold together is refused, whatever is wrong with it."""
+def test_inconsistent_responses_are_rejected(document: bytes, binary: bytes | None) -> None:
+    """A response that contradicts itself, or is not JSON, raises a GatewayError."""
     with pytest.raises(GatewayError):
         decode(document, binary)
 
@@ -233,8 +233,8 @@ GOOD_BINARY = compact({"id": "1", "outputs": [X_BINARY, X_JSON | {"name": "y"}]}
 
 
 @given(st.data())
-def test_mutated_requests_raise_nothing_else(data: st.DataObject) -> None:
-    """A request with some bytes changed is read, or refused as an error of ours."""
+def test_mutated_requests_raise_only_gateway_errors(data: st.DataObject) -> None:
+    """A request with some bytes changed is decoded, or raises a GatewayError."""
     body = bytearray(GOOD_JSON)
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -245,8 +245,8 @@ def test_mutated_requests_raise_nothing_else(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_mutated_answers_raise_nothing_else(data: st.DataObject) -> None:
-    """An answer with some bytes changed is read, or refused as an error of ours."""
+def test_mutated_responses_raise_only_gateway_errors(data: st.DataObject) -> None:
+    """A response with some bytes changed is decoded, or raises a GatewayError."""
     body = bytearray(GOOD_BINARY)
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -280,28 +280,28 @@ _DOCUMENTS = st.fixed_dictionaries(
 
 @given(_DOCUMENTS, st.sampled_from([b"", PAD]))
 @example({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [[]]}]}, PAD)
-def test_any_members_raise_nothing_else(document: Any, pad: bytes) -> None:
-    """Whatever stands where a member belongs, it is read or refused; both parsers agree."""
+def test_any_members_raise_only_gateway_errors(document: Any, pad: bytes) -> None:
+    """A request with any members is decoded or rejected; both parsers agree."""
     try:
         text = orjson.dumps(document)
     except orjson.JSONEncodeError:  # integers beyond 64 bits, lone surrogates
         return
     try:
         CODEC.decode_call(post(text + pad))
-        refused = None
+        error_kind = None
     except GatewayError as error:
-        refused = type(error)
+        error_kind = type(error)
     try:
         CODEC.decode_call(post(text + (b"" if pad else PAD)))
         other = None
     except GatewayError as error:
         other = type(error)
-    assert (refused is None) is (other is None)
+    assert (error_kind is None) is (other is None)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_raise_nothing_else(body: bytes) -> None:
-    """Any bytes as an answer are read or refused, for every question."""
+def test_any_bytes_raise_only_gateway_errors(body: bytes) -> None:
+    """Any bytes of a response are decoded or rejected, whatever the call."""
     calls: list[Call[Any]] = [CALL, RepositoryIndexRequest(), ModelReadyRequest(model=M)]
     for call in calls:
         try:
@@ -311,8 +311,8 @@ def test_any_bytes_raise_nothing_else(body: bytes) -> None:
 
 
 @given(st.text(max_size=40), st.sampled_from(["GET", "POST", "PUT"]))
-def test_any_path_raises_nothing_else(path: str, method: str) -> None:
-    """Any path is read or refused."""
+def test_any_path_raises_only_gateway_errors(path: str, method: str) -> None:
+    """Any path is decoded, or rejected with one of the expected statuses."""
     try:
         CODEC.decode_call(HttpRequest(method, "/v2/models/" + path))
     except GatewayError as error:
@@ -331,8 +331,8 @@ def test_any_path_raises_nothing_else(path: str, method: str) -> None:
     ],
     ids=["text", "list", "surrogates", "utf8", "long_integers", "long_integer"],
 )
-def test_a_servers_odd_parameter_was_an_internal_error(value: bytes, expected: str) -> None:
-    """What is not UTF-8, or too long for JSON's usual readers, is shown and can be passed on."""
+def test_unusual_parameter_of_a_server_is_kept_as_text(value: bytes, expected: str) -> None:
+    """A parameter that is not UTF-8, or an overlong integer, is kept as text and forwarded."""
     reply = decode(b'{"outputs":[],"parameters":{"k":' + value + b"}}")
     assert expected == reply.parameters["k"]
     again = CODEC.decode_reply(CALL, CODEC.encode_reply(CALL, reply))
@@ -347,7 +347,7 @@ def test_a_servers_odd_parameter_was_an_internal_error(value: bytes, expected: s
     ],
     ids=["empty", "scalar"],
 )
-def test_a_name_in_an_answer_was_blamed_on_the_client(document: bytes) -> None:
-    """What an answer may not hold is the server's fault: `Upstream` tells it by this class."""
+def test_invalid_name_in_a_response_raises_malformed_message(document: bytes) -> None:
+    """By this class, `Upstream` attributes an invalid name in a response to the server."""
     with pytest.raises(MalformedMessage):
         decode(document)

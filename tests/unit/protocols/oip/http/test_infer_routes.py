@@ -1,4 +1,4 @@
-"""Inference in its places over HTTP: what the recorded exchanges of generate do not show."""
+"""Inference routes over HTTP: what the recorded exchanges of generate do not cover."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def post(action: str, document: Any, *headers: tuple[str, str]) -> HttpRequest:
     return HttpRequest("POST", f"/v2/models/m/{action}", "", Headers(headers), (body,))
 
 
-def opened(wire: HttpRequest) -> StreamInferRequest:
+def decode_stream_call(wire: HttpRequest) -> StreamInferRequest:
     call = LISTENER.decode_call(wire)
     assert isinstance(call, StreamInferRequest)
     return call
@@ -57,9 +57,9 @@ def data_of(response: HttpResponse) -> Any:
 
 
 @pytest.mark.parametrize("action", ["infer_stream", "generate_stream"])
-def test_streams_take_whole_inference_requests(action: str) -> None:
-    """MLServer's form, under both of its paths; answers are whole too, each an event."""
-    call = opened(post(action, {"id": "7", "inputs": [X_JSON]}))
+def test_streams_accept_complete_inference_requests(action: str) -> None:
+    """MLServer's form is accepted on both paths; each event is a complete response."""
+    call = decode_stream_call(post(action, {"id": "7", "inputs": [X_JSON]}))
     assert CALL == StreamInferRequest(
         model=call.model,
         request=call.request.with_context(protocol="", metadata=(), needs=frozenset()),
@@ -69,21 +69,21 @@ def test_streams_take_whole_inference_requests(action: str) -> None:
     assert data_of(item) == {"id": "7", "model_name": "m", "outputs": [X_JSON]}
 
 
-def test_generate_takes_whole_inference_requests() -> None:
-    """And answers with a whole answer."""
+def test_generate_accepts_complete_inference_requests() -> None:
+    """The response to a complete inference request is complete as well."""
     call = generate({"inputs": [X_JSON]})
     assert (X,) == call.inputs
-    answer = LISTENER.encode_reply(call, InferResponse(model=M, outputs=(X,)))
-    assert [X_JSON] == json.loads(bytes(answer.view))["outputs"]
+    response = LISTENER.encode_reply(call, InferResponse(model=M, outputs=(X,)))
+    assert [X_JSON] == json.loads(bytes(response.view))["outputs"]
 
 
 def test_an_input_may_be_called_inputs() -> None:
-    """A list of values is no list of tensors."""
+    """A list of values is not a list of tensors."""
     assert {"inputs": ("a", "b")} == generate({"inputs": ["a", "b"]}).flat_members
 
 
-def test_members_of_parameters_are_members() -> None:
-    """Nested or not, they are the model's to tell; reserved ones are taken out."""
+def test_members_of_parameters_become_flat_members() -> None:
+    """Custom parameters become flat members; reserved ones are split off."""
     call = generate(
         {
             "id": "9",
@@ -119,14 +119,16 @@ def test_members_of_parameters_are_members() -> None:
         ({"id": 7}, InvalidRequest, "id"),
     ],
 )
-def test_what_is_no_request_is_refused(document: Any, kind: type[GatewayError], text: str) -> None:
-    """The text names the member and what it needs."""
+def test_invalid_generate_requests_are_rejected(
+    document: Any, kind: type[GatewayError], text: str
+) -> None:
+    """The error names the member and the reason."""
     with pytest.raises(kind, match=text):
         generate(document)
 
 
 def test_values_are_counted_before_they_are_read() -> None:
-    """Each would become an object of many times its size."""
+    """The limit of values applies before each becomes an object of many times its size."""
     codec = HttpCodec(MessageLimits(bytes_elements=3), {})
     with pytest.raises(TooLarge, match="4 values") as caught:
         codec.decode_call(post("generate", {"a": [1, 2, 3, 4]}))
@@ -140,14 +142,14 @@ def test_values_are_counted_before_they_are_read() -> None:
         {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]},
     ],
 )
-def test_events_have_no_binary_outputs(fields: dict[str, Any]) -> None:
-    """Who wants them in a stream is told at once what to do."""
+def test_binary_outputs_of_streams_are_rejected(fields: dict[str, Any]) -> None:
+    """The error states that streams over HTTP are JSON."""
     with pytest.raises(InvalidRequest, match="streams over HTTP are JSON"):
         LISTENER.decode_call(post("infer_stream", {"inputs": [X_JSON], **fields}))
 
 
-def test_binary_inputs_may_ask_for_a_stream() -> None:
-    """The body is read as that of `infer`, under any of the paths."""
+def test_stream_request_may_have_binary_inputs() -> None:
+    """The body of `generate_stream` is decoded as that of `infer`."""
     head = json.dumps(
         {
             "inputs": [
@@ -159,22 +161,22 @@ def test_binary_inputs_may_ask_for_a_stream() -> None:
         }
     ).encode()
     length = ("Inference-Header-Content-Length", str(len(head)))
-    call = opened(post("generate_stream", head + X_RAW, length))
+    call = decode_stream_call(post("generate_stream", head + X_RAW, length))
     assert (X,) == call.request.inputs
 
 
-def test_the_first_error_has_a_status_and_later_ones_are_events() -> None:
-    """Before anything was said an error is an ordinary one."""
-    call = opened(post("infer_stream", {"inputs": [X_JSON]}))
+def test_first_error_has_a_status_and_later_ones_are_events() -> None:
+    """An error before the first event is an ordinary error response."""
+    call = decode_stream_call(post("infer_stream", {"inputs": [X_JSON]}))
     assert 404 == LISTENER.encode_error(call, NotFound("no")).status
     assert {"error": "no"} == data_of(LISTENER.encode_late_error(call, NotFound("no")))
     failed = InferResponse(model=M, outputs=(), is_final=False, error=UpstreamError("bad"))
     assert {"error": "bad"} == data_of(LISTENER.encode_item(call, failed))
 
 
-def test_generate_stream_begins_with_the_error_of_a_model() -> None:
-    """Triton's status is 400 then, its body a stream; an error before the model ran is JSON."""
-    call = opened(post("generate_stream", {"text": "a"}))
+def test_generate_stream_starts_with_the_error_of_a_model() -> None:
+    """As in Triton, its status is 400 and its body a stream; an error before the model ran is JSON."""
+    call = decode_stream_call(post("generate_stream", {"text": "a"}))
     error = UpstreamError("bad")
     failed = InferResponse(model=M, outputs=(), is_final=False, error=error)
     first = LISTENER.encode_item(call, failed)
@@ -184,34 +186,36 @@ def test_generate_stream_begins_with_the_error_of_a_model() -> None:
     assert [False, True] == [
         LISTENER.is_terminal(call, each) for each in (error, ModelNotFound("m"))
     ]
-    assert LISTENER.is_terminal(opened(post("infer_stream", {"inputs": [X_JSON]})), error)
+    assert LISTENER.is_terminal(
+        decode_stream_call(post("infer_stream", {"inputs": [X_JSON]})), error
+    )
 
 
-def test_a_stream_of_no_answers_is_a_response_without_events() -> None:
-    """And one that has said something needs no last words."""
-    call = opened(post("infer_stream", {"inputs": [X_JSON]}))
+def test_empty_stream_is_a_response_without_events() -> None:
+    """A stream that has sent a reply needs no end."""
+    call = decode_stream_call(post("infer_stream", {"inputs": [X_JSON]}))
     empty = LISTENER.encode_end(call, None)
     assert empty is not None
     assert (200, b"") == (empty.status, bytes(empty.view))
     assert LISTENER.encode_end(call, InferResponse(model=M, outputs=())) is None
 
 
-def test_mlserver_is_asked_for_events() -> None:
-    """Its `infer_stream` takes the request that `infer` takes."""
+def test_mlserver_stream_request_equals_the_infer_request() -> None:
+    """MLServer's `infer_stream` gets the request that `infer` gets."""
     wire = MLSERVER.encode_call(CALL)
     assert ("POST", "/v2/models/m/infer_stream") == (wire.method, wire.path)
     assert [X_JSON] == json.loads(bytes(wire.view))["inputs"]
 
 
-def test_this_gateway_is_asked_for_events_without_binary_outputs() -> None:
-    """Its inputs may be binary, its events are JSON."""
+def test_gateway_stream_request_has_no_binary_outputs() -> None:
+    """The inputs of a stream request to a gateway may be binary; its events are JSON."""
     codec = HttpCodec(DEFAULT_LIMITS, {"dialect": "gateway"})
-    call = opened(codec.encode_call(CALL))
+    call = decode_stream_call(codec.encode_call(CALL))
     assert (X,) == call.request.inputs
 
 
-def test_other_servers_have_no_streams_of_tensors() -> None:
-    """They are refused a stream, and asked for one answer (`gateway.upstream`)."""
+def test_stream_is_rejected_for_servers_without_streams() -> None:
+    """Such servers get a unary request instead (`gateway.upstream`)."""
     for dialect in ("kserve", "ovms"):
         with pytest.raises(Unsupported, match="no streams of tensors over HTTP"):
             HttpCodec(DEFAULT_LIMITS, {"dialect": dialect}).encode_call(CALL)
@@ -228,7 +232,7 @@ def events_of(*texts: bytes) -> list[InferResponse]:
 
 
 def test_events_are_read() -> None:
-    """None of them is known to be the last; an error in the middle is an answer."""
+    """No event is final; an error between events is a reply with that error."""
     good = json.dumps({"model_name": "m", "id": "7", "outputs": [X_JSON]}).encode()
     first, failed, last = events_of(
         b"data: " + good + b"\n", b'\ndata: {"error": "bad"}\n\ndata: ' + good + b"\n\n"
@@ -238,25 +242,25 @@ def test_events_are_read() -> None:
 
 
 def test_an_error_instead_of_a_stream_is_raised() -> None:
-    """With the meaning of its status."""
+    """An error response instead of a stream raises the error of its status."""
     with pytest.raises(NotFound, match="not found"):
         MLSERVER.decode_item(CALL, HttpResponse(404, body=(b'{"error": "Model m not found"}',)))
 
 
-def test_an_event_that_is_no_answer_is_refused() -> None:
-    """It is the upstream's fault, whatever is wrong with it."""
+def test_invalid_event_is_rejected() -> None:
+    """An event that is not a valid response raises MalformedMessage."""
     wrong = b'data: {"outputs": [{"name": "a\\u0001", "shape": [0], "datatype": "FP32"}]}\n\n'
     for text in (b"data: nothing\n\n", b"data: {}\n\n", wrong):
         with pytest.raises(MalformedMessage):
             events_of(text)
 
 
-def test_a_reply_to_a_stranger_is_binary() -> None:
-    """A call that this codec did not read gets outputs in the form that carries all of them."""
-    answer = LISTENER.encode_reply(
+def test_reply_to_a_call_of_another_codec_is_binary() -> None:
+    """The reply to such a call has binary outputs, which carry every datatype."""
+    response = LISTENER.encode_reply(
         InferRequest(model=M), InferResponse(model=ModelRef("m"), outputs=(X,))
     )
-    assert answer.headers.get("inference-header-content-length") is not None
+    assert response.headers.get("inference-header-content-length") is not None
 
 
 @pytest.mark.parametrize(
@@ -267,23 +271,23 @@ def test_a_reply_to_a_stranger_is_binary() -> None:
     ],
     ids=["triton", "mlserver"],
 )
-def test_servers_say_that_a_model_is_decoupled(status: int, text: str) -> None:
-    """Their words are an error of their own kind: a stream can be asked instead."""
+def test_error_text_raises_decoupled(status: int, text: str) -> None:
+    """The texts of Triton and MLServer raise Decoupled, so that a stream call can follow."""
     wire = HttpResponse(status, body=(json.dumps({"error": text}).encode(),))
     with pytest.raises(Decoupled):
         MLSERVER.decode_reply(CALL.request, wire)
 
 
-def test_an_output_of_unknown_form_cannot_be_generated() -> None:
-    """The error names the output, and another way to ask."""
+def test_generate_rejects_an_output_of_unknown_form() -> None:
+    """The error names the output and suggests `infer`."""
     call = generate({"text": "t"})
     unknown = Tensor("y", None, None, RawData(memoryview(b"")))
     with pytest.raises(Unsupported, match="output 'y' has no datatype or shape: use `infer`"):
         LISTENER.encode_reply(call, InferResponse(model=M, outputs=(unknown,)))
 
 
-def test_parameters_of_an_answer_are_members_of_it() -> None:
-    """As Triton has it; outputs go before them."""
+def test_parameters_of_a_reply_become_flat_members() -> None:
+    """As in Triton, parameters are members; an output replaces a parameter of its name."""
     call = generate({"text": "t"})
     reply = InferResponse(model=M, outputs=(X,), parameters={"finish": "stop", X.name: 1})
     document = json.loads(bytes(LISTENER.encode_reply(call, reply).view))
@@ -294,8 +298,8 @@ def test_parameters_of_an_answer_are_members_of_it() -> None:
 TRITON = HttpCodec(DEFAULT_LIMITS, {"dialect": "triton"})
 
 
-def test_triton_is_asked_for_a_stream_by_generate() -> None:
-    """Inputs of one row are members, and so are parameters; a client reads the same request."""
+def test_triton_stream_request_uses_generate_stream() -> None:
+    """Inputs of one row and parameters become members; a listener reads the same request."""
     request = InferRequest(
         model=ModelRef("m", "2"),
         id="7",
@@ -311,10 +315,12 @@ def test_triton_is_asked_for_a_stream_by_generate() -> None:
     assert ("POST", "/v2/models/m/versions/2/generate_stream") == (wire.method, wire.path)
     sent = {"k": 1.5, "priority": 3, "id": "7", "A": [1, 2, 3], "B": "text", "C": 0.1}
     assert sent == json.loads(bytes(wire.view))
-    assert {"k": 1.5, "A": (1, 2, 3), "B": "text", "C": 0.1} == opened(wire).request.flat_members
+    assert {"k": 1.5, "A": (1, 2, 3), "B": "text", "C": 0.1} == decode_stream_call(
+        wire
+    ).request.flat_members
 
 
-def test_values_that_are_not_finite_are_words_for_generate() -> None:
+def test_nonfinite_values_are_words_in_generate_requests() -> None:
     """Triton reads the words that it writes."""
     values = array_tensor("A", np.array([np.inf, -np.inf, 1], np.float32))
     request = InferRequest(model=M, inputs=(values,))
@@ -333,15 +339,15 @@ def test_values_that_are_not_finite_are_words_for_generate() -> None:
         ({"outputs": (RequestedOutput("Y", 2),)}, "output 'Y' as classes"),
     ],
 )
-def test_what_generate_cannot_carry_is_refused_by_name(changes: Any, what: str) -> None:
-    """The error names it, and the way out."""
+def test_calls_unfit_for_generate_are_rejected_by_name(changes: Any, what: str) -> None:
+    """The error names the unsupported part and suggests gRPC."""
     request = InferRequest(model=M, **changes)
     with pytest.raises(Unsupported, match=rf"{what}.*oip\+grpc://"):
         TRITON.encode_call(StreamInferRequest(model=M, request=request))
 
 
-def test_events_of_triton_have_outputs_by_name() -> None:
-    """Which members are outputs the model's metadata tell; its own members are taken out."""
+def test_triton_events_have_flat_members() -> None:
+    """The model's metadata determine which members are outputs; Triton's own members are removed."""
     event = {"model_name": "x", "model_version": "3", "id": "9", "Y": [1, 2], "Z": "a", "k": True}
     found = TRITON.decode_item(CALL, HttpResponse(200, body=(json.dumps(event).encode(),)))
     assert (ModelRef(M.name, "3"), "7", False) == (found.model, found.id, found.is_final)
@@ -353,7 +359,7 @@ def test_events_of_triton_have_outputs_by_name() -> None:
 
 
 def test_an_event_that_is_not_utf8_was_an_internal_error() -> None:
-    """Bytes of an output are kept; a version or name that no client can get is left out."""
+    """Bytes of an output are kept; an unusable version or name is dropped."""
     body = b'{"model_version":"\xff","Y":"a\xe2\x82","k\xff":1,"k\\n":2,"model_name":"\\ud800"}'
     found = TRITON.decode_item(CALL, HttpResponse(200, body=(body,)))
     assert (M, {"Y": "a\udce2\udc82"}) == (found.model, found.flat_members)
@@ -361,18 +367,18 @@ def test_an_event_that_is_not_utf8_was_an_internal_error() -> None:
 
 
 def test_generate_has_one_status_for_the_errors_of_a_model() -> None:
-    """Triton's is 400, whatever the error; one before the model ran keeps its own."""
+    """As in Triton, the error of a model is 400; an error before the model ran keeps its status."""
     call = generate({"text": "a"})
-    refused = HttpResponse(500, Headers(()), (b'{"error":"bad"}',))
-    error = UpstreamError("bad", origin=Origin("oip.http", refused))
+    response = HttpResponse(500, Headers(()), (b'{"error":"bad"}',))
+    error = UpstreamError("bad", origin=Origin("oip.http", response))
     assert 400 == LISTENER.encode_error(call, error).status
     assert 500 == LISTENER.encode_error(CALL.request, error).status
     assert 404 == LISTENER.encode_error(call, ModelNotFound("m")).status
 
 
 @pytest.mark.parametrize(("own", "expected_id"), [("", "<id_unknown>"), ("7", "7")])
-def test_the_error_of_a_server_has_the_clients_id(own: str, expected_id: str) -> None:
-    """Triton's text begins with the id of the request, which is the gateway's where there is none."""
+def test_error_of_a_server_has_the_clients_id(own: str, expected_id: str) -> None:
+    """Triton's text starts with the id of the request; the gateway's own id is replaced."""
     call = InferRequest(model=M, inputs=(X,), id=own, context=Context(request_id="gateway-1"))
     text = f'{{"error":"[request id: {own or "gateway-1"}] bad"}}'.encode()
     with pytest.raises(InvalidRequest) as raised:

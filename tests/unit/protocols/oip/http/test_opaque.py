@@ -1,4 +1,4 @@
-"""What Open Inference has no model of: passed on as it is, between like and like only."""
+"""Opaque calls: requests outside Open Inference, forwarded unchanged over the same carrier only."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ HEADERS = Headers(
 )
 
 
-def asking(path: str, method: str = "POST") -> HttpRequest:
-    """Return a request of *path* with four bytes."""
+def request_to(path: str, method: str = "POST") -> HttpRequest:
+    """Return a request to *path* with four bytes."""
     return HttpRequest(method, path, "a=b", HEADERS, (b"data",))
 
 
-def test_off_by_default() -> None:
-    """A path that is not modelled is not found."""
+def test_opaque_calls_are_off_by_default() -> None:
+    """A path that is not modelled raises NotFound."""
     with pytest.raises(NotFound):
-        UPSTREAM.decode_call(asking("/v2/models/m/explain"))
+        UPSTREAM.decode_call(request_to("/v2/models/m/explain"))
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
-def test_goes_on_under_the_targets_name(method: str) -> None:
-    """Method, query, body and what describes it stay; the model may be called otherwise there."""
-    call = ON.decode_call(asking("/v2/models/a%20b/versions/2/explain/more", method))
+def test_opaque_request_is_forwarded_with_the_targets_name(method: str) -> None:
+    """Method, query, body and content headers are kept; the model is that of the target."""
+    call = ON.decode_call(request_to("/v2/models/a%20b/versions/2/explain/more", method))
     assert isinstance(call, OpaqueCall)
     assert ModelRef("a b", "2") == call.model
-    there = call.changed(model=ModelRef("c", "7")).with_context(metadata=())
-    wire = UPSTREAM.encode_call(there)
+    renamed = call.changed(model=ModelRef("c", "7")).with_context(metadata=())
+    wire = UPSTREAM.encode_call(renamed)
     assert (method, "/v2/models/c/versions/7/explain/more", "a=b", b"data") == (
         wire.method,
         wire.path,
@@ -54,20 +54,20 @@ def test_goes_on_under_the_targets_name(method: str) -> None:
     assert ["Content-Type", "Inference-Header-Content-Length"] == [name for name, _ in wire.headers]
 
 
-def test_questions_to_the_server_keep_their_path() -> None:
-    """A repository by name is such a one."""
-    call = ON.decode_call(asking("/v2/repository/r/index"))
+def test_opaque_request_without_a_model_keeps_its_path() -> None:
+    """The path of a repository by name has no model."""
+    call = ON.decode_call(request_to("/v2/repository/r/index"))
     assert call.model is None
     assert "/v2/repository/r/index" == UPSTREAM.encode_call(call).path
 
 
 @pytest.mark.parametrize("status", [200, 418, 500])
-def test_the_answer_is_the_servers(status: int) -> None:
-    """Status, type and body; nothing of the connection, and no error of ours is made of it."""
-    call = ON.decode_call(asking("/v2/models/m/explain"))
-    answer = HttpResponse(status, HEADERS, (b"because",))
-    reply = UPSTREAM.decode_reply(call, answer)
-    assert Origin("oip.http", answer) == reply
+def test_opaque_response_is_forwarded_unchanged(status: int) -> None:
+    """Status, body and content headers are forwarded, even for an error; other headers are not."""
+    call = ON.decode_call(request_to("/v2/models/m/explain"))
+    response = HttpResponse(status, HEADERS, (b"because",))
+    reply = UPSTREAM.decode_reply(call, response)
+    assert Origin("oip.http", response) == reply
     wire = ON.encode_reply(call, reply)
     assert (status, b"because") == (wire.status, bytes(wire.view))
     assert ["Content-Type", "Inference-Header-Content-Length"] == [name for name, _ in wire.headers]
@@ -89,10 +89,12 @@ def test_the_answer_is_the_servers(status: int) -> None:
         ("/v2/%6Dodels/m/%69nfer", "GET", MethodNotAllowed),
     ],
 )
-def test_paths_that_are_not_passed_on(path: str, method: str, error: type[GatewayError]) -> None:
-    """What could lead elsewhere at the server goes nowhere; what is modelled is not opaque."""
+def test_unsafe_and_modelled_paths_are_not_opaque(
+    path: str, method: str, error: type[GatewayError]
+) -> None:
+    """A path that a server could resolve to another one is rejected, and so is a modelled path."""
     with pytest.raises(error):
-        ON.decode_call(asking(path, method))
+        ON.decode_call(request_to(path, method))
 
 
 @pytest.mark.parametrize(
@@ -107,23 +109,23 @@ def test_paths_that_are_not_passed_on(path: str, method: str, error: type[Gatewa
     ],
 )
 def test_escaped_letters_do_not_make_a_modelled_path_opaque(path: str) -> None:
-    """Servers decode the path, so the checks of loading, inference and regions would be missed."""
+    """Servers decode the path, so the checks of loading, inference and regions would be bypassed."""
     with pytest.raises(NotFound, match="with escaped letters or digits"):
-        ON.decode_call(asking(path))
+        ON.decode_call(request_to(path))
 
 
 @pytest.mark.parametrize("path", ["/v2/%6dodels/m/explain%3bx", "/v2/models/%6d/e%78plain%3bx"])
 def test_escaped_letters_do_not_hide_the_model_of_an_opaque_path(path: str) -> None:
-    """The model is routed and renamed; what has to be escaped stays as it is."""
-    call = ON.decode_call(asking(path))
+    """The model is routed and renamed; required escapes are kept."""
+    call = ON.decode_call(request_to(path))
     assert ModelRef("m") == call.model
-    there = call.changed(model=ModelRef("c")).with_context(metadata=())
-    assert "/v2/models/c/explain%3bx" == UPSTREAM.encode_call(there).path
+    renamed = call.changed(model=ModelRef("c")).with_context(metadata=())
+    assert "/v2/models/c/explain%3bx" == UPSTREAM.encode_call(renamed).path
 
 
-def test_nobody_else_can_read_it() -> None:
-    """Another carrier or protocol refuses it by name."""
-    call = ON.decode_call(asking("/v2/models/m/explain"))
+def test_other_codecs_reject_an_opaque_call() -> None:
+    """A codec of another carrier or protocol rejects an opaque call by name."""
+    call = ON.decode_call(request_to("/v2/models/m/explain"))
     with pytest.raises(Unsupported, match="OpaqueCall"):
         GrpcCodec(DEFAULT_LIMITS, {}).encode_call(call)
     foreign = OpaqueCall(message=Origin("other.http", object()))

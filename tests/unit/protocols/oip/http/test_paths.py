@@ -1,4 +1,4 @@
-"""Paths of Open Inference over HTTP: what each one asks, and what is refused."""
+"""Routes of Open Inference over HTTP, and paths that are rejected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ LONGEST = "m" * DEFAULT_LIMITS.model_name_bytes
     ],
 )
 def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None) -> None:
-    """Each path asks its question, about the model as it was named."""
+    """Each path has the route of its call, with the model that it names."""
     words = ("ready", "infer", "generate", "generate_stream", "infer_stream")
     action = path.rpartition("/")[2] if model is not None else ""
     action = action if action in words else ""
@@ -90,7 +90,7 @@ def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None)
     ],
 )
 def test_unknown_paths(path: str) -> None:
-    """A path is matched exactly: a slash more is another path."""
+    """A path is matched exactly; an additional slash makes it another path."""
     with pytest.raises(NotFound, match="does not exist"):
         find_route("GET", path, DEFAULT_LIMITS)
 
@@ -106,7 +106,7 @@ def test_unknown_paths(path: str) -> None:
     ],
 )
 def test_wrong_methods(method: str, path: str, allow: str) -> None:
-    """A path asked with another method says which one it takes."""
+    """The error for a wrong method contains the allowed methods."""
     with pytest.raises(MethodNotAllowed) as caught:
         find_route(method, path, DEFAULT_LIMITS)
     assert allow == caught.value.allow
@@ -152,7 +152,7 @@ GET, POST, BOTH = ("GET",), ("POST",), ("GET", "POST")
     ],
 )
 def test_finds_extensions(path: str, route: OipRoute) -> None:
-    """Triton's extensions have paths of their own, with every method they are asked with."""
+    """The path of an extension matches all methods of its route, and no other method."""
     for method in route.methods:
         assert route == find_route(method, path, DEFAULT_LIMITS)
     with pytest.raises(MethodNotAllowed):
@@ -171,8 +171,8 @@ def test_finds_extensions(path: str, route: OipRoute) -> None:
         "/v2/trace/settings",
     ],
 )
-def test_paths_beside_the_extensions(path: str) -> None:
-    """A path that is nearly one of an extension is none."""
+def test_paths_similar_to_extensions_are_not_found(path: str) -> None:
+    """A path that resembles that of an extension raises NotFound."""
     with pytest.raises(NotFound):
         find_route("POST", path, DEFAULT_LIMITS)
 
@@ -184,8 +184,8 @@ def test_paths_beside_the_extensions(path: str) -> None:
         ("/v2/repository/r/models/m/unload", "repositories by name"),
     ],
 )
-def test_extensions_are_named(path: str, feature: str) -> None:
-    """An extension that is not served is refused by its name, not as unknown."""
+def test_unsupported_extensions_are_rejected_by_name(path: str, feature: str) -> None:
+    """An extension that is not served is rejected by name, not as an unknown path."""
     for method in ("GET", "POST"):
         with pytest.raises(Unsupported, match=feature):
             find_route(method, path, DEFAULT_LIMITS)
@@ -195,34 +195,34 @@ def test_extensions_are_named(path: str, feature: str) -> None:
     "name", ["%", "%4", "%zz", "a%2", "%ff", "%C3", "%ED%A0%80", "ü", "a%%20", "%u0041"]
 )
 def test_names_that_are_not_percent_encoded(name: str) -> None:
-    """A bad escape or bytes that are not UTF-8 are refused."""
+    """An invalid escape, and bytes that are not UTF-8, are rejected."""
     with pytest.raises(MalformedMessage, match="model name"):
         find_route("GET", f"/v2/models/{name}", DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize("name", ["%00", "a%0Ab", "%7F", "%C2%80"])
 def test_control_characters_in_names(name: str) -> None:
-    """Names with control characters are refused."""
+    """Names with control characters are rejected."""
     with pytest.raises(InvalidRequest, match="control characters"):
         find_route("GET", f"/v2/models/m/versions/{name}", DEFAULT_LIMITS)
 
 
 def test_names_that_are_too_long() -> None:
-    """A name of one byte more than the limit is refused."""
+    """A name of one byte more than the limit is rejected."""
     with pytest.raises(TooLarge):
         find_route("GET", f"/v2/models/{LONGEST}m", DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize("name", ["m", "a/b", "...", "%2F", "ü 😀", "a?b#c&d=e", "versions"])
 @pytest.mark.parametrize("version", ["", "1", "v/1"])
-def test_paths_are_read_back(name: str, version: str) -> None:
-    """Whatever a model is called, its path leads back to it."""
+def test_model_paths_survive_a_round_trip(name: str, version: str) -> None:
+    """The path of a model routes to that model, whatever its name."""
     model = ModelRef(name, version)
     assert model == find_route("POST", model_path(model, "infer"), DEFAULT_LIMITS).model
     assert model == find_route("GET", model_path(model, ""), DEFAULT_LIMITS).model
 
 
-def test_questions_without_a_path() -> None:
-    """A question Open Inference does not have has no path."""
+def test_call_types_without_a_path() -> None:
+    """A call type that Open Inference does not have has no path."""
     assert "/v2" == server_path(ServerMetadataRequest)
     assert server_path(StreamInferRequest) is None

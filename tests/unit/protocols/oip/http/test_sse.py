@@ -1,4 +1,4 @@
-"""Server-sent events: written whole, cut out of pieces wherever these were cut."""
+"""Server-sent events: written whole, split from pieces of any size."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def cut(pieces: list[bytes], limits: MessageLimits = DEFAULT_LIMITS) -> list[byt
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
-def test_events_are_found_however_they_are_cut(size: int) -> None:
-    """Data of several lines is joined; comments and other fields are passed over."""
+def test_events_are_split_from_pieces_of_any_size(size: int) -> None:
+    """Several data lines are joined; comments and other fields are ignored."""
     assert FOUND == cut([TEXT[at : at + size] for at in range(0, len(TEXT), size)])
 
 
-def test_what_is_written_is_read() -> None:
-    """An event is its own twin."""
+def test_events_survive_a_round_trip() -> None:
+    """A written event is read with the same data."""
     parts = [event(b"{}", b"x"), json_event({"error": "no\nway"})]
     assert [b"{}x", b'{"error":"no\\nway"}'] == cut([bytes(each.view) for each in parts])
 
 
 def test_a_stream_must_end_between_events() -> None:
-    """A stream that was broken off shows, whatever stood in it."""
+    """A stream that ends within an event raises MalformedMessage."""
     with pytest.raises(MalformedMessage, match=r"ended after 7 bytes of an event.*b'data: \{'"):
         cut([b"data: {}\n\ndata: {"])
     with pytest.raises(MalformedMessage, match="ended after"):
@@ -44,7 +44,7 @@ def test_a_stream_must_end_between_events() -> None:
 
 
 def test_an_event_has_a_limit() -> None:
-    """What is held of one event is bounded."""
+    """The size of an event is limited."""
     small = MessageLimits(json_bytes=32)
     assert [b"x" * 20] == cut([b"data: " + b"x" * 20 + b"\n\n"], small)
     with pytest.raises(TooLarge, match="over 32 bytes") as caught:
@@ -52,8 +52,8 @@ def test_an_event_has_a_limit() -> None:
     assert "json_bytes" == caught.value.limit
 
 
-def test_an_error_is_no_stream() -> None:
-    """An answer with another status is one message, when all of it is there."""
+def test_error_response_is_not_a_stream() -> None:
+    """A response with an error status is one message, returned when it is complete."""
     splitter = EventSplitter(DEFAULT_LIMITS)
     for piece in (b'{"error":', b' "no"}'):
         assert [] == splitter.receive(HttpResponse(404, body=(piece,)))
@@ -61,8 +61,8 @@ def test_an_error_is_no_stream() -> None:
     assert (404, b'{"error": "no"}') == (whole.status, bytes(whole.view))
 
 
-def test_a_stream_that_begins_with_an_error_was_one_text() -> None:
-    """Triton's `generate_stream` has the status 400 then, and goes on."""
+def test_stream_with_an_error_status_is_split_into_events() -> None:
+    """Triton's `generate_stream` may have status 400 and a stream of events."""
     splitter = EventSplitter(DEFAULT_LIMITS)
     body = b'data: {"error":"no"}\n\ndata: {"a":1}\n\n'
     found = splitter.receive(HttpResponse(400, EVENT_HEADERS, (body,)))
@@ -71,7 +71,7 @@ def test_a_stream_that_begins_with_an_error_was_one_text() -> None:
     assert [] == splitter.end()
 
 
-def test_an_error_has_a_limit() -> None:
-    """What is held of it is bounded as well."""
+def test_error_response_has_a_limit() -> None:
+    """The size of an error response is limited as well."""
     with pytest.raises(TooLarge, match="over 32 bytes"):
         EventSplitter(MessageLimits(json_bytes=32)).receive(HttpResponse(500, body=(b"x" * 33,)))

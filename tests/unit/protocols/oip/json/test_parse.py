@@ -1,4 +1,4 @@
-"""What large documents cost that hold something else than tensor data."""
+"""Large JSON documents with members other than tensor data: cost, limits, and numbers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ def read(text: bytes) -> Any:
     ],
     ids=["unknown", "id", "parameter", "of_tensor", "shape", "data", "in_sum"],
 )
-def test_unknown_member_blocks_the_loop_for_seconds(
-    text: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is no tensor data never becomes 40 times its size in Python objects: it is refused."""
+def test_large_unknown_members_are_rejected(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large members other than tensor data would be 40 times their size as Python objects."""
     closely = documents.check_closely
 
     def watched(text: bytes, *rest: Any) -> None:
@@ -55,23 +53,23 @@ def test_unknown_member_blocks_the_loop_for_seconds(
     assert "json_bytes" == caught.value.limit
 
 
-def test_unknown_members_are_looked_up_one_by_one() -> None:
-    """A member is found by going through all, so many unknown ones in many tensors are refused."""
+def test_many_unknown_keys_are_rejected() -> None:
+    """A lookup passes over all keys, so many unknown keys in many tensors are rejected."""
     row = json.dumps({"name": "X", **{f"k{n}": 0 for n in range(2000)}})
     with pytest.raises(TooLarge, match="too many unknown keys: 2000") as caught:
         read(f'{{"inputs": [{row}, {row}, {row}]}}'.encode())
     assert "json_keys" == caught.value.limit
 
 
-def test_broken_document_becomes_objects_up_to_where_it_breaks() -> None:
-    """Above a mebibyte what simdjson refuses is refused, whatever another parser could say of it."""
+def test_large_malformed_document_is_parsed_only_once() -> None:
+    """Above a mebibyte, a document that simdjson rejects is not passed to another parser."""
     text = b'{"inputs": [%b], "x": [%b]' % (ROW, b"[]," * 400_000 + b"[]")
     with pytest.raises(MalformedMessage, match="not JSON, or has an integer beyond 64 bits"):
         read(text)
 
 
-def test_unknown_members_of_large_documents_are_passed_over() -> None:
-    """Some kilobytes of them do no harm, and the data beside them stays unread."""
+def test_unknown_members_of_large_documents_are_ignored() -> None:
+    """Some kilobytes of unknown members do not lead to a rejection."""
     data = b"1," * 50_000 + b"1"
     row = b'{"name": "X", "data": [%b], "x": {"a": [1, {"b": null}]}}' % data
     members = read(b'{"inputs": [%b], "trace": ["a", {"b": "c"}], "id": "1"}' % row)
@@ -80,15 +78,15 @@ def test_unknown_members_of_large_documents_are_passed_over() -> None:
 
 
 def test_key_with_nul_was_an_internal_error() -> None:
-    """A key that simdjson cannot look up is the client's fault, in a large document as well."""
+    """A key that simdjson cannot look up is rejected, in a large document as well."""
     text = b'{"outputs": [{"\\u0000": null}]}' + b" " * documents.SIMD_FROM_BYTES
     with pytest.raises(MalformedMessage, match=r"key '\\x00', which cannot be read"):
         read(text)
 
 
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 3000])
-def test_a_list_where_an_element_belongs_is_found_among_many_lists(rows: int) -> None:
-    """However many arrays a large text has: counted singly, or all at once."""
+def test_misplaced_list_is_found_among_many_lists(rows: int) -> None:
+    """A list in place of an element is rejected, whatever the number of arrays."""
     path = "/v2/models/m/infer"
     codec = HttpCodec(DEFAULT_LIMITS, {})
     space = b" " * documents.SIMD_FROM_BYTES
@@ -104,19 +102,19 @@ def test_a_list_where_an_element_belongs_is_found_among_many_lists(rows: int) ->
 
 
 @pytest.mark.parametrize("at", [1, 99_999, 199_999])
-def test_a_list_where_an_element_belongs_is_found_far_behind(at: int) -> None:
-    """The only bracket too many shows wherever it is: brackets are looked for piece by piece."""
+def test_misplaced_list_is_found_at_any_index(at: int) -> None:
+    """A list in place of an element is rejected at any index; brackets are searched in pieces."""
     with pytest.raises(InvalidTensor, match="nested differently"):
         numbers(["0.5"] * at + ["[2.5]"] + ["0.5"] * (199_999 - at), "FP32")
 
 
 LARGEST = float(np.finfo(np.float32).max)
-# Halfway from there to what would come next, were there more exponents.
+# Halfway to the value that would follow if FP32 had more exponents.
 TOO_LARGE = 2.0**128 - 2.0**103
 
 
 def test_the_largest_floats_of_a_large_list() -> None:
-    """What rounds to the largest FP32 is read as it."""
+    """A number that rounds to the largest FP32 is read as that."""
     near = math.nextafter(TOO_LARGE, 0)
     read = numbers([repr(near), repr(-near), "1e-320"] + ["0.5"] * 9_997, "FP32")
     assert [LARGEST, -LARGEST, 0.0] == read[:3].tolist()
@@ -124,8 +122,8 @@ def test_the_largest_floats_of_a_large_list() -> None:
 
 @pytest.mark.parametrize("text", [repr(TOO_LARGE), "-1e39", "1e300"])
 @pytest.mark.parametrize("at", [0, 5, 9_999])
-def test_a_float_of_a_large_list_is_too_large(text: str, at: int) -> None:
-    """What would round to an infinity is refused and named, wherever it stands in the list."""
+def test_float_out_of_range_is_rejected_in_a_large_list(text: str, at: int) -> None:
+    """A number that would round to an infinity is rejected with its index."""
     with pytest.raises(InvalidTensor, match=f" at index {at}: out of the range of FP32"):
         numbers(["0.5"] * at + [text] + ["0.5"] * (9_999 - at), "FP32")
 
@@ -143,7 +141,7 @@ def numbers(texts: list[str], datatype: str) -> Any:
 
 @pytest.mark.parametrize("rows", [60, 61])
 def test_nested_lists_count_together(rows: int) -> None:
-    """Each list of nested data is looked at, so all of a message are limited."""
+    """The limit of elements applies to the nested lists of all inputs together."""
     limits = MessageLimits(bytes_elements=120)
     row = b'{"name": "%b", "datatype": "INT32", "shape": [%d, 1], "data": [%b]}'
     data = b",".join([b"[1]"] * rows)
@@ -164,7 +162,7 @@ def test_nested_lists_count_together(rows: int) -> None:
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_texts_of_all_tensors_count_together(binary: bool) -> None:
-    """The limit on BYTES elements is that of the message, binary or not."""
+    """The limit of BYTES elements applies to all tensors together, binary or not."""
     limits = MessageLimits(bytes_elements=5)
     elements: dict[str, Any] = {"data": ["a", "b", "c"]}
     if binary:
@@ -181,7 +179,7 @@ def test_texts_of_all_tensors_count_together(binary: bool) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 10_000])
 def test_a_byte_order_mark_is_skipped(count: int) -> None:
-    """Editors and PowerShell write one; the same message again is read by its template."""
+    """A byte order mark before the JSON is skipped, also in a repeated message."""
     data = ",".join("7" * count)
     row = f'{{"name": "X", "datatype": "INT32", "shape": [{count}], "data": [{data}]}}'
     body = f'\ufeff {{"inputs": [{row}]}}'.encode()
@@ -198,7 +196,7 @@ def test_a_byte_order_mark_is_skipped(count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\ufeff", "\ufeff\ufeff{}", "\ufffe{}"])
-def test_other_text_before_the_object_is_refused(text: str) -> None:
-    """One mark is skipped, and nothing else."""
+def test_other_text_before_the_object_is_rejected(text: str) -> None:
+    """Only one byte order mark before the object is skipped."""
     with pytest.raises(MalformedMessage, match="is not a JSON object"):
         read(text.encode())

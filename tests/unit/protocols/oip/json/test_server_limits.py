@@ -1,4 +1,4 @@
-"""Tests of what is not sent to servers of one process as JSON."""
+"""Requests that are not sent as JSON to servers of one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def texts(count: int, longest: int) -> Tensor:
 
 
 def test_one_long_text_among_many_is_not_sent_to_mlserver() -> None:
-    """Numpy makes each as wide as the longest: 0.4 MB are 1.5 GiB there."""
+    """MLServer's numpy makes each text as wide as the longest: 0.4 MB become 1.5 GiB."""
     with pytest.raises(TooLarge, match="as wide as the longest") as raised:
         encoded("mlserver", texts(1000, 400_000))
     assert "bytes_rectangle" == raised.value.limit
@@ -42,7 +42,7 @@ def test_one_long_text_among_many_is_not_sent_to_mlserver() -> None:
 
 @pytest.mark.parametrize("dialect", ["mlserver", "kserve"])
 def test_many_texts_are_not_sent_to_servers_of_one_process(dialect: str) -> None:
-    """1,000,000 of them occupy one for seconds; Triton reads them beside others."""
+    """1,000,000 texts block such a server for seconds; Triton reads them concurrently."""
     with pytest.raises(TooLarge, match="100001 BYTES elements") as raised:
         encoded(dialect, texts(100_001, 1))
     assert "json_strings" == raised.value.limit
@@ -52,7 +52,7 @@ def test_many_texts_are_not_sent_to_servers_of_one_process(dialect: str) -> None
 
 @pytest.mark.parametrize(("dialect", "most"), [("mlserver", 2_500_000), ("kserve", 400_000)])
 def test_many_numbers_are_not_sent_to_servers_of_one_process(dialect: str, most: int) -> None:
-    """KServe needs 2.6 us for each, and nobody else is answered meanwhile."""
+    """KServe needs 2.6 us for each number and serves no other request meanwhile."""
     too_many = array_tensor("x", np.zeros(most + 1, np.uint8))
     with pytest.raises(TooLarge, match="use its gRPC port") as raised:
         encoded(dialect, too_many)
@@ -71,7 +71,7 @@ def test_many_numbers_are_not_sent_to_servers_of_one_process(dialect: str, most:
     ],
 )
 def test_the_inputs_of_a_request_count_together(limit: str, parts: list[Tensor]) -> None:
-    """Otherwise a request could have 256 inputs that are just small enough."""
+    """The limits apply to the sum over all inputs of a request."""
     with pytest.raises(TooLarge) as raised:
         encoded("mlserver", *parts)
     assert limit == raised.value.limit
@@ -80,7 +80,7 @@ def test_the_inputs_of_a_request_count_together(limit: str, parts: list[Tensor])
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<i4", "|u1"])
 def test_numbers_are_not_written_beyond_the_limit_of_json(dtype: str) -> None:
-    """60 MB of binary tensors would be 150 MB of JSON; the text names the way out."""
+    """60 MB of binary tensors would be 150 MB of JSON; the error suggests gRPC."""
     values = array_tensor("x", np.full(8 * MIB, 111, np.dtype(dtype)))
     with pytest.raises(TooLarge, match="use its gRPC port") as raised:
         encoded("mlserver", values, json_numbers=8 * MIB)
@@ -88,8 +88,8 @@ def test_numbers_are_not_written_beyond_the_limit_of_json(dtype: str) -> None:
     assert encoded("triton", values) >= 8 * MIB
 
 
-def test_a_text_that_is_longer_than_expected_is_not_sent() -> None:
-    """Its length is only estimated before it is written."""
+def test_json_longer_than_its_estimate_is_not_sent() -> None:
+    """The length of JSON is estimated before it is written, and checked afterwards."""
     values = np.zeros(5 * MIB, np.int32)
     values[4096:] = 1234567
     with pytest.raises(TooLarge, match="as JSON"):

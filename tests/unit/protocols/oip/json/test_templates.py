@@ -1,4 +1,4 @@
-"""Reading by a mould gives what reading as all are gives: the same calls, and the same errors."""
+"""The JSON template cache: a template gives the same calls and the same errors as the parser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 pytestmark = pytest.mark.usefixtures("build")
 
 LENGTH = "Inference-Header-Content-Length"
-ASKED = InferRequest(model=ModelRef("m"))
+CALL = InferRequest(model=ModelRef("m"))
 TWO = {
     "id": "a-1",
     "inputs": [
@@ -83,7 +83,7 @@ def codec(limits: MessageLimits = DEFAULT_LIMITS) -> HttpCodec:
 
 
 def decode_request(reader: HttpCodec, wire: HttpRequest) -> object:
-    """Return what a request says, or how it is refused."""
+    """Return the decoded call and its form, or the type and text of the error."""
     try:
         call = reader.decode_call(wire)
     except GatewayError as error:
@@ -92,8 +92,8 @@ def decode_request(reader: HttpCodec, wire: HttpRequest) -> object:
     return call, call.context.origin.form
 
 
-def answered(reader: HttpCodec, wire: HttpResponse, call: InferRequest = ASKED) -> object:
-    """Return what an answer says, or how it is refused."""
+def decode_response(reader: HttpCodec, wire: HttpResponse, call: InferRequest = CALL) -> object:
+    """Return the decoded reply, or the type and text of the error."""
     try:
         return reader.decode_reply(call, wire)
     except GatewayError as error:
@@ -101,18 +101,18 @@ def answered(reader: HttpCodec, wire: HttpResponse, call: InferRequest = ASKED) 
 
 
 def read(reader: HttpCodec, wire: HttpRequest) -> InferRequest:
-    """Return the inference that *wire* asks for."""
+    """Return the inference call in *wire*."""
     call = reader.decode_call(wire)
     assert isinstance(call, InferRequest)
     return call
 
 
-def moulds_of(reader: HttpCodec) -> JsonTemplateCache[Any]:
+def templates_of(reader: HttpCodec) -> JsonTemplateCache[Any]:
     return reader._requests
 
 
 def mutations(text: bytes) -> list[bytes]:
-    """Return *text* with each byte left out, doubled, or another one."""
+    """Return copies of *text* with each byte removed, doubled or replaced."""
     found = []
     for at in range(len(text)):
         found += [text[:at] + text[at + 1 :], text[:at] + text[at : at + 1] + text[at:]]
@@ -121,24 +121,24 @@ def mutations(text: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("spaced", [False, True])
-def test_a_request_of_a_known_text_says_what_any_does(spaced: bool) -> None:
-    """Other elements and another id, in JSON with and without spaces."""
+def test_request_read_by_a_template_equals_a_parsed_one(spaced: bool) -> None:
+    """A template reads other elements and another id, in JSON with and without spaces."""
     dump = (lambda document: json.dumps(document).encode()) if spaced else compact
     reader = codec()
     for _ in range(2):
         reader.decode_call(request(dump(TWO)))
-    assert 1 == len(moulds_of(reader))
+    assert 1 == len(templates_of(reader))
     other = json.loads(json.dumps(TWO).replace("a-1", "b_22").replace("-2, 3", "70000, 0"))
     call = read(reader, request(dump(other)))
     assert codec().decode_call(request(dump(other))) == call
     assert "b_22" == call.id
     assert [[1, 70000, 0]] == as_numpy(call.inputs[0]).tolist()
-    assert 1 == len(moulds_of(reader))
+    assert 1 == len(templates_of(reader))
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_change_of_any_byte_is_seen(nested: bool) -> None:
-    """Each mutation of a known text is read, or refused, as by who has never seen the text."""
+def test_change_of_any_byte_of_a_request_is_detected(nested: bool) -> None:
+    """Each mutation of a cached text is read or rejected as by a new codec."""
     reader = codec()
     text = compact(TWO)
     if nested:
@@ -152,14 +152,14 @@ def test_a_change_of_any_byte_is_seen(nested: bool) -> None:
     assert whole == decode_request(reader, request(text))
 
 
-def test_a_change_of_any_byte_of_a_binary_request_is_seen() -> None:
-    """In the JSON, behind it, and in the length of either."""
+def test_change_of_any_byte_of_a_binary_request_is_detected() -> None:
+    """A change of the JSON, the binary data or their lengths is read as by a new codec."""
     tail = bytes(range(12))
     text = compact(BINARY)
     reader = codec()
     for _ in range(3):
         reader.decode_call(request(text, tail))
-    assert 1 == len(moulds_of(reader))
+    assert 1 == len(templates_of(reader))
     for changed in mutations(text):
         first = decode_request(codec(), request(changed, tail))
         assert first == decode_request(reader, request(changed, tail)), changed
@@ -175,33 +175,33 @@ def test_a_change_of_any_byte_of_a_binary_request_is_seen() -> None:
         assert decode_request(codec(), wire) == decode_request(reader, wire)
 
 
-def test_a_change_of_any_byte_of_an_answer_is_seen() -> None:
-    """Answers are read by moulds too, leniently where they need it."""
+def test_change_of_any_byte_of_a_response_is_detected() -> None:
+    """Each mutation of a cached response is read or rejected as by a new codec."""
     reader = codec()
     text, tail = compact(REPLY), b"\1\2\3\4"
     for _ in range(3):
-        reader.decode_reply(ASKED, reply(text, tail))
+        reader.decode_reply(CALL, reply(text, tail))
     for changed in mutations(text):
-        first = answered(codec(), reply(changed, tail))
-        assert first == answered(reader, reply(changed, tail)), changed
-        assert first == answered(reader, reply(changed, tail)), changed
-    assert answered(codec(), reply(text, tail)) == answered(reader, reply(text, tail))
+        first = decode_response(codec(), reply(changed, tail))
+        assert first == decode_response(reader, reply(changed, tail)), changed
+        assert first == decode_response(reader, reply(changed, tail)), changed
+    assert decode_response(codec(), reply(text, tail)) == decode_response(reader, reply(text, tail))
 
 
-def test_an_answer_shorter_than_its_json_is_refused() -> None:
-    """By its header, though the text is known."""
+def test_response_shorter_than_its_json_is_rejected() -> None:
+    """The length header is checked although the text has a template."""
     text, tail = compact(REPLY), b"\1\2\3\4"
     reader = codec()
     whole = reply(text, tail)
     for _ in range(3):
-        reader.decode_reply(ASKED, whole)
+        reader.decode_reply(CALL, whole)
     short = HttpResponse(200, whole.headers, (memoryview(text[:-1]),))
     expected = f"{LENGTH} is {len(text)}: the complete body has {len(text) - 1} bytes"
-    assert (MalformedMessage, expected) == answered(reader, short)
+    assert (MalformedMessage, expected) == decode_response(reader, short)
 
 
-def test_nested_elements_are_read_by_a_mould_too() -> None:
-    """As deep as the shape; flat ones then are read as all are, and the other way around."""
+def test_nested_elements_are_read_by_a_template() -> None:
+    """Elements nested otherwise than in the cached text are read as by a new codec."""
     nested = compact(TWO).replace(b"[1,-2,3]", b"[[1,-2,3]]")
     for text in (nested, compact(TWO)):
         reader = codec()
@@ -210,21 +210,21 @@ def test_nested_elements_are_read_by_a_mould_too() -> None:
         for found in NESTED:
             wire = request(compact(TWO).replace(b"[1,-2,3]", found))
             assert decode_request(codec(), wire) == decode_request(reader, wire), found
-        read, _ = moulds_of(reader).parse(memoryview(text), len(text))
+        read, _ = templates_of(reader).parse(memoryview(text), len(text))
         assert read is not None
 
 
-def test_a_leniently_read_answer_has_no_mould() -> None:
-    """NaN is no JSON: such an answer is read as all are, each time."""
+def test_leniently_parsed_response_is_read_identically() -> None:
+    """A response with NaN, which is not JSON, is read as the first time."""
     text = compact(REPLY).replace(b'"id":"x"', b'"parameters":{"a":NaN}')
     reader = codec()
-    found = [answered(reader, reply(text, b"\1\2\3\4")) for _ in range(4)]
+    found = [decode_response(reader, reply(text, b"\1\2\3\4")) for _ in range(4)]
     assert isinstance(found[0], InferResponse)
     assert found == found[:1] * 4
 
 
-def test_an_answer_without_a_name_is_of_the_model_that_was_asked() -> None:
-    """That the text says nothing of the model is remembered, not which one was asked."""
+def test_response_without_a_model_has_that_of_the_request() -> None:
+    """The template of a response without a model name does not hold the requested model."""
     text = compact({"outputs": REPLY["outputs"]})
     reader = codec()
     for name in "abcd":
@@ -232,27 +232,27 @@ def test_an_answer_without_a_name_is_of_the_model_that_was_asked() -> None:
         assert ModelRef(name) == reader.decode_reply(call, reply(text, b"1234")).model
 
 
-def test_an_answer_to_another_request_is_refused_by_its_mould_too() -> None:
-    """The id is read each time."""
+def test_response_with_another_id_is_rejected_by_a_template() -> None:
+    """The id is read from each response, also by a template."""
     text = compact(REPLY)
     reader = codec()
     call = InferRequest(model=ModelRef("m"), id="x")
     for _ in range(3):
         reader.decode_reply(call, reply(text, b"1234"))
     other = reply(text.replace(b'"id":"x"', b'"id":"y"'), b"1234")
-    assert answered(codec(), other, call) == answered(reader, other, call)
-    assert not isinstance(answered(reader, other, call), InferResponse)
+    assert decode_response(codec(), other, call) == decode_response(reader, other, call)
+    assert not isinstance(decode_response(reader, other, call), InferResponse)
 
 
-def test_an_output_in_shared_memory_is_not_remembered() -> None:
-    """Where it lies is known from the call, not from the answer."""
+def test_output_in_shared_memory_is_not_cached() -> None:
+    """The region of an output is that of the call, not that of an earlier call."""
     text = compact({"outputs": [{"name": "A", "shape": [1], "datatype": "INT32"}]})
     reader = codec()
     for region in "abcd":
         place = SharedMemoryData(region, 0, 4)
         call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("A", shared=place),))
         assert place == reader.decode_reply(call, reply(text)).outputs[0].data
-    assert answered(codec(), reply(text)) == answered(reader, reply(text))
+    assert decode_response(codec(), reply(text)) == decode_response(reader, reply(text))
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_an_output_in_shared_memory_is_not_remembered() -> None:
     ],
     ids=str,
 )
-def test_what_has_no_mould_is_read_as_ever(tensor: dict[str, Any]) -> None:
-    """Elements that are no flat list of numbers, and keys that only look like those of holes."""
+def test_requests_without_a_template_are_read_identically(tensor: dict[str, Any]) -> None:
+    """Elements that are not lists of numbers, and keys that resemble slots, are parsed each time."""
     text = compact({"inputs": [{"name": "A", "shape": [1, 2], **tensor}]})
     reader = codec()
     assert [decode_request(codec(), request(text))] * 4 == [
@@ -275,8 +275,8 @@ def test_what_has_no_mould_is_read_as_ever(tensor: dict[str, Any]) -> None:
     ]
 
 
-def test_elements_that_do_not_fit_are_refused_in_the_same_words() -> None:
-    """Too many, too few, too large, of another kind: as if the text were new."""
+def test_elements_that_do_not_fit_raise_the_same_error() -> None:
+    """Elements of another count, range or type are rejected as by a new codec."""
     reader = codec()
     for _ in range(3):
         reader.decode_call(request(compact(TWO)))
@@ -298,8 +298,8 @@ def test_elements_that_do_not_fit_are_refused_in_the_same_words() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"json_bytes": 150}, {"name_bytes": 2}, {"json_depth": 3}])
-def test_limits_refuse_what_they_refused(limit: dict[str, int]) -> None:
-    """The first message that breaks a limit and the third are refused alike."""
+def test_limits_apply_to_repeated_messages(limit: dict[str, int]) -> None:
+    """The first and the third message over a limit are rejected with the same error."""
     limits = MessageLimits(**limit)
     reader = codec(limits)
     first = decode_request(codec(limits), request(compact(TWO)))
@@ -308,8 +308,8 @@ def test_limits_refuse_what_they_refused(limit: dict[str, int]) -> None:
     assert [first] * 3 == [decode_request(reader, request(compact(TWO))) for _ in range(3)]
 
 
-def test_no_view_of_a_body_is_remembered() -> None:
-    """Elements behind the JSON are views of their own message each."""
+def test_binary_data_are_not_cached() -> None:
+    """Binary elements are views of their own message."""
     reader = codec()
     text = compact(BINARY)
     bodies = [bytes((number,)) * 12 for number in range(4)]
@@ -323,40 +323,40 @@ def test_no_view_of_a_body_is_remembered() -> None:
     )
 
 
-def test_a_text_without_holes_is_found_by_itself() -> None:
-    """All elements stand behind the JSON, and there is no id."""
+def test_text_without_slots_has_a_template() -> None:
+    """A request with binary elements only, and without an id, is cached by its whole text."""
     parameters = {"binary_data_size": 4}
     tensor = {"name": "A", "shape": [2], "datatype": "INT16", "parameters": parameters}
     text = compact({"inputs": [tensor]})
     reader = codec()
     calls = [read(reader, request(text, body)) for body in (b"1234", b"5678", b"abcd", b"efgh")]
     assert [b"1234", b"5678", b"abcd", b"efgh"] == [bytes(as_raw(one.inputs[0])) for one in calls]
-    assert 1 == len(moulds_of(reader))
+    assert 1 == len(templates_of(reader))
     assert decode_request(codec(), request(text, b"123")) == decode_request(
         reader, request(text, b"123")
     )
 
 
-def test_moulds_are_bounded() -> None:
-    """A client that sends ever new texts, each twice, fills no memory."""
+def test_templates_are_bounded() -> None:
+    """The number of cached templates has a limit, whatever a client repeats."""
     reader = codec()
     for number in range(600):
         text = compact(TWO).replace(b'"C"', b'"C%d"' % number)
         for _ in range(2):
             reader.decode_call(request(text))
-    assert 256 == len(moulds_of(reader))
+    assert 256 == len(templates_of(reader))
 
 
-def test_ids_fill_no_memory() -> None:
-    """One text serves all ids."""
+def test_one_template_serves_all_ids() -> None:
+    """Requests that differ in their id share one template."""
     reader = codec()
     for number in range(20):
         reader.decode_call(request(compact(TWO).replace(b"a-1", b"id-%d" % number)))
-    assert 1 == len(moulds_of(reader))
+    assert 1 == len(templates_of(reader))
 
 
-def test_a_repeated_message_is_known_to_have_its_bytes() -> None:
-    """Only a message with a template: shared memory has none, and its regions are looked at."""
+def test_origin_of_a_repeated_message_has_its_bytes() -> None:
+    """`has_bytes` is set for a message with a template; inputs in shared memory have none."""
     shared = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
     tensor = {"name": "A", "shape": [1], "datatype": "INT32"}
     for inputs, expected in (

@@ -48,8 +48,8 @@ INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]
 
 @pytest.mark.parametrize("datatype", INTEGERS, ids=lambda datatype: datatype.name)
 @pytest.mark.parametrize("count", [0, 1, 64, 600])
-def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) -> None:
-    """Few come by way of Python's integers, many by way of an array."""
+def test_few_and_many_integers_are_written_identically(datatype: Datatype, count: int) -> None:
+    """Few integers are written from Python integers, many from an array, as the same text."""
     bounds = np.iinfo(datatype.numpy_dtype)
     values = np.linspace(0, 1, count).astype(datatype.numpy_dtype)
     values[:1], values[1:2] = bounds.min, bounds.max
@@ -75,7 +75,7 @@ def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) 
     ids=["byte order", "columns", "gaps", "scalar", "empty"],
 )
 def test_few_integers_of_any_layout_are_written(array: npt.NDArray[Any]) -> None:
-    """In the order of rows, flat."""
+    """Integers of any memory layout are written flat, in row-major order."""
     text: list[bytes] = []
     tensor = array_tensor("t", array)
     assert not append_elements(text, JsonTarget("output", ""), tensor, Datatype.INT32, array.shape)
@@ -83,8 +83,8 @@ def test_few_integers_of_any_layout_are_written(array: npt.NDArray[Any]) -> None
     assert member | {"data": array.flatten().tolist()} == json.loads(b"".join(text))
 
 
-def test_a_long_text_of_elements_is_told() -> None:
-    """It is a piece of its own, which need not be copied."""
+def test_long_text_of_elements_is_a_separate_piece() -> None:
+    """`append_elements` returns whether the text has a long piece, which need not be copied."""
     values = np.zeros(40_000, np.int32)
     text: list[bytes] = []
     assert append_elements(
@@ -94,7 +94,7 @@ def test_a_long_text_of_elements_is_told() -> None:
 
 
 def test_arrays_of_any_layout_are_written() -> None:
-    """Of the other byte order, with gaps, or not aligned."""
+    """Arrays of the other byte order, with gaps, or unaligned are written by their values."""
     values = np.arange(6, dtype=">f4").reshape(2, 3)
     assert b"[0.0,1.0,2.0,3.0,4.0,5.0]" == elements_text("output", array_tensor("t", values), "")
     strided = array_tensor("t", values.astype("<f4")[:, ::2])
@@ -106,8 +106,8 @@ def test_arrays_of_any_layout_are_written() -> None:
 
 @pytest.mark.parametrize("count", [2, 20_000])
 @pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64], ids=lambda each: each.name)
-def test_what_is_not_finite_is_found_in_few_and_many(datatype: Datatype, count: int) -> None:
-    """An infinity is refused with its index; NaN is null, where it may be."""
+def test_nonfinite_values_are_rejected_or_null(datatype: Datatype, count: int) -> None:
+    """In an output, an infinity is rejected with its index and NaN is null; an input allows neither."""
     values = np.zeros(count, datatype.numpy_dtype)
     for index, value in ((1, math.nan), (count - 1, -math.inf)):
         values[index] = value
@@ -123,8 +123,8 @@ def test_what_is_not_finite_is_found_in_few_and_many(datatype: Datatype, count: 
 
 @pytest.mark.parametrize("count", [5, 20_000])
 @pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64], ids=lambda each: each.name)
-def test_what_is_not_finite_is_written_as_words_or_as_null(datatype: Datatype, count: int) -> None:
-    """Python's json module writes and reads the same words as Triton."""
+def test_nonfinite_values_are_written_as_words_or_null(datatype: Datatype, count: int) -> None:
+    """The words are those of Python's json module and of Triton."""
     values = np.zeros(count, datatype.numpy_dtype)
     values[[0, 1, 2, count - 1]] = [math.inf, -math.inf, math.nan, np.finfo(np.float32).max]
     raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
@@ -139,10 +139,8 @@ def test_what_is_not_finite_is_written_as_words_or_as_null(datatype: Datatype, c
 
 @pytest.mark.parametrize("kind", ["input", "output"])
 @pytest.mark.parametrize("parameters", [{}, {"a": 1}], ids=str)
-def test_a_tensor_is_described_with_all_of_its_parameters(
-    kind: str, parameters: Parameters
-) -> None:
-    """The second time as the first; the size of what stands behind the JSON comes last."""
+def test_tensor_description_has_all_parameters(kind: str, parameters: Parameters) -> None:
+    """A repeated description is the same; the size of binary data is a further parameter."""
     tensor = Tensor("t\n", Datatype.INT32, (2, 3), RawData(memoryview(b"")), parameters)
     plain: dict[str, Any] = {"name": "t\n", "datatype": "INT32", "shape": [2, 3]}
     for _ in range(2):
@@ -153,10 +151,12 @@ def test_a_tensor_is_described_with_all_of_its_parameters(
 
 
 def test_an_output_in_shared_memory_has_no_data() -> None:
-    """Beside one that is in the answer."""
+    """An output in shared memory has no data, although another output of the response has."""
     shared = Tensor("s", Datatype.INT8, (1,), SharedMemoryData("r", 0, 1), {"a": 1})
-    here = Tensor("h", Datatype.INT8, (1,), RawData(memoryview(b"\7")))
-    reply = InferResponse(model=ModelRef("m", "2"), outputs=(shared, here), parameters={"p": "x"})
+    in_message = Tensor("h", Datatype.INT8, (1,), RawData(memoryview(b"\7")))
+    reply = InferResponse(
+        model=ModelRef("m", "2"), outputs=(shared, in_message), parameters={"p": "x"}
+    )
     found = b"".join(encode_response(InferRequest(id="i"), reply, ALL_JSON, TARGETS).body)
     assert {
         "id": "i",
@@ -170,8 +170,8 @@ def test_an_output_in_shared_memory_has_no_data() -> None:
     } == json.loads(found)
 
 
-def test_an_answer_may_have_no_outputs() -> None:
-    """An empty list, and no comma before it ends."""
+def test_response_may_have_no_outputs() -> None:
+    """A response without outputs has an empty list."""
     reply = InferResponse(model=ModelRef("m"), outputs=())
     found = b"".join(encode_response(InferRequest(), reply, ALL_JSON, TARGETS).body)
     assert b'{"model_name":"m","outputs":[]}' == found
@@ -182,10 +182,10 @@ def test_an_answer_may_have_no_outputs() -> None:
     ("datatype", "numbers"),
     [("INT8", [-128, 127]), ("UINT64", [0, 2**64 - 1]), ("INT64", [-(2**63), 9]), ("FP32", [0.5])],
 )
-def test_a_response_is_the_same_text_however_it_is_written(
+def test_fast_and_full_writer_of_responses_agree(
     request_id: str, datatype: str, numbers: list[float]
 ) -> None:
-    """Few integers are written at once; those of other responses, and other elements, piece by piece."""
+    """Few integers are written at once, other outputs piece by piece, as the same text."""
     dtype = Datatype[datatype].numpy_dtype
     raw = RawData(memoryview(np.array(numbers, dtype).tobytes()))
     one = Tensor("t", Datatype[datatype], (1, len(numbers)), raw)
@@ -201,8 +201,8 @@ def test_a_response_is_the_same_text_however_it_is_written(
         assert request_id == found.get("id", "")
 
 
-def test_long_elements_are_a_buffer_of_their_own() -> None:
-    """In an answer, and in a request to a server that takes JSON alone."""
+def test_long_elements_are_a_separate_buffer() -> None:
+    """Long elements are a separate buffer in a response, and in a request of JSON alone."""
     many = array_tensor("t", np.arange(40_000, dtype=np.int32))
     one = array_tensor("u", np.ones(1, np.int8))
     reply = InferResponse(model=ModelRef("m"), outputs=(many, one))
@@ -219,10 +219,10 @@ def test_long_elements_are_a_buffer_of_their_own() -> None:
 
 @pytest.mark.parametrize("request_id", ["", "a-1"])
 @pytest.mark.parametrize("requested", [(), (RequestedOutput("b"),)])
-def test_binary_tensors_are_the_same_however_they_are_written(
+def test_binary_raw_tensors_and_arrays_are_written_equally(
     request_id: str, requested: tuple[RequestedOutput, ...]
 ) -> None:
-    """Raw tensors are written at once, and arrays one by one."""
+    """Raw tensors are written at once and arrays one by one, as the same bytes."""
     arrays = tuple(array_tensor(name, np.arange(6, dtype=np.int16)) for name in "abc")
     raws = tuple(Tensor(e.name, e.datatype, e.shape, RawData(as_raw(e))) for e in arrays)
     bodies = []
@@ -244,7 +244,7 @@ def test_binary_tensors_are_the_same_however_they_are_written(
 
 
 def test_a_binary_output_has_its_parameters() -> None:
-    """Its size beside them; without any of its own, its size alone."""
+    """The size of a binary output is added to its parameters."""
     raw = RawData(memoryview(b"\7"))
     outputs = (
         Tensor("a", Datatype.INT8, (1,), raw, {"p": 1}),
@@ -261,16 +261,16 @@ def test_a_binary_output_has_its_parameters() -> None:
     ("count", "length"),
     [(0, 0), (3, 9), (1, 1 << 16), (1, 300_000), (2, 700_000), (30_000, 99), (300_000, 3)],
 )
-def test_texts_in_pieces_are_those_in_one(count: int, length: int) -> None:
-    """A call of the library for 16 MiB of control characters blocked all others for 138 ms."""
+def test_texts_written_in_pieces_equal_those_in_one(count: int, length: int) -> None:
+    """A single library call for 16 MiB of control characters blocked other calls for 138 ms."""
     characters = 'aé"\\\x01\u2028😀 /\n' * (length // 10 + 1)
     texts = [characters[at % 10 : length] for at in range(count)]
     tensor = items_tensor("x", (count,), [text.encode() for text in texts])
     assert orjson.dumps(texts) == elements_text("output", tensor, "")
 
 
-def test_long_texts_are_too_long_for_the_event_loop() -> None:
-    """Few long elements are work, too, raw or not."""
+def test_long_texts_are_not_written_on_the_event_loop() -> None:
+    """A few long elements raise LongWork, raw or not."""
     raw = raw_tensor(
         "x", Datatype.BYTES, (1,), memoryview(struct.pack("<I", 4 << 20) + bytes(4 << 20))
     )
@@ -280,7 +280,7 @@ def test_long_texts_are_too_long_for_the_event_loop() -> None:
 
 
 def test_long_pieces_are_not_copied() -> None:
-    """Short ones are joined around them."""
+    """Short pieces around a long one are joined; the long one is kept as it is."""
     long = bytes(1 << 17)
     found = gathered([b"a", b"b", long, b"c", b"d", long, b"e"])
     assert [b"ab", long, b"cd", long, b"e"] == found
@@ -290,7 +290,7 @@ def test_long_pieces_are_not_copied() -> None:
 
 @pytest.mark.parametrize("count", [2, 100_000])
 def test_the_largest_fp32_has_all_its_digits(count: int) -> None:
-    """Its shortest text is above it as a double; parsers that compare as doubles refuse it."""
+    """As a double, its shortest text exceeds FP32, so parsers that compare doubles would reject it."""
     values = np.full(count, 0.1, np.float32)
     values[-1] = np.finfo(np.float32).min
     text = elements_text("output", array_tensor("y", values), "")
