@@ -5,8 +5,8 @@ from __future__ import annotations
 from gateway.ir.bounded_dict import BoundedDict
 
 
-def test_a_new_key_takes_the_place_of_the_oldest() -> None:
-    """An assignment to a known key makes the entry the newest, and drops none."""
+def test_a_new_key_replaces_the_oldest_entry() -> None:
+    """An assignment to an existing key makes its entry the newest, and drops none."""
     entries: BoundedDict[str, int] = BoundedDict(2)
     for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
         entries[key] = value

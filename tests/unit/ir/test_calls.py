@@ -9,40 +9,40 @@ from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError
 CALL = InferRequest(model=ModelRef("m"), id="1", context=Context(origin=Origin("c", "wire")))
 
 
-def test_a_changed_call_loses_its_wire_form() -> None:
-    """Nobody can forward bytes that no longer say what the call says."""
+def test_changing_a_call_drops_its_origin() -> None:
+    """Bytes that no longer match the call cannot be forwarded."""
     changed = CALL.changed(id="2")
     assert ("2", None) == (changed.id, changed.context.origin)
     assert CALL.context.origin is not None
 
 
-def test_a_changed_context_loses_its_wire_form_too() -> None:
-    """A context given with the change is treated alike."""
+def test_changing_the_context_drops_its_origin() -> None:
+    """A context passed with the change loses its origin, too."""
     context = Context(request_id="r", origin=Origin("c", "wire"))
     assert Context(request_id="r") == CALL.changed(context=context).context
     assert CALL.changed(context=context).context.origin is None
 
 
-def test_within_keeps_the_wire_form() -> None:
-    """Deadline and request id are not in the wire form, which so stays true."""
+def test_with_context_keeps_the_origin() -> None:
+    """Deadline and request id are not in the wire form, which stays valid."""
     changed = CALL.with_context(deadline=3.0)
     assert 3.0 == changed.context.deadline
     assert CALL.context.origin is changed.context.origin
 
 
-def test_a_changed_reply_loses_its_wire_form() -> None:
-    """A reply that a policy changed is written anew."""
+def test_changing_a_reply_drops_its_origin() -> None:
+    """A reply that a policy changed is encoded again."""
     reply = InferResponse(model=ModelRef("m"), outputs=(), origin=Origin("c", "wire"))
     assert reply.changed(id="x").origin is None
 
 
-def test_the_origin_takes_no_part_in_equality() -> None:
-    """Two calls that say the same are equal, wherever they came from."""
+def test_equality_ignores_the_origin() -> None:
+    """Two calls with the same content are equal, whatever their origin."""
     assert CALL == InferRequest(model=ModelRef("m"), id="1")
 
 
-def test_the_origin_takes_no_part_in_what_is_printed_or_hashed() -> None:
-    """A log or a failed test shows what was asked, not the bytes it came in."""
+def test_repr_and_hash_ignore_the_origin() -> None:
+    """A log or a failed test shows the context, not the received bytes."""
     context = Context("c", origin=Origin("c", "wire"))
     assert hash(Context("c")) == hash(context)
     assert repr(Context("c")) == repr(context)
@@ -50,8 +50,8 @@ def test_the_origin_takes_no_part_in_what_is_printed_or_hashed() -> None:
     assert Context("d") != context
 
 
-def test_values_of_different_kinds_are_not_equal() -> None:
-    """A stream's question with the same fields is another question."""
+def test_values_of_different_types_are_not_equal() -> None:
+    """Calls of different types with the same fields differ."""
     ready: object = ServerReadyRequest()
     assert ready != ServerLiveRequest()
     assert Context() != InferResponse(model=ModelRef("m"), outputs=())
@@ -63,7 +63,7 @@ def test_calls_are_frozen() -> None:
         ServerLiveRequest().model = ModelRef("m")  # type: ignore[misc]  # that is the test
 
 
-def test_every_code_has_a_class_of_that_code() -> None:
+def test_every_error_code_has_an_error_class() -> None:
     """The reverse tables of protocols find a class for each code."""
     assert set(ErrorCode) == set(ERROR_CLASSES)
     for code, error in ERROR_CLASSES.items():
@@ -71,13 +71,13 @@ def test_every_code_has_a_class_of_that_code() -> None:
         assert issubclass(error, GatewayError)
 
 
-def test_a_model_prints_as_people_say_it() -> None:
-    """With its version where one is asked for."""
+def test_text_of_a_model_includes_its_version() -> None:
+    """The text has a version only where one is requested."""
     assert "m" == str(ModelRef("m"))
     assert "m version 2" == str(ModelRef("m", "2"))
 
 
-def test_a_change_must_be_to_a_field() -> None:
-    """A misspelt field is not lost without a word."""
+def test_changing_an_unknown_field_raises() -> None:
+    """A misspelt field raises TypeError."""
     with pytest.raises(TypeError, match="`InferRequest` has no field 'inptus'"):
         CALL.changed(inptus=())

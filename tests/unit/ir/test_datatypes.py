@@ -14,8 +14,8 @@ def test_sizes_and_dtypes_agree(datatype: Datatype) -> None:
 
 
 @pytest.mark.parametrize("datatype", [each for each in Datatype if each is not Datatype.BF16])
-def test_a_dtype_finds_its_datatype(datatype: Datatype) -> None:
-    """The way from numpy back is the inverse, whatever the byte order."""
+def test_a_dtype_maps_to_its_datatype(datatype: Datatype) -> None:
+    """The mapping from numpy is the inverse, whatever the byte order."""
     assert datatype is datatype_of(datatype.numpy_dtype)
     assert datatype is datatype_of(datatype.numpy_dtype.newbyteorder(">"))
 
@@ -27,12 +27,12 @@ def test_text_dtypes_are_bytes() -> None:
 
 
 def test_a_foreign_dtype_has_no_datatype() -> None:
-    """Complex numbers are no datatype."""
+    """Complex numbers have no datatype."""
     assert datatype_of(np.complex64) is None
 
 
 def test_bf16_rounds_to_even_and_widens_exactly() -> None:
-    """Ties go to the even pattern, and widening gives back what was kept."""
+    """Ties round to the even pattern, and widening restores the kept bits."""
     values = np.array([1.0, -2.5, 1.00390625, 1.01171875, np.inf, -np.inf], np.float32)
     bits = bf16_of_fp32(values)
     assert [0x3F80, 0xC020, 0x3F80, 0x3F82, 0x7F80, 0xFF80] == bits.tolist()

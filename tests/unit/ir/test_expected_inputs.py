@@ -14,14 +14,14 @@ from gateway.ir.expected_inputs import (
 M = ModelRef("m")
 
 
-def test_compares_nothing_outside() -> None:
-    """A codec that reads a short message, or a response, compares nothing."""
+def test_compare_inputs_does_nothing_outside_comparing() -> None:
+    """A codec that reads a short message or a response compares nothing."""
     assert not is_comparing()
     compare_inputs(M, ["a"])
 
 
-def test_inputs_that_are_not_accepted() -> None:
-    """They end the reading, with all that is needed to compare them."""
+def test_inputs_that_are_not_accepted_raise() -> None:
+    """UncheckedInputs ends decoding, with the model and the input names."""
 
     def read() -> bool:
         compare_inputs(M, iter(["x", "a"]))
@@ -46,7 +46,9 @@ def test_inputs_that_are_not_accepted() -> None:
         (("a", "a", "b"), "model 'm' has 2 inputs, the message has 3"),
     ],
 )
-def test_mismatches(names: tuple[str, ...], expected: str | None) -> None:
-    """Unknown names and too many inputs are errors; what is missing is left to the model."""
+def test_find_mismatch_reports_unknown_and_surplus_inputs(
+    names: tuple[str, ...], expected: str | None
+) -> None:
+    """Unknown names and too many inputs are errors; missing inputs are left to the model."""
     found = find_mismatch(M, names, ("a", "b"))
     assert expected == (None if found is None else found.message)

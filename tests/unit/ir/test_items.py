@@ -18,8 +18,8 @@ def wire(*lengths: int) -> bytes:
 
 @pytest.mark.parametrize("lengths", [(0,), (3,), (0, 1), (2, 0, 5), (1, 300)])
 @pytest.mark.parametrize("count", [1, 32, 33, 1000, 5000])
-def test_elements_are_found_where_they_lie(lengths: tuple[int, ...], count: int) -> None:
-    """However many there are and whatever their lengths, each is a view of the buffer."""
+def test_elements_of_any_number_and_length_are_split(lengths: tuple[int, ...], count: int) -> None:
+    """Each element has the bytes of its part of the buffer."""
     sizes = list(islice(cycle(lengths), count))
     data = memoryview(wire(*sizes))
     expected = [bytes([65 + size % 191]) * size for size in sizes]
@@ -32,8 +32,8 @@ def test_elements_are_found_where_they_lie(lengths: tuple[int, ...], count: int)
 
 
 @pytest.mark.parametrize("count", [33, 100, 5000])
-def test_a_count_that_is_not_the_shapes_is_refused(count: int) -> None:
-    """One element too few or too many is seen, of equal and of other lengths."""
+def test_wrong_element_count_is_rejected(count: int) -> None:
+    """One element too few or too many is rejected, of equal and of other lengths."""
     for sizes in ([1] * count, list(islice(cycle((0, 2)), count))):
         data = memoryview(wire(*sizes))
         for wrong in (count - 1, count + 1):
@@ -44,7 +44,7 @@ def test_a_count_that_is_not_the_shapes_is_refused(count: int) -> None:
 
 
 def test_elements_can_be_sliced_and_counted() -> None:
-    """A part of the elements is one as well; lengths are known without a view."""
+    """A slice keeps the lengths; the longest element and the total size are found."""
     items = split_items("x", memoryview(wire(*range(60))), 60)
     assert isinstance(items, ItemViews)
     assert [10, 11] == [len(item) for item in items[10:12]]
@@ -54,8 +54,8 @@ def test_elements_can_be_sliced_and_counted() -> None:
     assert sum(range(60)) + 4 * 60 == items_tensor("x", (60,), items).nbytes
 
 
-def test_elements_of_a_raw_tensor_are_found_without_its_shape() -> None:
-    """A batch that is kept apart from the shape does not mislead."""
+def test_as_items_returns_all_elements_of_a_raw_tensor() -> None:
+    """All elements of the buffer are returned."""
     data = memoryview(wire(*[2] * 100))
     tensor = raw_tensor("x", Datatype.BYTES, (100,), data)
     assert 100 == len(as_items(tensor))

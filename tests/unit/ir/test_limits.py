@@ -26,8 +26,8 @@ def test_a_name_at_the_limit_passes() -> None:
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\x00", "\x7f", "\x85", "\ud800"])
-def test_control_characters_are_refused(bad: str) -> None:
-    """What may break a URL, a header or a log line is refused, and named."""
+def test_control_characters_are_rejected(bad: str) -> None:
+    """The error names the character, which may break a URL, a header or a log line."""
     with pytest.raises(InvalidRequest, match=r"U\+[0-9A-F]{4} at position"):
         check_name("name", bad, 100, "name_bytes")
 
@@ -51,7 +51,7 @@ def test_odd_but_harmless_names_pass() -> None:
 def test_a_shape_at_the_limit_passes(
     datatype: Datatype | None, shape: tuple[int, ...], count: int
 ) -> None:
-    """A legal shape gives its number of elements."""
+    """A valid shape returns its number of elements."""
     assert count == check_shape("x", datatype, shape, LIMITS)
 
 
@@ -67,17 +67,17 @@ def test_a_shape_at_the_limit_passes(
         (Datatype.UINT8, (-1,), InvalidTensor, None),
     ],
 )
-def test_a_shape_over_a_limit_is_refused(
+def test_a_shape_over_a_limit_is_rejected(
     datatype: Datatype, shape: tuple[int, ...], error: type[GatewayError], limit: str | None
 ) -> None:
-    """Each limit refuses one more than it allows, by its own name."""
+    """A shape one over a limit is rejected, and the error names the limit."""
     with pytest.raises(error, match="tensor 'x'") as caught:
         check_shape("x", datatype, shape, LIMITS)
     assert limit == caught.value.limit
 
 
-def test_no_shape_passes_that_no_array_has() -> None:
-    """Zero times two large dimensions is no element, and more than numpy lays out."""
+def test_shape_that_numpy_cannot_represent_is_rejected() -> None:
+    """A shape without elements may have dimensions that are too large for numpy."""
     limits = MessageLimits()
     assert 0 == check_shape("x", Datatype.FP64, (0, 1 << 40, (1 << 20) - 1), limits)
     assert (0, 1 << 40, (1 << 20) - 1) == np.empty((0, 1 << 40, (1 << 20) - 1)).shape
@@ -86,8 +86,8 @@ def test_no_shape_passes_that_no_array_has() -> None:
     assert "dim" == caught.value.limit
 
 
-def test_counts() -> None:
-    """As many as allowed pass, one more does not."""
+def test_count_over_the_limit_is_rejected() -> None:
+    """A count at the limit passes, one more does not."""
     check_count("inputs", 3, 3, "tensors")
     with pytest.raises(TooLarge, match="4 inputs, at most 3"):
         check_count("inputs", 4, 3, "tensors")
@@ -95,15 +95,15 @@ def test_counts() -> None:
 
 @pytest.mark.parametrize("kind", ["model name", "model version", "region name", "model"])
 @pytest.mark.parametrize("name", [".", ".."])
-def test_a_step_of_a_path_names_nothing_in_it(kind: str, name: str) -> None:
-    """What stands in paths of URLs is not called as a step in them; a tensor may be."""
+def test_dot_segment_is_rejected_in_names_used_in_paths(kind: str, name: str) -> None:
+    """Names in URL paths must not be dot segments; a tensor name may be."""
     with pytest.raises(InvalidRequest, match="is a dot segment of a path"):
         check_name(kind, name, 100, "name_bytes")
     check_name("tensor name", name, 100, "name_bytes")
 
 
 def test_classes_are_limited() -> None:
-    """As many classes as allowed are a request, one more is none."""
+    """A number of classes at the limit passes, one more does not."""
     check_classes("o", 3, MessageLimits(classes=3))
     with pytest.raises(TooLarge, match="requested with 4 classes; at most 3") as caught:
         check_classes("o", 4, MessageLimits(classes=3))

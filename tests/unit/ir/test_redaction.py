@@ -30,13 +30,13 @@ POOL = (
         ("unexpected key in the request", "unexpected key in the request"),
     ],
 )
-def test_names_of_segments_are_left_out(text: str, expected: str) -> None:
-    """Whatever form they have, also where the text was cut within one."""
+def test_names_of_segments_are_redacted(text: str, expected: str) -> None:
+    """Names of any form are redacted, also where the text was cut within one."""
     assert expected == redact(text)
 
 
-def test_an_error_with_a_name_loses_its_wire_form() -> None:
-    """The wire form has the name too."""
+def test_redacted_error_loses_its_wire_form() -> None:
+    """The wire form contains the name, too."""
     error = UpstreamError(POOL, model=ModelRef("m"), origin=Origin("oip.http", "wire"))
     redacted = redacted_error(error)
     assert type(redacted) is UpstreamError
@@ -45,8 +45,8 @@ def test_an_error_with_a_name_loses_its_wire_form() -> None:
     assert ModelRef("m") == redacted.model
 
 
-def test_an_error_without_a_name_stays_itself() -> None:
-    """Nothing is copied."""
+def test_error_without_a_name_is_returned_unchanged() -> None:
+    """The error is not copied."""
     error = UpstreamError("no", origin=Origin("oip.http", "wire"))
     assert error is redacted_error(error)
 
@@ -63,7 +63,7 @@ def test_an_error_without_a_name_stays_itself() -> None:
     ],
 )
 def test_brief_errors(error: GatewayError, text: str) -> None:
-    """A failure has no text, and other errors have no class; the code stays."""
+    """A failure loses its text, and other errors lose their class; the code stays."""
     error.origin = Origin("oip.http", None)
     brief = brief_error(error)
     assert brief.message.startswith(text)
@@ -72,7 +72,7 @@ def test_brief_errors(error: GatewayError, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["A", "a.", "a_", "Error"])
-def test_the_class_of_a_long_text_blocked_the_event_loop(name: str) -> None:
+def test_a_long_error_text_blocked_the_event_loop(name: str) -> None:
     """A server may repeat the data of a client in its error: 8 KiB took seconds."""
     started = process_time()
     error = InvalidRequest(name * 20_000, origin=Origin("oip.grpc", None))
@@ -80,8 +80,8 @@ def test_the_class_of_a_long_text_blocked_the_event_loop(name: str) -> None:
     assert process_time() - started < 1
 
 
-def test_own_errors_are_never_brief() -> None:
-    """They show nothing of a server."""
+def test_errors_of_the_gateway_are_not_shortened() -> None:
+    """They contain no details of a server."""
     error = UpstreamError("ValueError: ours")
     assert error is brief_error(error)
 
@@ -100,7 +100,7 @@ def test_own_errors_are_never_brief() -> None:
         ("12 requests are in flight, at most 12: none ended", None),
     ],
 )
-def test_addresses_of_servers_are_withheld(text: str, public_text: str | None) -> None:
+def test_addresses_of_servers_are_redacted(text: str, public_text: str | None) -> None:
     """Clients see no address of a server, in any form; the class of the error stays."""
     error = Unavailable(text)
     found = without_addresses(error)
@@ -110,7 +110,7 @@ def test_addresses_of_servers_are_withheld(text: str, public_text: str | None) -
 
 
 @pytest.mark.parametrize("name", ["a-", "-", "a", "a.", "1.", "+", "('", "[1"])
-def test_a_name_that_a_client_chose_blocked_the_event_loop(name: str) -> None:
+def test_a_long_output_name_blocked_the_event_loop(name: str) -> None:
     """A requested output of 1 KiB took 1.3 s, and the time grew with the third power."""
     started = process_time()
     error = Unavailable(f"response lacks the requested output '{name * 2048}'")
@@ -118,7 +118,7 @@ def test_a_name_that_a_client_chose_blocked_the_event_loop(name: str) -> None:
     assert process_time() - started < 1
 
 
-def test_texts_of_servers_and_of_requests_keep_addresses() -> None:
+def test_errors_of_servers_and_requests_keep_addresses() -> None:
     """A server's own reply, and an error about the request, are unchanged."""
     reply = Unavailable("at 10.0.0.1:80", origin=Origin("oip.http", None))
     request = InvalidRequest("unknown option http://10.0.0.1:80")

@@ -1,4 +1,4 @@
-"""Tests of tensors whose bytes are not here yet: shares of a buffer, and shared memory."""
+"""Tests of tensors whose bytes are not available yet: slices of a buffer, shared memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def tensor(data: Any, datatype: Datatype | None = None) -> Tensor:
         (SharedMemoryData("r", 0, 6), "shared memory region 'r'"),
     ],
 )
-def test_bytes_that_are_not_here_are_not_read(data: Any, text: str) -> None:
-    """Each way of reading says where the bytes are."""
+def test_reading_unavailable_bytes_raises(data: Any, text: str) -> None:
+    """The error of each read names the place of the bytes."""
     with pytest.raises(InvalidTensor, match=text):
         as_raw(tensor(data))
     with pytest.raises(InvalidTensor, match=text):
@@ -35,8 +35,8 @@ def test_bytes_that_are_not_here_are_not_read(data: Any, text: str) -> None:
         as_items(tensor(data, Datatype.BYTES))
 
 
-def test_equal_by_what_they_refer_to() -> None:
-    """Such tensors are equal when they refer to the same bytes, without reading them."""
+def test_tensors_with_the_same_reference_are_equal() -> None:
+    """Such tensors are compared by reference, without reading their bytes."""
     assert tensor(SlicedData(WHOLE, 1)) == tensor(SlicedData(memoryview(b"abcdef"), 1))
     assert tensor(SlicedData(WHOLE, 1)) != tensor(SlicedData(WHOLE, 0))
     assert tensor(SlicedData(WHOLE, 1, 3)) != tensor(SlicedData(WHOLE, 1))
@@ -46,6 +46,6 @@ def test_equal_by_what_they_refer_to() -> None:
 
 
 def test_sizes_add_up() -> None:
-    """Of a shared buffer the first share counts for all; shared memory counts its size."""
+    """The first slice counts the whole buffer; shared memory counts its size."""
     assert [tensor(SlicedData(WHOLE, index)).nbytes for index in range(3)] == [6, 0, 0]
     assert tensor(SharedMemoryData("r", 0, 9)).nbytes == 9

@@ -1,4 +1,4 @@
-"""Tensors that are still arriving: found, judged, waited for."""
+"""Tensors of a streaming body: lookup, cut-through, buffering."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.ir.streaming_body import can_cut_through, streaming_body_of, with_b
 from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw, streamed_tensor
 from tests.fakes import FakeArriving
 
-HERE = Tensor("here", Datatype.UINT8, (2,), RawData(memoryview(b"ab")))
+RECEIVED = Tensor("here", Datatype.UINT8, (2,), RawData(memoryview(b"ab")))
 
 
 def tensor(name: str, source: FakeArriving, start: int, size: int) -> Tensor:
@@ -28,42 +28,42 @@ def call(*inputs: Tensor) -> InferRequest:
     return InferRequest(model=ModelRef("m"), inputs=inputs)
 
 
-def test_what_is_waited_for_is_found() -> None:
-    """The source of arriving inputs is found in an inference and in a stream, and nowhere else."""
+def test_streaming_body_of_a_call_is_found() -> None:
+    """An inference and a stream call with streamed inputs have a streaming body, others none."""
     source = body()
-    waiting = call(HERE, tensor("a", source, 2, 8))
+    waiting = call(RECEIVED, tensor("a", source, 2, 8))
     assert source is streaming_body_of(waiting)
     assert source is streaming_body_of(StreamInferRequest(model=ModelRef("m"), request=waiting))
-    assert streaming_body_of(call(HERE)) is None
+    assert streaming_body_of(call(RECEIVED)) is None
     assert streaming_body_of(ModelReadyRequest(model=ModelRef("m"))) is None
 
 
-def test_what_lies_as_it_came_can_pass() -> None:
-    """Inputs that are the end of a call, in the order of their bytes and all of them, can pass."""
+def test_inputs_in_body_order_can_be_cut_through() -> None:
+    """All streamed inputs, in the order of their bytes, must be the end of the call."""
     source = body()
     first, second = tensor("a", source, 2, 3), tensor("b", source, 5, 5)
     assert can_cut_through(call(first, second))
-    assert can_cut_through(call(HERE, first, second))
+    assert can_cut_through(call(RECEIVED, first, second))
 
 
 @pytest.mark.parametrize("places", [(1, 0), (0,), (1,), (0, 2, 1), (0, 1, 2), (2,), ()])
-def test_what_was_changed_cannot_pass(places: tuple[int, ...]) -> None:
-    """Another order, an input left out or something behind them needs the whole."""
+def test_changed_inputs_cannot_be_cut_through(places: tuple[int, ...]) -> None:
+    """Another order, a missing input or a later input needs the whole body."""
     source = body()
-    inputs = (tensor("a", source, 2, 3), tensor("b", source, 5, 5), HERE)
+    inputs = (tensor("a", source, 2, 3), tensor("b", source, 5, 5), RECEIVED)
     assert not can_cut_through(call(*[inputs[place] for place in places]))
 
 
-def test_two_sources_cannot_pass() -> None:
-    """Inputs of two messages are no end of one."""
+def test_inputs_of_two_bodies_cannot_be_cut_through() -> None:
+    """Inputs of two messages are not the end of one."""
     one, other = body(), body()
     assert not can_cut_through(call(tensor("a", one, 2, 3), tensor("b", other, 5, 5)))
 
 
-async def test_a_landed_call_has_its_bytes() -> None:
-    """Each input is a view of the one body; the wire origin, which says otherwise, is dropped."""
+async def test_buffered_call_has_its_bytes() -> None:
+    """The body is read once for all inputs, and the outdated origin is dropped."""
     source = body()
-    waiting = call(HERE, tensor("a", source, 2, 3), tensor("b", source, 5, 5))
+    waiting = call(RECEIVED, tensor("a", source, 2, 3), tensor("b", source, 5, 5))
     waiting = waiting.with_context(origin=Origin("oip.http", None))
     found = await with_buffered_body(waiting)
     assert isinstance(found, InferRequest)
@@ -73,8 +73,8 @@ async def test_a_landed_call_has_its_bytes() -> None:
     assert 1 == source.landed
 
 
-async def test_a_landed_stream_has_its_bytes() -> None:
-    """The request within a stream's call is made whole."""
+async def test_buffered_stream_call_has_its_bytes() -> None:
+    """The body of the inference within a stream call is buffered."""
     source = body()
     waiting = call(tensor("a", source, 2, 8))
     found = await with_buffered_body(StreamInferRequest(model=ModelRef("m"), request=waiting))
@@ -82,14 +82,14 @@ async def test_a_landed_stream_has_its_bytes() -> None:
     assert b"abcdefgh" == bytes(as_raw(found.request.inputs[0]))
 
 
-async def test_a_whole_call_is_itself() -> None:
-    """Nothing is copied of a call that waits for nothing."""
-    whole = call(HERE).changed(context=Context(request_id="r"))
+async def test_call_without_a_streaming_body_is_unchanged() -> None:
+    """A call whose inputs are received is not copied."""
+    whole = call(RECEIVED).changed(context=Context(request_id="r"))
     assert whole is await with_buffered_body(whole)
 
 
-def test_bytes_that_are_not_here_cannot_be_read() -> None:
-    """Reading them is an error that says so, not rubbish; their number and equality are known."""
+def test_reading_a_streamed_tensor_raises() -> None:
+    """Reading raises before the body is received; size and equality are available."""
     source = body()
     waiting = tensor("a", source, 2, 8)
     for read in (as_raw, as_numpy):
@@ -102,7 +102,7 @@ def test_bytes_that_are_not_here_cannot_be_read() -> None:
     assert waiting != tensor("a", source, 2, 7)
 
 
-def test_their_number_is_checked() -> None:
-    """Bytes that are announced must be what shape and datatype need."""
+def test_size_of_a_streamed_tensor_is_checked() -> None:
+    """The announced bytes must match shape and datatype."""
     with pytest.raises(InvalidTensor, match=r"'a' has 8 bytes, shape \[3\] of FP32 needs 12"):
         streamed_tensor("a", Datatype.FP32, (3,), StreamedData(body(), 2, 8))

@@ -1,4 +1,4 @@
-"""Streams that outlive their call: whoever took something for one learns of its end."""
+"""Streams that outlive their call: notification of their end, and mapping."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ITEM = InferResponse(model=MODEL, outputs=())
 STREAM = StreamInferRequest(model=MODEL, request=InferRequest(model=MODEL))
 
 
-async def test_end_is_told_once_when_the_stream_ends() -> None:
-    """The end of a stream is told once, though it is closed after that."""
+async def test_end_of_a_stream_is_reported_once() -> None:
+    """The end is reported once, although the stream is closed after it."""
     ends: list[BaseException | None] = []
     items = FakeStream([ITEM, ITEM])
     watched = on_stream_end(STREAM, items, ends.append)
@@ -32,8 +32,8 @@ async def test_end_is_told_once_when_the_stream_ends() -> None:
     assert ([None], 1) == (ends, items.closed)
 
 
-async def test_failure_is_told_with_its_error() -> None:
-    """A stream that fails tells what went wrong."""
+async def test_failure_of_a_stream_is_reported_with_its_error() -> None:
+    """A failing stream passes its error on."""
     ends: list[BaseException | None] = []
     error = Unavailable("gone")
     watched = NotifyingStream(FakeStream([ITEM, error]), ends.append)
@@ -43,8 +43,8 @@ async def test_failure_is_told_with_its_error() -> None:
     assert [error] == ends
 
 
-async def test_stream_closed_before_it_began_is_told() -> None:
-    """A stream nobody reads still ends when it is closed: a generator would not notice."""
+async def test_closing_an_unread_stream_is_reported() -> None:
+    """Closing reports the end even before the first read, unlike a generator."""
     ends: list[BaseException | None] = []
     items = FakeStream([ITEM])
     watched = NotifyingStream(items, ends.append)
@@ -54,15 +54,15 @@ async def test_stream_closed_before_it_began_is_told() -> None:
 
 
 async def test_plain_reply_ends_at_once() -> None:
-    """A reply that is no stream is complete when it is there."""
+    """A reply that is not a stream is complete when it is returned."""
     ends: list[BaseException | None] = []
     call = InferRequest(model=MODEL)
     assert on_stream_end(call, ITEM, ends.append) is ITEM
     assert [None] == ends
 
 
-async def test_mapped_changes_each_answer_and_closes() -> None:
-    """Each answer goes through the function; closing reaches the stream beneath."""
+async def test_mapped_stream_changes_each_reply_and_closes() -> None:
+    """The function is applied to each reply; closing reaches the inner stream."""
 
     async def change(item: InferResponse) -> InferResponse:
         return item.changed(id="changed")
@@ -75,14 +75,14 @@ async def test_mapped_changes_each_answer_and_closes() -> None:
 
 
 def test_only_streams_are_mapped() -> None:
-    """A reply that is no stream passes `map_stream` as it is."""
+    """`map_stream` returns a reply that is not a stream unchanged."""
     call = InferRequest(model=MODEL)
     assert map_stream(call, ITEM, lambda items: items) is ITEM
     assert (True, False) == (is_streaming(STREAM), is_streaming(call))
 
 
-async def test_closing_what_cannot_be_closed_is_harmless() -> None:
-    """An iterator without `aclose` is left alone."""
+async def test_closing_an_iterator_without_aclose_is_harmless() -> None:
+    """An iterator without `aclose` stays usable."""
 
     class Bare:
         def __aiter__(self) -> Bare:

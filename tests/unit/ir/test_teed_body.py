@@ -11,7 +11,7 @@ from gateway.ir.teed_body import TeeBudget, TeedBody, tee_body, with_kept_body
 from gateway.ir.tensor import Tensor, as_raw, streamed_tensor
 from tests.fakes import FakeArriving
 
-HERE = Tensor("here", Datatype.UINT8, (2,), RawData(memoryview(b"ab")))
+RECEIVED = Tensor("here", Datatype.UINT8, (2,), RawData(memoryview(b"ab")))
 
 
 class Sink:
@@ -28,7 +28,7 @@ def call(source: FakeArriving) -> InferRequest:
         for name, start, size in (("a", 2, 3), ("b", 5, 5))
     ]
     context = Context(origin=Origin("oip.http", b"{}"))
-    return InferRequest(model=ModelRef("m"), inputs=(HERE, *inputs), context=context)
+    return InferRequest(model=ModelRef("m"), inputs=(RECEIVED, *inputs), context=context)
 
 
 def teed(source: FakeArriving, limit_bytes: int = 100) -> tuple[InferRequest, TeedBody, TeeBudget]:
@@ -38,8 +38,8 @@ def teed(source: FakeArriving, limit_bytes: int = 100) -> tuple[InferRequest, Te
     return changed, found, budget
 
 
-def test_what_is_piped_is_kept() -> None:
-    """The sink gets all bytes, and the call can be rebuilt with them; its origin stays."""
+def test_piped_body_is_kept() -> None:
+    """The sink receives all bytes, and the call can be rebuilt with them; its origin stays."""
     source, sink = FakeArriving(b"{}abcdefgh", 2), Sink()
     changed, body, budget = teed(source)
     assert streaming_body_of(changed) is body
@@ -57,8 +57,8 @@ def test_what_is_piped_is_kept() -> None:
     assert (budget.used_bytes, body.kept()) == (0, None)
 
 
-async def test_what_is_read_is_kept() -> None:
-    """A layer that needs the whole body leaves it to the tee too."""
+async def test_buffered_body_is_kept() -> None:
+    """A body that a layer reads whole is kept, too."""
     changed, body, _ = teed(FakeArriving(b"{}abcdefgh", 2))
     buffered = await with_buffered_body(changed)
     assert isinstance(buffered, InferRequest)
@@ -68,8 +68,8 @@ async def test_what_is_read_is_kept() -> None:
     assert bytes(content) == b"abcdefgh"
 
 
-def test_a_body_without_room_passes_and_is_not_kept() -> None:
-    """The budget bounds what is kept, and never what is piped."""
+def test_body_over_the_budget_is_piped_and_not_kept() -> None:
+    """The budget limits the kept bytes, never the piped bytes."""
     sink = Sink()
     _, body, budget = teed(FakeArriving(b"{}abcdefgh", 2), limit_bytes=7)
     body.pipe_to(sink)
@@ -78,7 +78,7 @@ def test_a_body_without_room_passes_and_is_not_kept() -> None:
 
 
 def test_an_incomplete_body_is_not_kept() -> None:
-    """A body whose rest was dropped has no bytes for the tap."""
+    """A body has no kept bytes until it is complete."""
     _, body, _ = teed(FakeArriving(b"{}abcdefgh", 2))
     body.write(memoryview(b"abc"))
     assert body.kept() is None
@@ -89,6 +89,6 @@ def test_an_incomplete_body_is_not_kept() -> None:
 
 
 def test_a_received_call_has_no_tee() -> None:
-    """A call whose inputs are here is returned as it is."""
-    received = InferRequest(model=ModelRef("m"), inputs=(HERE,))
+    """A call whose inputs are received is returned unchanged."""
+    received = InferRequest(model=ModelRef("m"), inputs=(RECEIVED,))
     assert tee_body(received, TeeBudget(100)) == (received, None)

@@ -33,21 +33,21 @@ def test_raw_tensor_shares_its_memory(datatype: Datatype) -> None:
     assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
 
 
-def test_raw_tensor_refuses_a_wrong_size() -> None:
-    """The error names the tensor, what was found and what was needed."""
+def test_raw_tensor_rejects_a_wrong_size() -> None:
+    """The error names the tensor, the found size and the expected size."""
     with pytest.raises(InvalidTensor) as caught:
         raw_tensor("x", Datatype.FP32, (1, 4), memoryview(bytes(12)))
     assert "tensor 'x' has 12 bytes, shape [1, 4] of FP32 needs 16" == caught.value.message
 
 
-def test_sizes_never_wrap() -> None:
+def test_sizes_do_not_overflow() -> None:
     """A shape whose product is 2**64 does not fit an empty buffer."""
     with pytest.raises(InvalidTensor, match="needs 73786976294838206464"):
         raw_tensor("x", Datatype.FP32, (1 << 32, 1 << 32), memoryview(b""))
 
 
-def test_a_bool_byte_other_than_0_and_1_was_refused() -> None:
-    """It stays as it is in the wire form, and is true in an array; 0 and 1 are not copied."""
+def test_a_bool_byte_other_than_0_and_1_was_rejected() -> None:
+    """Such a byte is unchanged in the raw form, and true in an array; 0 and 1 are not copied."""
     odd = raw_tensor("x", Datatype.BOOL, (3,), memoryview(b"\x00\x02\xff"))
     assert b"\x00\x02\xff" == bytes(as_raw(odd))
     assert b"\x00\x01\x01" == as_numpy(odd).tobytes()
@@ -58,7 +58,7 @@ def test_a_bool_byte_other_than_0_and_1_was_refused() -> None:
 
 
 def test_bytes_elements_are_counted() -> None:
-    """A BYTES tensor must hold as many elements as its shape says."""
+    """The number of elements of a BYTES tensor must match its shape."""
     assert (3,) == raw_tensor("s", Datatype.BYTES, (3,), memoryview(WIRE)).shape
     with pytest.raises(InvalidTensor, match="has bytes after its 2 BYTES elements"):
         raw_tensor("s", Datatype.BYTES, (2,), memoryview(WIRE))
@@ -67,8 +67,8 @@ def test_bytes_elements_are_counted() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(WIRE)))
-def test_a_cut_bytes_tensor_is_refused(cut: int) -> None:
-    """No prefix of three elements passes for three elements."""
+def test_truncated_bytes_tensor_is_rejected(cut: int) -> None:
+    """No prefix of three elements is accepted as three elements."""
     with pytest.raises(InvalidTensor):
         split_items("s", memoryview(WIRE[:cut]), 3)
     with pytest.raises(InvalidTensor):
@@ -77,7 +77,7 @@ def test_a_cut_bytes_tensor_is_refused(cut: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7])
 def test_elements_of_one_length_are_counted(size: int) -> None:
-    """Many elements alike pass at a glance; one wrong length among them does not."""
+    """Many elements of equal length are accepted; one wrong length is rejected."""
     wire = bytearray((struct.pack("<I", size) + bytes(size)) * 100)
     assert (100,) == raw_tensor("s", Datatype.BYTES, (100,), memoryview(wire)).shape
     wire[50 * (4 + size)] ^= 0x40
@@ -92,15 +92,15 @@ def test_items_are_views_of_the_buffer() -> None:
     assert all(isinstance(item, memoryview) and item.obj is WIRE for item in items)
 
 
-def test_items_write_the_wire_form() -> None:
-    """A list of elements becomes lengths and bytes, and counts its size without that."""
+def test_items_are_encoded_as_lengths_and_bytes() -> None:
+    """The size of a list of elements is counted without encoding it."""
     tensor = items_tensor("s", (3,), [b"a", b"", b"bc"])
     assert WIRE == bytes(as_raw(tensor))
     assert len(WIRE) == tensor.nbytes
 
 
 def test_items_must_fit_the_shape() -> None:
-    """As many elements as the shape says."""
+    """The number of elements must match the shape."""
     with pytest.raises(InvalidTensor, match=r"has 1 elements, shape \[2\] needs 2"):
         items_tensor("s", (2,), [b"a"])
 
@@ -120,12 +120,12 @@ def test_bytes_as_numpy_are_objects() -> None:
     ],
 )
 def test_text_arrays_are_bytes_tensors(array: npt.NDArray[Any], expected: list[bytes]) -> None:
-    """Object, byte-string and text arrays all make BYTES."""
+    """Object, byte-string and text arrays all become BYTES."""
     assert expected == list(as_items(array_tensor("s", array)))
 
 
 def test_an_object_array_holds_text_only() -> None:
-    """Another object in it is refused by its type."""
+    """The error names the type of any other object."""
     with pytest.raises(InvalidTensor, match="element of type int"):
         array_tensor("s", np.array([1], dtype=object))
 
@@ -141,7 +141,7 @@ def test_any_layout_is_written_little_endian_and_row_major(array: npt.NDArray[An
 
 
 def test_a_dtype_must_fit_its_datatype() -> None:
-    """BF16 is uint16 bits and nothing else; a foreign dtype is refused."""
+    """BF16 needs uint16 bits; a dtype without a datatype is rejected."""
     assert Datatype.BF16 is array_tensor("x", np.zeros(2, np.uint16), Datatype.BF16).datatype
     with pytest.raises(InvalidTensor, match="BF16 needs uint16"):
         array_tensor("x", np.zeros(2, np.float32), Datatype.BF16)
@@ -157,7 +157,7 @@ def test_scalars_and_empty_tensors_have_a_wire_form(shape: tuple[int, ...]) -> N
     assert shape == as_numpy(tensor).shape
 
 
-def test_equality_is_of_content_not_of_form() -> None:
+def test_equality_compares_contents_not_forms() -> None:
     """Raw and array forms of the same tensor are equal; another name or value is not."""
     array = np.arange(4, dtype="<i4")
     one = array_tensor("x", array)
@@ -168,7 +168,7 @@ def test_equality_is_of_content_not_of_form() -> None:
     assert one != "x"
 
 
-def test_what_is_unknown_cannot_be_read() -> None:
+def test_tensor_without_datatype_or_shape_cannot_be_read() -> None:
     """A tensor without datatype or shape has no array and no elements."""
     bare = Tensor("x", None, None, RawData(memoryview(b"")))
     with pytest.raises(InvalidTensor, match="no datatype or shape yet"):
@@ -178,8 +178,8 @@ def test_what_is_unknown_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 4, 7, 9, 12])
-def test_raw_data_of_another_size_has_no_array(size: int) -> None:
-    """Too few bytes for a shape and too many are refused alike."""
+def test_as_numpy_rejects_raw_data_of_a_wrong_size(size: int) -> None:
+    """Too few bytes for a shape and too many are rejected."""
     tensor = Tensor("x", Datatype.FP32, (1, 2), RawData(memoryview(bytes(size))))
     with pytest.raises(InvalidTensor) as caught:
         as_numpy(tensor)
@@ -187,18 +187,18 @@ def test_raw_data_of_another_size_has_no_array(size: int) -> None:
 
 
 @pytest.mark.parametrize("datatype", FIXED)
-def test_the_wire_form_of_an_array_is_the_array(datatype: Datatype) -> None:
-    """However it lies in memory the bytes are those of C order; where it lies so they are its own."""
+def test_raw_form_of_an_array_is_in_c_order(datatype: Datatype) -> None:
+    """Any memory layout is converted; a contiguous array shares its memory."""
     array = np.arange(6).astype(datatype.numpy_dtype).reshape(2, 3)
-    for laid in (array, np.asfortranarray(array), array[::-1], array[:, 1:]):
-        raw = as_raw(Tensor("x", datatype, laid.shape, ArrayData(laid)))
-        assert laid.tobytes() == bytes(raw)
+    for layout in (array, np.asfortranarray(array), array[::-1], array[:, 1:]):
+        raw = as_raw(Tensor("x", datatype, layout.shape, ArrayData(layout)))
+        assert layout.tobytes() == bytes(raw)
         assert (1, "B") == (raw.ndim, raw.format)
-        assert np.shares_memory(laid, np.frombuffer(raw, np.uint8)) == laid.flags.c_contiguous
+        assert np.shares_memory(layout, np.frombuffer(raw, np.uint8)) == layout.flags.c_contiguous
 
 
-def test_data_of_the_wrong_kind_is_refused() -> None:
-    """Elements in a number tensor, and an array in a BYTES tensor, are refused."""
+def test_data_of_the_wrong_kind_is_rejected() -> None:
+    """Elements in a number tensor, and an array in a BYTES tensor, are rejected."""
     with pytest.raises(InvalidTensor, match="is FP32 and has BYTES elements"):
         as_numpy(Tensor("x", Datatype.FP32, (1,), ItemsData([b"a"])))
     with pytest.raises(InvalidTensor, match="holds a numpy array; expected elements"):

@@ -15,13 +15,13 @@ class Recording:
         raise LongWork
 
 
-def test_without_a_bound_everything_may_be_done() -> None:
-    """Who reads a message outside of an event loop reads all of it."""
+def test_work_without_a_limit_is_allowed() -> None:
+    """Outside of an event loop, reading a message has no limit."""
     charge(1e12)
 
 
-def test_work_is_charged_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What bounds the work decides when it is too much."""
+def test_work_is_charged_to_the_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allowance decides when the work is too long."""
     recording = Recording()
     monkeypatch.setattr(BOUND, "allowance", recording)
     with pytest.raises(LongWork):
@@ -30,7 +30,7 @@ def test_work_is_charged_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_elements_of_a_compressed_message_are_counted() -> None:
-    """As many as allowed are read, in any number of steps; one more is refused by the limit."""
+    """Elements up to the limit are read in any number of steps; one more is rejected."""
 
     def read(*counts: int) -> str:
         for count in counts:

@@ -1,4 +1,4 @@
-"""Flow: steps run as soon as they can, and no longer than they must."""
+"""The executor: order, failure and cancellation of steps."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Steps:
 DIAMOND = (step("d", "b", "c"), step("b", "a"), step("c", "a"), step("a"), step("e"))
 
 
-async def test_steps_run_as_soon_as_what_they_need_is_there() -> None:
-    """There are no stages: a step waits for its own sources and for no other step."""
+async def test_step_runs_as_soon_as_its_sources_are_done() -> None:
+    """A step waits for its own sources and for no other step."""
     steps = Steps()
     task = asyncio.ensure_future(run_steps(DIAMOND, steps))
     await settle()
@@ -61,13 +61,13 @@ async def test_steps_run_as_soon_as_what_they_need_is_there() -> None:
     await task
 
 
-async def test_no_steps_are_done_at_once() -> None:
+async def test_running_no_steps_returns_at_once() -> None:
     """Outputs that come from the request need no step."""
     await run_steps((), Steps())
 
 
-async def test_a_failure_cancels_the_others() -> None:
-    """The first failure is told once the other steps are gone; what it kept waiting never runs."""
+async def test_failure_cancels_the_other_steps() -> None:
+    """The failure is raised after the other steps end; dependent steps never run."""
     steps = Steps()
     task = asyncio.ensure_future(run_steps(DIAMOND, steps))
     await settle()
@@ -78,8 +78,8 @@ async def test_a_failure_cancels_the_others() -> None:
     assert (["c", "e"], {}) == (sorted(steps.cancelled), steps.waiting)
 
 
-async def test_of_several_failures_the_first_in_order_is_told() -> None:
-    """Which one a caller hears of is no matter of chance."""
+async def test_first_failure_in_order_is_raised() -> None:
+    """The choice between several failures does not depend on timing."""
     steps = Steps()
     task = asyncio.ensure_future(run_steps((step("a"), step("b")), steps))
     await settle()
@@ -89,8 +89,8 @@ async def test_of_several_failures_the_first_in_order_is_told() -> None:
         await task
 
 
-async def test_a_caller_who_leaves_takes_every_step_along() -> None:
-    """Nothing runs for nobody."""
+async def test_cancelling_the_caller_cancels_every_step() -> None:
+    """No step runs without a caller."""
     steps = Steps()
     task = asyncio.ensure_future(run_steps(DIAMOND, steps))
     await settle()

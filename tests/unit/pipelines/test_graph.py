@@ -1,4 +1,4 @@
-"""Graphs of pipelines: what they say of their steps, and what is wrong with them."""
+"""Graphs of pipelines: inputs and steps, and the errors of a configuration."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DIAMOND = Graph(
 )
 
 
-def test_what_the_request_gives() -> None:
-    """Inputs of the request are what anybody uses of it, in the order of first use."""
+def test_inputs_are_the_used_inputs_of_the_request() -> None:
+    """The inputs are in the order of their first use."""
     assert ("t", "x") == DIAMOND.inputs
 
 
-def test_what_is_asked_of_a_step() -> None:
-    """Outputs that nobody uses are not asked for; those that several use are asked for once."""
+def test_only_used_outputs_are_requested_of_a_step() -> None:
+    """Outputs with several uses are requested once."""
     used_outputs = {one.name: tuple(DIAMOND.used_outputs(one)) for one in DIAMOND.steps}
     assert {
         "last": ("y",),
@@ -57,8 +57,10 @@ def test_what_is_asked_of_a_step() -> None:
         (("y", "a", "x", "s", "l"), ["last", "left", "right", "first", "aside"]),
     ],
 )
-def test_steps_that_are_needed(output_names: tuple[str, ...], names: list[str]) -> None:
-    """Only what leads to the outputs is run."""
+def test_only_steps_that_lead_to_the_outputs_are_required(
+    output_names: tuple[str, ...], names: list[str]
+) -> None:
+    """The required steps depend on the requested outputs."""
     for _ in range(2):
         assert names == [one.name for one in DIAMOND.required_steps(output_names)]
 
@@ -78,8 +80,8 @@ def test_sources_are_read(text: str, source: Source) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "x.", ".x", "."])
-def test_what_is_no_source(text: str) -> None:
-    """A source has a step and a tensor."""
+def test_invalid_source_is_rejected(text: str) -> None:
+    """A source needs a step and a tensor."""
     with pytest.raises(ValueError, match=r"is neither request\.INPUT nor STEP\.OUTPUT"):
         parse_source(text)
 
@@ -132,10 +134,10 @@ def test_what_is_no_source(text: str) -> None:
     ],
     ids=["input", "output", "unused", "request", "dot", "cycle", "itself"],
 )
-def test_faults_have_a_place(
+def test_graph_errors_have_a_path(
     steps: list[Step], output_texts: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
-    """Everything wrong is found, and the graph is not made."""
+    """All errors are found, and the graph is rejected."""
     found = [(".".join(path), text) for path, text in graph_errors(steps, outputs(**output_texts))]
     assert [path for path, _ in expected] == [path for path, _ in found]
     for (_, text), (_, words) in zip(found, expected, strict=True):
@@ -155,6 +157,6 @@ def test_faults_have_a_place(
         ({"a": ["gone"]}, []),
     ],
 )
-def test_cycles(edges: dict[str, list[str]], found: list[list[str]]) -> None:
-    """A graph has cycles exactly when some are found."""
+def test_cycles_are_found(edges: dict[str, list[str]], found: list[list[str]]) -> None:
+    """Each cycle is returned, and none for a graph without cycles."""
     assert found == cycles(edges)

@@ -1,4 +1,4 @@
-"""Pipelines as services: tensors by reference, one deadline, one error, no more than is needed."""
+"""Pipelines as services: tensors by reference, one deadline, one error, required steps only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.fakes import FakeClock, ScriptedService, settle
 R = TypeVar("R")
 
 P = ModelRef("p")
-ANSWERED = ModelRef("p", "3")
+VERSIONED = ModelRef("p", "3")
 X = array_tensor("x", np.array([1.0, 2.0], np.float32))
 T = array_tensor("t", np.array([5], np.int64))
 
@@ -86,16 +86,16 @@ MODELS = {
 
 
 class Metadata:
-    """Answers for the models' metadata; counts the questions."""
+    """Returns the models' metadata, and counts the calls."""
 
     def __init__(self, models: Mapping[str, Any] = MODELS) -> None:
         self.models = dict(models)
-        self.question_count = 0
+        self.call_count = 0
 
     async def __call__(self, call: Call[R], /) -> R:
         assert isinstance(call, ModelMetadataRequest)
         assert call.model is not None
-        self.question_count += 1
+        self.call_count += 1
         found = self.models[call.model.name]
         if isinstance(found, BaseException):
             raise found
@@ -118,8 +118,8 @@ def called_models(inner: ScriptedService) -> list[str]:
     return [str(one.model) for one in inner.calls]
 
 
-def answer(request: InferRequest) -> InferResponse:
-    """Answer with the first input as output o, and with another one that nobody asks for."""
+def echo(request: InferRequest) -> InferResponse:
+    """Return the first input as output o, and as another output that is not requested."""
     first = request.inputs[0]
     assert request.model is not None
     return InferResponse(model=request.model, outputs=(first.renamed("more"), first.renamed("o")))
@@ -129,11 +129,11 @@ def shared(one: Tensor, other: Tensor) -> bool:
     return np.shares_memory(as_numpy(one), as_numpy(other))
 
 
-async def test_tensors_go_by_reference_from_step_to_step() -> None:
-    """Every model is given the very data that came in, or that another model gave."""
-    inner = ScriptedService(always=answer)
+async def test_tensors_are_passed_by_reference_between_steps() -> None:
+    """Each model receives the data of the request or of another model without a copy."""
+    inner = ScriptedService(always=echo)
     reply = await pipeline(inner)(call(id="7"))
-    assert (ANSWERED, "7", True) == (reply.model, reply.id, reply.is_final)
+    assert (VERSIONED, "7", True) == (reply.model, reply.id, reply.is_final)
     assert ["out", "same", "given"] == [tensor.name for tensor in reply.outputs]
     assert all(shared(X, tensor) for tensor in reply.outputs)
     last = cast("InferRequest", inner.calls[-1])
@@ -142,14 +142,14 @@ async def test_tensors_go_by_reference_from_step_to_step() -> None:
     assert [shared(X, last.inputs[0]), shared(T, last.inputs[1])] == [True, True]
 
 
-async def test_no_model_can_write_into_what_others_are_given() -> None:
-    """Arrays that a model made go on as read-only ones, and those of BYTES as they are."""
+async def test_arrays_passed_between_steps_are_read_only() -> None:
+    """Arrays of a model are passed as read-only, and BYTES elements unchanged."""
     made = np.ones(2, np.float32)
     text = items_tensor("o", (2,), [b"a", b"b"])
     inner = ScriptedService(
         InferResponse(model=P, outputs=(array_tensor("o", made),)),
         InferResponse(model=P, outputs=(text,)),
-        answer,
+        echo,
     )
     await pipeline(inner)(call())
     left, right = (as_numpy(tensor) for tensor in cast("InferRequest", inner.calls[-1]).inputs)
@@ -157,9 +157,9 @@ async def test_no_model_can_write_into_what_others_are_given() -> None:
     assert [b"a", b"b"] == right.tolist()
 
 
-async def test_steps_are_asked_for_what_is_used() -> None:
-    """Outputs by name; the caller's own id, priority and parameters, and none of its wire form."""
-    inner = ScriptedService(always=answer)
+async def test_step_call_requests_only_used_outputs() -> None:
+    """The call keeps the caller's id, priority and parameters, and drops the origin."""
+    inner = ScriptedService(always=echo)
     context = Context(
         protocol="oip.http",
         metadata=(("x-tenant", "a"),),
@@ -186,19 +186,19 @@ async def test_steps_are_asked_for_what_is_used() -> None:
         )
 
 
-async def test_steps_run_side_by_side() -> None:
-    """What needs nothing of one another is asked at the same time."""
+async def test_independent_steps_run_concurrently() -> None:
+    """Steps that do not depend on each other are called at the same time."""
     inner = ScriptedService()
     task = asyncio.ensure_future(pipeline(inner)(call()))
     await settle()
     assert ["m-a", "m-b"] == called_models(inner)
-    inner.waiting[1].set_result(answer(cast("InferRequest", inner.calls[1])))
+    inner.waiting[1].set_result(echo(cast("InferRequest", inner.calls[1])))
     await settle()
     assert 2 == len(inner.calls)
-    inner.waiting[0].set_result(answer(cast("InferRequest", inner.calls[0])))
+    inner.waiting[0].set_result(echo(cast("InferRequest", inner.calls[0])))
     await settle()
     assert "m-c version 7" == called_models(inner)[-1]
-    inner.waiting[2].set_result(answer(cast("InferRequest", inner.calls[2])))
+    inner.waiting[2].set_result(echo(cast("InferRequest", inner.calls[2])))
     assert shared(X, (await task).outputs[0])
 
 
@@ -206,9 +206,9 @@ async def test_steps_run_side_by_side() -> None:
     ("outputs", "models"),
     [(("same",), ["m-a"]), (("given",), []), (("out",), ["m-a", "m-b", "m-c version 7"])],
 )
-async def test_only_what_is_needed_is_run(outputs: tuple[str, ...], models: list[str]) -> None:
-    """A caller that wants less of the pipeline pays for less."""
-    inner = ScriptedService(always=answer)
+async def test_only_required_steps_run(outputs: tuple[str, ...], models: list[str]) -> None:
+    """The requested outputs decide which models are called."""
+    inner = ScriptedService(always=echo)
     requested_outputs = tuple(RequestedOutput(name) for name in outputs)
     reply = await pipeline(inner)(call(outputs=requested_outputs))
     assert (models, outputs) == (called_models(inner), tuple(one.name for one in reply.outputs))
@@ -228,13 +228,13 @@ async def test_only_what_is_needed_is_run(outputs: tuple[str, ...], models: list
 async def test_errors_name_step_and_model(
     error: GatewayError, kind: type[GatewayError], limit: str | None
 ) -> None:
-    """The kind stays; nothing that would have the pipeline run again, or speak for an upstream."""
-    inner = ScriptedService(error, always=answer)
+    """The class is kept unless it would mislead the caller; the origin is dropped."""
+    inner = ScriptedService(error, always=echo)
     with pytest.raises(GatewayError) as caught:
         await pipeline(inner)(call())
     text = f"pipeline 'p', step 'a' (model 'm-a'): {error.message}"
     found = caught.value
-    assert (kind, text, limit, None, ANSWERED) == (
+    assert (kind, text, limit, None, VERSIONED) == (
         type(found),
         found.message,
         found.limit,
@@ -244,7 +244,7 @@ async def test_errors_name_step_and_model(
 
 
 async def test_a_failing_step_cancels_the_others() -> None:
-    """The others are told to stop before the caller hears of the failure."""
+    """The other steps are cancelled before the caller receives the failure."""
     inner = ScriptedService()
     task = asyncio.ensure_future(pipeline(inner)(call()))
     await settle()
@@ -254,8 +254,8 @@ async def test_a_failing_step_cancels_the_others() -> None:
     assert (2, 1) == (len(inner.calls), inner.cancelled)
 
 
-async def test_a_caller_who_leaves_cancels_every_step() -> None:
-    """Cancellation reaches what runs."""
+async def test_cancelling_the_caller_cancels_every_step() -> None:
+    """Cancellation reaches all running steps."""
     inner = ScriptedService()
     task = asyncio.ensure_future(pipeline(inner)(call()))
     await settle()
@@ -265,10 +265,10 @@ async def test_a_caller_who_leaves_cancels_every_step() -> None:
     assert 2 == inner.cancelled
 
 
-async def test_an_answer_without_what_is_used() -> None:
-    """What the model gave instead is told."""
+async def test_reply_without_a_used_output_is_an_upstream_error() -> None:
+    """The error lists the outputs of the reply."""
     reply = InferResponse(model=ModelRef("m-a"), outputs=(X.renamed("z"),))
-    inner = ScriptedService(reply, always=answer)
+    inner = ScriptedService(reply, always=echo)
     message = r"step 'a' \(model 'm-a'\): the reply has no output 'o'; its outputs are 'z'"
     with pytest.raises(UpstreamError, match=message):
         await pipeline(inner)(call())
@@ -288,35 +288,35 @@ async def test_an_answer_without_what_is_used() -> None:
         (call(outputs=(RequestedOutput("z"),)), "has no output 'z'; its outputs are 'out', 'same'"),
     ],
 )
-async def test_requests_are_checked_before_anything_runs(
+async def test_request_is_checked_before_any_step_runs(
     request_: InferRequest, message: str
 ) -> None:
-    """A pipeline says itself what it takes, in its own names."""
-    inner = ScriptedService(always=answer)
+    """The errors use the pipeline's own names."""
+    inner = ScriptedService(always=echo)
     with pytest.raises(InvalidRequest, match=message):
         await pipeline(inner)(request_)
     assert [] == inner.calls
 
 
-async def test_without_metadata_names_are_checked() -> None:
-    """Models that cannot be asked are asked all the same: they know what they take."""
+async def test_names_are_checked_without_metadata() -> None:
+    """Models without metadata are called all the same; metadata is requested later."""
     metadata = Metadata({**MODELS, "m-b": Unavailable("away")})
     clock = FakeClock()
-    inner = ScriptedService(always=answer)
+    inner = ScriptedService(always=echo)
     service = pipeline(inner, metadata=metadata, clock=clock)
     assert 3 == len((await service(call(T.renamed("x"), T))).outputs)
     with pytest.raises(InvalidRequest, match="needs input 't'"):
         await service(call(X))
-    count = metadata.question_count
+    count = metadata.call_count
     await service(call())
-    assert count == metadata.question_count, "who cannot be asked is not asked for each request"
+    assert count == metadata.call_count, "who cannot be asked is not asked for each request"
     metadata.models = dict(MODELS)
     clock.advance(11)
     with pytest.raises(InvalidRequest, match="input 'x' has datatype INT64"):
         await service(call(T.renamed("x"), T))
 
 
-async def test_metadata_follow_from_the_models() -> None:
+async def test_metadata_is_derived_from_the_models() -> None:
     """A pipeline describes itself as a model does."""
     found = await pipeline(ScriptedService())(ModelMetadataRequest(model=P))
     assert (
@@ -332,16 +332,16 @@ async def test_metadata_follow_from_the_models() -> None:
 
 
 @pytest.mark.parametrize("after", [0.5, 2.0])
-async def test_a_model_that_was_loaded_anew_is_asked_again(after: float) -> None:
-    """What did not fit may fit now: once a moment has passed, the next request finds out."""
+async def test_metadata_of_a_reloaded_model_is_requested_again(after: float) -> None:
+    """A mismatch invalidates the metadata once a minimum time has passed."""
     metadata = Metadata()
     clock = FakeClock()
-    doubted: list[str] = []
+    invalidated: list[str] = []
     service = pipeline(
-        ScriptedService(always=answer),
+        ScriptedService(always=echo),
         metadata=metadata,
         clock=clock,
-        invalidate=lambda model: doubted.append(model.name),
+        invalidate=lambda model: invalidated.append(model.name),
     )
     await service(call())
     other = {"m-a": MODELS["m-b"], "m-c": ModelMetadata(name="m-c", outputs=tensors(("o", INT64)))}
@@ -353,14 +353,14 @@ async def test_a_model_that_was_loaded_anew_is_asked_again(after: float) -> None
             await service(request)
         if after > 1:
             break
-    asked_again = ["m-a", "m-b", "m-c"] if after > 1 else []
-    assert asked_again == doubted
-    if asked_again:
+    expected = ["m-a", "m-b", "m-c"] if after > 1 else []
+    assert expected == invalidated
+    if expected:
         assert "out" == (await service(request)).outputs[0].name
 
 
-async def test_metadata_that_cannot_be_had() -> None:
-    """Which model is missing is said; a signature that says all needs nobody."""
+async def test_unavailable_metadata_is_an_error_unless_configured() -> None:
+    """The error names the model; a complete configured signature needs no model."""
     metadata = Metadata({**MODELS, "m-b": Unavailable("away")})
     message = r"pipeline 'p', step 'b' \(model 'm-b'\): away"
     with pytest.raises(Unavailable, match=message):
@@ -380,8 +380,8 @@ async def test_metadata_that_cannot_be_had() -> None:
 MISFIT = {**MODELS, "m-b": ModelMetadata(name="m-b", inputs=tensors(("j", INT64)))}
 
 
-async def test_models_that_do_not_fit_are_found_at_start_and_at_the_call() -> None:
-    """The same words at start, at the call and for metadata; then the pipeline is not ready."""
+async def test_model_mismatch_is_reported_at_start_and_per_call() -> None:
+    """Start, call and metadata raise the same error, and the pipeline is not ready."""
     inner = ScriptedService(always=True)
     service = pipeline(inner, metadata=Metadata(MISFIT))
     message = (
@@ -397,8 +397,8 @@ async def test_models_that_do_not_fit_are_found_at_start_and_at_the_call() -> No
     assert await service(ModelReadyRequest(model=P)) is False
 
 
-async def test_what_cannot_be_checked_at_start_is_no_mistake() -> None:
-    """An upstream that is not up yet keeps no gateway from starting; the log says so."""
+async def test_unavailable_metadata_does_not_prevent_the_start() -> None:
+    """The log has an event for the missing check."""
     metadata = Metadata({**MODELS, "m-b": Unavailable("away")})
     with capture_logs() as logs:
         await pipeline(ScriptedService(), metadata=metadata).check()
@@ -416,66 +416,66 @@ async def test_what_cannot_be_checked_at_start_is_no_mistake() -> None:
     ],
 )
 async def test_a_pipeline_is_ready_when_all_its_models_are(answers: list[Any], ready: bool) -> None:
-    """A model that cannot be asked is not ready."""
+    """A model that cannot be reached is not ready."""
     inner = ScriptedService(*answers)
     assert ready is await pipeline(inner)(ModelReadyRequest(model=P))
     assert ["m-a", "m-b", "m-c version 7"] == called_models(inner)
 
 
 async def test_readiness_needs_no_metadata() -> None:
-    """Models that do not tell what they take may be ready all the same."""
+    """Models without metadata may be ready all the same."""
     metadata = Metadata({**MODELS, "m-b": Unsupported("no metadata")})
     service = pipeline(ScriptedService(always=True), metadata=metadata)
     assert await service(ModelReadyRequest(model=P)) is True
 
 
 async def test_a_bug_in_a_readiness_check_is_not_swallowed() -> None:
-    """Only errors that are answers count as not ready."""
+    """Only a GatewayError counts as not ready."""
     inner = ScriptedService(ZeroDivisionError(), always=True)
     with pytest.raises(ZeroDivisionError):
         await pipeline(inner)(ModelReadyRequest(model=P))
 
 
-async def test_versions() -> None:
-    """A pipeline has one version, which may be asked for."""
-    inner = ScriptedService(always=answer)
-    assert ANSWERED == (await pipeline(inner)(call().changed(model=ANSWERED))).model
+async def test_pipeline_has_one_version() -> None:
+    """The version may be requested; any other is not found."""
+    inner = ScriptedService(always=echo)
+    assert VERSIONED == (await pipeline(inner)(call().changed(model=VERSIONED))).model
     with pytest.raises(ModelNotFound, match="model 'p' has no version '1'; it has 3"):
         await pipeline(inner)(call().changed(model=ModelRef("p", "1")))
 
 
-async def test_a_stream_has_one_answer() -> None:
-    """Who asks with a stream is answered once, or told what went wrong."""
-    service = pipeline(ScriptedService(always=answer))
+async def test_stream_has_one_reply() -> None:
+    """A stream call returns one final reply, or raises the error."""
+    service = pipeline(ScriptedService(always=echo))
     items = await service(StreamInferRequest(model=P, request=call()))
-    assert [(ANSWERED, True)] == [(one.model, one.is_final) async for one in items]
+    assert [(VERSIONED, True)] == [(one.model, one.is_final) async for one in items]
     items = await service(StreamInferRequest(model=P, request=call(X)))
     with pytest.raises(InvalidRequest):
         await anext(items)
 
 
-async def test_sequences_are_refused() -> None:
-    """Steps are answered anywhere: what a sequence left with one server another does not have."""
-    inner = ScriptedService(always=answer)
+async def test_sequences_are_rejected() -> None:
+    """Steps may run on any server, and the state of a sequence is on one."""
+    inner = ScriptedService(always=echo)
     with pytest.raises(Unsupported, match="pipeline 'p' does not support sequences"):
         await pipeline(inner)(call(sequence=Sequence(1, start=True)))
     assert [] == inner.calls
 
 
-async def test_what_else_a_pipeline_cannot_be_asked() -> None:
-    """It is not loaded, nor unloaded."""
+async def test_pipeline_cannot_be_loaded() -> None:
+    """Loading is unsupported."""
     with pytest.raises(Unsupported, match="pipeline 'p' does not support ModelLoadRequest"):
         await pipeline(ScriptedService())(ModelLoadRequest(model=P))
 
 
 async def test_each_step_is_reported() -> None:
-    """Its outcome and its time, whatever became of it."""
+    """Its outcome and its duration are reported, also for a failure."""
     seen: list[tuple[str, str, float]] = []
     clock = FakeClock()
 
     async def late(request: InferRequest) -> InferResponse:
         clock.advance(2)
-        return answer(request)
+        return echo(request)
 
     inner = ScriptedService(late, UpstreamError("broken"))
     service = pipeline(
@@ -486,8 +486,8 @@ async def test_each_step_is_reported() -> None:
     assert [("a", "ok", 2.0), ("b", ErrorCode.UPSTREAM.value, 0.0)] == seen
 
 
-async def test_a_cancelled_step_is_reported_as_such() -> None:
-    """A step that another one's failure ended did not fail itself."""
+async def test_cancelled_step_is_reported_as_cancelled() -> None:
+    """A step that another step's failure cancelled did not fail itself."""
     seen: list[tuple[str, str]] = []
     inner = ScriptedService()
     service = pipeline(inner, record=lambda one, code, _s: seen.append((one.name, code)))
@@ -499,19 +499,19 @@ async def test_a_cancelled_step_is_reported_as_such() -> None:
     assert [("b", "upstream"), ("a", "cancelled")] == seen
 
 
-async def test_who_leaves_while_the_models_are_asked_leaves_the_question_open() -> None:
-    """The next request asks again what the first one did not hear."""
-    asked_for = ScriptedService()
-    service = pipeline(ScriptedService(always=answer), metadata=asked_for)
+async def test_cancelled_metadata_requests_are_repeated() -> None:
+    """The next call requests the metadata again."""
+    models = ScriptedService()
+    service = pipeline(ScriptedService(always=echo), metadata=models)
     task = asyncio.ensure_future(service(call()))
     await settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert 3 == len(asked_for.calls)
+    assert 3 == len(models.calls)
     again = asyncio.ensure_future(service(call()))
     await settle()
-    assert 6 == len(asked_for.calls)
-    for future, name in zip(asked_for.waiting[3:], ("m-a", "m-b", "m-c"), strict=True):
+    assert 6 == len(models.calls)
+    for future, name in zip(models.waiting[3:], ("m-a", "m-b", "m-c"), strict=True):
         future.set_result(MODELS[name])
     assert 3 == len((await again).outputs)

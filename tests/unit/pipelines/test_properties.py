@@ -1,4 +1,4 @@
-"""Any graph of sums and differences gives what numpy gives, in whatever order its steps end."""
+"""Any graph of sums and differences has numpy's results, whatever the order of its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.pipelines.signature_cache import SignatureCache
 R = TypeVar("R")
 
 A, B = np.array([1, -2, 3], np.int64), np.array([5, 7, -11], np.int64)
-GIVEN = {Source(REQUEST, "a"): A, Source(REQUEST, "b"): B}
+REQUEST_INPUTS = {Source(REQUEST, "a"): A, Source(REQUEST, "b"): B}
 
 
 def _pair(first: str, second: str) -> tuple[TensorMetadata, TensorMetadata]:
@@ -37,7 +37,7 @@ METADATA = ModelMetadata(name="m", inputs=_pair("l", "r"), outputs=_pair("sum", 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[Graph, tuple[str, ...]]:
     """Return a graph, in which steps stand in any order, and some of its outputs."""
-    sources = list(GIVEN)
+    sources = list(REQUEST_INPUTS)
     steps: list[Step] = []
     for number in range(draw(st.integers(1, 7))):
         name = f"s{number}"
@@ -54,7 +54,7 @@ def graphs(draw: st.DrawFn) -> tuple[Graph, tuple[str, ...]]:
 
 
 class Sums:
-    """Adds and subtracts, after as many turns of the loop as it is told."""
+    """Adds and subtracts, after a number of turns of the event loop."""
 
     def __init__(self, turns: list[int]) -> None:
         self._turns = turns
@@ -75,24 +75,24 @@ class Sums:
         return cast("R", InferResponse(model=call.model, outputs=outputs))
 
 
-def numpys(graph: Graph, source: Source) -> Any:
-    """Return what *source* is, by numpy alone."""
+def numpy_result(graph: Graph, source: Source) -> Any:
+    """Return the value of *source*, by numpy alone."""
     if source.step == REQUEST:
-        return GIVEN[source]
+        return REQUEST_INPUTS[source]
     step = next(one for one in graph.steps if one.name == source.step)
-    left, right = (numpys(graph, step.inputs[key]) for key in ("l", "r"))
+    left, right = (numpy_result(graph, step.inputs[key]) for key in ("l", "r"))
     return left + right if source.tensor == "sum" else left - right
 
 
 @given(graphs(), st.lists(st.integers(0, 5), min_size=1, max_size=7))
-def test_any_graph_gives_numpys_result(
+def test_any_graph_has_the_result_of_numpy(
     graph_and_outputs: tuple[Graph, tuple[str, ...]], turns: list[int]
 ) -> None:
-    """Each output is right, each step that is needed is asked once, and no other."""
+    """Each output is right, and each required step is called once, and no other."""
     graph, output_names = graph_and_outputs
     inner = Sums(turns)
 
-    async def ask() -> InferResponse:
+    async def infer() -> InferResponse:
         pipeline = Pipeline(graph, inner, SignatureCache(graph, inner))
         own = {"a": A, "b": B}
         return await pipeline(
@@ -103,10 +103,10 @@ def test_any_graph_gives_numpys_result(
             )
         )
 
-    reply = asyncio.run(ask())
+    reply = asyncio.run(infer())
     names = [name for name in graph.outputs if name in (output_names or graph.outputs)]
     assert names == [tensor.name for tensor in reply.outputs]
     for tensor in reply.outputs:
-        expected = numpys(graph, graph.outputs[tensor.name])
+        expected = numpy_result(graph, graph.outputs[tensor.name])
         assert expected.tolist() == as_numpy(tensor).tolist()
     assert len(graph.required_steps(tuple(names))) == inner.call_count

@@ -1,4 +1,4 @@
-"""Signatures of pipelines: what follows from the models, and models that do not fit together."""
+"""Signatures of pipelines: derived from the models, configured, and mismatches."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def graph(*steps: Step, **outputs: str) -> Graph:
 CHAIN = graph(step("a", x="request.in"), step("b", x="a.y"), out="b.y", given="request.in")
 
 
-def test_a_pipeline_takes_and_gives_what_its_models_do() -> None:
-    """Names are the pipeline's, datatypes and shapes the models', labels go along."""
+def test_signature_is_derived_from_the_models() -> None:
+    """Names are the pipeline's; datatypes, shapes and labels are the models'."""
     models = {
         "a": model([tensor("x", FP32, -1, 4)], [tensor("y", INT64, -1)], max_batch_size=8),
         "b": model(
@@ -68,10 +68,10 @@ def test_a_pipeline_takes_and_gives_what_its_models_do() -> None:
     ("sizes", "found"),
     [((8, 4), 4), ((8, 0), 0), ((0, None), 0), ((8, None), None), ((None, None), None)],
 )
-def test_the_batch_is_what_every_model_takes(
+def test_max_batch_size_is_the_smallest_of_the_models(
     sizes: tuple[int | None, int | None], found: int | None
 ) -> None:
-    """One that does not batch keeps the others from it; one that does not tell, too."""
+    """A model without batching disables it; an unknown size makes the result unknown."""
     models = {
         name: model([tensor("x")], [tensor("y")], max_batch_size=size)
         for name, size in zip("ab", sizes, strict=True)
@@ -90,8 +90,8 @@ SHARED = graph(step("a", x="request.in"), step("b", x="request.in"), one="a.y", 
         ((None, 3), (FP32,), (FP32, 3)),
     ],
 )
-def test_an_input_of_two_models_is_what_both_take(one: Any, other: Any, found: Any) -> None:
-    """What one leaves open the other may tell."""
+def test_shared_input_combines_the_metadata_of_two_models(one: Any, other: Any, found: Any) -> None:
+    """One model may define the parts that the other omits."""
     models = {"a": model([tensor("x", *one)], []), "b": model([tensor("x", *other)], [])}
     assert (tensor("in", *found),) == signature_of(SHARED, models).inputs
 
@@ -108,8 +108,10 @@ def test_an_input_of_two_models_is_what_both_take(one: Any, other: Any, found: A
         ((FP32, 4), (FP32, 1, 4), r"FP32 \[1, 4\], 'request.in' is FP32 \[4\]"),
     ],
 )
-def test_an_input_that_two_models_take_differently(one: Any, other: Any, message: str) -> None:
-    """Both ends of the tensor are named."""
+def test_shared_input_with_conflicting_metadata_is_rejected(
+    one: Any, other: Any, message: str
+) -> None:
+    """The error names both ends of the tensor."""
     models = {"a": model([tensor("x", *one)], []), "b": model([tensor("x", *other)], [])}
     with pytest.raises(MismatchError, match=message):
         signature_of(SHARED, models)
@@ -136,13 +138,15 @@ def test_an_input_that_two_models_take_differently(one: Any, other: Any, message
     ],
     ids=["datatype", "input", "output"],
 )
-def test_models_that_do_not_fit(first: ModelMetadata, second: ModelMetadata, message: str) -> None:
-    """What one gives the other must take; what is used must be there."""
+def test_models_that_do_not_match_are_rejected(
+    first: ModelMetadata, second: ModelMetadata, message: str
+) -> None:
+    """An output must match the input that it feeds; used tensors must exist."""
     with pytest.raises(MismatchError, match=message):
         signature_of(CHAIN, {"a": first, "b": second})
 
 
-def test_inputs_that_are_not_given() -> None:
+def test_missing_input_is_rejected_if_all_are_required() -> None:
     """A model may have optional inputs, unless it is known to need all of them."""
     models = {"a": model([tensor("x"), tensor("z")], []), "b": model([], [])}
     signature_of(CHAIN, models)
@@ -150,8 +154,8 @@ def test_inputs_that_are_not_given() -> None:
         signature_of(CHAIN, models, all_inputs=frozenset({"a"}))
 
 
-def test_models_that_tell_nothing() -> None:
-    """Names are known without them."""
+def test_signature_without_metadata_has_only_names() -> None:
+    """The names come from the graph."""
     models = {"a": model([], []), "b": model([], [])}
     found = signature_of(CHAIN, models)
     assert (("in",), ("out", "given")) == (
@@ -161,16 +165,16 @@ def test_models_that_tell_nothing() -> None:
     assert found == untyped_signature(CHAIN)
 
 
-GIVEN = model(
+CONFIGURED = model(
     [tensor("in", FP32, -1, 4)], [tensor("out", INT64, -1), tensor("given")], max_batch_size=16
 )
 DERIVED = model([tensor("in", FP32, 2, -1)], [tensor("out", INT64, 1)], labels={"out": ("a",)})
 
 
-def test_a_given_signature_is_told() -> None:
-    """What it says wins over what the models say; the rest is theirs."""
-    found = public_signature(CHAIN, GIVEN, DERIVED)
-    assert (GIVEN.inputs, GIVEN.outputs, 16, {"out": ("a",)}, ("2",)) == (
+def test_configured_signature_takes_precedence() -> None:
+    """The parts that it lacks come from the models."""
+    found = public_signature(CHAIN, CONFIGURED, DERIVED)
+    assert (CONFIGURED.inputs, CONFIGURED.outputs, 16, {"out": ("a",)}, ("2",)) == (
         found.inputs,
         found.outputs,
         found.max_batch_size,
@@ -179,11 +183,11 @@ def test_a_given_signature_is_told() -> None:
     )
     only = public_signature(CHAIN, model([], [], labels={"out": ("b",)}), DERIVED)
     assert (DERIVED.inputs, {"out": ("b",)}) == (only.inputs, only.labels)
-    assert GIVEN.inputs == public_signature(CHAIN, GIVEN, None).inputs
+    assert CONFIGURED.inputs == public_signature(CHAIN, CONFIGURED, None).inputs
 
 
-def test_a_given_signature_that_the_models_contradict() -> None:
-    """A signature cannot make a model take what it does not."""
+def test_configured_signature_must_match_the_models() -> None:
+    """A contradiction between both is an error."""
     wrong = model([tensor("in", INT64)], [])
     message = r"input 'in' is INT64 in the signature, and FP32 \[2, -1\] in the models"
     with pytest.raises(MismatchError, match=message):

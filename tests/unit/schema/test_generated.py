@@ -1,4 +1,4 @@
-"""Generated files belong to the schemas: checked without any tool, and with protoc where it is."""
+"""Generated files match the schemas: checked without tools, and with protoc where installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REMEDY = "run: python schemas/generate.py"
 
 
 def test_checksums_are_those_of_the_schemas() -> None:
-    """A changed, new or removed schema without regeneration fails here."""
+    """A changed, new or removed schema without regeneration fails this test."""
     files = [path for kind in ("proto", "fbs") for path in SCHEMAS.glob(f"*/*.{kind}")]
     expected = {
         path.relative_to(SCHEMAS).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -28,7 +28,7 @@ def test_checksums_are_those_of_the_schemas() -> None:
 
 
 def test_every_schema_is_described() -> None:
-    """The README says which specification each folder follows."""
+    """The README names each folder of schemas."""
     text = (SCHEMAS / "README.md").read_text()
     assert [] == [
         path.name for path in SCHEMAS.iterdir() if path.is_dir() and path.name not in text

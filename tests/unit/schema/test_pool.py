@@ -1,4 +1,4 @@
-"""Private pools: our classes beside anybody else's, and on which runtime."""
+"""Private descriptor pools: no conflict with other packages, and the runtime."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ours():
 
 
 @pytest.mark.parametrize("order", ["other(); ours()", "ours(); other()"])
-def test_lives_beside_another_package(order: str) -> None:
+def test_coexists_with_another_package(order: str) -> None:
     """Another package may register the same names in the default pool, before us or after."""
     subprocess.run([sys.executable, "-c", f"{CONFLICT}\n{order}\n"], check=True)
 
@@ -56,7 +56,7 @@ def test_finds_classes() -> None:
     assert oip.DataType.Name(oip.TYPE_BF16) == "TYPE_BF16"
 
 
-def test_names_nothing_unknown() -> None:
+def test_raises_for_unknown_names() -> None:
     """Unknown folders, files and messages raise KeyError."""
     with pytest.raises(KeyError):
         pool.descriptor_pool("nothing")
@@ -77,8 +77,8 @@ def test_serves_reflection() -> None:
     assert file.serialized_pb
 
 
-def test_refuses_the_slow_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pure Python runtime is refused with what to do; the usual one is not."""
+def test_rejects_the_pure_python_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the setting to change; the default runtime is accepted."""
     pool.require_fast_runtime()
     monkeypatch.setattr(api_implementation, "Type", lambda: "python")
     with pytest.raises(RuntimeError, match="PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"):

@@ -28,8 +28,8 @@ def test_every_code_has_an_http_and_a_grpc_status() -> None:
 
 
 @pytest.mark.parametrize("status", [status for status in GrpcStatus if status is not GrpcStatus.OK])
-def test_every_grpc_status_is_an_error(status: GrpcStatus) -> None:
-    """Each gRPC status but OK means a class of error."""
+def test_every_grpc_status_maps_to_an_error(status: GrpcStatus) -> None:
+    """Each gRPC status but OK has an error class."""
     assert error_class_of_grpc(status).code in ErrorCode
 
 
@@ -43,13 +43,13 @@ def test_every_grpc_status_is_an_error(status: GrpcStatus) -> None:
         (599, ErrorCode.UPSTREAM),
     ],
 )
-def test_an_http_status_is_an_error_of_client_or_server(status: int, expected: ErrorCode) -> None:
-    """A status without a code of its own is the client's fault below 500, else the server's."""
+def test_http_status_maps_to_a_client_or_server_error(status: int, expected: ErrorCode) -> None:
+    """A 4xx status without a code of its own is a client error, any other a server error."""
     assert expected is error_class_of_http(status).code
 
 
-def test_texts_are_cut_between_characters() -> None:
-    """A text that is too long is cut to whole characters, however small the limit."""
+def test_clip_cuts_texts_between_characters() -> None:
+    """A long text is cut to whole characters, for any limit."""
     assert clip("é" * 10, 10) == "ééé..."
     assert clip("\ud800", 10) == "?"
     assert clip("text", 2) == "..."
@@ -69,12 +69,12 @@ def test_texts_are_cut_between_characters() -> None:
         (f"{HEADER}{FRAME}", "the upstream failed and gave a traceback without a reason"),
     ],
 )
-def test_reason_of_a_traceback(text: str, reason: str) -> None:
-    """Of a traceback the last line is kept; any other text is kept whole."""
+def test_traceback_is_reduced_to_its_reason(text: str, reason: str) -> None:
+    """The last line of a traceback is kept; any other text is kept whole."""
     assert reason == strip_traceback(text)
 
 
-def test_reason_is_kept_where_the_text_is_cut() -> None:
+def test_reason_of_a_cut_traceback_is_kept() -> None:
     """A limit cuts the frames of a traceback, not the line that ends it."""
     data = memoryview(f"{HEADER}{FRAME * 1000}IndexError: 9\n".encode())
     assert "IndexError: 9" == read_error_text(data, 1024)

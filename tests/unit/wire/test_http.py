@@ -5,22 +5,22 @@ import pytest
 from gateway.wire.http import Headers, view_of
 
 
-def test_a_field_is_looked_up_without_case() -> None:
-    """Of a repeated field the first value counts."""
+def test_header_lookup_ignores_case() -> None:
+    """The first value of a repeated header is returned."""
     headers = Headers((("X-A", "1"), ("x-a", "2"), ("B", "3")))
     assert ("1", "3", None) == (headers.get("x-a"), headers.get("b"), headers.get("c"))
     assert (("x-a", "1"), ("x-a", "2"), ("b", "3")) == headers.lowered
 
 
-def test_a_repeated_field_is_told() -> None:
-    """Whatever the case of its name; another one's repetition does not count."""
+def test_repeated_header_is_detected() -> None:
+    """The case of the name is ignored; another header's repetition does not count."""
     headers = Headers((("X-A", "1"), ("x-a", "2"), ("B", "3")))
     assert [True, False, False] == [headers.repeats(name) for name in ("x-a", "b", "c")]
     assert not Headers((("X-A", "1"),)).repeats("x-a")
 
 
-def test_what_fields_were_read_as_is_kept() -> None:
-    """A reader is asked once, and again when another one was meanwhile; an error is not kept."""
+def test_result_of_the_last_parser_is_cached() -> None:
+    """Another parser replaces the result; an error is not cached."""
     headers = Headers((("A", "b"),))
     calls: list[Headers] = []
 
@@ -39,8 +39,8 @@ def test_what_fields_were_read_as_is_kept() -> None:
     assert 2 == headers.parsed_with(first)
 
 
-def test_one_buffer_is_viewed_as_it_is() -> None:
-    """Several are joined."""
+def test_view_of_one_buffer_is_that_buffer() -> None:
+    """Several buffers are joined."""
     whole = memoryview(b"ab")
     assert whole is view_of((whole,))
     assert b"ab" == bytes(view_of([b"ab"]))

@@ -32,7 +32,7 @@ def test_only_the_largest_value_has_all_its_digits(document: object, text: bytes
     assert text == dump_exact(document)
 
 
-def test_no_other_value_has_the_text_of_the_largest_in_its_own() -> None:
+def test_text_of_the_largest_value_occurs_in_no_other_value() -> None:
     """Arrays, such as masks of the lowest value, are corrected as text, in a tenth of the time."""
     bits = np.random.default_rng(7).integers(0, 1 << 32, 50_000, np.uint32)
     near = np.frombuffer(
@@ -47,7 +47,7 @@ def test_no_other_value_has_the_text_of_the_largest_in_its_own() -> None:
 
 
 def test_protobuf_reads_the_largest_value() -> None:
-    """A Python server of grps reads what is written, and not the shortest text."""
+    """A Python server of grps accepts the written text, and rejects the shortest text."""
     shortest = orjson.dumps(np.array([LARGEST]), None, orjson.OPT_SERIALIZE_NUMPY).decode()
     with pytest.raises(json_format.ParseError, match="too large"):
         json_format.Parse(f'{{"flat_float32": {shortest}}}', pb.GenericTensor())

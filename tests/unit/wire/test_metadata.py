@@ -17,7 +17,7 @@ NEEDS = frozenset({Need.NAMES})
 
 
 def test_headers_become_a_context() -> None:
-    """Names in lower case; the id, deadline and wire form are kept."""
+    """Names are in lower case; the id, deadline and wire form are kept."""
     wire = HttpRequest("GET", "/", headers=Headers([("X-Request-Id", "r"), ("A", "b")]), deadline=3)
     context = http_context(wire, "c", NEEDS, "form")
     assert (("x-request-id", "r"), ("a", "b")) == context.metadata
@@ -32,7 +32,7 @@ def test_headers_become_a_context() -> None:
 
 
 def test_metadata_becomes_a_context() -> None:
-    """Text only: keys that end in -bin hold bytes."""
+    """Only text is included: keys that end in -bin hold bytes."""
     wire = GrpcRequest("/s/m", metadata=(("a", "b"), ("c-bin", b"\x00"), ("x-request-id", "r")))
     context = grpc_context(wire, "c", NEEDS)
     assert (("a", "b"), ("x-request-id", "r")) == context.metadata
@@ -40,8 +40,8 @@ def test_metadata_becomes_a_context() -> None:
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "é", "x" * 129])
-def test_an_id_that_would_harm_a_log_is_none(bad: str) -> None:
-    """The gateway makes one instead."""
+def test_request_id_unsafe_for_logs_is_dropped(bad: str) -> None:
+    """The gateway generates another id."""
     assert "" == valid_request_id(bad)
     wire = HttpRequest("GET", "/", headers=Headers([("x-request-id", bad)]))
     assert "" == http_context(wire, "c", NEEDS).request_id
@@ -61,8 +61,8 @@ METADATA = (
 )
 
 
-def test_headers_of_a_call_go_on() -> None:
-    """What belongs to one message, or cannot be a header, stays; the id is added once."""
+def test_headers_of_a_call_are_forwarded() -> None:
+    """Headers of one message and invalid ones are dropped; the request id is added once."""
     context = Context(metadata=METADATA, request_id="r")
     expected = (("x-tag", "v"), ("nv-status", "s"), ("x-request-id", "r"))
     assert expected == http_headers(context)
@@ -73,8 +73,8 @@ def test_headers_of_a_call_go_on() -> None:
     assert () == http_headers(Context())
 
 
-def test_metadata_of_a_call_goes_on() -> None:
-    """The same for gRPC, whose keys are stricter."""
+def test_metadata_of_a_call_is_forwarded() -> None:
+    """The rules are those of headers, with stricter keys."""
     context = Context(metadata=(*METADATA, ("odd!", "v"), ("b-bin", "v")), request_id="r")
     expected = (("x-tag", "v"), ("nv-status", "s"), ("x-request-id", "r"))
     assert expected == grpc_metadata(context)

@@ -71,14 +71,14 @@ def test_values_get_their_type(reader: Reader, value: Any, expected: Any) -> Non
         (mapping_of(text), {"a": 1}, r"key\.a is 1: expected text"),
     ],
 )
-def test_a_wrong_value_is_named(reader: Reader, value: Any, message: str) -> None:
-    """The error has the key, the value and what is expected."""
+def test_error_names_the_wrong_value(reader: Reader, value: Any, message: str) -> None:
+    """The error has the key, the value and the expected values."""
     with pytest.raises(ValueError, match=message):
         reader("key", value)
 
 
-def test_keys_that_do_not_exist_are_refused() -> None:
-    """The error lists those that exist; a prefix stands before the keys of a nested option."""
+def test_unknown_keys_are_rejected() -> None:
+    """The error lists the existing keys; a prefix precedes the keys of a nested option."""
     readers = {"a": flag, "b": text}
     assert {"a": True} == read_values("oip", readers, {"a": "true"})
     with pytest.raises(ValueError, match="oip has no option 'c': expected one of a, b"):

@@ -1,4 +1,4 @@
-"""Protobuf's wire format by hand: the corners, each against a literal."""
+"""Corner cases of protobuf's wire format, each against a literal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.wire import protobuf as pb
 
 KEY = [pb.varint(pb.tag(number, pb.LEN)) for number in range(8)]
 
-REFUSED = {
+INVALID_MESSAGES = {
     "tag_without_value": b"\x08",
     "tag_cut": b"\x88",
     "varint_cut": b"\x08\x80",
@@ -37,14 +37,14 @@ REFUSED = {
 
 
 def view(data: bytes) -> memoryview:
-    """Give *data* as transports do."""
+    """Return *data* as transports do."""
     return memoryview(data)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refuses_what_is_no_message(name: str) -> None:
-    """Bytes that are no message raise WireError, small or behind a large field."""
-    for data in (REFUSED[name], b"\x3a\xff\x7f" + bytes(0x3FFF) + REFUSED[name]):
+@pytest.mark.parametrize("name", INVALID_MESSAGES)
+def test_rejects_invalid_messages(name: str) -> None:
+    """Invalid bytes raise WireError, small or behind a large field."""
+    for data in (INVALID_MESSAGES[name], b"\x3a\xff\x7f" + bytes(0x3FFF) + INVALID_MESSAGES[name]):
         with pytest.raises(pb.WireError):
             pb.fields(view(data))
 
@@ -56,7 +56,7 @@ def test_finds_fields_in_order() -> None:
     assert expected == pb.fields(view(data))
 
 
-def test_gives_views_of_what_it_was_given() -> None:
+def test_returns_views_of_the_buffer() -> None:
     """Contents are slices of the received buffer, in small messages and large ones."""
     for size in (5, 5000):
         data = bytearray(KEY[1] + pb.varint(size) + bytes(size))
@@ -81,8 +81,8 @@ def test_largest_field_number() -> None:
     assert [(pb.tag(2**29 - 1, pb.VARINT), 1)] == pb.fields(view(b"\xf8\xff\xff\xff\x0f\x01"))
 
 
-def test_steps_over_groups() -> None:
-    """A group is one field whose contents stand between its tags, up to 100 deep."""
+def test_reads_groups_as_one_field() -> None:
+    """The contents of a group are the bytes between its tags; groups nest up to 100 deep."""
     assert [(0x0B, b"\x08\x01\x13\x14"), (8, 2)] == pb.fields(
         view(b"\x0b\x08\x01\x13\x14\x0c\x08\x02")
     )
@@ -90,8 +90,8 @@ def test_steps_over_groups() -> None:
     assert key == 0x0B
 
 
-def test_counts_fields() -> None:
-    """A message of more fields than the limit is refused, one of exactly that many is not."""
+def test_limits_the_number_of_fields() -> None:
+    """A message of more fields than the limit is rejected, one of exactly that many is not."""
     data = b"\x0a\x00\x0a\x03abc" * 10
     assert len(pb.fields(view(data), limit=20)) == 20
     with pytest.raises(pb.WireError, match="more than 19 fields"):
@@ -99,7 +99,7 @@ def test_counts_fields() -> None:
 
 
 def test_lifts_fields_out() -> None:
-    """What is lifted is a view; what is left parses as the message without it."""
+    """The lifted values are returned; the rest is the message without them."""
     message = oip.ModelInferRequest(model_name="m" * 300, raw_input_contents=[b"ab", b"", b"c" * 9])
     group = b"\xa3\x06\x08\x01\xa4\x06"
     other = b"\xa8\x06\x96\x01" + b"\xad\x06abcd" + b"\xa9\x06abcdefgh" + group
@@ -109,7 +109,7 @@ def test_lifts_fields_out() -> None:
 
 
 def test_reads_varint() -> None:
-    """A varint is read from any place; one that does not end is refused."""
+    """A varint is read at any offset; one that does not end is rejected."""
     assert (300, 3) == pb.read_varint(view(b"x\xac\x02"), 1)
     with pytest.raises(pb.WireError, match="does not end"):
         pb.read_varint(b"\x80", 0)
@@ -127,7 +127,7 @@ def test_reads_varint() -> None:
     ],
 )
 def test_reads_integers(value: int, int64: int, uint32: int, int32: int, zigzag: int) -> None:
-    """The four readings of one varint."""
+    """One varint has four readings."""
     actual = (pb.int64(value), pb.uint32(value), pb.int32(value), pb.zigzag(value))
     assert (int64, uint32, int32, zigzag) == actual
 
@@ -172,7 +172,7 @@ def test_writes_varint(value: int, expected: bytes) -> None:
     assert expected == pb.varint(value)
 
 
-def test_refuses_to_write_what_has_no_form() -> None:
+def test_rejects_values_that_cannot_be_encoded() -> None:
     """Integers beyond 64 bits and lone surrogates raise WireError."""
     for value in (2**64, -(2**63) - 1):
         with pytest.raises(pb.WireError, match="does not fit"):
@@ -196,7 +196,7 @@ def test_writes_scalars() -> None:
 
 @pytest.mark.parametrize("size", [0, 100, pb.TAIL_BYTES, pb.TAIL_BYTES + 4, 100_000])
 def test_writes_messages_around_tails(size: int) -> None:
-    """Nested messages with small and large contents join to what the library writes."""
+    """Nested messages with small and large contents are those that the library writes."""
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     contents: pb.Parts = []
     pb.put_tail(contents, KEY[6], memoryview(data))

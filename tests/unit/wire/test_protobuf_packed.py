@@ -13,7 +13,7 @@ EDGES = [0, 1, 127, 128, 2**14 - 1, 2**14, 2**31 - 1, 2**35, 2**56, 2**63 - 1]
 
 
 def packed(message: oip.InferTensorContents) -> memoryview:
-    """Give the contents of the only field of *message*."""
+    """Return the contents of the only field of *message*."""
     ((_, found),) = pb.fields(memoryview(message.SerializeToString()))
     assert isinstance(found, memoryview)
     return found
@@ -43,7 +43,7 @@ def test_reads_packed_and_unpacked_mixed() -> None:
 
 
 def test_keeps_low_bits() -> None:
-    """int32 and uint32 keep the low half, booleans ask whether anything is set."""
+    """int32 and uint32 keep the low half; a boolean is true when any bit is set."""
     values: list[int | memoryview] = [2**32 + 5, 2**64 - 1, memoryview(b"\x80\x80\x80\x80\x10")]
     assert [5, -1, 0] == arrays.varint_array(values, np.int32).tolist()
     assert [5, 2**32 - 1, 0] == arrays.varint_array(values, np.uint32).tolist()
@@ -55,20 +55,20 @@ def test_keeps_low_bits() -> None:
     [b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01", b"\x80" * 70_000 + b"\x01"],
     ids=["cut", "cut_after_one", "eleven_bytes", "longer_than_a_block"],
 )
-def test_refuses_bad_varints(data: bytes) -> None:
+def test_rejects_invalid_varints(data: bytes) -> None:
     """A varint that does not end or is too long raises WireError."""
     with pytest.raises(pb.WireError):
         arrays.varint_array([memoryview(data)], np.int64)
 
 
 def test_cuts_ten_byte_varints() -> None:
-    """The tenth byte gives one bit, whatever it holds."""
+    """Only one bit of the tenth byte is used."""
     found = arrays.varint_array([memoryview(b"\xff" * 9 + b"\x7f")], np.uint64)
     assert [2**64 - 1] == found.tolist()
 
 
-def test_gives_one_fixed_run_without_a_copy() -> None:
-    """A packed field sent at once is given back as the same memory."""
+def test_returns_one_fixed_run_without_a_copy() -> None:
+    """A packed field sent at once is returned as the same memory."""
     data = memoryview(bytes(16))
     assert arrays.fixed_run([data], 4) is data
 
@@ -82,8 +82,8 @@ def test_joins_fixed_runs() -> None:
     assert bytes(arrays.fixed_run([], 4)) == b""
 
 
-def test_refuses_part_of_an_element() -> None:
-    """A packed field that ends inside an element is refused, even when the sum would fit."""
+def test_rejects_part_of_an_element() -> None:
+    """A packed field that ends inside an element is rejected, even when the sum would fit."""
     with pytest.raises(pb.WireError, match="6 bytes"):
         arrays.fixed_run([memoryview(b"abcdef"), memoryview(b"gh")], 4)
 

@@ -36,21 +36,19 @@ def test_names_are_decoded(text: str, name: str) -> None:
         ("n" * 256, TooLarge, "at most 255"),
     ],
 )
-def test_names_that_cannot_be_are_refused(
-    text: str, error: type[GatewayError], reason: str
-) -> None:
-    """The error says what the name lacks."""
+def test_invalid_names_are_rejected(text: str, error: type[GatewayError], reason: str) -> None:
+    """The error has the reason."""
     with pytest.raises(error, match=reason):
         decoded_name("model name", text, DEFAULT_LIMITS)
 
 
 def test_segments_are_encoded() -> None:
-    """Whatever a name holds, it is one segment."""
+    """Any name is encoded as one segment."""
     assert "a%2Fb%3F..." == url_segment("a/b?...")
 
 
 @pytest.mark.parametrize("name", [".", ".."])
-def test_a_step_is_no_segment(name: str) -> None:
-    """A configured name that a server would take for a step is refused."""
+def test_dot_segment_is_rejected(name: str) -> None:
+    """A configured name must not be a dot segment."""
     with pytest.raises(Unsupported, match="cannot stand in the path"):
         url_segment(name)

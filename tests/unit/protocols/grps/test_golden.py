@@ -1,7 +1,7 @@
-"""Every golden message of grps: the valid ones mean what the index says, no other is believed.
+"""Every golden message of grps: valid ones match the index, all others are rejected.
 
 The files were recorded from the Python server 1.1.0 and its clients, or built from the field tables
-where the C++ server cannot be run; `index.json` says which.
+where the C++ server cannot be run; `index.json` has the source of each.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ GRPC = GrpcCodec(LIMITS, OPTIONS)
 BRPC = BrpcCodec(LIMITS, OPTIONS)
 JSON_HEADERS = Headers((("Content-Type", "application/json"),))
 
-# Written otherwise than the library writes it: read alike, not written alike.
+# Not encoded as the library does: the messages are decoded, but not encoded the same.
 UNLIKE = {
     "pb/req_unpacked.bin",
     "pb/req_oneof_twice.bin",
@@ -93,7 +93,7 @@ METHODS: dict[str, type[Call[Any]]] = {
     "ServerMetadata": ServerStatusRequest,
     "ModelMetadata": ModelMetadataRequest,
 }
-# Files of frames that are answered with an error code.
+# Files of frames whose response has an error code.
 CODES = {
     "req_new_json_body": 1003,
     "neg_zero_body": 1001,
@@ -135,7 +135,7 @@ CLOSED = {
 }
 
 
-def of(prefix: str, direction: str = "") -> list[dict[str, Any]]:
+def entries_of(prefix: str, direction: str = "") -> list[dict[str, Any]]:
     """Return the entries whose file begins with *prefix*."""
     return [
         entry
@@ -172,8 +172,8 @@ def frames_of(file: str) -> list[Frame]:
     return frames
 
 
-def test_there_are_all_files() -> None:
-    """The index names 214 files, and all of them are here."""
+def test_all_files_of_the_index_exist() -> None:
+    """The index names 214 files."""
     assert (214, []) == (
         len(ENTRIES),
         [entry["file"] for entry in ENTRIES if not (GOLDEN / entry["file"]).exists()],
@@ -181,9 +181,11 @@ def test_there_are_all_files() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [e for e in of("pb/re") if "decoded" in e and "marker" not in e["file"]], ids=file_of
+    "entry",
+    [e for e in entries_of("pb/re") if "decoded" in e and "marker" not in e["file"]],
+    ids=file_of,
 )
-def test_protobuf_means_what_the_index_says(entry: dict[str, Any]) -> None:
+def test_protobuf_is_decoded_as_in_the_index(entry: dict[str, Any]) -> None:
     """A message read from protobuf and written as JSON is the index's JSON."""
     message = read_message(view_of(entry["file"]), LIMITS)
     assert rounded(entry["decoded"]) == rounded(orjson.loads(write_json(message)))
@@ -191,64 +193,64 @@ def test_protobuf_means_what_the_index_says(entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [e for e in of("pb/re") if e["file"] not in UNLIKE and "marker" not in e["file"]],
+    [e for e in entries_of("pb/re") if e["file"] not in UNLIKE and "marker" not in e["file"]],
     ids=file_of,
 )
 def test_protobuf_is_written_as_the_library_writes_it(entry: dict[str, Any]) -> None:
-    """A message that was read is written with the same bytes, the flag of a map's order aside."""
+    """A decoded message is encoded with the same bytes."""
     data = data_of(entry["file"])
     assert data == b"".join(write_message(read_message(memoryview(data), LIMITS)))
 
 
-@pytest.mark.parametrize("entry", of("pb/neg_"), ids=file_of)
-def test_bad_protobuf_is_refused(entry: dict[str, Any]) -> None:
-    """A message that is none ends the call; one that says something wrong gets a FAILURE."""
+@pytest.mark.parametrize("entry", entries_of("pb/neg_"), ids=file_of)
+def test_invalid_protobuf_is_rejected(entry: dict[str, Any]) -> None:
+    """An unparsable message ends the call; an invalid one has a FAILURE."""
     wire = GrpcRequest(SERVICE + "Predict", (view_of(entry["file"]),))
     with pytest.raises(GatewayError) as caught:
         GRPC.decode_call(wire)
     unparsable = "parse" in entry["expect"] or "declared length" in entry["description"]
-    answer = GRPC.encode_error(None, caught.value)
+    response = GRPC.encode_error(None, caught.value)
     if unparsable:
-        assert (True, b"") == (isinstance(caught.value, Unreadable), bytes(answer.view))
+        assert (True, b"") == (isinstance(caught.value, Unreadable), bytes(response.view))
     else:
-        status = read_message(answer.view, LIMITS).status
+        status = read_message(response.view, LIMITS).status
         assert status is not None
         assert (Flag.FAILURE, True) == (status.flag, status.code in (400, 413))
 
 
-def test_the_marker_of_ndarray_is_refused_over_rpc() -> None:
-    """An ndarray has no data in protobuf: FAILURE 400."""
+def test_ndarray_marker_is_rejected_over_grpc() -> None:
+    """An ndarray has no data in protobuf."""
     with pytest.raises(InvalidRequest, match="ndarray has no data"):
         GRPC.decode_call(GrpcRequest(SERVICE + "Predict", (view_of("pb/req_ndarray_marker.bin"),)))
 
 
-@pytest.mark.parametrize("entry", of("json/req_"), ids=file_of)
-def test_json_of_clients_is_a_call(entry: dict[str, Any]) -> None:
-    """What official clients and documents send is understood."""
+@pytest.mark.parametrize("entry", entries_of("json/req_"), ids=file_of)
+def test_json_of_clients_is_decoded(entry: dict[str, Any]) -> None:
+    """Requests of official clients and documents are supported."""
     metadata = "metadata" in entry["file"]
     path = "/grps/v1/metadata/model" if metadata else "/grps/v1/infer/predict"
     call = HTTP.decode_call(HttpRequest("POST", path, "", JSON_HEADERS, (view_of(entry["file"]),)))
     assert (ModelMetadataRequest if metadata else InferRequest) is type(call)
 
 
-def test_docs_flat_double_is_not_lost() -> None:
-    """The documents' wrong member name is taken for the right one."""
+def test_flat_double_of_the_documents_is_read() -> None:
+    """The documents' wrong member name is accepted."""
     message = read_request(orjson.loads(data_of("json/req_docs_flat_double.json")), LIMITS)
     assert 0 < as_numpy(message.tensors[0]).size
 
 
-@pytest.mark.parametrize("entry", of("json/neg_"), ids=file_of)
-def test_bad_json_is_refused(entry: dict[str, Any]) -> None:
-    """A document that is wrong gets a FAILURE of code 400 (413 over a limit), never a crash."""
+@pytest.mark.parametrize("entry", entries_of("json/neg_"), ids=file_of)
+def test_invalid_json_is_rejected(entry: dict[str, Any]) -> None:
+    """The response has a FAILURE of code 400, or 413 over a limit."""
     wire = HttpRequest(
         "POST", "/grps/v1/infer/predict", "", JSON_HEADERS, (view_of(entry["file"]),)
     )
     with pytest.raises(GatewayError) as caught:
         HTTP.decode_call(wire)
-    answer = HTTP.encode_error(None, caught.value)
-    document = orjson.loads(answer.view)
-    assert (True, "FAILURE", answer.status) == (
-        answer.status in (400, 413),
+    response = HTTP.encode_error(None, caught.value)
+    document = orjson.loads(response.view)
+    assert (True, "FAILURE", response.status) == (
+        response.status in (400, 413),
         document["status"]["status"],
         document["status"]["code"],
     )
@@ -256,11 +258,11 @@ def test_bad_json_is_refused(entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [e for e in of("json/res_") if "ndarray_py" not in e["file"]],
+    [e for e in entries_of("json/res_") if "ndarray_py" not in e["file"]],
     ids=file_of,
 )
-def test_json_of_servers_is_written_again(entry: dict[str, Any]) -> None:
-    """A server's document that was read is written with the same members and values."""
+def test_json_of_servers_is_encoded_the_same(entry: dict[str, Any]) -> None:
+    """A decoded document is encoded with the same members and values."""
     document = orjson.loads(data_of(entry["file"]))
     assert document == orjson.loads(write_json(read_response(document, LIMITS)))
 
@@ -305,20 +307,20 @@ def responses_of(file: str) -> list[HttpResponse]:
     return [HttpResponse(status, headers, (memoryview(chunk),)) for chunk in chunks]
 
 
-@pytest.mark.parametrize("entry", of("http/", "request"), ids=file_of)
-def test_recorded_requests_are_calls(entry: dict[str, Any]) -> None:
-    """What the official client sends is the call that it means."""
+@pytest.mark.parametrize("entry", entries_of("http/", "request"), ids=file_of)
+def test_recorded_requests_are_decoded(entry: dict[str, Any]) -> None:
+    """A request of the official client has its type of call."""
     name = entry["file"].removeprefix("http/py_").removesuffix(".req.raw")
     assert CALLS[name] is type(HTTP.decode_call(request_of(entry["file"])))
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if n.startswith("predict") and "ing" not in n])
-def test_recorded_answers_are_replies(name: str) -> None:
-    """The server's echo of a request has what the request had, read as an upstream's answer."""
+def test_recorded_responses_are_decoded(name: str) -> None:
+    """The server's echo of a request has the tensors and parameters of the request."""
     call = HTTP.decode_call(request_of(f"http/py_{name}.req.raw"))
     assert isinstance(call, InferRequest)
-    [answer] = responses_of(f"http/py_{name}.res.raw")
-    reply = HTTP.decode_reply(call, answer)
+    [response] = responses_of(f"http/py_{name}.res.raw")
+    reply = HTTP.decode_reply(call, response)
     sent = [tensor.renamed("") for tensor in call.inputs if tensor.shape is not None]
     back = [tensor.renamed("") for tensor in reply.outputs]
     if name in ("predict_str", "predict_octet"):
@@ -327,14 +329,14 @@ def test_recorded_answers_are_replies(name: str) -> None:
         assert (sent, dict(call.parameters)) == (back, dict(reply.parameters))
 
 
-def test_recorded_health_and_metadata_are_answers() -> None:
+def test_recorded_health_and_metadata_are_decoded() -> None:
     """Health is true, metadata is text of YAML; a server's index lists its models."""
     index = (
         RepositoryEntry("echo", "1.0.0", ModelState.UNKNOWN),
         RepositoryEntry("simple", "1.0.0", ModelState.UNKNOWN),
         RepositoryEntry("a-b", "2-rc", ModelState.UNKNOWN),
     )
-    questions: list[tuple[Call[Any], str, Any]] = [
+    calls: list[tuple[Call[Any], str, Any]] = [
         (ServerLiveRequest(), "py_live", True),
         (ServerReadyRequest(), "py_ready", True),
         (ServerSwitchRequest(is_online=True), "py_online", None),
@@ -343,15 +345,15 @@ def test_recorded_health_and_metadata_are_answers() -> None:
         (ServerMetadataRequest(), "py_metadata_server", ServerMetadata("grps", "")),
         (RepositoryIndexRequest(), "py_metadata_server", index),
     ]
-    for call, name, expected in questions:
-        [answer] = responses_of(f"http/{name}.res.raw")
-        assert expected == HTTP.decode_reply(call, answer)
+    for call, name, expected in calls:
+        [response] = responses_of(f"http/{name}.res.raw")
+        assert expected == HTTP.decode_reply(call, response)
 
 
 def test_recorded_model_metadata_has_no_tensors() -> None:
-    """A real server tells a model's version and nothing of its tensors."""
-    [answer] = responses_of("http/py_metadata_model.res.raw")
-    found = HTTP.decode_reply(ModelMetadataRequest(model=ModelRef("simple")), answer)
+    """A real server returns a model's version, but no tensors."""
+    [response] = responses_of("http/py_metadata_model.res.raw")
+    found = HTTP.decode_reply(ModelMetadataRequest(model=ModelRef("simple")), response)
     assert ("simple", ("1.0.0",), (), ()) == (
         found.name,
         found.versions,
@@ -360,11 +362,11 @@ def test_recorded_model_metadata_has_no_tensors() -> None:
     )
 
 
-def test_an_unknown_path_is_an_error_of_brpc() -> None:
-    """A text instead of JSON is told as the error it is."""
-    [answer] = responses_of("http/cpp_unknown_path.res.raw")
+def test_unknown_path_of_brpc_is_an_error() -> None:
+    """The error has the text of a response that is not JSON."""
+    [response] = responses_of("http/cpp_unknown_path.res.raw")
     with pytest.raises(ModelNotFound, match="Fail to find method"):
-        HTTP.decode_reply(InferRequest(model=ModelRef("m")), answer)
+        HTTP.decode_reply(InferRequest(model=ModelRef("m")), response)
 
 
 def streamed(file: str) -> Iterator[InferResponse]:
@@ -385,20 +387,20 @@ def streamed(file: str) -> Iterator[InferResponse]:
         ("py_streaming_bin_repr", None),
     ],
 )
-def test_recorded_streams_are_answers(name: str, expected: list[bytes] | None) -> None:
-    """Each message of a stream is one answer, however the stream was cut; bytes are as they came."""
+def test_recorded_streams_are_decoded(name: str, expected: list[bytes] | None) -> None:
+    """Each message of a stream is one reply; bytes are unchanged."""
     found = [bytes(as_items(reply.outputs[0])[0]) for reply in streamed(f"http/{name}.res.raw")]
     if expected is None:
         expected = http_parts(data_of(f"http/{name}.res.raw"))[2]
     assert expected == found
 
 
-def test_a_recorded_stream_that_fails_says_so() -> None:
-    """A FAILURE in the middle of a stream is an error, after the answers before it."""
-    answers = streamed("http/py_streaming_error.res.raw")
-    assert [b"hi 0"] == [bytes(item) for item in as_items(next(answers).outputs[0])]
+def test_failure_in_a_recorded_stream_is_raised() -> None:
+    """The replies before the FAILURE are returned first."""
+    replies = streamed("http/py_streaming_error.res.raw")
+    assert [b"hi 0"] == [bytes(item) for item in as_items(next(replies).outputs[0])]
     with pytest.raises(UpstreamError, match="boom streaming"):
-        next(answers)
+        next(replies)
 
 
 def grpc_messages(file: str) -> list[memoryview]:
@@ -411,8 +413,8 @@ def grpc_messages(file: str) -> list[memoryview]:
     return found
 
 
-def test_grpc_messages_are_calls_and_answers() -> None:
-    """The recorded request is the test model's; the stream has three answers."""
+def test_recorded_grpc_messages_are_decoded() -> None:
+    """The request names the test model; the stream has three replies."""
     [message] = grpc_messages("grpc/predict_simple.req.lpm")
     call = GRPC.decode_call(GrpcRequest(SERVICE + "Predict", (message,)))
     assert isinstance(call, InferRequest)
@@ -432,13 +434,13 @@ def test_grpc_messages_are_calls_and_answers() -> None:
     "entry",
     [
         e
-        for e in of("brpc/", "request")
+        for e in entries_of("brpc/", "request")
         if Path(e["file"]).stem not in {*CODES, *CLOSED} and "mux" not in e["file"]
     ],
     ids=file_of,
 )
-def test_frames_of_clients_are_calls(entry: dict[str, Any]) -> None:
-    """Each frame is the call of its method; the one without a message has no data."""
+def test_frames_of_clients_are_decoded(entry: dict[str, Any]) -> None:
+    """Each frame is the call of its method; a frame without a message has no data."""
     for frame in frames_of(entry["file"]):
         meta, _ = split_frame(memoryview(frame.payload[0]))
         if entry["file"] == "brpc/req_attachment_only.bin":
@@ -446,16 +448,16 @@ def test_frames_of_clients_are_calls(entry: dict[str, Any]) -> None:
                 BRPC.decode_call(frame)
             continue
         call = BRPC.decode_call(frame)
-        answer = BRPC.encode_error(call, UpstreamError("boom"))
+        response = BRPC.encode_error(call, UpstreamError("boom"))
         assert (METHODS[meta.request.method_name], meta.correlation_id) == (
             type(call),
-            answer.correlation,
+            response.correlation,
         )
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_frames_that_cannot_be_served_get_their_code(name: str) -> None:
-    """The error code is that of the table, in a response without message but with a text."""
+def test_rejected_frames_have_their_error_code(name: str) -> None:
+    """The response has the table's error code and a text, but no message."""
     [frame] = frames_of(f"brpc/{name}.bin")
     codec = BrpcCodec(MessageLimits(message_bytes=16 << 20), {}) if "bomb" in name else BRPC
     with pytest.raises(GatewayError) as caught:
@@ -477,8 +479,8 @@ def test_frames_that_cannot_be_served_get_their_code(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CLOSED))
 @pytest.mark.parametrize("step", [1, 5, 1 << 20])
-def test_streams_that_cannot_be_followed_are_closed(name: str, step: int) -> None:
-    """A stream of something else, or with lies about sizes, ends without a frame."""
+def test_invalid_byte_streams_are_rejected(name: str, step: int) -> None:
+    """Another protocol or a wrong size raises before any frame is returned."""
     data = data_of(f"brpc/{name}.bin")
     framer = server_framer(LIMITS)
     frames: list[Frame] = []
@@ -493,8 +495,8 @@ def test_streams_that_cannot_be_followed_are_closed(name: str, step: int) -> Non
     assert [] == frames
 
 
-def test_a_lie_about_a_size_is_seen_in_the_header() -> None:
-    """A body of 4 GiB is refused with the twelfth byte, before anything is held."""
+def test_huge_size_is_rejected_by_the_header() -> None:
+    """A body of 4 GiB is rejected with the twelfth byte, before it is buffered."""
     framer = BaiduFramer(LIMITS)
     data = data_of("brpc/neg_body_size_huge.bin")[:12]
     assert [] == framer.receive(data[:11])
@@ -502,8 +504,8 @@ def test_a_lie_about_a_size_is_seen_in_the_header() -> None:
         framer.receive(data[11:])
 
 
-def test_other_protocols_are_told_apart_by_their_first_bytes() -> None:
-    """Only baidu_std begins with its magic, however little of it has come."""
+def test_baidu_std_is_detected_by_its_first_bytes() -> None:
+    """Any prefix of the magic matches; other protocols do not."""
     others = [
         "mux_http_json",
         "mux_http_proto",
@@ -521,21 +523,21 @@ def test_other_protocols_are_told_apart_by_their_first_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", ["mux_http_json", "mux_http_proto"])
-def test_http_on_the_port_of_brpc_is_a_call(name: str) -> None:
-    """Brpc's HTTP layer takes JSON and protobuf, and answers in the same form."""
+def test_http_on_the_port_of_brpc_is_decoded(name: str) -> None:
+    """The response has the form of the request, JSON or protobuf."""
     call = HTTP.decode_call(request_of(f"brpc/{name}.bin"))
     assert isinstance(call, InferRequest)
     reply = InferResponse(model=ModelRef("m"), outputs=call.inputs)
-    answer = HTTP.encode_reply(call, reply)
+    response = HTTP.encode_reply(call, reply)
     message = (
-        read_response(orjson.loads(answer.view), LIMITS)
+        read_response(orjson.loads(response.view), LIMITS)
         if "json" in name
-        else read_message(answer.view, LIMITS)
+        else read_message(response.view, LIMITS)
     )
     assert (ContentFormat.STR_DATA, "hello grps.") == (message.form, message.text)
 
 
-def test_frames_are_written_as_the_real_client_does() -> None:
+def test_frame_is_encoded_as_by_the_real_client() -> None:
     """The official client's first request is written byte for byte."""
     decoded = BRPC.decode_call(frames_of("brpc/req_predict_str.bin")[0])
     assert isinstance(decoded, InferRequest)
@@ -554,7 +556,7 @@ def test_frames_are_written_as_the_real_client_does() -> None:
         ("res_server_metadata_nostatus", ServerMetadataRequest(), ServerMetadata("grps", "")),
     ],
 )
-def test_frames_of_servers_are_answers(name: str, call: Call[Any], expected: object) -> None:
+def test_frames_of_servers_are_decoded(name: str, call: Call[Any], expected: object) -> None:
     """Health and metadata are read, with and without a Status."""
     [frame] = frames_of(f"brpc/{name}.bin")
     assert expected == BRPC.decode_reply(call, frame)
@@ -564,8 +566,8 @@ def test_frames_of_servers_are_answers(name: str, call: Call[Any], expected: obj
     "name",
     ["res_predict_simple", "res_predict_snappy", "res_predict_gzip", "res_predict_zlib"],
 )
-def test_compressed_answers_are_replies(name: str) -> None:
-    """An answer is read however it is compressed."""
+def test_compressed_responses_are_decoded(name: str) -> None:
+    """A response is decoded with any compression."""
     [frame] = frames_of(f"brpc/{name}.bin")
     reply = BRPC.decode_reply(InferRequest(model=ModelRef("simple-1")), frame)
     assert [tensor.name for tensor in reply.outputs] in (
@@ -588,38 +590,38 @@ def test_compressed_answers_are_replies(name: str) -> None:
     ],
 )
 def test_errors_of_servers_are_raised(name: str, code: ErrorCode) -> None:
-    """An error code and a FAILURE are errors, and go back to a client of brpc as they came."""
+    """A client of brpc receives the error text of the server unchanged."""
     [frame] = frames_of(f"brpc/{name}.bin")
     with pytest.raises(GatewayError) as caught:
         BRPC.decode_reply(InferRequest(model=ModelRef("m")), frame)
     again = b"".join(BRPC.encode_error(None, caught.value).payload)
-    there, here = RpcMeta(), RpcMeta()
-    there.CopyFrom(split_frame(memoryview(frame.payload[0]))[0])
-    here.CopyFrom(split_frame(memoryview(again))[0])
-    assert (code, there.response.error_text) == (caught.value.code, here.response.error_text)
+    received, encoded = RpcMeta(), RpcMeta()
+    received.CopyFrom(split_frame(memoryview(frame.payload[0]))[0])
+    encoded.CopyFrom(split_frame(memoryview(again))[0])
+    assert (code, received.response.error_text) == (caught.value.code, encoded.response.error_text)
 
 
-def test_answers_out_of_order_keep_their_numbers() -> None:
-    """Two answers in one read are told apart by their correlation ids."""
+def test_responses_out_of_order_keep_their_correlation_ids() -> None:
+    """Two responses in one read are distinguished by their correlation ids."""
     request_numbers = [frame.correlation for frame in frames_of("brpc/req_two_pipelined.bin")]
-    answered = [frame.correlation for frame in frames_of("brpc/res_two_out_of_order.bin")]
-    assert (2, request_numbers[::-1]) == (len(set(request_numbers)), answered)
+    response_numbers = [frame.correlation for frame in frames_of("brpc/res_two_out_of_order.bin")]
+    assert (2, request_numbers[::-1]) == (len(set(request_numbers)), response_numbers)
 
 
-def test_an_attachment_of_an_answer_is_skipped() -> None:
-    """Bytes behind the message belong to nobody here."""
+def test_attachment_of_a_response_is_skipped() -> None:
+    """Bytes behind the message are ignored."""
     [frame] = frames_of("brpc/res_attachment.bin")
     assert BRPC.decode_reply(ServerLiveRequest(), frame) is True
 
 
-def test_requested_outputs_are_picked() -> None:
-    """Grps sends all outputs: only those asked for are handed on, in that order."""
+def test_only_requested_outputs_are_returned() -> None:
+    """Grps sends all outputs: only the requested ones are passed on."""
     [frame] = frames_of("brpc/res_predict_simple.bin")
     call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("OUTPUT1"),))
     assert ["OUTPUT1"] == [tensor.name for tensor in BRPC.decode_reply(call, frame).outputs]
 
 
-def test_no_file_is_left_untested() -> None:
-    """The names in these tests cover the index: a file that is new fails here."""
+def test_every_file_is_covered() -> None:
+    """A new file whose name no test covers fails this test."""
     tested = re.compile(r"(pb|json|http|grpc|brpc)/(py_|cpp_)?(req_|res_|neg_|mux_|\w+)")
     assert [] == [entry["file"] for entry in ENTRIES if not tested.match(entry["file"])]

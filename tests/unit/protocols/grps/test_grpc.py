@@ -1,4 +1,4 @@
-"""The gRPC codec of grps: calls and answers beside their messages, and errors inside them."""
+"""The gRPC codec of grps: calls and replies with their messages, and errors within messages."""
 
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ def name_of(case: CallCase | ReplyCase) -> str:
 
 
 def decode_call(message: pb.GrpsMessage, method: str = "Predict") -> Any:
-    """Return the call that a client's message is."""
+    """Return the call of a client's message."""
     return CODEC.decode_call(
         GrpcRequest(SERVICE + method, (memoryview(message.SerializeToString()),))
     )
 
 
 def read_message(wire: GrpcResponse) -> pb.GrpsMessage:
-    """Return the message of an answer, as the library reads it."""
+    """Return the message of a response, as the library reads it."""
     return pb.GrpsMessage.FromString(b"".join(wire.message))
 
 
 @pytest.mark.parametrize("case", CALLS, ids=name_of)
-def test_calls_are_written(case: CallCase) -> None:
-    """A call is the method and message that the table says."""
+def test_encodes_call(case: CallCase) -> None:
+    """A call is encoded as the method and message of the table."""
     wire = CODEC.encode_call(case.call)
     found = pb.GrpsMessage.FromString(b"".join(wire.message))
     assert (SERVICE + case.method, case.message) == (wire.method, found)
 
 
 @pytest.mark.parametrize("case", REPLIES, ids=name_of)
-def test_replies_are_read(case: ReplyCase) -> None:
-    """An answer is what the table says."""
+def test_decodes_reply(case: ReplyCase) -> None:
+    """A response is decoded as the reply of the table."""
     data = memoryview(case.message.SerializeToString())
     assert case.reply == CODEC.decode_reply(case.call, GrpcResponse((data,)))
 
 
 @pytest.mark.parametrize("case", CALLS[:5], ids=name_of)
-def test_requests_are_read_back(case: CallCase) -> None:
-    """What one gateway sends, another one reads: the key is the name then."""
+def test_decoded_request_is_encoded_the_same(case: CallCase) -> None:
+    """A second gateway sends the message of the first one: the key is the name then."""
     call = CODEC.decode_call(
         GrpcRequest(SERVICE + case.method, (memoryview(case.message.SerializeToString()),))
     )
@@ -84,8 +84,8 @@ def test_requests_are_read_back(case: CallCase) -> None:
     assert case.message == pb.GrpsMessage.FromString(b"".join(sent.message))
 
 
-def test_the_service_has_eight_methods_of_which_one_streams() -> None:
-    """As the schema says, for server and reflection."""
+def test_service_has_eight_methods_and_one_stream() -> None:
+    """Server and reflection use the schema."""
     streams = [name for name, kind in METHODS.items() if kind is MethodKind.SERVER_STREAM]
     assert (8, [SERVICE + "PredictStreaming"], 1) == (
         len(METHODS),
@@ -94,7 +94,7 @@ def test_the_service_has_eight_methods_of_which_one_streams() -> None:
     )
 
 
-def test_float_tensors_are_views_both_ways() -> None:
+def test_float_tensors_are_views_in_both_directions() -> None:
     """FP32 and FP64 are never copied."""
     for dtype in (np.float32, np.float64):
         tensor = array_tensor("x", np.arange(5000, dtype=dtype))
@@ -106,8 +106,8 @@ def test_float_tensors_are_views_both_ways() -> None:
         assert np.shares_memory(as_numpy(call.inputs[0]), data)
 
 
-def test_a_stream_is_one_message_for_each_answer() -> None:
-    """Each with its own Status; an error is one more message, the call succeeds."""
+def test_stream_has_one_message_for_each_reply() -> None:
+    """Each message has a Status; an error is one more message of a successful call."""
     call = decode_call(pb.GrpsMessage(str_data="x"), "PredictStreaming")
     assert isinstance(call, StreamInferRequest)
     item = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"a"]),))
@@ -122,8 +122,8 @@ def test_a_stream_is_one_message_for_each_answer() -> None:
     )
 
 
-def test_an_item_of_an_upstream_is_an_answer() -> None:
-    """And a FAILURE in the stream is raised."""
+def test_item_of_an_upstream_is_a_reply() -> None:
+    """A FAILURE in the stream is raised."""
     good = pb.GrpsMessage(str_data="a").SerializeToString()
     bad = pb.GrpsMessage(status=pb.Status(code=500, msg="boom", status=pb.Status.FAILURE))
     item = CODEC.decode_item(STREAM, GrpcResponse((memoryview(good),)))
@@ -143,8 +143,10 @@ def test_an_item_of_an_upstream_is_an_answer() -> None:
         (InvalidTensor("x"), GrpcStatus.OK),
     ],
 )
-def test_only_what_was_never_read_ends_the_call(error: GatewayError, status: GrpcStatus) -> None:
-    """A failure is a message, unless there was none, or too much load."""
+def test_some_errors_end_the_call_with_a_grpc_status(
+    error: GatewayError, status: GrpcStatus
+) -> None:
+    """Unreadable messages, unknown methods and overload do; others are a message."""
     wire = CODEC.encode_error(None, error)
     assert (status, status is GrpcStatus.OK) == (wire.status, bool(wire.message))
 
@@ -158,14 +160,14 @@ def test_only_what_was_never_read_ends_the_call(error: GatewayError, status: Grp
         "/other.GrpsService/Predict",
     ],
 )
-def test_an_unknown_method_is_no_method(method: str) -> None:
-    """Nor is one of another service; that of brpc has no streams."""
+def test_unknown_method_raises_no_method(method: str) -> None:
+    """Methods of another service and streams of brpc are unknown, too."""
     with pytest.raises(NoMethod):
         CODEC.decode_call(GrpcRequest(method))
 
 
-def test_the_service_of_brpc_is_read_alike() -> None:
-    """Which names are answered where is the listener's business."""
+def test_methods_of_the_brpc_service_are_decoded() -> None:
+    """The listener decides which methods it serves."""
     call = CODEC.decode_call(GrpcRequest("/grps.protos.v1.GrpsBrpcService/CheckLiveness"))
     assert isinstance(call, ServerLiveRequest)
     assert set() == set(BRPC_METHODS) & set(METHODS)
@@ -180,18 +182,16 @@ def test_the_service_of_brpc_is_read_alike() -> None:
         (GrpcStatus.INTERNAL, ErrorCode.UPSTREAM),
     ],
 )
-def test_a_call_that_ended_is_an_error_that_goes_back_as_it_came(
-    status: GrpcStatus, code: ErrorCode
-) -> None:
-    """For a client of grps over gRPC; others get its kind."""
+def test_grpc_status_of_an_upstream_is_forwarded(status: GrpcStatus, code: ErrorCode) -> None:
+    """A client of grps over gRPC receives the same status and details."""
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_reply(ServerLiveRequest(), GrpcResponse(status=status, details="why"))
     again = CODEC.encode_error(ServerLiveRequest(), caught.value)
     assert (code, status, "why") == (caught.value.code, again.status, again.details)
 
 
-def test_a_status_of_an_upstream_goes_back_in_its_own_words() -> None:
-    """Code and text, however odd; no stack trace longer than the limit."""
+def test_status_of_an_upstream_keeps_its_code_and_text() -> None:
+    """Any code is kept; the text is cut to the limit."""
     message = pb.GrpsMessage(status=pb.Status(code=442, msg="t" * 5000, status=pb.Status.FAILURE))
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_reply(INFER, GrpcResponse((memoryview(message.SerializeToString()),)))
@@ -211,14 +211,14 @@ def test_a_status_of_an_upstream_goes_back_in_its_own_words() -> None:
         pb.GrpsMessage(gtensors=pb.GenericTensorData.FromString(b"\x0a\x02\x10\x63")),
     ],
 )
-def test_an_answer_without_use_is_malformed(message: pb.GrpsMessage) -> None:
-    """Success without data is none."""
+def test_unusable_response_is_rejected(message: pb.GrpsMessage) -> None:
+    """A success without data is not a reply."""
     with pytest.raises((MalformedMessage, InvalidTensor)):
         CODEC.decode_reply(INFER, GrpcResponse((memoryview(message.SerializeToString()),)))
 
 
-def test_what_grps_cannot_carry_is_unsupported() -> None:
-    """Sequences have no words; nor have tensors without shape, or dimensions over 32 bits."""
+def test_call_that_grps_cannot_represent_is_unsupported() -> None:
+    """Sequences, dimensions over 32 bits and bytes that are not UTF-8 have no wire form."""
     calls = [
         InferRequest(model=ModelRef("m"), sequence=Sequence(1)),
         InferRequest(model=ModelRef("m"), inputs=(array_tensor("x", np.empty((0, 1 << 33))),)),
@@ -229,8 +229,8 @@ def test_what_grps_cannot_carry_is_unsupported() -> None:
             CODEC.encode_call(call)
 
 
-def test_metadata_and_ids_pass() -> None:
-    """The id of the call goes along, and what is no metadata of gRPC stays."""
+def test_metadata_and_request_id_are_forwarded() -> None:
+    """The request id is added; headers that are not gRPC metadata are dropped."""
     context = Context(
         metadata=(("x-a", "1"), ("host", "h"), ("x-bin", "b"), ("grpc-x", "y")), request_id="r"
     )
@@ -252,8 +252,8 @@ def test_metadata_and_ids_pass() -> None:
         (pb.GenericTensor(dtype=pb.DT_INT8, name="n" * 99), "name_bytes"),
     ],
 )
-def test_limits_hold(tensor: pb.GenericTensor, limit: str) -> None:
-    """Each by its name, before anything is allocated."""
+def test_limits_are_enforced(tensor: pb.GenericTensor, limit: str) -> None:
+    """Each error has the name of its limit."""
     codec = GrpcCodec(MessageLimits(bytes_element_size=50, name_bytes=50), {"default_model": "m"})
     message = pb.GrpsMessage(gtensors=pb.GenericTensorData(tensors=[tensor]))
     with pytest.raises(TooLarge) as caught:
@@ -263,8 +263,8 @@ def test_limits_hold(tensor: pb.GenericTensor, limit: str) -> None:
     assert limit == caught.value.limit
 
 
-def test_a_message_field_that_comes_twice_is_merged_as_the_library_does() -> None:
-    """Two halves of gtensors are two tensors."""
+def test_repeated_message_field_is_merged() -> None:
+    """Two halves of gtensors are two tensors, as in the library."""
     half = [
         pb.GrpsMessage(
             gtensors=pb.GenericTensorData(

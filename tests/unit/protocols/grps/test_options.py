@@ -41,23 +41,23 @@ NEIGHBOURS = {
 
 
 @pytest.mark.parametrize("code", ErrorCode)
-def test_every_error_code_has_a_status_and_comes_back(code: ErrorCode) -> None:
+def test_every_error_code_is_encoded_and_decoded(code: ErrorCode) -> None:
     """Each table is total, and a Status decodes to the code or its neighbour."""
     assert True is (code in GRPC_STATUS and code in BRPC_CODE)
     found = error_class_of_status(STATUS_CODE[code], "text").code
     assert NEIGHBOURS.get(code, code) is found
 
 
-def test_every_number_of_a_call_is_some_error() -> None:
-    """Whatever gRPC or brpc says has a meaning here."""
+def test_every_grpc_and_brpc_code_maps_to_an_error() -> None:
+    """Unknown codes of brpc are errors, too."""
     grpc = [error_class_of_grpc(status) for status in GrpcStatus if status is not GrpcStatus.OK]
     brpc = [error_class_of_brpc(code) for code in (*BRPC_CODE.values(), 1009, 99999, -5)]
     assert all(issubclass(kind, GatewayError) for kind in (*grpc, *brpc))
 
 
 @pytest.mark.parametrize("datatype", Datatype)
-def test_every_datatype_has_one_on_the_wire(datatype: Datatype) -> None:
-    """Its own, or the next wider one."""
+def test_every_datatype_has_a_wire_datatype(datatype: Datatype) -> None:
+    """It is the same or the next wider one."""
     assert widened_datatype(datatype) in BY_DATATYPE
 
 
@@ -81,14 +81,14 @@ def test_every_datatype_has_one_on_the_wire(datatype: Datatype) -> None:
         ({"customized": [{"path": "/a"}, {"path": "/a"}]}, "a path twice"),
     ],
 )
-def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
-    """A key or value that is not one of ours fails at start."""
+def test_error_names_the_wrong_option(options: dict[str, Any], text: str) -> None:
+    """An unknown key or value fails at start."""
     with pytest.raises(ValueError, match=text):
         check_options(options)
 
 
-def test_what_is_widened_is_taken_back() -> None:
-    """A server answers with what grps has, whether or not it is sent other datatypes widened."""
+def test_widened_replies_are_restored_with_any_option() -> None:
+    """A server responds with the datatypes of grps, whatever `widen` does to requests."""
     needs = [GrpcCodec(DEFAULT_LIMITS, {"widen": widen}).needs for widen in (False, True)]
     assert [True, True] == [Need.WIDENED in need for need in needs]
 
@@ -111,26 +111,26 @@ def test_what_is_widened_is_taken_back() -> None:
         ('inputs: [{name: "a\\x07"}]', InvalidRequest),
     ],
 )
-def test_metadata_of_strangers_is_distrusted(text: str, error: type[GatewayError]) -> None:
-    """Aliases, depth, size and nonsense are refused; nothing of YAML's types is made."""
+def test_invalid_model_metadata_is_rejected(text: str, error: type[GatewayError]) -> None:
+    """Aliases, depth, size and invalid members of the YAML are rejected."""
     with pytest.raises(error):
         read_model(text, "m", DEFAULT_LIMITS)
 
 
-def test_tags_of_yaml_make_nothing() -> None:
-    """A tag that would make an object is text as any other."""
+def test_tags_of_yaml_create_no_objects() -> None:
+    """A tag that would create an object has no effect."""
     found = read_model("version: !!python/object/apply:os.getpid []", "m", DEFAULT_LIMITS)
     assert () == found.versions
 
 
 @pytest.mark.parametrize("text", ["a: b", "models: 1", "models: [1]", "models: [{version: 1}]"])
 def test_an_index_needs_models_with_names(text: str) -> None:
-    """Without a list of them there is no index."""
+    """An index without a list of them is malformed."""
     with pytest.raises(MalformedMessage):
         read_models(text, DEFAULT_LIMITS)
 
 
-def test_a_datatype_unknown_is_not_guessed() -> None:
-    """A signature may leave out what it does not know."""
+def test_unknown_datatype_is_not_guessed() -> None:
+    """A signature may omit a datatype."""
     found = read_model("inputs: [{name: a, dtype: DT_NEW}]", "m", DEFAULT_LIMITS)
     assert ModelMetadata(name="m", inputs=(TensorMetadata("a", None, None),)) == found

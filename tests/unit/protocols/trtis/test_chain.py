@@ -1,7 +1,7 @@
 """Recorded requests of the real client, through every layer, to a model that computes.
 
-Once straight, once through a second gateway that acts as the old server, over both carriers: what
-the client reads is what it read in the recording.
+Each runs once directly, and once over each carrier through a second gateway that acts as the old
+server. The client reads the values of the recording.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LABELS = tuple(f"label{number}" for number in range(16))
 
 
 async def infer(call: InferRequest) -> InferResponse:
-    """Add and subtract for `simple`, give back what came for the others."""
+    """Add and subtract for `simple`, return the input for the others."""
     assert call.model is not None
     arrays = [as_numpy(tensor) for tensor in call.inputs]
     if call.model.name == "simple":
@@ -81,7 +81,7 @@ async def index(_call: RepositoryIndexRequest) -> tuple[RepositoryEntry, ...]:
 
 
 def model() -> Service:
-    """Return the models with the layers that stand before an in-process one."""
+    """Return the models with the layers before an in-process backend."""
     leaf = Dispatch(
         "models",
         {
@@ -95,7 +95,7 @@ def model() -> Service:
 
 
 class InMemory:
-    """A client whose server stands beside it."""
+    """A client that calls its server directly."""
 
     def __init__(self, frontend: Frontend[Any, Any]) -> None:
         self._frontend = frontend
@@ -111,11 +111,11 @@ class InMemory:
             request: Any = GrpcRequest(wire.method, (body,), wire.metadata)
         else:
             request = HttpRequest(wire.method, wire.path, wire.query, wire.headers, (body,))
-        async for answer in self._frontend(request):
-            whole = (bytes(answer.view),)
-            if isinstance(answer, GrpcResponse):
-                return GrpcResponse(whole, answer.status)
-            return HttpResponse(answer.status, answer.headers, whole)
+        async for response in self._frontend(request):
+            whole = (bytes(response.view),)
+            if isinstance(response, GrpcResponse):
+                return GrpcResponse(whole, response.status)
+            return HttpResponse(response.status, response.headers, whole)
         raise AssertionError("a frontend always answers")
 
     def stream(self, wire: Any, /, *, deadline: float | None) -> AsyncIterator[Any]:
@@ -128,21 +128,21 @@ def codec(carrier: str) -> Any:
     return HttpCodec(DEFAULT_LIMITS, {}) if carrier == "http" else GrpcCodec(DEFAULT_LIMITS, {})
 
 
-def behind(carrier: str) -> Service:
-    """Return the models as an old server's, asked over *carrier*."""
+def models_over(carrier: str) -> Service:
+    """Return the models as an old server's, called over *carrier*."""
     if carrier == "straight":
         return model()
     upstream: Service = Upstream("old", codec(carrier), InMemory(Frontend(codec(carrier), model())))
     return ServerStatusLayer(Complete(upstream, codec(carrier).needs))
 
 
-async def answer_to(exchange: Exchange, service: Service) -> Any:
+async def response_to(exchange: Exchange, service: Service) -> Any:
     client = InMemory(Frontend(codec(exchange.carrier), service))
     return await client.send(exchange.request, deadline=None, decode=lambda found: found)
 
 
 def read_as_client(response: Any) -> Any:
-    """Return what a client makes of an inference's answer: outputs by name, in order."""
+    """Return an inference's response as a client reads it: outputs by name, in order."""
     if isinstance(response, GrpcResponse):
         message = pb.InferResponse.FromString(bytes(response.view))
         header, raws = message.meta_data, list(message.raw_output)
@@ -163,26 +163,26 @@ def read_as_client(response: Any) -> Any:
     return header.model_name, header.batch_size, header.id, outputs
 
 
-# Models with a state, and the one that adds numbers written as text: not among those here.
-_NOT_HERE = ("sequence", "corr-id", "stream-error", "infer-string.")
+# Models with a state, and the one that adds numbers written as text: not among the test models.
+_NOT_COMPUTED = ("sequence", "corr-id", "stream-error", "infer-string.")
 
 
-def computed(exchange: Exchange) -> bool:
-    """Tell whether the models here compute what the recorded ones did."""
+def is_computed(exchange: Exchange) -> bool:
+    """Return whether the test models compute the results of the recorded ones."""
     if not exchange.is_infer or not exchange.succeeds or "shm" in exchange.name:
         return False
-    return not any(word in exchange.name for word in _NOT_HERE)
+    return not any(word in exchange.name for word in _NOT_COMPUTED)
 
 
-COMPUTED = [one for one in EXCHANGES if computed(one)]
+COMPUTED = [one for one in EXCHANGES if is_computed(one)]
 
 
 @pytest.mark.parametrize("way", ["straight", "http", "grpc"])
 @pytest.mark.parametrize("exchange", COMPUTED, ids=lambda one: one.name)
-async def test_client_reads_what_it_read(exchange: Exchange, way: str) -> None:
-    """The answer of our models holds what the recorded answer holds."""
-    answer = await answer_to(exchange, behind(way))
-    assert read_as_client(exchange.response) == read_as_client(answer)
+async def test_client_reads_the_recorded_values(exchange: Exchange, way: str) -> None:
+    """The response of the test models has the contents of the recorded response."""
+    response = await response_to(exchange, models_over(way))
+    assert read_as_client(exchange.response) == read_as_client(response)
 
 
 @pytest.mark.parametrize("way", ["straight", "http", "grpc"])
@@ -191,11 +191,11 @@ async def test_client_reads_what_it_read(exchange: Exchange, way: str) -> None:
     [one for one in EXCHANGES if one.name.endswith("status-unknown-model.1")],
     ids=lambda one: one.name,
 )
-async def test_unknown_model_is_refused_alike(exchange: Exchange, way: str) -> None:
-    """A status of no model is INVALID_ARG, however far away the models are."""
-    answer = await answer_to(exchange, behind(way))
+async def test_unknown_model_has_the_recorded_status(exchange: Exchange, way: str) -> None:
+    """A status of no model is INVALID_ARG, also through a second gateway."""
+    response = await response_to(exchange, models_over(way))
     recorded = exchange.status
-    found = Exchange("", exchange.request, answer, {}).status
+    found = Exchange("", exchange.request, response, {}).status
     assert recorded is not None
     assert found is not None
     assert recorded.code == found.code
@@ -204,10 +204,10 @@ async def test_unknown_model_is_refused_alike(exchange: Exchange, way: str) -> N
 @pytest.mark.parametrize("way", ["straight", "http", "grpc"])
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 async def test_status_lists_every_model(carrier: str, way: str) -> None:
-    """The status of all shows each model with the signature of the recording."""
+    """Each model has the signature of the recording."""
     exchange = next(one for one in EXCHANGES if one.name == f"{carrier}-status-server.1")
-    answer = await answer_to(exchange, behind(way))
-    body = bytes(answer.view)
+    response = await response_to(exchange, models_over(way))
+    body = bytes(response.view)
     status = (
         pb.ServerStatus.FromString(body)
         if carrier == "http"
@@ -218,20 +218,20 @@ async def test_status_lists_every_model(carrier: str, way: str) -> None:
         expected = text_format.Parse(entry["config_text"], pb.ModelConfig())
         found = status.model_status[name].config
         assert expected.max_batch_size == found.max_batch_size
-        assert read_of(expected) == read_of(found)
+        assert tensors_of(expected) == tensors_of(found)
 
 
-def read_of(config: pb.ModelConfig) -> list[Any]:
-    """Return what the client reads of a model's tensors."""
+def tensors_of(config: pb.ModelConfig) -> list[Any]:
+    """Return the tensors of a model as the client reads them."""
     tensors: list[Any] = [*config.input, *config.output]
     return [(one.name, one.data_type, list(one.dims)) for one in tensors]
 
 
-async def test_text_of_a_batch_comes_back() -> None:
-    """BYTES go through every layer with their empty and arbitrary elements."""
+async def test_bytes_of_a_batch_are_returned_unchanged() -> None:
+    """Every layer keeps empty and arbitrary elements."""
     exchange = next(one for one in EXCHANGES if one.name == "http-infer-string-batch2.2")
     for way in ("straight", "http", "grpc"):
-        name, size, _id, outputs = read_as_client(await answer_to(exchange, behind(way)))
+        name, size, _id, outputs = read_as_client(await response_to(exchange, models_over(way)))
         assert (name, size, outputs[0][2]) == (
             "identity_bytes",
             2,

@@ -1,4 +1,4 @@
-"""TensorRT v1 requests over HTTP whose inputs are still on their way."""
+"""TensorRT v1 requests over HTTP with a streaming body."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def tensors(source: FakeArriving, size: int = 4) -> tuple[Tensor, ...]:
     )
 
 
-def test_a_request_ends_in_what_comes() -> None:
-    """With the rest behind it, a request is what it would have been whole."""
+def test_cut_through_request_equals_the_whole_request() -> None:
+    """The encoded part and the streaming body are the same request."""
     source = FakeArriving(BODY, 2)
     wire = CODEC.encode_cut_through(call(*tensors(source)))
     whole = [
@@ -49,15 +49,15 @@ def test_a_request_ends_in_what_comes() -> None:
     assert bytes(expected.view) == bytes(wire.view) + BODY[2:]
 
 
-def test_other_requests_are_written_whole() -> None:
-    """Inputs in another order, and questions."""
+def test_other_calls_are_not_cut_through() -> None:
+    """Inputs in another order and other calls need the whole body."""
     source = FakeArriving(BODY, 2)
     assert CODEC.encode_cut_through(call(*tensors(source)[::-1])) is None
     assert CODEC.encode_cut_through(ModelReadyRequest(model=MODEL)) is None
 
 
-def test_sizes_are_checked_before_they_come() -> None:
-    """Bytes that are not what batch size and shape need are refused, as those that are here."""
+def test_sizes_are_checked_before_the_body_is_received() -> None:
+    """A size that does not match batch size and shape is rejected."""
     source = FakeArriving(BODY, 2)
     wrong = tuple(Tensor(each.name, each.datatype, (3,), each.data) for each in tensors(source))
     with pytest.raises(InvalidTensor, match="'a' has 4 bytes: batch size 2 of shape"):

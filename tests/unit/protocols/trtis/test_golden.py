@@ -1,4 +1,4 @@
-"""Every recorded exchange, read and written by both codecs as the index says."""
+"""Every recorded exchange, decoded and encoded by both codecs as the index requires."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ CODECS: dict[str, Any] = {
     "http": HttpCodec(DEFAULT_LIMITS, OPEN),
     "grpc": GrpcCodec(DEFAULT_LIMITS, OPEN),
 }
-# Refusals that do not reach a handler of a real server, and so say nothing in NV-Status.
+# Errors that do not reach a handler of a real server, and so have no NV-Status.
 SILENT = {"http-manual-wrong-method", "http-manual-unknown-path", "http-manual-health-bad-mode"}
-# Recorded without NV-Status; ours has one, which tells the caller what is wrong
+# Recorded without NV-Status; ours has one, so that the caller knows the cause
 # (docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP").
-TOLD = {"http-manual-bad-header", "http-manual-missing-header"}
+WITHOUT_STATUS = {"http-manual-bad-header", "http-manual-missing-header"}
 # Servers from 1.12 on write a data_type; ours never does, since older clients cannot read it.
 WITH_TYPE = {"http-manual-v112-response", "http-manual-v112-request", "grpc-manual-v112-no-dims"}
 
 INFERS = [one for one in EXCHANGES if one.is_infer]
-ANSWERED = [one for one in INFERS if one.succeeds]
+SUCCEEDED = [one for one in INFERS if one.succeeds]
 OTHERS = [one for one in EXCHANGES if not one.is_infer and one.succeeds]
 REFUSED = [one for one in EXCHANGES if not one.succeeds]
 
@@ -65,8 +65,8 @@ def decoded(exchange: Exchange) -> Any:
     return CODECS[exchange.carrier].decode_call(exchange.request)
 
 
-def remote_answer(exchange: Exchange) -> Any:
-    """Return the recorded answer as a server gives it to one who asked for binary."""
+def remote_response(exchange: Exchange) -> Any:
+    """Return the recorded response as a server sends it to a request for binary."""
     response = exchange.response
     if exchange.carrier == "grpc" or "format=binary" in exchange.request.query:
         return response
@@ -79,20 +79,20 @@ def remote_answer(exchange: Exchange) -> Any:
     )
 
 
-def settled_call(exchange: Exchange) -> InferRequest:
+def completed_call(exchange: Exchange) -> InferRequest:
     call = decoded(exchange)
     return apply_batch_size(call, METADATA[call.model.name], whole=False)
 
 
-def test_all_cases_are_here() -> None:
+def test_every_case_has_an_exchange() -> None:
     """None of the 128 cases is left out."""
     assert len(INDEX["cases"]) == 128
     assert {case["case"] for case in INDEX["cases"]} == {case_of(one) for one in EXCHANGES}
 
 
-@pytest.mark.parametrize("exchange", ANSWERED, ids=name_of)
-def test_reads_request(exchange: Exchange) -> None:
-    """A recorded inference is read as the library reads its header, every input in its place."""
+@pytest.mark.parametrize("exchange", SUCCEEDED, ids=name_of)
+def test_decodes_recorded_request(exchange: Exchange) -> None:
+    """A recorded inference is decoded like its header by the library, inputs in order."""
     call = decoded(exchange)
     header = exchange.header
     assert [entry.name for entry in header.input] == [one.name for one in call.inputs]
@@ -111,9 +111,9 @@ def test_reads_request(exchange: Exchange) -> None:
         assert header.flags == call.sequence.start + 2 * call.sequence.end
 
 
-@pytest.mark.parametrize("exchange", [one for one in ANSWERED if one.inputs], ids=name_of)
+@pytest.mark.parametrize("exchange", [one for one in SUCCEEDED if one.inputs], ids=name_of)
 def test_inputs_have_the_values_of_the_client(exchange: Exchange) -> None:
-    """With the model's metadata each input is the array that the client was given."""
+    """With the model's metadata, each input is the array of the client."""
     call = decoded(exchange)
     metadata = METADATA[call.model.name]
     whole = apply_batch_size(call, metadata, whole=True)
@@ -125,12 +125,12 @@ def test_inputs_have_the_values_of_the_client(exchange: Exchange) -> None:
         np.testing.assert_array_equal(expected, as_numpy(tensor))
 
 
-@pytest.mark.parametrize("exchange", ANSWERED, ids=name_of)
-def test_writes_answer(exchange: Exchange) -> None:
-    """The recorded answer, read as an upstream's, is written again byte by byte."""
+@pytest.mark.parametrize("exchange", SUCCEEDED, ids=name_of)
+def test_encodes_recorded_response(exchange: Exchange) -> None:
+    """The recorded response, decoded as an upstream's, is encoded byte by byte the same."""
     codec = CODECS[exchange.carrier]
     call = decoded(exchange)
-    reply = typed(call, codec.decode_reply(settled_call(exchange), remote_answer(exchange)))
+    reply = typed(call, codec.decode_reply(completed_call(exchange), remote_response(exchange)))
     written = codec.encode_reply(call, reply)
     if exchange.carrier == "grpc":
         expected = pb.InferResponse.FromString(bytes(exchange.response.view))
@@ -167,17 +167,17 @@ def _without_type(trailer: bytes) -> bytes:
     return header.SerializeToString()
 
 
-@pytest.mark.parametrize("exchange", ANSWERED, ids=name_of)
-def test_asks_as_the_client_did(exchange: Exchange) -> None:
+@pytest.mark.parametrize("exchange", SUCCEEDED, ids=name_of)
+def test_encodes_recorded_request(exchange: Exchange) -> None:
     """The recorded call, sent to an upstream, is the recorded request but for default dims."""
     codec = CODECS[exchange.carrier]
-    call = settled_call(exchange)
+    call = completed_call(exchange)
     wire = codec.encode_call(call)
     expected = exchange.header
     for entry, tensor in zip(expected.input, call.inputs, strict=True):
         entry.dims[:] = tensor.shape or (1,)
         if case_of(exchange) == "http-manual-infer-id":
-            entry.batch_byte_size = 0  # of fixed-size inputs it says nothing new
+            entry.batch_byte_size = 0  # redundant for fixed-size inputs
     if exchange.carrier == "http":
         found = text_format.Parse(wire.headers.get("nv-inferrequest"), pb.InferRequestHeader())
         assert exchange.request.path == wire.path
@@ -197,15 +197,15 @@ def test_asks_as_the_client_did(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("exchange", REFUSED, ids=name_of)
-def test_refusal_comes_back_as_it_came(exchange: Exchange) -> None:
-    """A recorded refusal is answered with the same code and text, or is one of our own."""
+def test_recorded_error_is_forwarded_unchanged(exchange: Exchange) -> None:
+    """The response has the recorded code and text, or an error of the gateway."""
     codec = CODECS[exchange.carrier]
     call = None
     try:
         call = decoded(exchange)
-        error = refusal_of(exchange, call)
-    except GatewayError as refused:
-        error = refused
+        error = recorded_error(exchange, call)
+    except GatewayError as local_error:
+        error = local_error
     written = codec.encode_error(call, error)
     if exchange.carrier == "http":
         assert exchange.response.status == written.status
@@ -216,20 +216,20 @@ def test_refusal_comes_back_as_it_came(exchange: Exchange) -> None:
         assert (
             exchange.response.headers.get("nv-inferresponse")
             == written.headers.get("nv-inferresponse")
-            or case_of(exchange) in TOLD
+            or case_of(exchange) in WITHOUT_STATUS
         )
         assert (
             exchange.response.headers.get("content-type") == written.headers.get("content-type")
-            or case_of(exchange) in TOLD
+            or case_of(exchange) in WITHOUT_STATUS
         )
         found = text_format.Parse(written.headers.get("nv-status"), pb.RequestStatus())
     else:
-        answer = pb.InferResponse.FromString(bytes(written.view))
+        message = pb.InferResponse.FromString(bytes(written.view))
         recorded = pb.InferResponse.FromString(bytes(exchange.response.view))
-        found = answer.request_status
+        found = message.request_status
         if exchange.is_infer:
-            assert recorded.meta_data == answer.meta_data
-    if case_of(exchange) in TOLD:
+            assert recorded.meta_data == message.meta_data
+    if case_of(exchange) in WITHOUT_STATUS:
         assert found.code == pb.INVALID_ARG
         return
     assert exchange.status is not None
@@ -240,19 +240,19 @@ def test_refusal_comes_back_as_it_came(exchange: Exchange) -> None:
     assert found.request_id > 0
 
 
-def refusal_of(exchange: Exchange, call: Any) -> GatewayError:
-    """Return the error that the recorded answer is, to an upstream that passes it on."""
+def recorded_error(exchange: Exchange, call: Any) -> GatewayError:
+    """Return the error of the recorded response, as an upstream raises it."""
     codec = CODECS[exchange.carrier]
-    question = call
+    upstream_call = call
     if isinstance(call, ServerStatusRequest):
-        question = ModelMetadataRequest(model=call.about)
+        upstream_call = ModelMetadataRequest(model=call.about)
     with pytest.raises(GatewayError) as caught:
-        codec.decode_reply(question, exchange.response)
+        codec.decode_reply(upstream_call, exchange.response)
     assert isinstance(caught.value, GatewayError)
     return caught.value
 
 
-# What this side finds out by itself, before any server is asked.
+# Errors that the gateway finds itself, before it calls a server.
 LOCAL = {
     "http-manual-short-body": "InvalidTensor",
     "http-manual-extra-body": "InvalidTensor",
@@ -263,8 +263,8 @@ LOCAL = {
 
 
 @pytest.mark.parametrize("exchange", [one for one in REFUSED if case_of(one) in LOCAL], ids=name_of)
-def test_refuses_what_the_model_does_not_take(exchange: Exchange) -> None:
-    """With the model's metadata a wrong request is refused as the recorded answer refuses it."""
+def test_rejects_requests_that_do_not_match_the_model(exchange: Exchange) -> None:
+    """With the model's metadata, the error has the code of the recorded response."""
     call = decoded(exchange)
     with pytest.raises(GatewayError) as caught:
         apply_batch_size(call, METADATA[call.model.name], whole=False)
@@ -272,16 +272,16 @@ def test_refuses_what_the_model_does_not_take(exchange: Exchange) -> None:
     written = CODECS[exchange.carrier].encode_error(call, caught.value)
     assert exchange.status is not None
     if isinstance(written, GrpcResponse):
-        answer = pb.InferResponse.FromString(bytes(written.view))
-        assert exchange.status.code == answer.request_status.code
+        message = pb.InferResponse.FromString(bytes(written.view))
+        assert exchange.status.code == message.request_status.code
     else:
         line = written.headers.get("nv-status")
         assert exchange.status.code == text_format.Parse(line, pb.RequestStatus()).code
 
 
 @pytest.mark.parametrize("exchange", OTHERS, ids=name_of)
-def test_other_calls_are_answered_as_recorded(exchange: Exchange) -> None:
-    """Health, status, control, regions and index: what a client reads of them is the same."""
+def test_other_replies_are_encoded_as_recorded(exchange: Exchange) -> None:
+    """A client reads the same health, status, control, regions and index."""
     codec = CODECS[exchange.carrier]
     call = decoded(exchange)
     written = codec.encode_reply(call, reply_to(exchange, call))
@@ -306,7 +306,7 @@ def test_other_calls_are_answered_as_recorded(exchange: Exchange) -> None:
 
 
 def reply_to(exchange: Exchange, call: Any) -> Any:
-    """Return the recorded answer as the gateway knows it."""
+    """Return the recorded response as the gateway's reply."""
     if isinstance(call, RepositoryIndexRequest):
         return tuple(RepositoryEntry(name) for name in sorted(METADATA))
     if not isinstance(call, ServerStatusRequest):
@@ -326,7 +326,7 @@ def status_in(exchange: Exchange, response: Any) -> pb.ServerStatus:
 
 
 def read_by_client(status: pb.ServerStatus) -> Any:
-    """Return what the real client takes from a status."""
+    """Return the parts of a status that the real client reads."""
     models = {}
     for name, model in status.model_status.items():
         config = model.config
@@ -346,15 +346,15 @@ def _index_in(response: GrpcResponse) -> list[str]:
 
 
 def _regions_in(response: GrpcResponse) -> list[Any]:
-    """Return the regions where real servers write them; none in answers of other kinds."""
-    answer = pb.SharedMemoryControlResponse.FromString(bytes(response.view))
-    regions = answer.shared_memory_status.shared_memory_region
+    """Return the regions where real servers write them; none in other responses."""
+    message = pb.SharedMemoryControlResponse.FromString(bytes(response.view))
+    regions = message.shared_memory_status.shared_memory_region
     return [json_format.MessageToDict(one) for one in regions]
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
-def test_reads_an_old_servers_status(carrier: str) -> None:
-    """The recorded status answers who the server is, its models, their signatures and readiness."""
+def test_decodes_the_status_of_an_old_server(carrier: str) -> None:
+    """Server metadata, models, signatures and readiness are in the recorded status."""
     codec = CODECS[carrier]
     recorded = next(one for one in EXCHANGES if one.name == f"{carrier}-status-server.1")
     response = recorded.response
@@ -365,13 +365,13 @@ def test_reads_an_old_servers_status(carrier: str) -> None:
     entries = codec.decode_reply(RepositoryIndexRequest(), response)
     assert sorted(METADATA) == list(dict.fromkeys(entry.name for entry in entries))
     for name, expected in METADATA.items():
-        question = ModelMetadataRequest(model=ModelRef(name))
-        assert expected == codec.decode_reply(question, response)
+        upstream_call = ModelMetadataRequest(model=ModelRef(name))
+        assert expected == codec.decode_reply(upstream_call, response)
     assert codec.decode_reply(ModelReadyRequest(model=simple), response) is True
     assert codec.decode_reply(ModelReadyRequest(model=ModelRef("simple", "7")), response) is False
 
 
-def test_status_as_json_keeps_the_protocols_names() -> None:
+def test_names_in_json_status_depend_on_the_server_version() -> None:
     """JSON is protobuf's own mapping, in camel case up to 1.12 and in snake case from 1.13 on."""
     status = ServerStatus(is_ready=True, models=(ModelStatus(METADATA["simple"]),))
     accept = Headers((("Accept", "application/json"),))

@@ -16,7 +16,7 @@ from gateway.wire.grpc import GrpcStatus
 
 
 def test_options_are_read() -> None:
-    """Options become values; none are the defaults."""
+    """Options become values; without options, the defaults apply."""
     assert read_options({}) == TrtisOptions()
     options = {"server_id": "me", "version_zero": "latest", "model_control": True}
     assert read_options(options).server_id == "me"
@@ -36,14 +36,14 @@ def test_options_are_read() -> None:
         ({"model_control": "yes"}, "true or false"),
     ],
 )
-def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
-    """A key or value that is not one of ours is refused by name."""
+def test_error_names_the_wrong_option(options: dict[str, Any], text: str) -> None:
+    """An unknown key or value is rejected."""
     with pytest.raises(ValueError, match=text):
         check_options(options)
 
 
-def test_every_code_has_a_status() -> None:
-    """Each kind of error has a request status, and none of them says success."""
+def test_every_error_code_has_a_status() -> None:
+    """Each error code has a request status, and none has SUCCESS."""
     assert set(STATUS) == set(ErrorCode)
     assert pb.SUCCESS not in STATUS.values()
     for code, cls in ERROR_CLASSES.items():
@@ -51,21 +51,21 @@ def test_every_code_has_a_status() -> None:
 
 
 @pytest.mark.parametrize("code", range(12))
-def test_every_request_status_is_some_error(code: int) -> None:
-    """Each request status, known or not, means some kind of error to any call."""
+def test_every_request_status_maps_to_an_error(code: int) -> None:
+    """Each request status, known or not, has an error class for any call."""
     infer = InferRequest(model=ModelRef("m"))
     for call in (infer, ModelMetadataRequest(model=ModelRef("m"))):
         assert error_class_of(call, code).code in ErrorCode
 
 
 @pytest.mark.parametrize("status", GrpcStatus)
-def test_every_grpc_status_is_some_error(status: GrpcStatus) -> None:
-    """Each gRPC status means some kind of error."""
+def test_every_grpc_status_maps_to_an_error(status: GrpcStatus) -> None:
+    """Each gRPC status has an error class."""
     assert error_class_of_grpc(status).code in ErrorCode
 
 
 def test_scalars_of_yaml_are_read() -> None:
-    """A configuration's numbers and flags come as text."""
+    """Numbers and flags of a configuration are text."""
     options = {"max_batch_size": "8", "model_control": "true", "repository_index": "false"}
     expected = {"max_batch_size": 8, "model_control": True, "repository_index": False}
     assert expected == check_options(options)

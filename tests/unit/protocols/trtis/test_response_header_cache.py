@@ -1,4 +1,4 @@
-"""Tests of remembered heads: whatever came before, an answer is described as it is."""
+"""Tests of the response header cache: each response has its own header."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reply(*outputs: Tensor, **fields: Any) -> InferResponse:
     return InferResponse(**{"model": M, "outputs": outputs, "batch_size": 1, **fields})
 
 
-ANSWERS = [
+REPLIES = [
     (CALL, reply(Y)),
     (CALL, reply(WIDE)),
     (CALL, reply(FLOATS)),
@@ -47,21 +47,21 @@ ANSWERS = [
 ]
 
 
-def test_each_answer_is_described_as_without_a_memory() -> None:
-    """After any other answer, and after itself, an answer has the head and bytes it has alone."""
-    for (first, before), (call, answer) in product(ANSWERS, repeat=2):
+def test_header_from_the_cache_equals_an_uncached_one() -> None:
+    """Header and bytes of a reply do not depend on the replies before it."""
+    for (first, before), (call, current) in product(REPLIES, repeat=2):
         writer = ResponseHeaderCache()
         writer.write(first, before)
         for _ in range(2):
-            head, views = writer.write(call, answer)
-            header, alone = write_reply(call, answer)
+            head, views = writer.write(call, current)
+            header, alone = write_reply(call, current)
             assert [bytes(view) for view in alone] == [bytes(view) for view in views]
             assert header == pb.InferResponseHeader.FromString(head.message(0))
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 2**64 - 1])
-def test_id_stands_in_every_form(number: int) -> None:
-    """The id that a head is given is the one that is read back; 0 is none."""
+def test_id_is_written_in_every_form(number: int) -> None:
+    """Each form of a header has the id that was set; 0 is none."""
     writer = ResponseHeaderCache()
     head, _ = writer.write(CALL, reply(Y))
     expected, _ = write_reply(CALL, reply(Y))
@@ -71,8 +71,8 @@ def test_id_stands_in_every_form(number: int) -> None:
     assert expected == text_format.Parse(head.line(number), pb.InferResponseHeader())
 
 
-def test_what_is_wrong_stays_wrong() -> None:
-    """An answer that fits its request is no excuse for the next one that does not."""
+def test_invalid_reply_is_rejected_after_a_valid_one() -> None:
+    """A cached header does not hide that the next reply is invalid."""
     writer = ResponseHeaderCache()
     writer.write(CALL, reply(Y))
     with pytest.raises(UpstreamProtocolError, match="lacks the requested output 'y'"):
@@ -83,8 +83,8 @@ def test_what_is_wrong_stays_wrong() -> None:
         writer.write(CALL, reply(Tensor("y", None, None, Y.data)))
 
 
-def test_memory_is_bounded() -> None:
-    """A client that asks for ever new shapes does not fill the memory; long heads are not kept."""
+def test_cache_is_bounded() -> None:
+    """Replies with ever new shapes do not fill the cache; long headers are not cached."""
     writer = ResponseHeaderCache()
     for size in range(600):
         writer.write(CALL, reply(array_tensor("y", np.zeros(size, np.uint8))))

@@ -46,10 +46,10 @@ def model(
         (model(shape=(-1, -1, 2)), 32, [-1, 2], False),
     ],
 )
-def test_batch_axis_is_taken_out_of_dims(
+def test_batch_axis_is_removed_from_dims(
     metadata: ModelMetadata, most: int, dims: list[int], reshaped: bool
 ) -> None:
-    """A client adds the batch axis itself; a scalar is dims [1], which the model sees reshaped."""
+    """A client adds the batch axis itself; a scalar has dims [1] and a reshape."""
     config = write_config(metadata, OPTIONS.max_batch_size)
     assert config.max_batch_size == most
     for tensor in (config.input[0], config.output[0]):
@@ -60,24 +60,24 @@ def test_batch_axis_is_taken_out_of_dims(
 
 
 @pytest.mark.parametrize("datatype", [one for one in Datatype if one is not Datatype.BF16])
-def test_every_datatype_comes_back(datatype: Datatype) -> None:
-    """What is published is read back as the same metadata."""
+def test_metadata_of_every_datatype_is_preserved(datatype: Datatype) -> None:
+    """An encoded status is decoded as the same metadata."""
     metadata = model(datatype, max_batch_size=8, platform="onnx", versions=("1", "2"))
     status = write_status(ServerStatus(is_ready=True, models=(ModelStatus(metadata),)), OPTIONS)
     assert metadata == read_model("m", status.model_status["m"], DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize("stateful", [False, True])
-def test_clients_are_told_of_state(stateful: bool) -> None:
-    """Tools look for sequence_batching to know how to ask a model."""
+def test_stateful_model_has_sequence_batching(stateful: bool) -> None:
+    """Tools look for sequence_batching to know how to call a model."""
     config = write_config(model(stateful=stateful), 1)
     assert stateful is config.HasField("sequence_batching")
     found = read_model("m", pb.ModelStatus(config=config), DEFAULT_LIMITS)
     assert stateful is found.stateful
 
 
-def test_text_is_type_string() -> None:
-    """BYTES is TYPE_STRING."""
+def test_bytes_is_encoded_as_type_string() -> None:
+    """The tensor of a configuration has TYPE_STRING."""
     assert write_config(model(Datatype.BYTES), 1).input[0].data_type == pb.TYPE_STRING
 
 
@@ -92,8 +92,8 @@ def test_text_is_type_string() -> None:
         (model(max_batch_size=1 << 31), "'m' cannot be described in TensorRT v1: Value out of"),
     ],
 )
-def test_what_v1_cannot_show_is_left_out_or_named(metadata: ModelMetadata, text: str) -> None:
-    """In the list of all such a model is missing; a question about it says why."""
+def test_unrepresentable_model_is_omitted_or_rejected(metadata: ModelMetadata, text: str) -> None:
+    """The list of all models omits it; a request for it alone is an error."""
     good = ModelStatus(model(name="good"))
     status = ServerStatus(is_ready=True, models=(ModelStatus(metadata), good))
     assert list(write_status(status, OPTIONS).model_status) == ["good"]
@@ -103,8 +103,8 @@ def test_what_v1_cannot_show_is_left_out_or_named(metadata: ModelMetadata, text:
         )
 
 
-def test_versions_and_states_are_told() -> None:
-    """Each version has the state its index gives; without an index a described model is ready."""
+def test_versions_and_states_are_encoded() -> None:
+    """Each version has its state from the index; without an index, a model is ready."""
     entries = (
         RepositoryEntry("m", "1", ModelState.READY),
         RepositoryEntry("m", "2", ModelState.UNAVAILABLE, "broken"),
@@ -125,7 +125,7 @@ def test_versions_and_states_are_told() -> None:
 
 
 def test_the_first_version_without_a_number_is_1() -> None:
-    """Of several versions that are no numbers the first is told, with its own state."""
+    """Only the first of several such versions is encoded, with its own state."""
     entries = (
         RepositoryEntry("m", "blue", ModelState.LOADING),
         RepositoryEntry("m", "green", ModelState.READY),
@@ -139,8 +139,8 @@ def test_the_first_version_without_a_number_is_1() -> None:
     }
 
 
-def test_server_is_told() -> None:
-    """Id, version, uptime and readiness stand in every status."""
+def test_status_describes_the_server() -> None:
+    """Id, version, uptime and readiness are in every status."""
     found = write_status(ServerStatus(is_ready=False, uptime_s=1.5), OPTIONS)
     assert (found.id, found.version) == ("inference:0", "1.11.0")
     assert found.uptime_ns == 1_500_000_000
@@ -177,8 +177,8 @@ OWN = ModelConfiguration(
 )
 
 
-def test_the_configuration_has_all_that_the_server_tells() -> None:
-    """Scheduler, policies and tensors are the server's own; what v1 has no field for is left out."""
+def test_configuration_of_the_server_is_encoded() -> None:
+    """Scheduler, policies and tensors are the server's; members that v1 lacks are omitted."""
     config = write_config(
         ModelMetadata(
             name="m",
@@ -207,16 +207,16 @@ def test_the_configuration_has_all_that_the_server_tells() -> None:
     assert ("v", "w") == (config.parameters["k"].string_value, config.model_warmup[0].name)
 
 
-def test_dynamic_batching_is_told() -> None:
-    """Clients that read the scheduler's settings find it, its own defaults included."""
+def test_dynamic_batching_is_encoded() -> None:
+    """Clients can read the scheduler's settings."""
     own = ModelConfiguration({"dynamic_batching": {"preferred_batch_size": [4, 8]}})
     config = write_config(ModelMetadata(name="m", max_batch_size=8, configuration=own), 128)
     assert "dynamic_batching" == config.WhichOneof("scheduling_choice")
     assert [4, 8] == list(config.dynamic_batching.preferred_batch_size)
 
 
-def test_a_configuration_that_v1_cannot_hold_is_made_of_metadata() -> None:
-    """A number that is too large for its field does not cost the model its status."""
+def test_unrepresentable_configuration_is_replaced_by_metadata() -> None:
+    """A number that is too large for its field does not prevent the status."""
     own = ModelConfiguration({"dynamic_batching": {"priority_levels": 1 << 40}})
     config = write_config(ModelMetadata(name="m", max_batch_size=8, configuration=own), 128)
     assert ("m", 8, None) == (
@@ -226,7 +226,7 @@ def test_a_configuration_that_v1_cannot_hold_is_made_of_metadata() -> None:
     )
 
 
-def test_unloaded_versions_are_told_beside_loaded_ones() -> None:
+def test_unloaded_versions_are_listed_with_loaded_ones() -> None:
     """A version that the index lists as unavailable stays in the status, with its reason."""
     entries = (
         RepositoryEntry("m", "1", ModelState.UNAVAILABLE, "unloaded"),

@@ -1,4 +1,4 @@
-"""Tests of counters in ServerStatus: written from any target's, and read from an old server's."""
+"""Tests of counters in ServerStatus: encoded for clients, and decoded from an old server."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ OLD.model_status["m"].version_status[1].infer_stats[2].failed.count = 1
 
 
 def counters(found: ModelStatistics) -> pb.ModelVersionStatus:
-    """Return what a client is told of the one version of a model."""
+    """Return the encoded status of the one version of a model."""
     metadata = ModelMetadata(name="m", versions=("1",))
     status = ServerStatus(is_ready=True, models=(ModelStatus(metadata, (), (found,)),))
     return write_status(status, TrtisOptions()).model_status["m"].version_status[1]
 
 
-def test_counts_are_told_by_version() -> None:
-    """Each size has its executions, and 1 the requests that the server batched together."""
+def test_counters_are_encoded_per_version() -> None:
+    """Each size has its executions; size 1 has the requests that the server batched."""
     version_status = counters(
         ModelStatistics(
             name="m",
@@ -77,8 +77,8 @@ def test_counts_are_told_by_version() -> None:
     assert pb.MODEL_READY == version_status.ready_state
 
 
-def test_requests_are_told_where_all_had_one_size() -> None:
-    """With one size of batch the requests in all are those of that size."""
+def test_counters_of_one_batch_size_have_all_requests() -> None:
+    """With one batch size, all requests belong to it."""
     version_status = counters(
         ModelStatistics(
             name="m",
@@ -95,7 +95,7 @@ def test_requests_are_told_where_all_had_one_size() -> None:
 
 
 def sums(entry: pb.ModelVersionStatus) -> dict[str, tuple[int, int]]:
-    """Return the sums of all sizes, which `perf_client` makes."""
+    """Return the sums of all sizes, as `perf_client` computes them."""
     stats = entry.infer_stats.values()
     return {
         name: (
@@ -111,10 +111,10 @@ def sums(entry: pb.ModelVersionStatus) -> dict[str, tuple[int, int]]:
         st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.booleans()), max_size=12
     )
 )
-def test_no_counter_falls_and_the_sums_are_those_of_the_server(
+def test_counters_never_decrease_and_add_up_to_the_servers(
     steps: list[tuple[int, int, bool]],
 ) -> None:
-    """Whatever sizes are executed between two readings, every counter grows or stays."""
+    """Between two readings, batches of any size may be executed."""
     batches: dict[int, BatchStatistics] = {}
     inference = InferStatistics()
     before: dict[tuple[int, str], tuple[int, int]] = {}
@@ -146,8 +146,8 @@ def test_no_counter_falls_and_the_sums_are_those_of_the_server(
             assert (total.count, total.ns) == sums(entry)[name]
 
 
-def test_counts_of_another_version_are_not_this_ones() -> None:
-    """A version of which nothing is counted has no counters."""
+def test_statistics_of_another_version_are_not_used() -> None:
+    """A version without statistics has no counters."""
     version_status = counters(ModelStatistics(name="m", version="2", inference_count=12))
     assert (0, 0) == (version_status.model_inference_count, len(version_status.infer_stats))
 
@@ -160,10 +160,10 @@ def test_counts_of_another_version_are_not_this_ones() -> None:
         (ModelRef("m", "3"), [("m", "3")]),
     ],
 )
-def test_an_old_servers_counters_are_read(
+def test_counters_of_an_old_server_are_decoded(
     model: ModelRef | None, versions: list[tuple[str, str]]
 ) -> None:
-    """Requests of all sizes are added up; runs are told by size; over both carriers."""
+    """Requests of all sizes are added up; executions are per size; over both carriers."""
     call = ModelStatisticsRequest(model=model)
     wire = HTTP.encode_call(call)
     assert ("GET", "/api/status/m" if model else "/api/status") == (wire.method, wire.path)
@@ -183,7 +183,7 @@ def test_an_old_servers_counters_are_read(
     assert 1234 == last.last_inference_ms
 
 
-def test_counters_of_no_version_are_not_found() -> None:
-    """A version that the server does not have is none of which nothing was counted."""
+def test_counters_of_an_unknown_version_are_not_found() -> None:
+    """An unknown version is an error, not a version without counters."""
     with pytest.raises(ModelNotFound, match="m version 2"):
         read_counters(ModelStatisticsRequest(model=ModelRef("m", "2")), OLD, DEFAULT_LIMITS)

@@ -1,4 +1,4 @@
-"""Frames of baidu_std: cutting, numbers, compression, and the codec on them."""
+"""Frames of baidu_std: framing, correlation ids, compression, and the codec on them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ META = RpcMeta(request=RpcRequestMeta(service_name="s", method_name="m"), compre
 
 
 def sent(frame: Frame, number: int | None = 5, framer: BaiduFramer | None = None) -> bytes:
-    """Return the bytes that carry a frame with this number."""
+    """Return the bytes of a frame with this correlation id."""
     made = framer or BaiduFramer(DEFAULT_LIMITS)
     return b"".join(made.send(Frame(frame.payload, number)))
 
@@ -65,8 +65,8 @@ def received(data: bytes, step: int = 1 << 20) -> list[Frame]:
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 2**63 - 1, -1, -(2**63)])
-def test_a_number_is_written_and_read(number: int) -> None:
-    """Whatever it is; the message behind the metadata is not touched."""
+def test_correlation_id_is_written_and_read(number: int) -> None:
+    """Any 64-bit id is kept; the message behind the metadata is unchanged."""
     wire = CODEC.encode_call(CALL)
     [frame] = received(sent(wire, number))
     meta, rest = split_frame(memoryview(frame.payload[0]))
@@ -74,8 +74,8 @@ def test_a_number_is_written_and_read(number: int) -> None:
     assert (number, number, bytes(whole)) == (frame.correlation, meta.correlation_id, bytes(rest))
 
 
-def test_a_number_is_written_into_a_frame_that_was_joined() -> None:
-    """However a payload was cut, the frame is the same."""
+def test_correlation_id_is_written_into_any_payload_parts() -> None:
+    """The frame does not depend on the parts of its payload."""
     wire = CODEC.encode_call(CALL)
     payload_bytes = b"".join(wire.payload)
     shapes = [
@@ -87,16 +87,16 @@ def test_a_number_is_written_into_a_frame_that_was_joined() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 11, 12, 13, 64, 100_000])
-def test_frames_are_the_same_however_they_are_cut(step: int) -> None:
-    """Two frames, byte by byte or at once."""
+def test_frames_are_read_from_pieces_of_any_size(step: int) -> None:
+    """Two frames are read byte by byte or at once."""
     data = sent(CODEC.encode_call(CALL), 1) + sent(CODEC.encode_call(ServerLiveRequest()), -2)
     frames = received(data, step)
     whole = b"".join(bytes(frame.payload[0]) for frame in frames)
     assert ([1, -2], data) == ([frame.correlation for frame in frames], whole)
 
 
-def test_a_framer_tells_what_it_waits_for() -> None:
-    """The header's size until it is there, then the frame's; nothing between frames."""
+def test_framer_reports_the_wanted_size() -> None:
+    """It is the header's size, then the frame's, and 0 between frames."""
     data = sent(CODEC.encode_call(CALL))
     framer = BaiduFramer(DEFAULT_LIMITS)
     sizes = [framer.wanted]
@@ -106,8 +106,8 @@ def test_a_framer_tells_what_it_waits_for() -> None:
     assert [0, 12, 12, len(data), 0] == sizes
 
 
-def test_frames_before_a_fault_are_given() -> None:
-    """What came whole is answered; the fault is known, and raised by the next call."""
+def test_frames_before_a_fault_are_returned() -> None:
+    """The fault is stored, and raised by the next call."""
     data = sent(CODEC.encode_call(ServerLiveRequest())) + b"GET / HTTP"
     framer = BaiduFramer(DEFAULT_LIMITS)
     assert (1, True) == (len(framer.receive(data)), isinstance(framer.fault, MalformedMessage))
@@ -115,8 +115,8 @@ def test_frames_before_a_fault_are_given() -> None:
         framer.receive(b"x")
 
 
-def test_a_frame_over_the_limit_is_refused_by_its_header() -> None:
-    """Before anything of it is there; so is metadata that is too long."""
+def test_a_frame_over_the_limit_is_rejected_by_its_header() -> None:
+    """The body is not read first; metadata that is too long is rejected, too."""
     small = MessageLimits(message_bytes=100)
     with pytest.raises(TooLarge, match="101 bytes, at most 100"):
         BaiduFramer(small).receive(b"PRPC" + (101).to_bytes(4, "big") + bytes(4))
@@ -124,7 +124,7 @@ def test_a_frame_over_the_limit_is_refused_by_its_header() -> None:
         BaiduFramer(DEFAULT_LIMITS).receive(b"PRPC" + (1 << 20).to_bytes(4, "big") * 2)
 
 
-def test_a_timeout_of_the_caller_is_a_deadline() -> None:
+def test_timeout_of_the_caller_becomes_a_deadline() -> None:
     """timeout_ms counts from the frame's arrival."""
     meta = RpcMeta()
     meta.CopyFrom(META)
@@ -137,8 +137,8 @@ def test_a_timeout_of_the_caller_is_a_deadline() -> None:
 @pytest.mark.parametrize(
     ("left_s", "timeout_ms"), [(0.25, 250), (0.0004, 1), (-3.0, 1), (1e9, 2**31 - 1)]
 )
-def test_what_is_left_of_a_deadline_is_sent(left_s: float, timeout_ms: int) -> None:
-    """An upstream is told in whole milliseconds, at least one; the rest of the frame is the same."""
+def test_remaining_time_of_a_deadline_is_sent(left_s: float, timeout_ms: int) -> None:
+    """The timeout is in whole milliseconds, at least one; the rest of the frame is the same."""
     wire = CODEC.encode_call(CALL)
     framer = BaiduFramer(DEFAULT_LIMITS, clock=lambda: 100.0)
     timed = b"".join(framer.send(Frame(wire.payload, 5, 100.0 + left_s)))
@@ -150,21 +150,21 @@ def test_what_is_left_of_a_deadline_is_sent(left_s: float, timeout_ms: int) -> N
     assert (plain_meta, plain_rest) == (meta, rest)
 
 
-def test_an_answer_has_no_time_left() -> None:
-    """A deadline changes nothing in what is no request."""
+def test_response_has_no_timeout() -> None:
+    """A deadline changes only requests."""
     wire = CODEC.encode_reply(ServerLiveRequest(), True)
     framer = server_framer(DEFAULT_LIMITS)
     assert sent(wire, 5) == b"".join(framer.send(Frame(wire.payload, 5, 1.0)))
 
 
-def test_a_server_says_nothing_that_answers_nothing() -> None:
-    """Brpc closes a broken connection without a word; a client may send without a number."""
+def test_server_sends_no_frame_without_a_correlation_id() -> None:
+    """Brpc closes a broken connection without a frame; a client may omit the id."""
     wire = CODEC.encode_error(None, MalformedMessage("broken"))
     assert ([], True) == (server_framer(DEFAULT_LIMITS).send(wire), bool(sent(wire, None)))
 
 
-def test_a_frame_may_be_begun_before_it_is_known() -> None:
-    """The magic goes out first, once; the next frame leaves it out."""
+def test_magic_may_be_sent_before_the_frame() -> None:
+    """The magic is sent once; the next frame omits it."""
     framer = server_framer(DEFAULT_LIMITS)
     wire = CODEC.encode_reply(ServerLiveRequest(), True)
     data = framer.begin() + framer.begin() + sent(wire, 5, framer)
@@ -172,8 +172,8 @@ def test_a_frame_may_be_begun_before_it_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "snappy", "gzip", "zlib"])
-def test_requests_are_compressed_as_told(name: str) -> None:
-    """An upstream is sent what it is configured for, and the other end reads the same call."""
+def test_requests_are_compressed_as_configured(name: str) -> None:
+    """The other end decodes the same call."""
     codec = BrpcCodec(DEFAULT_LIMITS, {"compress": name})
     [frame] = received(sent(codec.encode_call(CALL)))
     call = codec.decode_call(frame)
@@ -196,8 +196,8 @@ def test_float_tensors_are_views_of_the_frame() -> None:
 
 @pytest.mark.parametrize("number", [SNAPPY, GZIP, ZLIB])
 @pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 50])
-def test_what_is_compressed_is_decompressed(number: int, data: bytes) -> None:
-    """Every method, the empty message too."""
+def test_compressed_data_is_decompressed(number: int, data: bytes) -> None:
+    """Every method restores the data, also an empty message."""
     packed = memoryview(compress(number, data))
     assert data == bytes(decompress(number, packed, 1 << 20))
 
@@ -225,17 +225,17 @@ BOMB = bytes(4 << 20)
         (-1, b"x", "compress_type -1 is unknown"),
     ],
 )
-def test_bombs_and_damage_are_refused(number: int, data: bytes, text: str) -> None:
-    """Nothing is unpacked beyond the limit."""
+def test_bombs_and_damaged_data_are_rejected(number: int, data: bytes, text: str) -> None:
+    """No data is decompressed beyond the limit."""
     with pytest.raises(Unreadable, match=text):
         decompress(number, memoryview(data), 1 << 20)
 
 
 @pytest.mark.parametrize(("number", "pack"), [(GZIP, gzip.compress), (ZLIB, zlib.compress)])
-def test_a_tensor_of_one_value_is_read_however_small_it_became(
+def test_tensor_with_a_high_compression_ratio_is_read(
     number: int, pack: Callable[[bytes], bytes]
 ) -> None:
-    """A message that was compressed a thousandfold is read, by its byte limit alone bounded."""
+    """Only the byte limit bounds a message that was compressed a thousandfold."""
     packed = memoryview(pack(bytes(8 << 20)))
     assert 900 * len(packed) < 8 << 20
     assert 8 << 20 == len(decompress(number, packed, 8 << 20))
@@ -245,8 +245,8 @@ def test_a_tensor_of_one_value_is_read_however_small_it_became(
 
 @pytest.mark.parametrize("number", [NONE, SNAPPY, GZIP, ZLIB, 4, -1])
 @pytest.mark.parametrize("size", [0, 1, 300_000])
-def test_a_frame_tells_what_reading_it_takes(number: int, size: int) -> None:
-    """The bytes that are compressed in it, attachment or not, before any of them are unpacked."""
+def test_frame_reports_its_decompressed_size(number: int, size: int) -> None:
+    """The size is known before decompression; an attachment does not count."""
     body, attachment = compress(number, bytes(size)), b"attached" * 1000
     meta = RpcMeta(compress_type=number, attachment_size=len(attachment))
     data = b"".join(frame_bytes(meta.SerializeToString(), [body, attachment]))
@@ -265,13 +265,13 @@ def test_a_frame_tells_what_reading_it_takes(number: int, size: int) -> None:
         (ZLIB, b"damaged"),
     ],
 )
-def test_what_will_not_be_unpacked_takes_nothing(number: int, data: bytes) -> None:
-    """It is refused when it is read."""
+def test_decompressed_size_of_rejected_data_is_zero(number: int, data: bytes) -> None:
+    """Such data is rejected when it is read."""
     assert 0 == unpacked_bytes(number, memoryview(data), 1 << 20)
 
 
-def test_failures_are_in_the_message_and_load_is_not() -> None:
-    """An error of the model has error_code 0, one of load is ELIMIT without a message."""
+def test_failure_is_in_the_message_and_overload_is_not() -> None:
+    """An error of the model has error_code 0; overload is ELIMIT without a message."""
     call = ServerLiveRequest()
     failed = split_frame(memoryview(b"".join(CODEC.encode_error(call, InvalidTensor("x")).payload)))
     limited = split_frame(memoryview(b"".join(CODEC.encode_error(call, Overloaded("x")).payload)))
@@ -280,28 +280,28 @@ def test_failures_are_in_the_message_and_load_is_not() -> None:
     ]
 
 
-def test_shutting_down_is_said_with_a_code() -> None:
-    """ELOGOFF, without a message, where no service was asked; a model's upstream is in a Status."""
+def test_shutdown_has_an_error_code() -> None:
+    """Without a call it is ELOGOFF without a message; within a call it is a Status."""
     error = Unavailable("the gateway is shutting down")
-    answers = [CODEC.encode_error(call, error) for call in (None, ServerLiveRequest())]
-    frames = [split_frame(memoryview(b"".join(answer.payload))) for answer in answers]
+    responses = [CODEC.encode_error(call, error) for call in (None, ServerLiveRequest())]
+    frames = [split_frame(memoryview(b"".join(response.payload))) for response in responses]
     assert [(2003, False), (0, True)] == [
         (meta.response.error_code, bool(rest)) for meta, rest in frames
     ]
 
 
-def test_answers_keep_the_callers_number() -> None:
-    """The number of a question is in its answer, a reply or an error."""
+def test_responses_keep_the_correlation_id() -> None:
+    """Replies and errors have the correlation id of the request."""
     [frame] = received(sent(CODEC.encode_call(CALL), 77))
     codec = BrpcCodec(DEFAULT_LIMITS, {"default_model": "m"})
     call = codec.decode_call(frame)
     reply: Any = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"x"]),))
-    answers = [codec.encode_reply(call, reply), codec.encode_error(call, InvalidTensor("x"))]
-    assert [77, 77] == [answer.correlation for answer in answers]
+    responses = [codec.encode_reply(call, reply), codec.encode_error(call, InvalidTensor("x"))]
+    assert [77, 77] == [response.correlation for response in responses]
 
 
-def test_the_request_id_travels() -> None:
-    """RpcRequestMeta.request_id is the call's id; one not fit for a log is dropped."""
+def test_request_id_is_forwarded() -> None:
+    """RpcRequestMeta.request_id is the call's id; one unsafe for logs is dropped."""
     wire = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="r-1")))
     odd = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="a\nb")))
     calls = [CODEC.decode_call(received(sent(one))[0]) for one in (wire, odd)]
@@ -320,7 +320,7 @@ def test_the_request_id_travels() -> None:
     ],
     ids=["sampled", "not_sampled", "invalid"],
 )
-def test_half_of_the_trace_id_travels(metadata: Metadata, expected: Metadata) -> None:
+def test_lower_half_of_the_trace_id_is_forwarded(metadata: Metadata, expected: Metadata) -> None:
     """The ids have 64 bits; only those of sampled traces are sent."""
     wire = CODEC.encode_call(CALL.with_context(metadata=metadata))
     assert expected == CODEC.decode_call(wire).context.metadata
@@ -334,8 +334,8 @@ def test_a_trace_without_a_span_has_no_header() -> None:
     assert (("traceparent", f"00-{'f' * 16:0>32}-{1:016x}-01"),) == trace_headers(request)
 
 
-def test_there_are_no_streams() -> None:
-    """Brpc's service has none: said before anything is sent."""
+def test_streams_are_unsupported() -> None:
+    """The error is raised before a frame is sent."""
     stream = StreamInferRequest(model=ModelRef("m"), request=CALL)
     reply = InferResponse(model=ModelRef("m"), outputs=())
     for refused in (
@@ -349,8 +349,8 @@ def test_there_are_no_streams() -> None:
             refused()
 
 
-def test_what_is_not_protobuf_is_unreadable() -> None:
-    """Newer clients may send JSON in a frame, and say so."""
+def test_frame_without_protobuf_is_unreadable() -> None:
+    """Newer clients may send JSON in a frame, with its content type."""
     meta = RpcMeta(content_type=1)
     meta.request.service_name, meta.request.method_name = "GrpsBrpcService", "Predict"
     wire = Frame(frame_bytes(meta.SerializeToString(), [b"{}"]))
@@ -363,8 +363,8 @@ def test_what_is_not_protobuf_is_unreadable() -> None:
     [(b"\xff", MalformedMessage), (b"", MalformedMessage)],
     ids=["no message", "no data"],
 )
-def test_an_answer_that_cannot_be_used(error: bytes, expected: type[GatewayError]) -> None:
-    """Whatever is wrong with it is the upstream's fault, not that of the call."""
+def test_unusable_response_is_malformed(error: bytes, expected: type[GatewayError]) -> None:
+    """An invalid response is an error of the upstream, not of the call."""
     meta = RpcMeta(compress_type=0)
     meta.response.error_code = 0
     wire = Frame((b"".join(frame_bytes(meta.SerializeToString(), [error])),))
@@ -372,14 +372,14 @@ def test_an_answer_that_cannot_be_used(error: bytes, expected: type[GatewayError
         CODEC.decode_reply(CALL, wire)
 
 
-def test_the_codec_tells_its_name_and_needs() -> None:
-    """Tensors are sent with a datatype; what an answer holds may stand for another."""
+def test_codec_has_its_name_and_needs() -> None:
+    """Tensors are sent with a datatype; a response may have a widened one."""
     needs = frozenset({Need.DATATYPES, Need.WIDENED})
     assert ("grps.brpc", needs) == (CODEC.name, CODEC.needs)
 
 
-def test_a_number_needs_a_frame() -> None:
-    """What no header stands before cannot be numbered."""
+def test_correlation_id_needs_a_frame() -> None:
+    """A payload without a header is malformed."""
     with pytest.raises(MalformedMessage, match="5 bytes is not a baidu_std frame"):
         BaiduFramer(DEFAULT_LIMITS).send(Frame((b"PRPC\0",), 1))
 
@@ -394,14 +394,14 @@ def test_a_number_needs_a_frame() -> None:
         b"PRPC" + bytes(7) + b"\x09" + bytes(9),
     ],
 )
-def test_a_payload_that_is_no_frame_is_malformed(data: bytes) -> None:
-    """A codec raises nothing else, whatever it is given."""
+def test_payload_that_is_not_a_frame_is_rejected(data: bytes) -> None:
+    """The codec raises only a GatewayError."""
     with pytest.raises(GatewayError):
         CODEC.decode_call(Frame((data,)))
 
 
-def test_the_protocol_says_how_it_is_carried() -> None:
-    """Answers as they come, by number; the names of codecs and compressions agree."""
+def test_spec_describes_the_stream_transport() -> None:
+    """Responses may be out of order; the compression names are the options."""
     assert SPEC.stream is not None
     assert (False, ("brpc",), {"none", "snappy", "gzip", "zlib"}) == (
         SPEC.stream.is_ordered,

@@ -1,4 +1,4 @@
-"""Customised HTTP: plain JSON and forms to tensors, outputs to templates, streams in their words."""
+"""Customised routes: JSON and forms become tensors; outputs, errors and streams fill templates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BODY = {
     "messages": [{"role": "system", "content": "no"}, {"role": "user", "content": "hi"}],
     "temperature": 0.5,
 }
-ANSWER = InferResponse(
+REPLY = InferResponse(
     model=ModelRef("chat"),
     outputs=(
         items_tensor("text", (1, 1), ["höi".encode()]),
@@ -69,21 +69,23 @@ ANSWER = InferResponse(
 )
 
 
-def ask(body: Any, path: str = "/v1/chat/completions", kind: str = "application/json") -> Any:
-    """Return the call that a body at a path is."""
+def decode_call(
+    body: Any, path: str = "/v1/chat/completions", kind: str = "application/json"
+) -> Any:
+    """Return the call of a body at a path."""
     data = body if isinstance(body, bytes) else orjson.dumps(body)
     headers = Headers((("Content-Type", kind),))
     return CODEC.decode_call(HttpRequest("POST", path, "", headers, (memoryview(data),)))
 
 
 def json_of(wire: HttpResponse) -> Any:
-    """Return the document of an answer."""
+    """Return the document of a response."""
     return orjson.loads(wire.view)
 
 
 def test_places_become_inputs_and_parameters() -> None:
     """Each input comes from its place, or its default; absent parameters are left out."""
-    call = ask(BODY)
+    call = decode_call(BODY)
     assert isinstance(call, InferRequest)
     prompt, tokens = call.inputs
     assert (ModelRef("chat", "2"), {"temperature": 0.5}) == (call.model, dict(call.parameters))
@@ -92,8 +94,8 @@ def test_places_become_inputs_and_parameters() -> None:
 
 
 def test_outputs_fill_the_template() -> None:
-    """A whole text is the value itself, in a longer text it is written out."""
-    document = json_of(CODEC.encode_reply(ask(BODY), ANSWER))
+    """A placeholder alone is the value itself; within a text it is written out."""
+    document = json_of(CODEC.encode_reply(decode_call(BODY), REPLY))
     assert {
         "object": "chat.completion",
         "model": "chat",
@@ -102,12 +104,12 @@ def test_outputs_fill_the_template() -> None:
     } == document
 
 
-def test_a_stream_is_in_the_routes_own_words() -> None:
-    """Server-sent events, with the last word after the last answer."""
-    call = ask({**BODY, "stream": True})
+def test_stream_uses_the_templates_of_the_route() -> None:
+    """The stream has server-sent events, and ends with the configured text."""
+    call = decode_call({**BODY, "stream": True})
     assert isinstance(call, StreamInferRequest)
-    first = CODEC.encode_item(call, ANSWER.changed(is_final=False))
-    last = CODEC.encode_end(call, ANSWER)
+    first = CODEC.encode_item(call, REPLY.changed(is_final=False))
+    last = CODEC.encode_end(call, REPLY)
     event = 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n'
     assert last is not None
     assert ("text/event-stream", event, "data: [DONE]\n\n") == (
@@ -117,9 +119,9 @@ def test_a_stream_is_in_the_routes_own_words() -> None:
     )
 
 
-def test_an_error_of_a_stream_is_its_last_event_or_an_answer_of_its_own() -> None:
-    """Once the stream has begun it is an event; before, there is no stream yet."""
-    call = ask({**BODY, "stream": True})
+def test_stream_error_is_an_event_or_a_separate_response() -> None:
+    """An error is an event once the stream has begun, and a response before."""
+    call = decode_call({**BODY, "stream": True})
     assert isinstance(call, StreamInferRequest)
     document = '{"error":{"message":"boom","code":500}}'
     late = CODEC.encode_late_error(call, UpstreamError("boom"))
@@ -132,25 +134,25 @@ def test_an_error_of_a_stream_is_its_last_event_or_an_answer_of_its_own() -> Non
     )
 
 
-def test_errors_fill_their_template_even_before_there_is_a_call() -> None:
-    """A body that lacks an input is answered in the route's words, with status 400."""
+def test_error_of_an_invalid_body_fills_the_template() -> None:
+    """The response to a body without an input has status 400."""
     with pytest.raises(InvalidRequest, match=r"no value at messages\[-1\].content") as caught:
-        ask({"messages": []})
+        decode_call({"messages": []})
     wire = CODEC.encode_error(None, caught.value)
     assert (400, 400) == (wire.status, json_of(wire)["error"]["code"])
 
 
-def test_a_form_is_a_body_too() -> None:
+def test_form_is_decoded() -> None:
     """Numbers in a form are text, and read as the input's datatype."""
-    call = ask(b"x=1.5&y=2", "/v1/score", "application/x-www-form-urlencoded")
+    call = decode_call(b"x=1.5&y=2", "/v1/score", "application/x-www-form-urlencoded")
     assert [1.5] == as_numpy(call.inputs[0]).tolist()
     reply = InferResponse(model=ModelRef("score"), outputs=(array_tensor("y", np.eye(2)),))
     assert [[1.0, 0.0], [0.0, 1.0]] == json_of(CODEC.encode_reply(call, reply))
 
 
-def test_a_route_without_inputs_is_another_path_of_predict() -> None:
-    """It takes grps's own messages, for the route's model when none is named."""
-    call = ask({"str_data": "x"}, "/v1/alias")
+def test_route_without_inputs_is_an_alias_of_predict() -> None:
+    """It accepts the messages of grps; the route's model is the default."""
+    call = decode_call({"str_data": "x"}, "/v1/alias")
     assert (ModelRef("plain"), [b"x"]) == (call.model, list(as_items(call.inputs[0])))
 
 
@@ -166,21 +168,21 @@ def test_a_route_without_inputs_is_another_path_of_predict() -> None:
         ([], InvalidRequest),
     ],
 )
-def test_bodies_that_do_not_fit(body: Any, error: type[Exception]) -> None:
-    """Wrong kinds, counts and ranges are the caller's fault."""
+def test_invalid_bodies_are_rejected(body: Any, error: type[Exception]) -> None:
+    """Wrong types, counts and ranges are errors of the caller."""
     with pytest.raises(error):
-        ask(body)
+        decode_call(body)
 
 
-def test_an_output_that_is_not_there_is_said() -> None:
-    """A template that names an output the model lacks is a failure, not an empty answer."""
+def test_missing_output_of_a_template_is_a_failure() -> None:
+    """The error names the output that the template needs."""
     reply = InferResponse(model=ModelRef("chat"), outputs=(array_tensor("z", np.zeros(1)),))
     with pytest.raises(Unconvertible, match="no output 'text'"):
-        CODEC.encode_reply(ask(BODY), reply)
+        CODEC.encode_reply(decode_call(BODY), reply)
 
 
-def test_paths_are_told_to_the_listener() -> None:
-    """What must be mounted besides the protocol's own prefixes."""
+def test_paths_of_custom_routes_are_listed() -> None:
+    """The listener mounts them besides the protocol's prefixes."""
     assert ("/v1/chat/completions", "/v1/score", "/v1/alias") == custom_paths(OPTIONS)
 
 
@@ -195,8 +197,10 @@ def test_paths_are_told_to_the_listener() -> None:
         ("FP16", ["NaN"], ["nan"]),
     ],
 )
-def test_inputs_of_every_kind(datatype: str, value: list[Any], expected: list[Any]) -> None:
-    """Also the datatypes that grps itself lacks; the nesting is the shape when none is given."""
+def test_inputs_of_every_datatype_are_decoded(
+    datatype: str, value: list[Any], expected: list[Any]
+) -> None:
+    """This includes datatypes that grps lacks; the nesting is the default shape."""
     route = {
         "path": "/x",
         "model": "m",
@@ -243,14 +247,14 @@ def test_inputs_of_every_kind(datatype: str, value: list[Any], expected: list[An
         (5, "expected a mapping"),
     ],
 )
-def test_routes_that_are_wrong_say_where(route: Any, text: str) -> None:
-    """A mistake in YAML is named at start."""
+def test_error_names_the_invalid_part_of_a_route(route: Any, text: str) -> None:
+    """A mistake in YAML fails at start."""
     with pytest.raises(ValueError, match=text):
         check_options({"customized": [route]})
 
 
-def test_places_are_followed_and_miss_without_a_crash() -> None:
-    """Names, numbers from either end, and nothing where a document ends."""
+def test_lookup_returns_the_value_or_missing() -> None:
+    """A place has names, and indexes from either end."""
     document = {"a": [{"b": 1}, {"b": 2}]}
     missing = [lookup(document, read_place(place)) for place in ("a[2]", "b", "a.b", "a[0].b.c")]
     assert (2, 1, 1) == (
@@ -283,14 +287,14 @@ NUMBERS = HttpCodec(
 
 
 def number(path: str, document: object, query: str = "") -> Any:
-    """Return the input that a document or a query is."""
+    """Return the input of a document or a query."""
     body = memoryview(orjson.dumps(document))
     call: Any = NUMBERS.decode_call(HttpRequest("POST", path, query, Headers(()), (body,)))
     return call.inputs[0]
 
 
-def test_every_datatype_has_its_numbers() -> None:
-    """Truths as words in a query; BF16 as numbers it holds; dimensions as text of a file."""
+def test_values_are_decoded_for_their_datatype() -> None:
+    """Queries have booleans as words, BF16 has numbers; dimensions may be text."""
     assert [True] == as_numpy(number("/BOOL", {}, "x=true")).tolist()
     half = number("/BF16", {"x": [1.5, -2]})
     assert (Datatype.BF16, (2,), [0x3FC0, 0xC000]) == (
@@ -313,14 +317,16 @@ def test_every_datatype_has_its_numbers() -> None:
         ("/FP64", {"x": [1]}, "", r"x has 1 elements: input 'x' has shape \[0\]"),
     ],
 )
-def test_values_that_are_none_are_named(path: str, document: object, query: str, text: str) -> None:
-    """By their place in the body."""
+def test_error_names_the_place_of_an_invalid_value(
+    path: str, document: object, query: str, text: str
+) -> None:
+    """The place is the path in the body."""
     with pytest.raises(InvalidRequest, match=text):
         number(path, document, query)
 
 
-def test_templates_in_text_are_json() -> None:
-    """A file's scalars are text; JSON in one has its types, and what is no JSON fails at start."""
+def test_templates_in_text_are_parsed_as_json() -> None:
+    """A file's scalars are text; a template with invalid JSON fails at start."""
     (route,) = read_options({"customized": [{"path": "/x", "error": '{"n": 1}'}]}).customized
     assert {"n": 1} == route.error
     with pytest.raises(ValueError, match=r"customized\[0\].answer is not JSON"):
@@ -344,7 +350,7 @@ def test_an_output_of_many_numbers_fills_a_template(dtype: type[np.generic]) -> 
     [((), "a"), ((1, 1), [["a"]]), ((2, 0), [[], []]), ((0, 2), []), ((1, 0, 3), [[]])],
 )
 def test_an_output_of_text_is_nested_as_its_shape(shape: tuple[int, ...], expected: Any) -> None:
-    """Also one without elements, as an output of numbers is."""
+    """An output without elements is nested, too, like numbers."""
     call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
     items = [b"a"] * math.prod(shape)
     for output in (items_tensor("x", shape, items), array_tensor("x", np.zeros(shape, np.int8))):
@@ -353,7 +359,7 @@ def test_an_output_of_text_is_nested_as_its_shape(shape: tuple[int, ...], expect
         assert json.dumps(expected) == json.dumps(found).replace("0", '"a"')
 
 
-def test_an_output_of_text_that_does_not_fit_its_shape_is_a_failure() -> None:
+def test_text_output_that_does_not_match_its_shape_fails() -> None:
     """An upstream of another protocol may send it."""
     call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
     output = Tensor("x", Datatype.BYTES, (2, 2), items_tensor("x", (3,), [b"a"] * 3).data)
@@ -361,7 +367,7 @@ def test_an_output_of_text_that_does_not_fit_its_shape_is_a_failure() -> None:
         NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
 
 
-def test_an_output_of_billions_of_empty_lists_is_refused() -> None:
+def test_an_output_of_billions_of_empty_lists_is_rejected() -> None:
     """A template writes a list for each row, and not a single number."""
     call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
     output = raw_tensor("x", Datatype.INT8, ((1 << 32) - 1, 0), memoryview(b""))
@@ -369,9 +375,9 @@ def test_an_output_of_billions_of_empty_lists_is_refused() -> None:
         NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
 
 
-def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:
-    """A stream of Triton's may go on after one."""
-    call = ask({**BODY, "stream": True})
+def test_error_within_a_stream_is_an_event() -> None:
+    """A stream of Triton may continue after it."""
+    call = decode_call({**BODY, "stream": True})
     failed = InferResponse(
         model=ModelRef("m"), outputs=(), is_final=False, error=UpstreamError("boom")
     )
@@ -379,19 +385,19 @@ def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:
     assert b'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(part.view)
 
 
-def test_what_a_template_cannot_say_is_a_failure() -> None:
-    """Integers beyond 64 bits do not exist in JSON here."""
+def test_integer_over_64_bits_in_a_template_is_unsupported() -> None:
+    """JSON is written with integers up to 64 bits."""
     reply = InferResponse(model=ModelRef("m"), outputs=(), parameters={"x": 1 << 70})
     call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
     with pytest.raises(Unsupported, match="cannot be written as JSON"):
         NUMBERS.encode_reply(call, reply)
 
 
-def test_a_form_that_is_no_text_is_refused() -> None:
-    """Forms are percent-encoded ASCII, and say so."""
+def test_invalid_form_is_rejected() -> None:
+    """A form needs percent-encoded ASCII and its content type."""
     for body, kind, text in (
         (b"x=\xff", "application/x-www-form-urlencoded", "not percent-encoded ASCII"),
         (b"x=1", "text/plain", "expected application/x-www-form-urlencoded"),
     ):
         with pytest.raises(InvalidRequest, match=text):
-            ask(body, "/v1/score", kind)
+            decode_call(body, "/v1/score", kind)

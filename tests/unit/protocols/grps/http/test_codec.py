@@ -1,4 +1,4 @@
-"""The HTTP codec of grps: paths, content types, models, answers in the form asked for, streams."""
+"""The HTTP codec of grps: paths, content types, models, forms of responses, streams."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def post(
 
 
 def decode_call(wire: HttpRequest, codec: HttpCodec = CODEC) -> Any:
-    """Return the call that a request is."""
+    """Return the call of a request."""
     return codec.decode_call(wire)
 
 
-def answer(call: Call[Any], *outputs: Tensor, codec: HttpCodec = CODEC, **fields: Any) -> Any:
-    """Return the HTTP answer to *call* with these outputs."""
+def response_to(call: Call[Any], *outputs: Tensor, codec: HttpCodec = CODEC, **fields: Any) -> Any:
+    """Return the HTTP response to *call* with these outputs."""
     return codec.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=outputs, **fields))
 
 
 def json_of(wire: HttpResponse) -> Any:
-    """Return the document of an answer."""
+    """Return the document of a response."""
     return orjson.loads(wire.view)
 
 
@@ -109,8 +109,8 @@ def json_of(wire: HttpResponse) -> Any:
         ("metadata/server", ServerStatusRequest),
     ],
 )
-def test_questions_to_the_server(method: str, path: str, kind: type[Call[Any]]) -> None:
-    """Health and server metadata take GET and POST, whatever the body."""
+def test_requests_to_the_server_are_decoded(method: str, path: str, kind: type[Call[Any]]) -> None:
+    """Health and server metadata accept GET and POST, whatever the body."""
     wire = HttpRequest(method, f"/grps/v1/{path}", body=(memoryview(b"not json"),))
     call = CODEC.decode_call(wire)
     assert kind is type(call)
@@ -123,19 +123,19 @@ def test_questions_to_the_server(method: str, path: str, kind: type[Call[Any]]) 
 
 
 @pytest.mark.parametrize("name", ["qps", "%2Aqps", "*latency_cdf%28ms%29"])
-def test_series_are_points_of_a_trend(name: str) -> None:
-    """With or without the star of real servers' names; a distribution is labelled so."""
+def test_series_is_encoded_as_points_of_a_trend(name: str) -> None:
+    """The name may have the star of real servers; a distribution has its own label."""
     call = CODEC.decode_call(HttpRequest("GET", "/grps/v1/monitor/series", f"name={name}"))
     assert ServerTrendsRequest is type(call)
     points = ((0, 0.0), (1, 2.5))
     trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, is_distribution=True)}
-    answer = CODEC.encode_reply(call, trends)
+    wire = CODEC.encode_reply(call, trends)
     label = "trend" if "qps" in name else "cdf"
-    assert {"label": label, "data": [[0, 0.0], [1, 2.5]]} == json_of(answer)
+    assert {"label": label, "data": [[0, 0.0], [1, 2.5]]} == json_of(wire)
 
 
-def test_series_of_no_such_name_are_not_found() -> None:
-    """As a real server says it."""
+def test_unknown_series_is_not_found() -> None:
+    """The error has a real server's text."""
     call = CODEC.decode_call(HttpRequest("GET", "/grps/v1/monitor/series", "name=*nope"))
     with pytest.raises(NotFound, match="key not found"):
         CODEC.encode_reply(call, {})
@@ -148,7 +148,7 @@ def test_series_of_no_such_name_are_not_found() -> None:
         (False, 503, {"code": 503, "msg": "Service Unavailable", "status": "FAILURE"}),
     ],
 )
-def test_readiness_is_said_as_real_servers_do(
+def test_readiness_is_encoded_as_by_real_servers(
     healthy: bool, status: int, body: dict[str, Any]
 ) -> None:
     """Not ready is 503 in the Status and as HTTP status; ready is 200 OK SUCCESS."""
@@ -166,10 +166,10 @@ def test_readiness_is_said_as_real_servers_do(
         ("POST", "/grps/v1/monitor/series", MethodNotAllowed, 405),
     ],
 )
-def test_wrong_paths_and_methods(
+def test_unknown_path_is_404_and_wrong_method_is_405(
     method: str, path: str, error: type[GatewayError], status: int
 ) -> None:
-    """Unknown paths are 404, other methods 405 with the right ones named."""
+    """A 405 response names the allowed methods."""
     with pytest.raises(error) as caught:
         CODEC.decode_call(HttpRequest(method, path))
     wire = CODEC.encode_error(None, caught.value)
@@ -180,8 +180,8 @@ def test_wrong_paths_and_methods(
     "kind",
     ["application/json", "application/json; charset=utf-8", "Application/JSON"],
 )
-def test_content_types_are_read_tolerantly(kind: str) -> None:
-    """Parameters and case do not matter, unlike on real servers."""
+def test_content_type_ignores_parameters_and_case(kind: str) -> None:
+    """Real servers are stricter."""
     assert InferRequest is type(decode_call(post(b'{"str_data":"x"}', kind=kind)))
 
 
@@ -194,8 +194,8 @@ def test_content_types_are_read_tolerantly(kind: str) -> None:
         (b"", "application/octet-stream", "body is empty"),
     ],
 )
-def test_bad_content_is_refused(body: bytes, kind: str | None, text: str) -> None:
-    """Without a type, with another, or without a body: 400 that says so."""
+def test_invalid_content_is_rejected(body: bytes, kind: str | None, text: str) -> None:
+    """A missing or unknown content type and an empty body are 400."""
     with pytest.raises(InvalidRequest, match=text) as caught:
         decode_call(post(body, kind=kind))
     assert 400 == CODEC.encode_error(None, caught.value).status
@@ -211,13 +211,13 @@ def test_bad_content_is_refused(body: bytes, kind: str | None, text: str) -> Non
         (b'{"str_data":"x","model":null}', "model=%E4%B8%AD", "中"),
     ],
 )
-def test_the_model_of_the_payload_comes_first(body: bytes, query: str, model: str) -> None:
-    """Payload, then query, then the default; a key is never split here."""
+def test_model_of_the_payload_takes_precedence(body: bytes, query: str, model: str) -> None:
+    """The order is payload, query, default; a key is never split."""
     assert ModelRef(model) == decode_call(post(body, query)).model
 
 
 def test_a_configured_key_is_a_model_with_a_version() -> None:
-    """The option `models` says what a key stands for."""
+    """The option `models` maps keys to models."""
     codec = HttpCodec(DEFAULT_LIMITS, {"models": {"a-b-2-rc": "a-b/2-rc"}})
     call = decode_call(post(b'{"str_data":"x"}', "model=a-b-2-rc"), codec)
     assert ModelRef("a-b", "2-rc") == call.model
@@ -229,8 +229,8 @@ def test_no_model_and_no_default_is_not_found() -> None:
         decode_call(post(b'{"str_data":"x"}'), HttpCodec(DEFAULT_LIMITS, {}))
 
 
-def test_text_takes_the_place_of_an_input_and_comes_back_as_text() -> None:
-    """str_data is an unnamed BYTES element without a shape, and mirrored in the answer."""
+def test_text_is_one_input_and_is_returned_as_text() -> None:
+    """str_data is an unnamed BYTES element without a shape, also in the response."""
     call = decode_call(post('{"str_data":"hällo"}'.encode()))
     [tensor] = call.inputs
     assert ("", Datatype.BYTES, None, ["hällo".encode()], {"grps_form": "str_data"}) == (
@@ -240,16 +240,16 @@ def test_text_takes_the_place_of_an_input_and_comes_back_as_text() -> None:
         list(as_items(tensor)),
         dict(call.parameters),
     )
-    wire = answer(call, items_tensor("out", (1, 1), [b"bye"]))
+    wire = response_to(call, items_tensor("out", (1, 1), [b"bye"]))
     assert {"status": SUCCESS, "str_data": "bye"} == json_of(wire)
 
 
-def test_bytes_come_back_as_bytes() -> None:
-    """An octet-stream request is one element; the answer is the raw bytes without a Status."""
+def test_bytes_are_returned_as_bytes() -> None:
+    """An octet-stream request is one element; the response is raw bytes without a Status."""
     body = bytes(range(256))
     call = decode_call(post(body, "model=k", "application/octet-stream"))
     assert ([body], ModelRef("k")) == ([bytes(i) for i in as_items(call.inputs[0])], call.model)
-    wire = answer(call, items_tensor("out", (1,), [body]))
+    wire = response_to(call, items_tensor("out", (1,), [body]))
     assert (200, "application/octet-stream", body) == (
         wire.status,
         wire.headers.get("content-type"),
@@ -258,31 +258,31 @@ def test_bytes_come_back_as_bytes() -> None:
 
 
 def test_bytes_of_a_body_are_not_copied() -> None:
-    """An octet-stream body is handed on as the view that it came in."""
+    """The element of an octet-stream is a view of the body."""
     wire = post(bytes(1000), "", "application/octet-stream")
     item = as_items(decode_call(wire).inputs[0])[0]
     assert np.shares_memory(np.frombuffer(item, np.uint8), np.frombuffer(wire.view, np.uint8))
 
 
-def test_no_bytes_are_said_in_json() -> None:
-    """An answer of no bytes has a Status, as the Python server says it."""
+def test_empty_bytes_are_returned_as_json() -> None:
+    """An empty response has a Status, as on the Python server."""
     call = decode_call(post(b"x", "", "application/octet-stream"))
-    wire = answer(call, items_tensor("out", (1,), [b""]))
+    wire = response_to(call, items_tensor("out", (1,), [b""]))
     assert {"status": SUCCESS, "bin_data": ""} == json_of(wire)
 
 
-def test_text_that_is_none_goes_out_as_bytes() -> None:
-    """A model that answers text with bytes that are not UTF-8 is not misquoted."""
+def test_invalid_text_is_returned_as_bytes() -> None:
+    """Output bytes that are not UTF-8 are returned unchanged."""
     call = decode_call(post(b'{"str_data":"x"}'))
-    assert b"\xff\xfe" == bytes(answer(call, items_tensor("out", (1,), [b"\xff\xfe"])).view)
+    assert b"\xff\xfe" == bytes(response_to(call, items_tensor("out", (1,), [b"\xff\xfe"])).view)
 
 
-def test_tensors_come_back_as_tensors() -> None:
-    """Gtensors in, gtensors out, int64 as text, defaults left out."""
+def test_tensors_are_returned_as_tensors() -> None:
+    """Gtensors have int64 as text and no defaults."""
     call = decode_call(
         post(b'{"gtensors":{"tensors":[{"dtype":"DT_FLOAT32","shape":[1],"flat_float32":[1]}]}}')
     )
-    wire = answer(
+    wire = response_to(
         call, FP32, array_tensor("n", np.array(2**53 + 1)), items_tensor("t", (2,), [b"a", b"b"])
     )
     tensors = [
@@ -309,9 +309,9 @@ WIDE = [
 def test_outputs_are_widened_without_loss(
     datatype: str, array: Any, dtype: str, member: str, elements: list[Any]
 ) -> None:
-    """A datatype that grps lacks goes out as the next wider one."""
+    """A datatype that grps lacks is encoded as the next wider one."""
     call = decode_call(post(b'{"str_data":"x"}'))
-    wire = answer(call, array_tensor("y", array, Datatype(datatype)))
+    wire = response_to(call, array_tensor("y", array, Datatype(datatype)))
     [tensor] = json_of(wire)["gtensors"]["tensors"]
     assert (dtype, elements) == (tensor["dtype"], tensor[member])
 
@@ -323,60 +323,60 @@ def test_outputs_are_widened_without_loss(
         (items_tensor("y", (2,), [b"ok", b"\xff"]), "not UTF-8 at index 1"),
     ],
 )
-def test_outputs_that_cannot_be_said_are_a_failure(tensor: Tensor, text: str) -> None:
-    """What would be lost is refused with 500 and the element's place, never changed."""
+def test_unrepresentable_output_is_a_failure(tensor: Tensor, text: str) -> None:
+    """The error is 500 and names the element's index; no value is changed."""
     call = decode_call(post(b'{"str_data":"x"}'))
     with pytest.raises(Unconvertible, match=text) as caught:
-        answer(call, tensor)
+        response_to(call, tensor)
     assert 500 == CODEC.encode_error(call, caught.value).status
 
 
-def test_ndarray_in_and_out() -> None:
-    """An ndarray is one unnamed FP32 tensor; asked for, one FP32 output goes out as one."""
+def test_ndarray_is_decoded_and_encoded() -> None:
+    """An ndarray is one unnamed FP32 tensor; a requested one has the one FP32 output."""
     call = decode_call(post(b'{"ndarray":[[1,2.5]]}', "return-ndarray=True"))
     assert ("", [[1.0, 2.5]]) == (call.inputs[0].name, as_numpy(call.inputs[0]).tolist())
-    assert {"status": SUCCESS, "ndarray": [[1.5, 2.0]]} == json_of(answer(call, FP32))
+    assert {"status": SUCCESS, "ndarray": [[1.5, 2.0]]} == json_of(response_to(call, FP32))
     odd = array_tensor("y", np.array([np.nan, np.inf, -np.inf, 0.1], np.float32))
     expected = ["NaN", "Infinity", "-Infinity", 0.1]
-    assert expected == json_of(answer(call, odd))["ndarray"]
+    assert expected == json_of(response_to(call, odd))["ndarray"]
 
 
 @pytest.mark.parametrize("shape", [((1 << 32) - 1, 0), (65536, 65536, 0, 2)])
-def test_an_ndarray_of_billions_of_empty_lists_is_refused(shape: tuple[int, ...]) -> None:
+def test_an_ndarray_of_billions_of_empty_lists_is_rejected(shape: tuple[int, ...]) -> None:
     """A short request may name the shape, and its model may return it."""
     call = CODEC.decode_call(post(b'{"ndarray":0}', "return-ndarray=true"))
     with pytest.raises(Unconvertible, match=r"no elements and 429496729\d lists, at most 1000000"):
-        answer(call, raw_tensor("y", Datatype.FP32, shape, memoryview(b"")))
+        response_to(call, raw_tensor("y", Datatype.FP32, shape, memoryview(b"")))
     few = raw_tensor("y", Datatype.FP32, (2, 0, 1 << 40), memoryview(b""))
-    assert [[], []] == json_of(answer(call, few))["ndarray"]
+    assert [[], []] == json_of(response_to(call, few))["ndarray"]
 
 
 def test_a_scalar_ndarray_has_rank_0() -> None:
-    """A bare number is a tensor without dimensions, both ways."""
+    """A bare number is a tensor without dimensions, in both directions."""
     call = decode_call(post(b'{"ndarray":0}', "return-ndarray=true"))
     assert () == call.inputs[0].shape
-    assert 7.0 == json_of(answer(call, array_tensor("y", np.array(7, np.float32))))["ndarray"]
+    assert 7.0 == json_of(response_to(call, array_tensor("y", np.array(7, np.float32))))["ndarray"]
 
 
 @pytest.mark.parametrize("outputs", [(FP32, FP32.renamed("z")), (items_tensor("y", (1,), [b""]),)])
-def test_other_outputs_are_no_ndarray(outputs: tuple[Tensor, ...]) -> None:
-    """More than one output, or one that is not FP32: 500, the outputs named."""
+def test_other_outputs_cannot_be_an_ndarray(outputs: tuple[Tensor, ...]) -> None:
+    """The error for several outputs, or one that is not FP32, names them."""
     call = decode_call(post(b'{"str_data":"x"}', "return-ndarray=true"))
     with pytest.raises(Unconvertible, match="'y' of"):
-        answer(call, *outputs)
+        response_to(call, *outputs)
 
 
-def test_only_the_word_true_counts() -> None:
-    """return-ndarray=1 asks for nothing."""
+def test_only_true_requests_an_ndarray_or_a_stream() -> None:
+    """return-ndarray=1 has no effect."""
     call = decode_call(post(b'{"ndarray":[1]}', "return-ndarray=1&streaming=1"))
-    assert (InferRequest, "gtensors") == (type(call), list(json_of(answer(call, FP32)))[1])
+    assert (InferRequest, "gtensors") == (type(call), list(json_of(response_to(call, FP32)))[1])
 
 
 GMAP = b'{"gmap":{"s_s":{"a":"b"},"s_b":{"k":"AAE="},"s_i32":{"i":1},"s_i64":{"j":"-9"},"s_f":{"f":0.1},"s_d":{"d":0.1}}}'
 
 
-def test_a_map_is_parameters_and_tensors_and_comes_back() -> None:
-    """Every field of gmap keeps its name in the IR, so that a map can be answered by a map."""
+def test_gmap_is_parameters_and_tensors_and_is_returned() -> None:
+    """Every field of gmap keeps its name in the IR, so that the response can be a map."""
     call = decode_call(post(GMAP))
     assert {
         "grps_form": "gmap",
@@ -387,15 +387,15 @@ def test_a_map_is_parameters_and_tensors_and_comes_back() -> None:
         "gmap.s_d.d": 0.1,
     } == dict(call.parameters)
     assert ["gmap.s_b.k"] == [tensor.name for tensor in call.inputs]
-    wire = answer(call, *call.inputs, parameters=call.parameters)
+    wire = response_to(call, *call.inputs, parameters=call.parameters)
     assert orjson.loads(GMAP)["gmap"] == json_of(wire)["gmap"]
 
 
 STREAM = "streaming=TRUE"
 
 
-def test_a_stream_is_parts_of_one_answer() -> None:
-    """Each answer is one part with the configured type; an error is one more message."""
+def test_stream_is_parts_of_one_response() -> None:
+    """Each reply is one part with the configured type; an error is one more message."""
     call = decode_call(post(b'{"str_data":"x"}', STREAM))
     assert StreamInferRequest is type(call)
     item = InferResponse(
@@ -411,8 +411,8 @@ def test_a_stream_is_parts_of_one_answer() -> None:
     assert {"code": 500, "msg": "boom", "status": "FAILURE"} == json_of(failed)["status"]
 
 
-def test_a_stream_without_answers_is_an_empty_body() -> None:
-    """As a real server has it; after an answer there is nothing more to say."""
+def test_stream_without_replies_is_an_empty_body() -> None:
+    """After a reply, the end adds no part."""
     call = decode_call(post(b'{"str_data":"x"}', STREAM))
     end = CODEC.encode_end(call, None)
     assert end is not None
@@ -431,8 +431,8 @@ def test_streamed_bytes_are_raw() -> None:
     assert b"\xff" == bytes(CODEC.encode_item(call, item).view)
 
 
-def test_a_stream_of_ndarrays_is_refused() -> None:
-    """Streaming and return-ndarray together are 400, in the real servers' words."""
+def test_a_stream_of_ndarrays_is_rejected() -> None:
+    """Streaming with return-ndarray has the error text of real servers."""
     with pytest.raises(InvalidRequest, match="not supported at the same time"):
         decode_call(post(b'{"str_data":"x"}', f"{STREAM}&return-ndarray=true"))
 
@@ -444,8 +444,8 @@ def test_a_stream_of_ndarrays_is_refused() -> None:
         ("body_param", "body"),
     ],
 )
-def test_the_switch_of_streams_is_configurable(mode: str, wire: str) -> None:
-    """A header, or a boolean in the body, asks for a stream, and an upstream is asked so."""
+def test_request_for_a_stream_is_configurable(mode: str, wire: str) -> None:
+    """A header, or a boolean in the body, requests a stream, also of an upstream."""
     options = {
         "default_model": "m",
         "streaming": {"mode": mode, "key": "X-Go", "content_type": "text/event-stream"},
@@ -462,21 +462,21 @@ def test_the_switch_of_streams_is_configurable(mode: str, wire: str) -> None:
     assert "text/event-stream" == part.headers.get("content-type")
 
 
-def test_text_true_in_a_body_asks_for_no_stream() -> None:
+def test_text_true_in_a_body_requests_no_stream() -> None:
     """In the body only the boolean counts."""
     codec = HttpCodec(DEFAULT_LIMITS, {"default_model": "m", "streaming": {"mode": "body_param"}})
     assert InferRequest is type(decode_call(post(b'{"str_data":"x","streaming":"true"}'), codec))
 
 
 def test_http_always_200_is_an_option() -> None:
-    """As on the C++ server, only the body tells then."""
+    """Only the body has the error, as on the C++ server."""
     codec = HttpCodec(DEFAULT_LIMITS, {"http_always_200": True})
     wire = codec.encode_error(None, Unavailable("gone"))
     assert (200, 503) == (wire.status, json_of(wire)["status"]["code"])
 
 
-def test_overload_says_when_to_come_back() -> None:
-    """503 with Retry-After."""
+def test_overload_has_a_retry_after_header() -> None:
+    """The status is 503."""
     wire = CODEC.encode_error(None, Overloaded("too many"))
     assert (503, "1") == (wire.status, wire.headers.get("retry-after"))
 
@@ -490,8 +490,8 @@ METADATA = ModelMetadata(
 )
 
 
-def test_model_metadata_is_yaml_that_a_gateway_reads_back() -> None:
-    """A version that looks like a number is quoted, a widened datatype is told as well."""
+def test_yaml_of_model_metadata_is_decoded_by_a_gateway() -> None:
+    """A version that looks like a number is quoted; a widened datatype is preserved."""
     call = decode_call(post(b'{"str_data":"simple"}', path="/grps/v1/metadata/model"))
     wire = CODEC.encode_reply(call, METADATA)
     text = json_of(wire)["str_data"]
@@ -500,7 +500,7 @@ def test_model_metadata_is_yaml_that_a_gateway_reads_back() -> None:
 
 
 def test_server_metadata_lists_all_models() -> None:
-    """Each version is an entry; the page at / names them for people, escaped."""
+    """Each version is an entry; the HTML page at / escapes the names."""
     status = ServerStatus(is_ready=True, models=(ModelStatus(METADATA),))
     wire = CODEC.encode_reply(
         CODEC.decode_call(HttpRequest("GET", "/grps/v1/metadata/server")), status
@@ -518,7 +518,7 @@ def test_server_metadata_lists_all_models() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b'{"str_data":""}', b'{"gmap":{}}'])
 def test_model_metadata_needs_a_name(body: bytes) -> None:
-    """Without one it is 400."""
+    """A request without one is 400."""
     with pytest.raises(InvalidRequest):
         decode_call(post(body, path="/grps/v1/metadata/model"))
 
@@ -526,8 +526,8 @@ def test_model_metadata_needs_a_name(body: bytes) -> None:
 # The other direction: requests to a grps server.
 
 
-def test_requests_go_out_in_the_callers_form() -> None:
-    """Text as text, bytes as octet-stream with the model in the query, tensors as JSON."""
+def test_requests_are_encoded_in_the_callers_form() -> None:
+    """Text is text, bytes an octet-stream with the model in the query, tensors JSON."""
     text = decode_call(post(b'{"str_data":"x"}', "model=k-1"))
     raw = decode_call(post(b"\x00", "model=k/1", "application/octet-stream"))
     tensors = InferRequest(model=ModelRef("k", "2"), inputs=(FP32,))
@@ -559,27 +559,27 @@ def json_of_request(wire: HttpRequest) -> Any:
 def test_keys_of_models_are_configurable(
     options: dict[str, Any], model: ModelRef, key: str | None
 ) -> None:
-    """name-version, the name, or what the options say; "" is the server's default."""
+    """A key is name-version, the name, or an option; "" is the server's default."""
     codec = HttpCodec(DEFAULT_LIMITS, options)
     sent = codec.encode_call(InferRequest(model=model, inputs=(FP32,)))
     assert key == json_of_request(sent).get("model")
 
 
-QUESTIONS: tuple[type[Call[Any]], ...] = (
+MODEL_CALLS: tuple[type[Call[Any]], ...] = (
     InferRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
 )
 
 
-@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("kind", MODEL_CALLS)
 @pytest.mark.parametrize(
     ("key", "version"), [("m-1", "999"), ("other-1", "2"), ("", "1"), ("m", "1")]
 )
-def test_a_key_does_not_serve_a_version_that_it_does_not_name(
+def test_version_that_a_key_does_not_name_is_not_found(
     kind: type[Call[Any]], key: str, version: str
 ) -> None:
-    """Inference, metadata and readiness of such a version are refused before anybody is asked."""
+    """Inference, metadata and readiness of such a version are rejected before a request."""
     codec = HttpCodec(DEFAULT_LIMITS, {"keys": {"m": key}})
     with pytest.raises(VersionNotFound, match=rf"no version '{version}'"):
         codec.encode_call(kind(model=ModelRef("m", version)))
@@ -597,10 +597,10 @@ def test_a_key_does_not_serve_a_version_that_it_does_not_name(
         ({}, ModelRef("m"), "m", ("7",)),
     ],
 )
-def test_metadata_follow_the_keys(
+def test_metadata_uses_the_configured_keys(
     keys: dict[str, str], model: ModelRef, name: str, versions: tuple[str, ...]
 ) -> None:
-    """Metadata are asked for by the server's own name, and have the version of the key."""
+    """The request has the server's own name; the reply has the version of the key."""
     codec = HttpCodec(DEFAULT_LIMITS, {"keys": keys})
     call = ModelMetadataRequest(model=model)
     assert name == json_of_request(codec.encode_call(call))["str_data"]
@@ -609,8 +609,8 @@ def test_metadata_follow_the_keys(
     assert versions == found.versions
 
 
-def test_a_configured_form_is_used() -> None:
-    """`input_form` sends tensors as the model wants them, by name or for all."""
+def test_configured_input_form_is_used() -> None:
+    """`input_form` sets the form of inputs, for one model or for all."""
     codec = HttpCodec(DEFAULT_LIMITS, {"input_form": {"t": "str_data", "*": "ndarray"}})
     text = codec.encode_call(
         InferRequest(model=ModelRef("t"), inputs=(items_tensor("x", (1, 1), [b"hi"]),))
@@ -624,8 +624,8 @@ def test_a_configured_form_is_used() -> None:
         codec.encode_call(InferRequest(model=ModelRef("t"), inputs=(FP32,)))
 
 
-def test_datatypes_that_grps_lacks_are_sent_only_if_told_so() -> None:
-    """An upstream's model wants its datatype: nothing is widened behind its back."""
+def test_inputs_are_widened_only_with_the_option() -> None:
+    """By default, a datatype that grps lacks is rejected."""
     call = InferRequest(model=ModelRef("m"), inputs=(array_tensor("x", np.array([True, False])),))
     with pytest.raises(Unsupported, match=r"'x' is BOOL.*'widen'"):
         CODEC.encode_call(call)
@@ -634,8 +634,8 @@ def test_datatypes_that_grps_lacks_are_sent_only_if_told_so() -> None:
     assert ("DT_UINT8", [1, 0]) == (tensor["dtype"], tensor["flat_uint8"])
 
 
-def test_bytes_cannot_ask_for_a_stream_in_a_body() -> None:
-    """There is no JSON to ask in."""
+def test_bytes_cannot_request_a_stream_in_a_body() -> None:
+    """Such a body has no JSON."""
     codec = HttpCodec(DEFAULT_LIMITS, {"streaming": {"mode": "body_param"}})
     request = InferRequest(
         model=ModelRef("m"),
@@ -646,15 +646,15 @@ def test_bytes_cannot_ask_for_a_stream_in_a_body() -> None:
         codec.encode_call(StreamInferRequest(model=request.model, request=request))
 
 
-def test_the_page_tells_the_newest_of_each_period() -> None:
-    """Seconds, minutes, hours and days; nothing of a distribution."""
+def test_page_shows_the_newest_value_of_each_period() -> None:
+    """Periods are seconds, minutes, hours and days; distributions are omitted."""
     points = tuple((place, float(place)) for place in range(174))
     trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, is_distribution=True)}
     call = CODEC.decode_call(HttpRequest("GET", "/"))
     assert isinstance(call, ServerStatusRequest)
     assert call.trends
-    answer = CODEC.encode_reply(call, ServerStatus(is_ready=True, trends=trends))
-    page = bytes(answer.view).decode()
+    wire = CODEC.encode_reply(call, ServerStatus(is_ready=True, trends=trends))
+    page = bytes(wire.view).decode()
     cells = "".join(
         f"<td>{text}</td>" for text in ("qps", "173.000", "113.000", "53.000", "29.000")
     )
@@ -662,23 +662,23 @@ def test_the_page_tells_the_newest_of_each_period() -> None:
     assert "latency_cdf" not in page
 
 
-def test_names_are_for_all_inputs_or_for_none() -> None:
-    """A grps server takes inputs by name or by place."""
+def test_all_inputs_or_none_have_names() -> None:
+    """A grps server reads inputs by name or by position."""
     one = array_tensor("a", np.ones(1, np.float32))
     call = InferRequest(model=ModelRef("m"), inputs=(one, one.renamed("")))
     with pytest.raises(Unsupported, match="input 1 has no name, others have one"):
         CODEC.encode_call(call)
 
 
-def test_readiness_may_ask_for_liveness() -> None:
-    """A grps server starts offline: an option asks whether it lives instead."""
+def test_readiness_may_be_sent_as_liveness() -> None:
+    """A grps server starts offline: an option requests its liveness instead."""
     codec = HttpCodec(DEFAULT_LIMITS, {"readiness": "live"})
     paths = [made.encode_call(ServerReadyRequest()).path for made in (CODEC, codec)]
     assert ["/grps/v1/health/ready", "/grps/v1/health/live"] == paths
 
 
-def test_what_grps_cannot_ask_is_unsupported() -> None:
-    """Shared memory has no words in grps."""
+def test_shared_memory_status_is_unsupported() -> None:
+    """Grps has no shared memory."""
     with pytest.raises(Unsupported, match="SharedStatusRequest"):
         CODEC.encode_call(SharedStatusRequest())
 
@@ -696,8 +696,10 @@ def test_what_grps_cannot_ask_is_unsupported() -> None:
         (200, 777, "odd", UpstreamError),
     ],
 )
-def test_failures_of_upstreams(http: int, code: int, msg: str, error: type[GatewayError]) -> None:
-    """The Status decides, whatever the HTTP status; its words and code go back to grps clients."""
+def test_failure_of_an_upstream_is_decoded(
+    http: int, code: int, msg: str, error: type[GatewayError]
+) -> None:
+    """The Status decides, not the HTTP status; grps clients receive its code."""
     body = orjson.dumps({"status": {"code": code, "msg": msg, "status": "FAILURE"}})
     call = InferRequest(model=ModelRef("x"))
     with pytest.raises(error, match=msg.split(" ", maxsplit=1)[0].strip("[]")) as caught:
@@ -708,14 +710,14 @@ def test_failures_of_upstreams(http: int, code: int, msg: str, error: type[Gatew
 
 @pytest.mark.parametrize("status", [404, 500, 503])
 def test_html_of_a_server_is_an_error(status: int) -> None:
-    """An error that is no JSON is told by its HTTP status and first words."""
+    """The error has the HTTP status and the first words of the body."""
     wire = HttpResponse(status, body=(memoryview(b"<html>oops</html>"),))
     with pytest.raises(GatewayError, match=f"HTTP status {status}: <html>oops"):
         CODEC.decode_reply(InferRequest(model=ModelRef("m")), wire)
 
 
-def test_not_ready_by_403_is_not_ready() -> None:
-    """The Python server's gRPC says 403 where others say 503."""
+def test_status_403_is_not_ready() -> None:
+    """The Python server's gRPC has 403 where others have 503."""
     body = b'{"status":{"code":403,"msg":"Service Unavailable","status":"FAILURE"}}'
     assert CODEC.decode_reply(ServerReadyRequest(), HttpResponse(200, body=(body,))) is False
 
@@ -729,15 +731,15 @@ def test_not_ready_by_403_is_not_ready() -> None:
         b'{"status":{"code":200},"gtensors":{"tensors":[{"dtype":"DT_NO"}]}}',
     ],
 )
-def test_answers_that_cannot_be_used(body: bytes) -> None:
-    """An answer without data, or with data that is none, is malformed."""
+def test_unusable_responses_are_rejected(body: bytes) -> None:
+    """A response without data, or with invalid data, is an error."""
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_reply(InferRequest(model=ModelRef("m")), HttpResponse(200, body=(body,)))
     assert caught.value.origin is None
 
 
-def test_answers_of_other_printers_are_read() -> None:
-    """camelCase, int64 as numbers, bare NaN and integral floats come from one server or another."""
+def test_responses_of_every_server_are_read() -> None:
+    """Servers write camelCase, int64 as numbers, bare NaN and integral floats."""
     body = (
         b'{"status":{"code":200,"status":1},"gtensors":{"tensors":['
         b'{"name":"a","dtype":5,"shape":[2],"flatInt64":[1,"2"]},'
@@ -765,17 +767,17 @@ def test_answers_of_other_printers_are_read() -> None:
         ({"outputs": (RequestedOutput("y", 3),)}, "'y' requests 3 classes: grps has no class"),
     ],
 )
-def test_what_grps_lacks_is_refused_by_name(
+def test_features_that_grps_lacks_are_rejected_by_name(
     form: dict[str, str], changes: dict[str, Any], text: str
 ) -> None:
-    """The request itself is right: the target cannot carry it."""
+    """The request is valid, but the target cannot represent it."""
     call = InferRequest(model=ModelRef("m"), inputs=(items_tensor("x", (1,), [b"a"]),))
     with pytest.raises(Unsupported, match=text):
         HttpCodec(DEFAULT_LIMITS, form).encode_call(call.changed(**changes))
 
 
 def test_lone_surrogates_of_python_servers_are_read() -> None:
-    """Python writes them as escapes: they are "?" here, as UTF-8 has none."""
+    """Python writes them as escapes: they become "?", as UTF-8 has none."""
     call = InferRequest(model=ModelRef("m"))
     text = b'{"str_data":"\\ud83d\\ude00 \\ud800"}'
     reply = CODEC.decode_reply(call, HttpResponse(200, body=(memoryview(text),)))
@@ -787,8 +789,8 @@ def test_lone_surrogates_of_python_servers_are_read() -> None:
     )
 
 
-def test_headers_and_ids_pass() -> None:
-    """The request id goes along, what belongs to one connection stays."""
+def test_headers_and_request_id_are_forwarded() -> None:
+    """The request id is added; headers of one connection are dropped."""
     context = Context(
         metadata=(("x-mine", "1"), ("host", "h"), ("grpc-timeout", "1S"), ("bad name", "x")),
         request_id="r1",
@@ -797,8 +799,8 @@ def test_headers_and_ids_pass() -> None:
     assert [("x-mine", "1"), ("x-request-id", "r1")] == list(wire.headers)
 
 
-def test_limits_hold() -> None:
-    """Documents, keys, depth and tensors over a limit are refused by the limit's name."""
+def test_limits_are_enforced() -> None:
+    """The error for a document, key, depth or tensor over a limit names the limit."""
     small = MessageLimits(json_bytes=200, json_keys=3, json_depth=3, tensors=1)
     codec = HttpCodec(small, {"default_model": "m"})
     tensor = b'{"dtype":1}'
@@ -825,27 +827,27 @@ def test_limits_hold() -> None:
         b'{"str_data":"a:b","x":{"y":1,"y":2}}',
     ],
 )
-def test_duplicate_keys_are_refused(body: bytes) -> None:
-    """Another parser might keep the other one."""
+def test_duplicate_keys_are_rejected(body: bytes) -> None:
+    """Another parser might keep the other value."""
     with pytest.raises(MalformedMessage, match="twice"):
         decode_call(post(body))
 
 
 @pytest.mark.parametrize("count", [10, 5000])
-def test_keys_in_long_lists_are_seen(count: int) -> None:
-    """An object behind many numbers is looked at as any other."""
+def test_duplicate_keys_in_long_lists_are_rejected(count: int) -> None:
+    """An object behind many numbers is checked like any other."""
     numbers = b"1," * count
     body = b'{"str_data":"x","y":[' + numbers + b'{"a":1,"a":2}]}'
     with pytest.raises(MalformedMessage, match="'a' twice"):
         decode_call(post(body))
 
 
-def test_a_colon_in_text_is_no_duplicate() -> None:
-    """Text with colons is looked at closely, and taken."""
+def test_colon_in_text_is_not_a_duplicate_key() -> None:
+    """Text with colons is accepted."""
     assert InferRequest is type(decode_call(post(b'{"str_data":"a:b:c"}')))
 
 
-def test_brpcs_http_errors_have_its_code() -> None:
+def test_http_errors_of_brpc_have_its_error_code() -> None:
     """An unknown method is 404 as text with x-bd-error-code; a failure is HTTP 200 in JSON."""
     path = "/GrpsBrpcService/"
     with pytest.raises(GatewayError) as caught:
@@ -863,7 +865,7 @@ def test_brpcs_http_errors_have_its_code() -> None:
 
 @pytest.mark.parametrize("kind", ["application/proto", "Application/x-protobuf; a=b"])
 @pytest.mark.parametrize("body", [b"", b"\x32\x00", b"\x12\x01\n\x22\x01x", b"\x2a\x00"])
-def test_a_wrong_message_of_protobuf_is_answered_in_protobuf(kind: str, body: bytes) -> None:
+def test_invalid_protobuf_message_has_a_protobuf_response(kind: str, body: bytes) -> None:
     """A client of brpc's HTTP layer that sends protobuf cannot read a Status in JSON."""
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_call(post(body, kind=kind, path="/GrpsBrpcService/Predict"))
@@ -874,19 +876,19 @@ def test_a_wrong_message_of_protobuf_is_answered_in_protobuf(kind: str, body: by
     assert (400, Flag.FAILURE) == (status.code, status.flag)
 
 
-def test_brpcs_printer_writes_int64_as_numbers() -> None:
-    """Its JSON is not that of grps."""
+def test_json_of_brpc_has_int64_as_numbers() -> None:
+    """The JSON of grps has them as text."""
     call = CODEC.decode_call(
         post(b'{"str_data":"x"}', path="/grps.protos.v1.GrpsBrpcService/Predict")
     )
-    wire = answer(call, array_tensor("n", np.array([2**60])))
+    wire = response_to(call, array_tensor("n", np.array([2**60])))
     assert [2**60] == json_of(wire)["gtensors"]["tensors"][0]["flat_int64"]
 
 
 @pytest.mark.parametrize("carrier", ["http", "brpc"])
 @pytest.mark.parametrize("count", [16, 17])
-def test_bytes_above_the_limit_of_an_element_are_the_clients(carrier: str, count: int) -> None:
-    """bin_data that no element may be is refused before a model runs; the limit is the listener's."""
+def test_bin_data_over_the_element_limit_is_rejected(carrier: str, count: int) -> None:
+    """The listener's limit on an element applies before a model runs."""
     limits = MessageLimits(bytes_element_size=16)
     content = GrpsMessage(form=ContentFormat.BIN_DATA, model="m", data=bytes(count))
     if carrier == "http":

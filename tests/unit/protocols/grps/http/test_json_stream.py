@@ -1,4 +1,4 @@
-"""Streams of concatenated JSON, however they are cut."""
+"""Streams of concatenated JSON, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = b"".join(orjson.dumps(value) for value in VALUES)
 
 
 def pieces(text: bytes, step: int, status: int = 200) -> list[bytes]:
-    """Return the messages of a stream that comes in pieces of *step* bytes."""
+    """Return the messages of a stream that arrives in pieces of *step* bytes."""
     splitter = JsonStreamSplitter(DEFAULT_LIMITS)
     found: list[HttpResponse] = []
     for at in range(0, len(text), step):
@@ -31,45 +31,45 @@ def pieces(text: bytes, step: int, status: int = 200) -> list[bytes]:
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("between", [b"", b"\n", b" \r\n\t"])
-def test_values_are_found_however_they_are_cut(step: int, between: bytes) -> None:
-    """Braces and quotes in text end nothing, white space between values is skipped."""
+def test_values_are_split_for_any_piece_size(step: int, between: bytes) -> None:
+    """Braces and quotes in text end no value, white space between values is skipped."""
     text = between.join(orjson.dumps(value) for value in VALUES)
     assert VALUES == [orjson.loads(piece) for piece in pieces(text, step)]
 
 
-def test_bytes_are_given_as_they_come() -> None:
+def test_bytes_are_returned_unchanged() -> None:
     """A stream that does not begin with a brace is data, even where one follows."""
     assert [b"\x00\xff{", b'}"{'] == pieces(b'\x00\xff{}"{', 3)
 
 
 @pytest.mark.parametrize("step", [1, 10])
-def test_a_failure_by_http_status_is_one_message(step: int) -> None:
-    """It is whole at its end, and what stands in it is not looked at."""
+def test_body_of_an_http_error_is_one_message(step: int) -> None:
+    """The body is complete at its end, and is not parsed."""
     assert [b'{"a"'] == pieces(b'{"a"', step, 500)
 
 
-def test_a_stream_that_ends_in_a_value_is_broken() -> None:
-    """The tail is not dropped without a word."""
+def test_stream_that_ends_within_a_value_is_malformed() -> None:
+    """The incomplete value is not dropped silently."""
     with pytest.raises(MalformedMessage, match="ended after"):
         pieces(TEXT + b'{"a', 5)
 
 
-def test_other_things_between_values_are_malformed() -> None:
-    """Only objects follow objects."""
+def test_other_bytes_between_values_are_malformed() -> None:
+    """Only an object may follow an object."""
     for step in (7, 100):
         with pytest.raises(MalformedMessage, match="between"):
             pieces(b'{"a":1}x', step)
 
 
-def test_a_value_over_the_limit_is_refused() -> None:
-    """A value that never ends is not held for ever."""
+def test_a_value_over_the_limit_is_rejected() -> None:
+    """A value that never ends is not buffered forever."""
     splitter = JsonStreamSplitter(MessageLimits(json_bytes=20))
     with pytest.raises(TooLarge, match="at most 20"):
         splitter.receive(HttpResponse(200, body=(b'{"a":"' + b"x" * 20,)))
 
 
 def test_a_failure_ends_a_stream_of_bytes() -> None:
-    """Bytes that look like JSON are bytes, a message with a Status is what it says."""
+    """Bytes that look like JSON are bytes; a message with a failed Status is raised."""
     codec = HttpCodec(DEFAULT_LIMITS, {})
     call = StreamInferRequest(model=ModelRef("m"), request=InferRequest(model=ModelRef("m")))
     splitter = codec.splitter()

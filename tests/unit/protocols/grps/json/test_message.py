@@ -1,4 +1,4 @@
-"""The rules of grps's JSON: the union of what both servers take, each wrong thing named."""
+"""The rules of grps's JSON: the union of both servers' rules, and an error for each violation."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def text_of(tensor: Tensor) -> str:
         ("DT_FLOAT64", "flat_double", [1e308, 3], [1e308, 3.0]),
     ],
 )
-def test_numbers_are_taken_in_every_spelling(
+def test_numbers_are_read_in_every_spelling(
     dtype: Any, member: str, elements: list[Any], found: list[Any]
 ) -> None:
-    """Numbers, digits in text, integral floats, words; names in both spellings."""
+    """Digits in text, integral floats and words are numbers; names have two spellings."""
     tensor = tensor_of(dtype=dtype, shape=[len(elements)], **{member: elements})
     assert str(found) == text_of(tensor)
 
@@ -75,8 +75,8 @@ def test_numbers_are_taken_in_every_spelling(
         ("DT_STRING", [1], "1 at index 0: expected a string"),
     ],
 )
-def test_elements_that_do_not_fit_are_named(dtype: str, elements: list[Any], text: str) -> None:
-    """Value, place and need: nothing is rounded, wrapped or guessed."""
+def test_error_names_the_invalid_element(dtype: str, elements: list[Any], text: str) -> None:
+    """The error has value and index; no element is rounded, wrapped or guessed."""
     member = f"flat_{dtype.removeprefix('DT_').lower()}"
     with pytest.raises(InvalidTensor, match=text):
         tensor_of(name="x", dtype=dtype, shape=[len(elements)], **{member: elements})
@@ -99,8 +99,8 @@ def test_elements_that_do_not_fit_are_named(dtype: str, elements: list[Any], tex
         ({"dtype": 1, "shape": [2], "flat_uint8": [1]}, "1 elements in flat_uint8"),
     ],
 )
-def test_tensors_that_do_not_agree_are_refused(members: dict[str, Any], text: str) -> None:
-    """Every member is checked before it is believed."""
+def test_inconsistent_tensors_are_rejected(members: dict[str, Any], text: str) -> None:
+    """Every member is checked before it is used."""
     with pytest.raises(InvalidRequest, match=text):
         tensor_of(**members)
 
@@ -125,14 +125,14 @@ def test_tensors_that_do_not_agree_are_refused(members: dict[str, Any], text: st
         ({"gmap": {"s_d": {"a": "x"}}}, "expected a number"),
     ],
 )
-def test_members_of_the_wrong_kind_are_refused(document: dict[str, Any], text: str) -> None:
-    """At the top and in maps."""
+def test_members_of_the_wrong_type_are_rejected(document: dict[str, Any], text: str) -> None:
+    """Members are checked at the top and in maps."""
     with pytest.raises(InvalidRequest, match=text):
         read_request(document, DEFAULT_LIMITS)
 
 
 def test_nulls_and_unknown_members_are_ignored() -> None:
-    """As on both servers; an empty list of another member is no data."""
+    """Both servers ignore them; an empty list of another member is no data."""
     document = {
         "gtensors": {
             "tensors": [
@@ -157,15 +157,15 @@ def test_nulls_and_unknown_members_are_ignored() -> None:
     )
 
 
-def test_base64_is_taken_in_every_alphabet() -> None:
-    """Standard or URL-safe, padded or not."""
+def test_base64_is_read_in_both_alphabets() -> None:
+    """Base64 may be standard or URL-safe, padded or not."""
     values = {"a": "-_8=", "b": "+/8", "c": ""}
     found = read_request({"gmap": {"s_b": values}}, DEFAULT_LIMITS).entries["s_b"]
     assert {"a": b"\xfb\xff", "b": b"\xfb\xff", "c": b""} == found
 
 
 def test_texts_have_a_limit() -> None:
-    """A string that is too long is refused with its place."""
+    """A string that is too long is rejected with its index."""
     document = {
         "gtensors": {"tensors": [{"dtype": 9, "shape": [2], "flat_string": ["a", "b" * 9]}]}
     }
@@ -188,20 +188,20 @@ def test_texts_have_a_limit() -> None:
     ],
 )
 def test_ndarrays_are_read_as_numpy_does(value: Any, shape: tuple[int, ...], found: str) -> None:
-    """Scalars, empty lists, booleans, and infinity beyond float32."""
+    """Scalars, empty lists and booleans are read; values over float32 become infinity."""
     array = read_array(value, DEFAULT_LIMITS)
     assert ("float32", shape, found) == (array.dtype.name, array.shape, str(array.tolist()))
 
 
 @pytest.mark.parametrize("value", [[1, [2]], [[1], 2], [[1], [2, 3]], ["1"], [None], [10**400]])
-def test_ndarrays_that_are_none(value: Any) -> None:
-    """Ragged, or with something in it that is no number."""
+def test_invalid_ndarrays_are_rejected(value: Any) -> None:
+    """Ragged lists and elements that are not numbers are invalid."""
     with pytest.raises(InvalidTensor):
         read_array(value, DEFAULT_LIMITS)
 
 
 def test_statuses_of_servers_are_read_leniently() -> None:
-    """Whatever is odd in a Status counts as left out."""
+    """Invalid members of a Status count as absent."""
     found = [
         read_response({"status": status}, DEFAULT_LIMITS).status
         for status in ({"code": "x", "msg": 5, "status": "ODD"}, {"code": 5, "status": 7}, "no")
@@ -209,8 +209,8 @@ def test_statuses_of_servers_are_read_leniently() -> None:
     assert [GrpsStatus(), GrpsStatus(5, "", 7), None] == found
 
 
-def test_odd_statuses_are_written_as_json() -> None:
-    """A flag without a name is its number, a lone surrogate is no text."""
+def test_unusual_statuses_are_written_as_json() -> None:
+    """A flag without a name is its number, a lone surrogate is a question mark."""
     document = orjson.loads(write_json(GrpsMessage(status=GrpsStatus(1, "a\ud800", 7))))
     assert {"code": 1, "msg": "a?", "status": 7} == document["status"]
 
@@ -229,14 +229,14 @@ def test_odd_statuses_are_written_as_json() -> None:
         ),
     ],
 )
-def test_what_json_cannot_say_is_unsupported(message: GrpsMessage) -> None:
-    """A codec raises nothing else."""
+def test_message_without_a_json_form_is_unsupported(message: GrpsMessage) -> None:
+    """The codec raises no other error."""
     with pytest.raises(Unsupported):
         write_json(message)
 
 
 def test_unaligned_elements_are_written() -> None:
-    """A view at an odd place of a message is copied, not refused."""
+    """A view at an odd offset of a message is copied, not rejected."""
     array = np.frombuffer(b"\x00" + np.float32(1.5).tobytes(), np.uint8)[1:].view("<f4")
     document = orjson.loads(
         write_json(GrpsMessage(form=ContentFormat.GTENSORS, tensors=(array_tensor("x", array),)))
@@ -258,14 +258,14 @@ def test_unaligned_elements_are_written() -> None:
     ],
 )
 def test_tensors_are_plain_json(tensor: Tensor, found: Any) -> None:
-    """Nested as their shape; what JSON has no word for is text."""
+    """Lists are nested like the shape; values without a JSON form are text."""
     assert found == orjson.loads(
         orjson.dumps(json_value(tensor), option=orjson.OPT_SERIALIZE_NUMPY)
     )
 
 
 def test_templates_are_filled() -> None:
-    """Keys and plain values stay; booleans in a longer text are JSON's words."""
+    """Keys and plain values stay; booleans in a longer text are those of JSON."""
     template = {"a": ["${x}", 1, None], "b": "is ${x[0]}, ${y}"}
     assert {"a": [[True], 1, None], "b": "is true, z"} == render(template, {"x": [True], "y": "z"})
     assert ({"x", "y"}, set()) == (names_in(template), names_in(5))
@@ -277,7 +277,7 @@ def test_templates_are_filled() -> None:
 
 @pytest.mark.parametrize("count", [100, 131_073, 300_000])
 def test_many_numbers_are_read_and_written_in_pieces(count: int) -> None:
-    """As few are: in their order, each once, words for those that are no numbers among them."""
+    """Number and order of the elements are kept; NaN is written as a word."""
     flat = [index % 1000 for index in range(count)]
     tensor = tensor_of(name="x", dtype="DT_INT64", shape=[count], flat_int64=flat)
     assert flat == as_numpy(tensor).tolist()
@@ -294,7 +294,7 @@ def test_many_numbers_are_read_and_written_in_pieces(count: int) -> None:
 
 @pytest.mark.parametrize("shape", [(300_000,), (3, 100_000), (300_000, 1), (1, 1, 300_000)])
 def test_a_large_array_is_written_nested(shape: tuple[int, ...]) -> None:
-    """As its shape, whichever axis is the long one."""
+    """The nesting is the shape, whichever axis is the long one."""
     array = np.arange(300_000, dtype="<f4").reshape(shape)
     message = GrpsMessage(form=ContentFormat.NDARRAY, tensors=(array_tensor("", array),))
     assert array.tolist() == orjson.loads(write_json(message))["ndarray"]
@@ -303,7 +303,7 @@ def test_a_large_array_is_written_nested(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("form", ["gtensors", "ndarray"])
 @pytest.mark.parametrize("last", [0.5, np.nan])
 def test_the_largest_fp32_has_all_its_digits_in_a_large_list(form: str, last: float) -> None:
-    """A Python server refuses its shortest text, in pieces of a long list as well."""
+    """A Python server rejects its shortest text, in pieces of a long list as well."""
     values = np.full(300_000, 0.1, np.float32)
     values[[0, 200_000]] = np.finfo(np.float32).max, np.finfo(np.float32).min
     values[-1] = last

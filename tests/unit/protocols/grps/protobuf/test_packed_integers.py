@@ -1,4 +1,4 @@
-"""The short ways of packed integers say what the general way says."""
+"""The fast path of packed integers agrees with the general codec."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())
-def test_integers_are_packed_as_by_the_general_way(
+def test_fast_path_packs_integers_like_the_general_codec(
     dtype: npt.DTypeLike, data: st.DataObject
 ) -> None:
-    """Few and many, small and large, and they are read back where the short way follows."""
+    """Arrays of any size are packed, and read again where the fast path supports it."""
     array = data.draw(arrays.arrays(dtype, st.integers(0, 150)))
     found = packed(array)
     assert bytes(packed_varints(array)) == bytes(found)
@@ -32,15 +32,15 @@ def test_integers_are_packed_as_by_the_general_way(
 
 
 @given(st.binary(min_size=1, max_size=12))
-def test_any_bytes_are_read_alike_or_left_to_the_general_way(data: bytes) -> None:
-    """The short way for bytes never says something else."""
+def test_fast_path_reads_any_bytes_like_the_general_codec(data: bytes) -> None:
+    """The fast path returns the same elements or None."""
     found = unpacked([memoryview(data)], Datatype.UINT8)
     if found is not None:
         assert varint_array([memoryview(data)], np.uint32).tolist() == found.tolist()
 
 
-def test_bytes_above_127_take_the_short_way() -> None:
-    """An image is not read by the general way."""
+def test_fast_path_reads_bytes_above_127() -> None:
+    """An image does not need the general codec."""
     array = np.arange(256, dtype=np.uint8)
     found = unpacked([packed(array)], Datatype.UINT8)
     assert found is not None
@@ -48,6 +48,6 @@ def test_bytes_above_127_take_the_short_way() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [1, 2], [memoryview(b"\x01"), memoryview(b"\x02")]])
-def test_unpacked_and_split_fields_are_left_to_the_general_way(values: list[int]) -> None:
-    """The short way is for one packed occurrence."""
+def test_fast_path_skips_unpacked_and_split_fields(values: list[int]) -> None:
+    """The fast path is for one packed occurrence."""
     assert unpacked(values, Datatype.INT32) is None

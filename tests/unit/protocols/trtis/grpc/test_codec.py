@@ -82,7 +82,7 @@ def read(wire: GrpcResponse) -> pb.InferResponse:
     return pb.InferResponse.FromString(bytes(wire.view))
 
 
-def test_methods_are_the_services() -> None:
+def test_all_methods_of_the_service_are_served() -> None:
     """All eight methods are served, one of them a stream."""
     assert len(METHODS) == 8
     assert METHODS[SERVICE + "StreamInfer"] is MethodKind.BIDIRECTIONAL
@@ -106,7 +106,7 @@ def test_encodes_call(case: CallCase) -> None:
 
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
-def test_decodes_what_it_encodes(case: CallCase) -> None:
+def test_decodes_the_encoded_call(case: CallCase) -> None:
     """A message to an upstream, read as a client's, is the same call but for datatypes."""
     found = WIDE.decode_call(ask(case.message, case.method))
     if case.method == "Status":
@@ -126,12 +126,12 @@ def test_decodes_what_it_encodes(case: CallCase) -> None:
 
 
 def test_stream_messages_are_inferences() -> None:
-    """A message of a stream is read as any inference."""
+    """A message of a stream is decoded like any inference."""
     assert CODEC.decode_call(ask(INFER, "StreamInfer")).batch_size == 2
 
 
 def test_tensors_are_views_of_the_message() -> None:
-    """Inputs are not copied in, nor outputs out."""
+    """Neither inputs nor outputs are copied."""
     wire = ask(infer(raw_input=[bytes(1 << 16)]))
     (tensor,) = CODEC.decode_call(wire).inputs
     assert np.shares_memory(
@@ -144,8 +144,8 @@ def test_tensors_are_views_of_the_message() -> None:
     assert any(np.shares_memory(np.frombuffer(part, np.uint8), data) for part in written.message)
 
 
-def test_answers_an_inference() -> None:
-    """One raw_output for each output asked for, the id echoed."""
+def test_encodes_inference_reply() -> None:
+    """The response has one raw_output for each requested output, and the id."""
     call = CODEC.decode_call(ask(infer(id=9)))
     found = read(CODEC.encode_reply(call, REPLY))
     assert found.request_status.code == pb.SUCCESS
@@ -153,7 +153,7 @@ def test_answers_an_inference() -> None:
     assert list(found.raw_output) == [X_RAW]
 
 
-def test_classes_have_an_empty_entry() -> None:
+def test_classes_have_an_empty_raw_output() -> None:
     """Clients index raw_output by position: an output of classes has an empty one."""
     message = infer()
     message.meta_data.output.add(name="c").cls.count = 1
@@ -175,10 +175,10 @@ def test_classes_have_an_empty_entry() -> None:
         (infer(raw_input=[], id=9), InvalidTensor, "'x' has no raw_input: the message has 0"),
     ],
 )
-def test_refused_inference_echoes_its_id(
+def test_rejected_inference_echoes_its_id(
     message: pb.InferRequest, failure: type[GatewayError], text: str
 ) -> None:
-    """The call ends well, the error stands in its status, and the id comes back."""
+    """The gRPC call succeeds; the response has the error status and the id."""
     with pytest.raises(failure, match=text) as caught:
         CODEC.decode_call(ask(message, "StreamInfer"))
     found = read(CODEC.encode_error(None, caught.value))
@@ -189,14 +189,14 @@ def test_refused_inference_echoes_its_id(
 
 @pytest.mark.parametrize("method", ["Status", "Health", "ModelControl", "SharedMemoryControl"])
 def test_a_long_message_without_tensors_blocked_the_event_loop(method: str) -> None:
-    """60 MB of fields took the library up to 0.5 s, and nobody needs them."""
+    """60 MB of fields took the library up to 0.5 s; such messages are rejected."""
     wire = GrpcRequest(f"/nvidia.inferenceserver.GRPCService/{method}", (bytes((1 << 20) + 1),))
     with pytest.raises(TooLarge, match=f"1048577 bytes to {method}: at most 1048576"):
         CODEC.decode_call(wire)
 
 
-def test_long_headers_are_read_too() -> None:
-    """A header longer than what is remembered is read all the same."""
+def test_header_over_the_cache_limit_is_decoded() -> None:
+    """A header that is too long for the cache is decoded, too."""
     message = infer()
     for number in range(300):
         message.meta_data.output.add(name=f"output-with-a-long-name-{number}")
@@ -205,8 +205,8 @@ def test_long_headers_are_read_too() -> None:
     assert 200 == len(found.outputs)
 
 
-def test_told_size_must_be_the_entrys() -> None:
-    """A batch_byte_size other than the entry's size is refused."""
+def test_declared_size_must_match_the_entry() -> None:
+    """A batch_byte_size other than the entry's size is rejected."""
     message = infer(raw_input=[X_RAW])
     assert 1 == len(CODEC.decode_call(ask(message)).inputs)
     message.meta_data.input[0].batch_byte_size = 9
@@ -216,13 +216,13 @@ def test_told_size_must_be_the_entrys() -> None:
 
 @pytest.mark.parametrize("raws", [[], [X_RAW, b"more"], [X_RAW, b"", b""]])
 def test_each_input_has_one_entry(raws: list[bytes]) -> None:
-    """Entries of raw_input that are missing or left over are refused."""
+    """Missing and surplus entries of raw_input are rejected."""
     with pytest.raises(InvalidTensor, match=r"raw_input"):
         CODEC.decode_call(ask(infer(raw_input=raws)))
 
 
-def test_header_given_twice_is_merged() -> None:
-    """Two occurrences of a message are one: so does every protobuf parser."""
+def test_repeated_header_is_merged() -> None:
+    """Two occurrences of a message are one, as in every protobuf parser."""
     head = pb.InferRequest(model_name="m", model_version=-1, meta_data={"batch_size": 1})
     tail = pb.InferRequest(meta_data={"id": 4, "output": [{"name": "o"}]})
     data = head.SerializeToString() + tail.SerializeToString()
@@ -238,8 +238,8 @@ def test_header_given_twice_is_merged() -> None:
         b"\x0a\x01\xff",
     ],
 )
-def test_broken_messages_are_refused(data: bytes) -> None:
-    """Bytes that are no message are refused, and answered in the protocol's form."""
+def test_invalid_messages_are_rejected(data: bytes) -> None:
+    """The response to an invalid message has the protocol's form."""
     with pytest.raises(MalformedMessage) as caught:
         CODEC.decode_call(GrpcRequest(SERVICE + "StreamInfer", (data,)))
     found = read(CODEC.encode_error(None, caught.value))
@@ -247,7 +247,7 @@ def test_broken_messages_are_refused(data: bytes) -> None:
 
 
 def test_version_zero_is_a_version() -> None:
-    """0 is the literal version 0, which no server has, unless the listener takes it for latest."""
+    """0 is the literal version 0, unless the listener maps it to the latest version."""
     assert CODEC.decode_call(ask(infer(model_version=0))).model == ModelRef("m", "0")
     lenient: Any = GrpcCodec(DEFAULT_LIMITS, {"version_zero": "latest"})
     assert lenient.decode_call(ask(infer(model_version=0))).model == M
@@ -281,8 +281,10 @@ def test_version_zero_is_a_version() -> None:
         ),
     ],
 )
-def test_refuses_other_calls(wire: GrpcRequest, failure: type[GatewayError], code: int) -> None:
-    """What cannot be answered, or is not allowed, is refused in request_status."""
+def test_rejects_invalid_and_disabled_calls(
+    wire: GrpcRequest, failure: type[GatewayError], code: int
+) -> None:
+    """The error is in request_status, without meta_data."""
     with pytest.raises(failure) as caught:
         CODEC.decode_call(wire)
     found = read(CODEC.encode_error(None, caught.value))
@@ -290,7 +292,7 @@ def test_refuses_other_calls(wire: GrpcRequest, failure: type[GatewayError], cod
     assert not found.HasField("meta_data")
 
 
-def test_unknown_control_action_is_unknown() -> None:
+def test_invalid_control_action_has_status_unknown() -> None:
     """An action that is neither load nor unload is UNKNOWN."""
     message = pb.ModelControlRequest(model_name="m")
     wire = GrpcRequest(SERVICE + "ModelControl", (message.SerializeToString() + b"\x10\x05",))
@@ -299,8 +301,8 @@ def test_unknown_control_action_is_unknown() -> None:
     assert read(WIDE.encode_error(None, caught.value)).request_status.code == pb.UNKNOWN
 
 
-def test_refused_index_has_the_form_of_one() -> None:
-    """The client looks at the status of no answer that has no index."""
+def test_response_to_a_rejected_index_request_has_an_index() -> None:
+    """The client ignores the status of a response without an index."""
     wire = ask(pb.RepositoryRequest(index=True), "Repository")
     with pytest.raises(Forbidden) as caught:
         CODEC.decode_call(wire)
@@ -322,14 +324,14 @@ def test_refused_index_has_the_form_of_one() -> None:
         (ModelNotFound("m"), pb.UNAVAILABLE),
     ],
 )
-def test_regions_are_refused_in_its_own_words(error: GatewayError, code: int) -> None:
-    """What is wrong with a region has the status that real servers give it; a model has another."""
+def test_region_errors_have_their_own_codes(error: GatewayError, code: int) -> None:
+    """Region errors have the status of real servers; a model error has another."""
     found = read(CODEC.encode_error(InferRequest(model=M, id="3"), error))
     assert (found.request_status.code, found.meta_data.id) == (code, 3)
 
 
-def test_answers_other_calls() -> None:
-    """Health, status, control and regions in their own messages."""
+def test_encodes_other_replies() -> None:
+    """Health, status, control and regions have their own messages."""
     live = CODEC.decode_call(ask(pb.HealthRequest(mode="live"), "Health"))
     health = pb.HealthResponse.FromString(bytes(CODEC.encode_reply(live, False).view))
     assert (health.health, health.request_status.code) == (False, pb.SUCCESS)
@@ -374,8 +376,8 @@ def test_answers_other_calls() -> None:
         (ServerStatusRequest(), "ServerStatusRequest is not supported over trtis."),
     ],
 )
-def test_refuses_what_v1_cannot_carry(call: Any, text: str) -> None:
-    """What has no form in v1 is refused by name, before anything is sent."""
+def test_rejects_calls_that_v1_cannot_represent(call: Any, text: str) -> None:
+    """The error names the cause, before a message is sent."""
     with pytest.raises(Unsupported, match=text):
         CODEC.encode_call(call)
 
@@ -390,8 +392,8 @@ def reply(**parts: Any) -> GrpcResponse:
     return answer(pb.InferResponse(**message))
 
 
-def test_reads_answer() -> None:
-    """Outputs are views of the message, the batch size apart."""
+def test_decodes_reply() -> None:
+    """The batch size is separate from the shape."""
     wire = reply()
     found = CODEC.decode_reply(CALL, wire)
     assert (found.model, found.batch_size) == (M, 2)
@@ -414,16 +416,16 @@ def test_reads_answer() -> None:
         (GrpcResponse((), GrpcStatus.UNIMPLEMENTED), Unsupported, "UNIMPLEMENTED"),
     ],
 )
-def test_refuses_unusable_answers(
+def test_rejects_unusable_responses(
     wire: GrpcResponse, failure: type[GatewayError], text: str
 ) -> None:
-    """A failure in the status of either kind, or a message that does not add up, is an error."""
+    """A failure in either status, or an inconsistent message, is an error."""
     with pytest.raises(failure, match=text):
         CODEC.decode_reply(CALL, wire)
 
 
-def test_names_that_break_logs_are_an_upstreams_fault() -> None:
-    """A name with control characters makes an answer malformed, not a request wrong."""
+def test_control_character_in_a_response_is_malformed() -> None:
+    """The error is the upstream's, not the request's."""
     message = pb.InferResponse(request_status=OK)
     message.meta_data.model_name = "a\nb"
     with pytest.raises(MalformedMessage, match="U\\+000A"):
@@ -431,14 +433,14 @@ def test_names_that_break_logs_are_an_upstreams_fault() -> None:
 
 
 def test_unknown_model_is_not_ready() -> None:
-    """A status that the server refuses as of no model is no failure of the question."""
+    """An error status for an unknown model means not ready."""
     wire = answer(pb.StatusResponse(request_status={"code": pb.INVALID_ARG, "msg": "no"}))
     assert CODEC.decode_reply(ModelReadyRequest(model=M), wire) is False
     with pytest.raises(ModelNotFound, match="no"):
         CODEC.decode_reply(ModelMetadataRequest(model=M), wire)
 
 
-def test_not_live_by_either_word() -> None:
+def test_live_needs_flag_and_status() -> None:
     """Both the flag and the status must be good."""
     for code, health, expected in (
         (pb.SUCCESS, True, True),
@@ -449,16 +451,16 @@ def test_not_live_by_either_word() -> None:
         assert CODEC.decode_reply(ServerLiveRequest(), wire) is expected
 
 
-def test_old_regions_are_read_where_they_were_declared() -> None:
-    """A server that follows the declaration puts regions into number 1."""
+def test_regions_in_the_declared_field_are_read() -> None:
+    """A server that follows the declaration puts regions into field 1."""
     status = pb.SharedMemoryControlResponse(request_status=OK)
     status.shared_memory_status.declared_region.add(name="r")
     (found,) = CODEC.decode_reply(SharedStatusRequest(), answer(status))
     assert found.name == "r"
 
 
-def test_other_calls_are_refused() -> None:
-    """What v1 has no question for is refused; answers to a client's stream are no items of one."""
+def test_unsupported_calls_are_rejected() -> None:
+    """Calls and stream items that v1 lacks raise Unsupported."""
     stream = StreamInferRequest(model=M, request=InferRequest(model=M, inputs=(X,)))
     refusals: list[Callable[[], Any]] = [
         lambda: CODEC.encode_item(stream, InferResponse(model=M, outputs=())),
@@ -470,8 +472,8 @@ def test_other_calls_are_refused() -> None:
             refused()
 
 
-def test_context_holds_what_travels_beside() -> None:
-    """Metadata, request id and deadline cross in both directions, framing does not."""
+def test_context_holds_metadata_request_id_and_deadline() -> None:
+    """They are passed in both directions, headers of framing are not."""
     metadata = (("x-a", "1"), ("x-request-id", "id"), ("x-bin", b"\x00"), ("host", "h"))
     wire = GrpcRequest(SERVICE + "Status", (b"",), metadata, 7.0)
     context = CODEC.decode_call(wire).context
@@ -484,16 +486,16 @@ def test_context_holds_what_travels_beside() -> None:
     assert named.metadata == (("x-request-id", "made"),)
 
 
-def test_unknown_fields_are_passed_over() -> None:
-    """Fields that this schema does not know are no error, in requests and in answers."""
+def test_unknown_fields_are_ignored() -> None:
+    """Requests and responses may have fields that this schema does not know."""
     extra = b"\xa0\x06\x01"
     wire = GrpcRequest(SERVICE + "Infer", (INFER.SerializeToString() + extra,))
     assert CODEC.decode_call(wire).batch_size == 2
-    answered = GrpcResponse((bytes(reply().view) + extra,))
-    assert CODEC.decode_reply(CALL, answered).batch_size == 2
+    extended = GrpcResponse((bytes(reply().view) + extra,))
+    assert CODEC.decode_reply(CALL, extended).batch_size == 2
 
 
-def test_cuda_regions_are_told_with_their_device() -> None:
+def test_cuda_regions_are_encoded_with_their_device() -> None:
     """A region on a device has no key."""
     region = SharedRegion(name="c", size_bytes=9, device=0)
     response = WIDE.encode_reply(SharedStatusRequest(), (region,))

@@ -1,4 +1,4 @@
-"""StreamInfer: messages of clients that no service sees, and one request to an old server."""
+"""StreamInfer: rejected messages of clients, and one request to an old server."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STREAM = "/nvidia.inferenceserver.GRPCService/StreamInfer"
 
 
 @pytest.mark.parametrize("batch_size", [1, 0], ids=["read", "unreadable"])
-def test_a_refused_message_keeps_its_id(batch_size: int) -> None:
-    """A client waits for ever for an answer whose id does not come."""
+def test_rejected_message_keeps_its_id(batch_size: int) -> None:
+    """Without the id, the client would wait forever."""
     header = pb.InferRequestHeader(id=77, batch_size=batch_size)
     header.input.add(name="" if not batch_size else "X", dims=[1])
     message = pb.InferRequest(model_name="m", model_version=-1, meta_data=header)
@@ -34,22 +34,20 @@ def test_a_refused_message_keeps_its_id(batch_size: int) -> None:
     wire = GrpcRequest(STREAM, (memoryview(message.SerializeToString()),))
     codec: Any = GrpcCodec(DEFAULT_LIMITS, {})
     frontend: Any = Frontend(codec, ScriptedService({}))
-    answer = frontend.reject_message(wire, Overloaded("no place"))
-    found = pb.InferResponse.FromString(bytes(answer.view))
+    response = frontend.reject_message(wire, Overloaded("no place"))
+    found = pb.InferResponse.FromString(bytes(response.view))
     assert (pb.UNAVAILABLE, "no place") == (found.request_status.code, found.request_status.msg)
     assert found.meta_data.id == 77
 
 
-ASKED = InferRequest(
-    model=ModelRef("m"), inputs=(X,), outputs=(RequestedOutput("y"),), batch_size=2
-)
+CALL = InferRequest(model=ModelRef("m"), inputs=(X,), outputs=(RequestedOutput("y"),), batch_size=2)
 
 
 class OldServer:
-    """A client whose server gives these answers to the one message of each stream."""
+    """A client whose server sends these responses to the one message of each stream."""
 
-    def __init__(self, *answers: pb.InferResponse) -> None:
-        self.answers = answers
+    def __init__(self, *responses: pb.InferResponse) -> None:
+        self.responses = responses
         self.requests: list[GrpcRequest] = []
 
     async def send(
@@ -61,13 +59,13 @@ class OldServer:
         self, wire: GrpcRequest, /, *, deadline: float | None
     ) -> AsyncIterator[GrpcResponse]:
         self.requests.append(wire)
-        for answer in self.answers:
-            yield GrpcResponse((memoryview(answer.SerializeToString()),))
+        for response in self.responses:
+            yield GrpcResponse((memoryview(response.SerializeToString()),))
 
     async def close(self) -> None: ...
 
 
-def answer(number: int, code: int = pb.SUCCESS) -> pb.InferResponse:
+def response(number: int, code: int = pb.SUCCESS) -> pb.InferResponse:
     found = pb.InferResponse(request_status={"code": code, "msg": "so it is"})
     found.meta_data.id = number
     if code == pb.SUCCESS:
@@ -78,10 +76,10 @@ def answer(number: int, code: int = pb.SUCCESS) -> pb.InferResponse:
 
 
 @pytest.mark.parametrize(("text", "number"), [("", 1), ("77", 77), ("text", 1)])
-async def test_a_stream_asks_an_old_server_once(text: str, number: int) -> None:
-    """One message by StreamInfer with an id that is not 0, and the one answer to it."""
-    server = OldServer(answer(number))
-    call = StreamInferRequest(model=ModelRef("m"), request=ASKED.changed(id=text))
+async def test_stream_sends_one_request_to_an_old_server(text: str, number: int) -> None:
+    """The message has an id other than 0, and one response."""
+    server = OldServer(response(number))
+    call = StreamInferRequest(model=ModelRef("m"), request=CALL.changed(id=text))
     (item,) = [item async for item in await Upstream("old", CODEC, server)(call)]
     assert (text, True, b"01234567") == (item.id, item.is_final, bytes(as_raw(item.outputs[0])))
     (wire,) = server.requests
@@ -94,16 +92,16 @@ async def test_a_stream_asks_an_old_server_once(text: str, number: int) -> None:
     ("answers", "failure", "text"),
     [
         ([], UpstreamProtocolError, "ended without a response"),
-        ([answer(2)], UpstreamProtocolError, "id 2: the request has 1"),
-        ([answer(1), answer(1)], UpstreamProtocolError, "a second response"),
-        ([answer(1, pb.INVALID_ARG)], InvalidRequest, "so it is"),
+        ([response(2)], UpstreamProtocolError, "id 2: the request has 1"),
+        ([response(1), response(1)], UpstreamProtocolError, "a second response"),
+        ([response(1, pb.INVALID_ARG)], InvalidRequest, "so it is"),
     ],
 )
-async def test_a_stream_of_an_old_server_is_checked(
+async def test_invalid_stream_of_an_old_server_is_rejected(
     answers: list[pb.InferResponse], failure: type[Exception], text: str
 ) -> None:
-    """No answer, two, or another's are not taken; an error in band is raised."""
-    call = StreamInferRequest(model=ModelRef("m"), request=ASKED)
+    """A missing, second or foreign response is an error; an error in band is raised."""
+    call = StreamInferRequest(model=ModelRef("m"), request=CALL)
     items = await Upstream("old", CODEC, OldServer(*answers))(call)
     with pytest.raises(failure, match=text):
         async for _ in items:

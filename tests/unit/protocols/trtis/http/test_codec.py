@@ -1,4 +1,4 @@
-"""Tests of TensorRT v1 over HTTP towards clients: requests in, answers out."""
+"""Tests of TensorRT v1 over HTTP for clients: requests are decoded, responses encoded."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def status_of(wire: HttpResponse) -> pb.RequestStatus:
     return text_format.Parse(wire.headers.get("nv-status") or "", pb.RequestStatus())
 
 
-def test_protocol_is_what_it_exports() -> None:
-    """The folder's SPEC makes both codecs and claims paths and methods."""
+def test_spec_exports_both_codecs() -> None:
+    """SPEC creates both codecs and claims paths and methods."""
     assert SPEC.name == "trtis"
     assert SPEC.classifies
     assert SPEC.http is not None
@@ -72,7 +72,7 @@ def test_protocol_is_what_it_exports() -> None:
 
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
-def test_decodes_what_it_encodes(case: CallCase) -> None:
+def test_decodes_the_encoded_call(case: CallCase) -> None:
     """A request to an upstream, read as a client's, is the same call but for datatypes."""
     path, _, query = case.target.partition("?")
     pairs = () if case.header is None else (("NV-InferRequest", case.header),)
@@ -99,7 +99,7 @@ def test_decodes_what_it_encodes(case: CallCase) -> None:
         assert getattr(case.call, field) == getattr(found, field)
 
 
-def test_context_holds_what_travels_beside() -> None:
+def test_context_holds_headers_request_id_and_deadline() -> None:
     """Headers, request id, deadline and needs are in the context."""
     headers = Headers((("X-Request-Id", "abc"), ("X-Other", " v")))
     found = CODEC.decode_call(HttpRequest("GET", "/api/health/live", "", headers, (), 5.0))
@@ -112,17 +112,17 @@ def test_context_holds_what_travels_beside() -> None:
     assert CODEC.decode_call(HttpRequest("GET", "/api/status", "", bad)).context.request_id == ""
 
 
-def test_inputs_of_untold_sizes_are_shares() -> None:
-    """Where datatypes decide where an input ends, each is a share of the body."""
+def test_inputs_of_unknown_size_are_slices() -> None:
+    """Where datatypes determine the size of an input, each is a slice of the body."""
     header = 'batch_size: 1 input { name: "a" } input { name: "b" dims: 0 } input { name: "c" }'
     found = CODEC.decode_call(post(header, b"12345"))
-    shares = [one.data for one in found.inputs]
-    assert [(one.index, one.declared_bytes) for one in shares] == [(0, None), (1, 0), (2, None)]
+    slices = [one.data for one in found.inputs]
+    assert [(one.index, one.declared_bytes) for one in slices] == [(0, None), (1, 0), (2, None)]
     assert [one.nbytes for one in found.inputs] == [5, 0, 0]
 
 
-def test_inputs_of_told_sizes_are_views() -> None:
-    """Where all sizes but one are known, the inputs are views of the body at once."""
+def test_inputs_of_declared_size_are_views() -> None:
+    """Where all sizes but one are declared, the inputs are views of the body."""
     header = (
         'batch_size: 1 input { name: "a" batch_byte_size: 2 } input { name: "b" } '
         'input { name: "c" batch_byte_size: 1 }'
@@ -159,10 +159,10 @@ def test_inputs_of_told_sizes_are_views() -> None:
         (None, b"", InvalidRequest, "NV-InferRequest"),
     ],
 )
-def test_refuses_wrong_inferences(
+def test_rejects_invalid_inferences(
     header: str | None, body: bytes, failure: type[GatewayError], text: str
 ) -> None:
-    """A wrong header or body is refused by name, and answered with 400 and an empty id."""
+    """The response has status 400 and an empty id."""
     with pytest.raises(failure, match=text) as caught:
         CODEC.decode_call(post(header, body))
     written = CODEC.encode_error(None, caught.value)
@@ -173,8 +173,8 @@ def test_refuses_wrong_inferences(
         assert written.body == ()
 
 
-def test_refused_inference_echoes_its_id() -> None:
-    """The id stands in the answer even when the rest was wrong."""
+def test_rejected_inference_echoes_its_id() -> None:
+    """The response has the id even when the rest was invalid."""
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_call(post("id: 77 batch_size: 0"))
     assert CODEC.encode_error(None, caught.value).headers.get("nv-inferresponse") == "id: 77"
@@ -187,8 +187,8 @@ def test_refused_inference_echoes_its_id() -> None:
         "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }",
     ],
 )
-def test_refuses_what_shared_memory_cannot_be(header: str) -> None:
-    """Sizes of a shared input agree; classes are not put into shared memory."""
+def test_rejects_invalid_use_of_shared_memory(header: str) -> None:
+    """Sizes of a shared input must agree; classes cannot be in shared memory."""
     with pytest.raises(InvalidRequest, match="shared memory"):
         CODEC.decode_call(post(header))
 
@@ -211,8 +211,8 @@ def test_refuses_what_shared_memory_cannot_be(header: str) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_unknown_paths_say_nothing(path: str, method: str) -> None:
-    """A path that no handler takes is 400 with neither header nor body."""
+def test_unknown_path_has_an_empty_400_response(path: str, method: str) -> None:
+    """The response has neither headers nor a body."""
     with pytest.raises(NotFound) as caught:
         CODEC.decode_call(HttpRequest(method, path))
     assert CODEC.encode_error(None, caught.value) == HttpResponse(400)
@@ -231,20 +231,20 @@ def test_unknown_paths_say_nothing(path: str, method: str) -> None:
     ],
 )
 def test_wrong_method_is_405(method: str, path: str) -> None:
-    """A known path with another method is 405 and says nothing more."""
+    """A known path with another method has an empty 405 response."""
     with pytest.raises(InvalidRequest, match=path) as caught:
         CODEC.decode_call(HttpRequest(method, path))
     assert CODEC.encode_error(None, caught.value) == HttpResponse(405)
 
 
 def test_versions_are_numbers() -> None:
-    """A version in the path is taken as the number it is."""
+    """A version in the path is decoded as a number."""
     assert CODEC.decode_call(post(HEADER, X_RAW, "/api/infer/m/007")).model == ModelRef("m", "7")
     assert CODEC.decode_call(post(HEADER, X_RAW, "/api/infer/m/0")).model == ModelRef("m", "0")
 
 
-def test_health_is_told_by_the_status_alone() -> None:
-    """Health answers have no body; not ready is 400 with SUCCESS."""
+def test_health_is_encoded_as_the_status_code() -> None:
+    """Health responses have no body; not ready is 400 with SUCCESS."""
     for call, path in (
         (ServerLiveRequest(), "/api/health/live"),
         (ServerReadyRequest(), "/api/health/ready"),
@@ -258,7 +258,7 @@ def test_health_is_told_by_the_status_alone() -> None:
 
 
 def test_profile_does_nothing() -> None:
-    """Profiling is answered as servers from 1.5 on do; an unknown command is UNKNOWN."""
+    """The response is that of servers from 1.5 on; an unknown command is UNKNOWN."""
     written = CODEC.encode_reply(CODEC.decode_call(get("/api/profile?cmd=start")), True)
     assert (written.status, written.body) == (200, ())
     with pytest.raises(InvalidRequest, match="'run': expected start or stop") as caught:
@@ -274,10 +274,10 @@ def test_profile_does_nothing() -> None:
         (get("/api/repository/index"), Forbidden, pb.UNAVAILABLE),
     ],
 )
-def test_gates_are_closed_by_default(
+def test_control_and_index_are_disabled_by_default(
     wire: HttpRequest, failure: type[GatewayError], code: int
 ) -> None:
-    """Control and index are refused unless the listener allows them."""
+    """They are rejected unless the listener allows them."""
     with pytest.raises(failure, match="not enabled") as caught:
         CODEC.decode_call(wire)
     written = CODEC.encode_error(None, caught.value)
@@ -294,15 +294,15 @@ def test_gates_are_closed_by_default(
         ("register/r//k/0/99999999999999999999999", b"", "byte_size 9"),
     ],
 )
-def test_refuses_wrong_registrations(target: str, body: bytes, text: str) -> None:
+def test_rejects_invalid_registrations(target: str, body: bytes, text: str) -> None:
     """A handle has 64 bytes, and numbers fit their fields."""
     with pytest.raises(InvalidRequest, match=text):
         WIDE.decode_call(post(None, body, f"/api/sharedmemorycontrol/{target}"))
 
 
 @pytest.mark.parametrize("form", ["binary", "text"])
-def test_answers_an_inference(form: str) -> None:
-    """Raw outputs come in the order asked for, then the header again; nothing is copied."""
+def test_encodes_inference_reply(form: str) -> None:
+    """Raw outputs precede the header, in the requested order; nothing is copied."""
     call = CODEC.decode_call(post("id: 4 " + HEADER, X_RAW, f"/api/infer/m?format={form}"))
     extra = raw("z", Datatype.UINT8, (1,), b"ab")
     written = CODEC.encode_reply(call, REPLY.changed(outputs=(extra, *REPLY.outputs)))
@@ -324,8 +324,8 @@ def test_answers_an_inference(form: str) -> None:
         assert b"\n" in bytes(trailer)
 
 
-def test_no_outputs_asked_none_returned() -> None:
-    """Unlike later protocols, v1 returns no output that was not asked for."""
+def test_outputs_are_returned_only_if_requested() -> None:
+    """Later protocols return all outputs by default."""
     call = CODEC.decode_call(post('batch_size: 2 input { name: "x" }', X_RAW))
     written = CODEC.encode_reply(call, REPLY)
     assert "output" not in (written.headers.get("nv-inferresponse") or "output")
@@ -333,7 +333,7 @@ def test_no_outputs_asked_none_returned() -> None:
 
 
 def test_classes_are_written_from_their_elements() -> None:
-    """Elements value:index:label become batch_classes, an equal share for each item."""
+    """Elements value:index:label become batch_classes, as many for each item."""
     call = CODEC.decode_call(
         post('batch_size: 2 output { name: "y" cls { count: 2 } }', target="/api/infer/m")
     )
@@ -350,8 +350,8 @@ def test_classes_are_written_from_their_elements() -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False)])
-def test_regions_have_the_limit_of_names_as_over_grpc(size: int, fits: bool) -> None:
-    """What one carrier registers, the other unregisters."""
+def test_region_names_have_the_same_limit_as_over_grpc(size: int, fits: bool) -> None:
+    """A region of one carrier can be unregistered over the other."""
     request = post(None, target=f"/api/sharedmemorycontrol/unregister/{'r' * size}")
     if fits:
         call = WIDE.decode_call(request)
@@ -362,7 +362,7 @@ def test_regions_have_the_limit_of_names_as_over_grpc(size: int, fits: bool) -> 
     assert caught.value.limit == "name_bytes"
 
 
-def test_billions_of_items_without_classes_are_refused() -> None:
+def test_billions_of_items_without_classes_are_rejected() -> None:
     """Each item has an entry in the response, and a short request may name any batch size."""
     size = (1 << 32) - 1
     call = CODEC.decode_call(post(f'batch_size: {size} output {{ name: "y" cls {{ count: 2 }} }}'))
@@ -382,15 +382,15 @@ def test_billions_of_items_without_classes_are_refused() -> None:
         ((items_tensor("y", (2,), [b"1:1", b"1:1:\xff"]),), "value:index:label"),
     ],
 )
-def test_refuses_answers_without_the_classes(outputs: Any, text: str) -> None:
-    """An answer that is not to the question is the target's fault."""
+def test_rejects_replies_without_the_classes(outputs: Any, text: str) -> None:
+    """A reply that does not match the request is an error of the target."""
     call = CODEC.decode_call(post('batch_size: 2 output { name: "y" cls { count: 2 } }'))
     with pytest.raises(UpstreamProtocolError, match=text):
         CODEC.encode_reply(call, REPLY.changed(outputs=outputs))
 
 
-def test_refuses_answer_of_another_batch() -> None:
-    """The batch of an answer is the request's."""
+def test_rejects_a_reply_with_another_batch_size() -> None:
+    """The batch size of a reply is the request's."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
     with pytest.raises(UpstreamProtocolError, match="batch size 3: the request has 2"):
         CODEC.encode_reply(call, REPLY.changed(batch_size=3))
@@ -403,8 +403,8 @@ def test_refuses_answer_of_another_batch() -> None:
         (items_tensor("y", (2,), [b"", b""]), ""),
     ],
 )
-def test_refuses_what_v1_has_no_type_for(output: Any, text: str) -> None:
-    """BF16 is refused by name; BYTES is TYPE_STRING."""
+def test_rejects_outputs_without_a_v1_datatype(output: Any, text: str) -> None:
+    """BF16 is rejected by name; BYTES is accepted."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
     if text:
         with pytest.raises(Unsupported, match=text):
@@ -413,13 +413,13 @@ def test_refuses_what_v1_has_no_type_for(output: Any, text: str) -> None:
         assert CODEC.encode_reply(call, REPLY.changed(outputs=(output,))).status == 200
 
 
-def test_output_in_shared_memory_has_no_bytes_here() -> None:
-    """An output that was put into shared memory is told with its size only."""
+def test_output_in_shared_memory_has_no_bytes_in_the_body() -> None:
+    """The header has only the size of such an output."""
     header = 'batch_size: 2 output { name: "y" shared_memory { name: "r" byte_size: 16 } }'
     call = WIDE.decode_call(post(header, target="/api/infer/m?format=binary"))
     assert call.outputs == (RequestedOutput("y", shared=SharedMemoryData("r", 0, 16)),)
-    there = Tensor("y", None, (2,), SharedMemoryData("r", 0, 16))
-    written = WIDE.encode_reply(call, REPLY.changed(outputs=(there,)))
+    output = Tensor("y", None, (2,), SharedMemoryData("r", 0, 16))
+    written = WIDE.encode_reply(call, REPLY.changed(outputs=(output,)))
     assert "batch_byte_size: 16" in (written.headers.get("nv-inferresponse") or "")
     assert len(written.body) == 1
 
@@ -428,14 +428,14 @@ def test_output_in_shared_memory_has_no_bytes_here() -> None:
     ("version", "number"), [("3", 3), ("", 1), ("v2", 1), ("0", 1), ("9223372036854775808", 1)]
 )
 def test_versions_become_numbers(version: str, number: int) -> None:
-    """A version that v1 has no number for is told as 1."""
+    """A version that v1 has no number for is encoded as 1."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
     line = CODEC.encode_reply(call, REPLY.changed(model=ModelRef("m", version))).headers
     assert f"model_version: {number} " in (line.get("nv-inferresponse") or "")
 
 
 def test_scalar_outputs_have_one_dim() -> None:
-    """An item without dimensions is told as dims [1], since clients take none for nothing."""
+    """An item without dimensions has dims [1], since clients read no dims as no data."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
     reply = REPLY.changed(outputs=(raw("y", Datatype.UINT8, (), b"ab"),))
     line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
@@ -459,7 +459,7 @@ INFER = InferRequest(model=M, id="5")
     ],
 )
 def test_errors_have_the_protocols_codes(call: Any, error: GatewayError, code: int) -> None:
-    """Every failure is 400 without a body; the code is what a real server says."""
+    """Every failure is 400 without a body; the code is a real server's."""
     written = CODEC.encode_error(call, error)
     found = status_of(written)
     assert (written.status, written.body) == (400, ())
@@ -480,22 +480,22 @@ def test_error_texts_cannot_break_the_header() -> None:
     assert status_of(written).server_id == "me"
 
 
-def test_upstreams_own_status_goes_back_as_it_came() -> None:
-    """An error of a real v1 server keeps its code and text, whichever carrier it came by."""
+def test_status_of_an_upstream_is_forwarded() -> None:
+    """An error of a real v1 server keeps its code and text, over either carrier."""
     origin = Origin("trtis.grpc", None, TrtisStatus(pb.ALREADY_EXISTS, "taken"))
     found = status_of(CODEC.encode_error(INFER, InvalidRequest("x", origin=origin)))
     assert (found.code, found.msg) == (pb.ALREADY_EXISTS, "taken")
 
 
-def test_answers_are_numbered() -> None:
-    """Every answer has a number of its own, rising."""
+def test_responses_have_increasing_request_ids() -> None:
+    """Every response has a number of its own."""
     codec: Any = HttpCodec(DEFAULT_LIMITS, {})
     call = codec.decode_call(get("/api/health/live"))
     assert [status_of(codec.encode_reply(call, True)).request_id for _ in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("form", ["binary", "text", "json", "strange"])
-def test_index_in_every_form(form: str) -> None:
+def test_index_is_encoded_in_every_form(form: str) -> None:
     """Binary is the message, JSON its mapping; anything else is text, as for real servers."""
     call = WIDE.decode_call(get(f"/api/repository/index?format={form}"))
     assert isinstance(call, RepositoryIndexRequest)
@@ -511,8 +511,8 @@ def test_index_in_every_form(form: str) -> None:
         assert text_format.Parse(body, pb.ModelRepositoryIndex()) == expected
 
 
-def test_regions_are_told() -> None:
-    """The status of shared memory is read and written, and controls have empty answers."""
+def test_regions_are_encoded_and_decoded() -> None:
+    """The status of shared memory is preserved; control responses are empty."""
     call = WIDE.decode_call(get("/api/sharedmemorycontrol/status?format=binary"))
     assert isinstance(call, SharedStatusRequest)
     written = WIDE.encode_reply(call, (SYSTEM,))
@@ -521,8 +521,8 @@ def test_regions_are_told() -> None:
     assert (done.status, done.body, len(done.headers.pairs)) == (200, (), 1)
 
 
-def test_streams_and_other_calls_are_refused() -> None:
-    """HTTP has no streams, and no answer to what a v1 client cannot ask."""
+def test_streams_and_other_calls_are_unsupported() -> None:
+    """HTTP has no streams, and no response to calls that v1 lacks."""
     stream = StreamInferRequest(model=M, request=INFER)
     item = InferResponse(model=M, outputs=())
     with pytest.raises(Unsupported, match="StreamInferRequest"):
@@ -533,8 +533,8 @@ def test_streams_and_other_calls_are_refused() -> None:
         CODEC.encode_reply(ServerMetadataRequest(), None)
 
 
-def test_sequence_and_schedule_are_carried() -> None:
-    """Correlation id, flags, priority and timeout reach the call; flags alone mean nothing."""
+def test_sequence_and_schedule_are_decoded() -> None:
+    """Correlation id, flags, priority and timeout reach the call; flags alone do nothing."""
     header = "batch_size: 1 correlation_id: 9223372036854775813 flags: 1 priority: 2 timeout_microseconds: 7"
     found = CODEC.decode_call(post(header))
     assert found.sequence == Sequence(2**63 + 5, start=True, end=False)
@@ -542,20 +542,20 @@ def test_sequence_and_schedule_are_carried() -> None:
     assert CODEC.decode_call(post("batch_size: 1 flags: 3")).sequence is None
 
 
-def test_header_names_are_found_in_any_case() -> None:
+def test_header_lookup_ignores_case() -> None:
     """Header names have no case."""
     wire = HttpRequest("POST", "/api/infer/m", "", Headers((("nv-INFERREQUEST", "batch_size: 1"),)))
     assert CODEC.decode_call(wire).batch_size == 1
 
 
-def test_long_headers_are_read_too() -> None:
-    """A header longer than what is remembered is read all the same."""
+def test_header_over_the_cache_limit_is_decoded() -> None:
+    """A header that is too long for the cache is decoded, too."""
     header = "batch_size: 1 " + " ".join(f'output {{ name: "o{n}" }}' for n in range(250))
     assert len(CODEC.decode_call(post(header)).outputs) == 250
 
 
-def test_broken_queries_are_no_queries() -> None:
-    """A query with more parameters than anyone sends is not taken apart."""
+def test_query_with_too_many_parameters_is_ignored() -> None:
+    """The format is then the default, text."""
     many = "&".join(f"a{n}=1" for n in range(99)) + "&format=binary"
     call = CODEC.decode_call(HttpRequest("GET", "/api/status", many))
     assert isinstance(call, ServerStatusRequest)
@@ -563,9 +563,9 @@ def test_broken_queries_are_no_queries() -> None:
     assert call.context.origin.form.format == "text"
 
 
-def test_answer_without_a_shape_is_refused() -> None:
-    """Where neither answer nor metadata tell a shape, there are no dims to write."""
+def test_reply_without_a_shape_is_unsupported() -> None:
+    """Without a shape in reply or metadata, dims cannot be encoded."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
-    untold = Tensor("y", None, None, RawData(memoryview(b"1")))
+    shapeless = Tensor("y", None, None, RawData(memoryview(b"1")))
     with pytest.raises(Unsupported, match="'y' has no shape"):
-        CODEC.encode_reply(call, REPLY.changed(outputs=(untold,)))
+        CODEC.encode_reply(call, REPLY.changed(outputs=(shapeless,)))

@@ -1,4 +1,4 @@
-"""Tests of TensorRT v1 over HTTP towards an old server: requests out, answers in."""
+"""Tests of TensorRT v1 over HTTP to an old server: requests are encoded, responses decoded."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_encodes_call(case: CallCase) -> None:
 
 
 def test_inputs_are_not_copied() -> None:
-    """Raw inputs go out as the views they came in."""
+    """Raw inputs are sent as the received views."""
     (view,) = CODEC.encode_call(CALL).body
     assert np.shares_memory(np.frombuffer(view, np.uint8), np.frombuffer(X_RAW, np.uint8))
 
 
 def test_codec_needs_all_that_v1_sends() -> None:
-    """Names, datatypes, shapes, the batch apart, and every output by name."""
+    """v1 sends names, datatypes, shapes, the batch size, and every output by name."""
     assert CODEC.needs == {
         Need.NAMES,
         Need.DATATYPES,
@@ -82,8 +82,8 @@ def test_codec_needs_all_that_v1_sends() -> None:
     }
 
 
-def test_context_crosses() -> None:
-    """Headers that may cross do, with the id; framing and the protocol's own do not."""
+def test_context_is_forwarded() -> None:
+    """Headers are sent with the id; those of framing and of the protocol are not."""
     context = Context(
         metadata=(("x-a", "1"), ("nv-status", "x"), ("host", "h"), ("grpc-x", "1"), ("x-b", "é")),
         request_id="id",
@@ -95,7 +95,7 @@ def test_context_crosses() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.11.0", "1.12.0"])
-def test_schedule_is_sent_to_those_who_know_it(version: str) -> None:
+def test_schedule_is_sent_to_servers_from_1_12_on(version: str) -> None:
     """An unknown field would make the header unreadable to servers before 1.12."""
     codec = HttpCodec(DEFAULT_LIMITS, {"server_version": version})
     wire = codec.encode_call(CALL.changed(priority=2, timeout_us=5))
@@ -104,7 +104,7 @@ def test_schedule_is_sent_to_those_who_know_it(version: str) -> None:
 
 
 def test_text_sequences_become_numbers() -> None:
-    """A sequence id that is text becomes the same number every time, another for another text."""
+    """A text becomes the same number every time, and another text another number."""
     ids = []
     for text in ("a", "a", "b", "\ud800"):
         wire = CODEC.encode_call(CALL.changed(sequence=Sequence(text)))
@@ -118,7 +118,7 @@ def test_text_sequences_become_numbers() -> None:
     [("7", True), ("007", False), ("abc", False), ("18446744073709551616", False), ("²", False)],
 )
 def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
-    """v1 ids are numbers; any other id stays here and comes back with the answer."""
+    """v1 ids are numbers; any other id is restored in the reply."""
     call = CALL.changed(id=text)
     assert (
         f" id: {text}" in (CODEC.encode_call(call).headers.get("nv-inferrequest") or "")
@@ -150,20 +150,20 @@ def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
         ),
     ],
 )
-def test_refuses_what_v1_cannot_carry(call: Any, text: str) -> None:
-    """What has no form in v1 is refused by name, before anything is sent."""
+def test_rejects_calls_that_v1_cannot_represent(call: Any, text: str) -> None:
+    """The error names the cause, before a request is sent."""
     with pytest.raises(Unsupported, match=text):
         CODEC.encode_call(call)
 
 
-def test_refuses_data_that_do_not_fit() -> None:
-    """Bytes that are not as many as shape and batch need are not sent."""
+def test_rejects_data_of_the_wrong_size() -> None:
+    """The number of bytes must match shape and batch size."""
     with pytest.raises(InvalidTensor, match=r"16 bytes: batch size 3 .* needs 24"):
         CODEC.encode_call(CALL.changed(batch_size=3))
 
 
-def test_reads_answer() -> None:
-    """Outputs are views of the body; fields that are not known are passed over."""
+def test_decodes_reply() -> None:
+    """Unknown fields of the header are ignored."""
     reply = CODEC.decode_reply(CALL, answer(OK, LINE, X_RAW + TRAILER))
     assert reply.model == REPLY.model
     assert reply.batch_size == 2
@@ -183,7 +183,7 @@ def test_reads_answer() -> None:
     ],
 )
 def test_success_is_read_in_any_spelling(status: str) -> None:
-    """Also in those that are not told at once."""
+    """This includes spellings outside the fast path."""
     assert CODEC.decode_reply(CALL, answer(status, LINE, X_RAW + TRAILER)).model == REPLY.model
 
 
@@ -195,14 +195,14 @@ def test_success_is_read_in_any_spelling(status: str) -> None:
         "code: SUCCES",
     ],
 )
-def test_what_only_begins_like_success_is_refused(status: str) -> None:
-    """A number beyond 64 bits, a text without its end, another word."""
+def test_invalid_success_status_is_rejected(status: str) -> None:
+    """A number over 64 bits, an open text and another word are malformed."""
     with pytest.raises(MalformedMessage, match="RequestStatus in text format"):
         CODEC.decode_reply(CALL, answer(status, LINE, X_RAW + TRAILER))
 
 
-def test_a_remembered_header_reads_the_same() -> None:
-    """Of a good one and of a broken one, however often they come, and with other bytes."""
+def test_cached_header_is_decoded_the_same() -> None:
+    """Repeated headers, valid or invalid, have the same result, with any bytes."""
     for value in (1, 2, 3):
         body = bytes((value,)) * len(X_RAW)
         reply = CODEC.decode_reply(CALL, answer(OK, LINE, body + TRAILER))
@@ -213,7 +213,7 @@ def test_a_remembered_header_reads_the_same() -> None:
 
 
 def test_reads_datatypes_of_newer_servers() -> None:
-    """From 1.12 on servers tell datatypes, which are taken."""
+    """Servers from 1.12 on send datatypes, which are used."""
     header = pb.InferResponseHeader.FromString(TRAILER)
     header.output[0].data_type = pb.TYPE_INT32
     reply = CODEC.decode_reply(CALL, answer(OK, LINE, X_RAW + header.SerializeToString()))
@@ -235,8 +235,8 @@ def test_reads_classes_from_the_end_of_the_body() -> None:
     assert as_items(found) == [b"1.5:0:a", b"-1:7", b"1.5:1:a", b"-1:7"]
 
 
-def test_output_in_shared_memory_stays_there() -> None:
-    """An output that was to be put into shared memory has no bytes in the body."""
+def test_output_in_shared_memory_refers_to_its_region() -> None:
+    """Such an output has no bytes in the body."""
     shared = SharedMemoryData("r", 4, 32)
     call = CALL.changed(outputs=(RequestedOutput("y", shared=shared),))
     (found,) = CODEC.decode_reply(call, answer(OK, LINE, TRAILER)).outputs
@@ -271,16 +271,16 @@ def _trailer(**changes: Any) -> bytes:
         (answer("", code=400), UpstreamProtocolError, "request status 0"),
     ],
 )
-def test_refuses_unusable_answers(
+def test_rejects_unusable_responses(
     wire: HttpResponse, failure: type[GatewayError], text: str
 ) -> None:
-    """An answer that tells nothing, or tells of a failure, is an error of its kind."""
+    """An incomplete response, or a failure, is an error of its kind."""
     with pytest.raises(failure, match=text):
         CODEC.decode_reply(CALL, wire)
 
 
-def test_refuses_the_reply_to_another_batch() -> None:
-    """Its outputs would have another first dimension than the request asks for."""
+def test_rejects_a_response_with_another_batch_size() -> None:
+    """Its outputs would have another first dimension than requested."""
     header = pb.InferResponseHeader(model_name="m", model_version=1, batch_size=3)
     output = header.output.add(name="y")
     output.raw.dims.append(2)
@@ -309,7 +309,7 @@ def test_refuses_the_reply_to_another_batch() -> None:
         ),
     ],
 )
-def test_refuses_unusable_outputs(
+def test_rejects_unusable_outputs(
     output: dict[str, Any], failure: type[GatewayError], text: str
 ) -> None:
     """An output's parts must agree."""
@@ -319,7 +319,7 @@ def test_refuses_unusable_outputs(
 
 
 def test_error_keeps_the_servers_status() -> None:
-    """Code and text of the server stand in the origin, for a caller of the same protocol."""
+    """The origin has the server's code and text, for a caller of the same protocol."""
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_reply(CALL, answer("code: ALREADY_EXISTS msg: 'taken'", code=400))
     assert caught.value.origin is not None
@@ -327,7 +327,7 @@ def test_error_keeps_the_servers_status() -> None:
 
 
 def test_health_is_read_from_the_status_code() -> None:
-    """200 is yes, 400 is no; anything else is no answer."""
+    """200 is true, 400 is false; any other status is an error."""
     for call in (ServerLiveRequest(), ServerReadyRequest()):
         assert CODEC.decode_reply(call, HttpResponse(200)) is True
         assert CODEC.decode_reply(call, HttpResponse(400)) is False
@@ -349,8 +349,8 @@ def status_response(**model: Any) -> HttpResponse:
     return answer(OK, body=status.SerializeToString())
 
 
-def test_reads_status() -> None:
-    """One status message answers who the server is, its index, readiness and signatures."""
+def test_decodes_status() -> None:
+    """Server metadata, index, readiness and signatures are in one status message."""
     wire = answer(OK, body=STATUS.SerializeToString())
     assert CODEC.decode_reply(ServerMetadataRequest(), wire).version == "1.9.0"
     ready, loading = (
@@ -361,8 +361,8 @@ def test_reads_status() -> None:
     assert everything == CODEC.decode_reply(RepositoryIndexRequest(), wire)
     assert (ready,) == CODEC.decode_reply(RepositoryIndexRequest(ready_only=True), wire)
     for version, expected in (("", True), ("3", True), ("4", False), ("5", False)):
-        question = ModelReadyRequest(model=ModelRef("m", version))
-        assert CODEC.decode_reply(question, wire) is expected
+        call = ModelReadyRequest(model=ModelRef("m", version))
+        assert CODEC.decode_reply(call, wire) is expected
     assert CODEC.decode_reply(ModelReadyRequest(model=ModelRef("x")), wire) is False
     assert CODEC.decode_reply(ModelMetadataRequest(model=M), wire).versions == ("3", "4")
     with pytest.raises(ModelNotFound, match="no version '9': expected one of 3, 4"):
@@ -372,7 +372,7 @@ def test_reads_status() -> None:
 
 
 def test_unknown_model_is_not_ready() -> None:
-    """A status that the server refuses as of no model is no failure of the question."""
+    """An error status for an unknown model means not ready."""
     refused = answer("code: INVALID_ARG msg: 'no model'", code=400)
     assert CODEC.decode_reply(ModelReadyRequest(model=M), refused) is False
     with pytest.raises(ModelNotFound, match="no model"):
@@ -388,29 +388,29 @@ def test_unknown_model_is_not_ready() -> None:
         ({"output": [{"name": str(n)} for n in range(257)]}, TooLarge, "257 outputs"),
     ],
 )
-def test_refuses_unusable_configurations(
+def test_rejects_unusable_configurations(
     model: dict[str, Any], failure: type[GatewayError], text: str
 ) -> None:
-    """A configuration that cannot be used is an error that says why."""
+    """The error names the part that is invalid."""
     with pytest.raises(failure, match=text):
         CODEC.decode_reply(ModelMetadataRequest(model=M), status_response(**model))
 
 
-def test_unknown_datatype_is_not_told() -> None:
-    """A datatype that this schema does not know is left untold."""
+def test_unknown_datatype_is_decoded_as_none() -> None:
+    """A datatype that the schema lacks is None."""
     wire = status_response(input=[{"name": "a", "dims": [2], "data_type": 99}])
     (found,) = CODEC.decode_reply(ModelMetadataRequest(model=M), wire).inputs
     assert (found.datatype, found.shape) == (None, (2,))
 
 
-def test_bytes_that_are_no_status_are_refused() -> None:
-    """A body that is no message is malformed."""
+def test_invalid_status_message_is_malformed() -> None:
+    """The error names the expected message."""
     with pytest.raises(MalformedMessage, match="ServerStatus"):
         CODEC.decode_reply(ServerMetadataRequest(), answer(OK, body=b"\xff"))
 
 
-def test_control_succeeds_without_an_answer() -> None:
-    """Load, unload and registrations are answered by their success alone."""
+def test_control_reply_has_no_content() -> None:
+    """A successful response has no other content; other calls are unsupported."""
     assert CODEC.decode_reply(ModelLoadRequest(model=M), answer(OK)) is None
     with pytest.raises(Unsupported, match="ServerStatusRequest"):
         CODEC.decode_reply(ServerStatusRequest(), answer(OK))

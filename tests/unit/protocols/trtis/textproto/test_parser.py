@@ -1,4 +1,4 @@
-"""Tests of the text format's corners, beside protobuf's own reader; properties try the rest."""
+"""Tests of corner cases of the text format, compared with protobuf's own parser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUE = "output { batch_classes { cls { value: %s } } }"
     ],
 )
 def test_reads_as_the_library(text: str) -> None:
-    """What stands there means the same to both."""
+    """Both parsers return the same message."""
     expected = text_format.Parse(text, pb.InferRequestHeader(), allow_unknown_field=True)
     assert expected == parse_text(text, pb.InferRequestHeader, allow_unknown=True)
 
@@ -44,8 +44,8 @@ def test_reads_as_the_library(text: str) -> None:
         "new < [type.googleapis.com/some.Type] < a { } >; > batch_size: 3",
     ],
 )
-def test_extensions_are_passed_over(text: str) -> None:
-    """Within what is not known, names of other files are no trouble."""
+def test_extensions_in_unknown_fields_are_skipped(text: str) -> None:
+    """Within an unknown field, names of other files are accepted."""
     found = parse_text(text, pb.InferRequestHeader, allow_unknown=True)
     assert pb.InferRequestHeader(batch_size=3) == found
     with pytest.raises(MalformedMessage, match="InferRequestHeader has no field 'new'"):
@@ -72,7 +72,7 @@ def test_floats_have_many_forms(text: str, value: float) -> None:
 
 
 def test_nan_is_a_number() -> None:
-    """So is what is none."""
+    """The value is read as a float."""
     found = parse_text(VALUE % "nan", pb.InferResponseHeader)
     assert math.isnan(found.output[0].batch_classes[0].cls[0].value)
 
@@ -96,7 +96,7 @@ def test_nan_is_a_number() -> None:
         VALUE % "'1'",
     ],
 )
-def test_refuses_what_is_no_text(text: str) -> None:
-    """Whatever is wrong, it is malformed, and says where."""
+def test_rejects_invalid_text(text: str) -> None:
+    """Any syntax error raises MalformedMessage."""
     with pytest.raises(MalformedMessage):
         parse_text(text, pb.InferResponseHeader if "output" in text else pb.InferRequestHeader)
