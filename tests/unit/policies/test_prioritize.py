@@ -36,7 +36,7 @@ def of_priority(text: str) -> InferRequest:
     ],
 )
 async def test_priority_of_a_call(default: str, text: str, expected: int) -> None:
-    """The header counts if it names a priority, else that of the route."""
+    """A valid priority in the header applies, otherwise that of the route."""
     CALL_PATH.set(CallPath())
     seen: list[int] = []
 
@@ -49,15 +49,15 @@ async def test_priority_of_a_call(default: str, text: str, expected: int) -> Non
     assert [expected] == seen
 
 
-async def test_call_without_a_record_is_normal() -> None:
-    """Steps of pipelines have none."""
+async def test_call_without_a_call_path_has_normal_priority() -> None:
+    """Steps of pipelines have no call path."""
     service = ScriptedService(always=REPLY)
     assert await Prioritize(service, "high")(CALL) == REPLY
     assert queue_priority() == 0
 
 
 async def test_urgent_calls_of_a_route_overtake_others() -> None:
-    """Its own queue serves them first."""
+    """The queue of a route serves calls of high priority first."""
     service = ScriptedService()
     places = ConcurrencyLimit("r", in_flight=1, wait_s=5, has_priorities=True)
     route = Prioritize(CallLimits(service, places=places), "normal", key_of("header:x-priority"))
@@ -76,8 +76,8 @@ async def test_urgent_calls_of_a_route_overtake_others() -> None:
     assert ["normal", "high", "normal", "low"] == order
 
 
-def test_overload_drops_the_oldest_of_a_route() -> None:
-    """With twice the calls that fit, those that are served waited little, and the rest knows soon."""
+def test_overload_limits_the_wait_of_a_route() -> None:
+    """At twice the load, served calls wait little and the others are rejected soon."""
 
     async def run() -> tuple[list[float], list[float], set[str | None]]:
         async def serve(_call: object, /) -> InferResponse:
