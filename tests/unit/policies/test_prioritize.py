@@ -86,7 +86,7 @@ def test_overload_limits_the_wait_of_a_route() -> None:
 
         places = ConcurrencyLimit("r", in_flight=1, wait_s=0.1, target_s=0.02)
         limits = CallLimits(serve, places=places)  # type: ignore[arg-type]  # a double
-        served, refused, names = [], [], set()
+        served, rejected, names = [], [], set()
 
         async def call() -> None:
             began = now()
@@ -94,7 +94,7 @@ def test_overload_limits_the_wait_of_a_route() -> None:
                 await limits(CALL)
                 served.append((began, now() - began))
             except Overloaded as error:
-                refused.append((began, now() - began))
+                rejected.append((began, now() - began))
                 names.add(error.limit)
 
         tasks = []
@@ -105,12 +105,12 @@ def test_overload_limits_the_wait_of_a_route() -> None:
         late = 0.3
         return (
             [waited for began, waited in served if began > late],
-            [waited for began, waited in refused if began > late],
+            [waited for began, waited in rejected if began > late],
             names,
         )
 
-    served, refused, names = simulate(run)
+    served, rejected, names = simulate(run)
     assert max(served) < 0.02 + 0.01 + 0.012
-    assert max(refused) < 0.021
+    assert max(rejected) < 0.021
     assert len(served) > 0.97 * 170
     assert names == {"queue_target"}

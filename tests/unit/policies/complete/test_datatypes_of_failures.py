@@ -54,6 +54,6 @@ async def test_other_failures_are_unchanged(has_metadata: bool) -> None:
 
 async def test_invalid_request_of_the_server_is_unchanged() -> None:
     """Only an UpstreamError is compared with the metadata."""
-    refused = InvalidRequest("shape", origin=Origin("oip.http", None))
+    rejected = InvalidRequest("shape", origin=Origin("oip.http", None))
     with pytest.raises(InvalidRequest, match="shape"):
-        await Complete(Server(refused), frozenset())(InferRequest(model=M, inputs=(TEXT,)))
+        await Complete(Server(rejected), frozenset())(InferRequest(model=M, inputs=(TEXT,)))

@@ -194,7 +194,7 @@ async def test_servers_text_about_an_unknown_model_is_unchanged() -> None:
 
 
 LARGE = Sequence(1 << 63, start=True)
-REFUSED = SequenceIdTooLarge("the id is too large")
+ID_TOO_LARGE = SequenceIdTooLarge("the id is too large")
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
@@ -206,7 +206,7 @@ async def test_large_sequence_id_is_dropped_for_stateless_models(
     reply = InferResponse(model=M, outputs=(WHOLE,))
     result = FakeStream([reply]) if kind == "stream" else reply
     metadata = METADATA.changed(max_batch_size=max_batch_size)
-    service = ScriptedService(REFUSED, metadata, result)
+    service = ScriptedService(ID_TOO_LARGE, metadata, result)
     call = request(WHOLE).changed(sequence=LARGE)
     outer_call: Call[Any] = call if kind == "unary" else StreamInferRequest(model=M, request=call)
     assert result is await Complete(service, frozenset())(outer_call)
@@ -223,7 +223,7 @@ async def test_large_sequence_id_is_dropped_for_stateless_models(
 )
 async def test_large_sequence_id_is_rejected_for_stateful_models(metadata: Any) -> None:
     """If the model may be stateful, the call is not sent without its sequence id."""
-    service = ScriptedService(REFUSED, metadata)
+    service = ScriptedService(ID_TOO_LARGE, metadata)
     with pytest.raises(SequenceIdTooLarge):
         await Complete(service, frozenset())(request(WHOLE).changed(sequence=LARGE))
 

@@ -123,7 +123,7 @@ async def test_failed_registration_raises_the_error_of_an_upstream(
     folder: Path, answers: list[Exception], failure: type[Exception]
 ) -> None:
     """The first upstream with shared memory determines the error; a bug is raised unchanged."""
-    upstreams = [ScriptedService(answer) for answer in answers]
+    upstreams = [ScriptedService(error) for error in answers]
     service = forwarding(folder, None, *upstreams)
     with pytest.raises(failure):
         await service(REGISTER)
