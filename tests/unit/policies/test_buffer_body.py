@@ -1,4 +1,4 @@
-"""The layer before what cannot do without bytes, and what is not repeated once they have gone."""
+"""BufferBody, and retries of calls whose body was partly forwarded."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def waiting(source: FakeArriving) -> InferRequest:
     )
 
 
-async def test_what_is_within_sees_bytes() -> None:
-    """A call is handed on when all of it has come."""
+async def test_call_is_passed_on_after_its_body_arrived() -> None:
+    """The inner service gets tensors with all their bytes."""
     inner = ScriptedService(REPLY)
     assert REPLY is await BufferBody(inner)(waiting(FakeArriving(b"xyz", 1)))
     (call,) = inner.calls
@@ -35,16 +35,16 @@ async def test_what_is_within_sees_bytes() -> None:
     assert b"yz" == bytes(as_raw(call.inputs[0]))
 
 
-async def test_a_whole_call_goes_on_as_it_is() -> None:
-    """A call that waits for nothing is not touched."""
+async def test_call_without_streaming_body_is_unchanged() -> None:
+    """A call that waits for no bytes is passed on as the same object."""
     inner = ScriptedService(REPLY)
     call = InferRequest(model=MODEL)
     await BufferBody(inner)(call)
     assert call is inner.calls[0]
 
 
-async def test_what_was_not_passed_on_is_repeated() -> None:
-    """A call that was never sent is sent again while none of its bytes have gone."""
+async def test_unsent_call_is_retried_before_its_bytes_are_forwarded() -> None:
+    """An unsent call is retried while none of its body was forwarded."""
     clock = FakeClock()
     inner = ScriptedService(NotSent("not now"), REPLY)
     retry = CallLimits(inner, retries=RetryBudget(sleep=clock.sleep, clock=clock))
@@ -52,8 +52,8 @@ async def test_what_was_not_passed_on_is_repeated() -> None:
     assert 2 == len(inner.calls)
 
 
-async def test_nothing_is_repeated_that_was_passed_on() -> None:
-    """Once a part of its bytes has gone a call is not sent again."""
+async def test_call_is_not_retried_after_bytes_are_forwarded() -> None:
+    """After a part of its body was forwarded, a call is not retried."""
     clock = FakeClock()
     source = FakeArriving(b"xyz", 1)
     source.is_started = True

@@ -1,4 +1,4 @@
-"""Cache: the same question is asked once, and its answer kept for a while."""
+"""Cache: equal requests share a call, and its reply is kept for a while."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ints(name: str, *values: int) -> Tensor:
     return array_tensor(name, np.array(values, np.int32))
 
 
-def ask(*values: int, id: str = "", **fields: Any) -> InferRequest:  # noqa: A002
+def request(*values: int, id: str = "", **fields: Any) -> InferRequest:  # noqa: A002
     return InferRequest(model=M, inputs=(ints("x", *values),), id=id, **fields)
 
 
@@ -51,7 +51,7 @@ def reply(*values: int, **fields: Any) -> InferResponse:
 
 
 class Metered:
-    """Remembers what it is told."""
+    """Records the reports of the cache."""
 
     def __init__(self) -> None:
         self.outcomes: list[str] = []
@@ -68,28 +68,28 @@ class Metered:
         self.stored_bytes -= size_bytes
 
 
-def made(*script: Any, **fields: Any) -> tuple[Cache, ScriptedService, Metered, FakeClock]:
+def build(*script: Any, **fields: Any) -> tuple[Cache, ScriptedService, Metered, FakeClock]:
     target, meter, clock = ScriptedService(*script), Metered(), FakeClock()
     return Cache(target, meter=meter, clock=clock, **fields), target, meter, clock
 
 
-# --- kept answers ---
+# --- cached replies ---
 
 
-async def test_the_second_time_nobody_is_asked() -> None:
-    """The same request has the same answer, with the caller's own id."""
-    cache, target, meter, _ = made(reply(7, id="a", parameters={"p": 1}))
-    assert reply(7, id="a", parameters={"p": 1}) == await cache(ask(1, id="a"))
-    assert reply(7, id="b", parameters={"p": 1}) == await cache(ask(1, id="b"))
-    assert reply(7, id="", parameters={"p": 1}) == await cache(ask(1))
+async def test_equal_request_is_served_from_the_cache() -> None:
+    """An equal request gets the cached reply with its own id."""
+    cache, target, meter, _ = build(reply(7, id="a", parameters={"p": 1}))
+    assert reply(7, id="a", parameters={"p": 1}) == await cache(request(1, id="a"))
+    assert reply(7, id="b", parameters={"p": 1}) == await cache(request(1, id="b"))
+    assert reply(7, id="", parameters={"p": 1}) == await cache(request(1))
     assert 1 == len(target.calls)
     assert ["miss", "hit", "hit"] == meter.outcomes
 
 
-async def test_the_target_is_asked_for_whole_answers() -> None:
-    """What one caller's codec can do without, the next one's may need."""
-    cache, target, _, _ = made(reply(7))
-    call = ask(1, context=Context(origin=Origin("c", b"wire")))
+async def test_cached_call_requests_a_complete_reply() -> None:
+    """The call has the needs of every codec, since other callers may get its reply."""
+    cache, target, _, _ = build(reply(7))
+    call = request(1, context=Context(origin=Origin("c", b"wire")))
     await cache(call)
     assert [SHARED_NEEDS, call.context.origin] == [
         target.calls[0].context.needs,
@@ -97,29 +97,29 @@ async def test_the_target_is_asked_for_whole_answers() -> None:
     ]
 
 
-async def test_kept_answers_are_copies_without_origin() -> None:
-    """What is kept neither holds a message nor changes with a model's own array."""
+async def test_cached_replies_are_copies_without_origin() -> None:
+    """A cached reply holds no wire message, and does not change with the model's array."""
     array = np.array([7], np.int32)
-    answer = InferResponse(
+    original = InferResponse(
         model=M, outputs=(array_tensor("y", array),), origin=Origin("c", b"wire")
     )
-    cache, _, _, _ = made(answer)
-    assert answer is await cache(ask(1))
+    cache, _, _, _ = build(original)
+    assert original is await cache(request(1))
     array[0] = 8
-    found = await cache(ask(1))
+    found = await cache(request(1))
     assert [7] == as_numpy(found.outputs[0]).tolist()
     assert None is found.origin
     assert not np.shares_memory(as_numpy(found.outputs[0]), array)
 
 
-async def test_answers_grow_old() -> None:
-    """After its time an answer is asked for again."""
-    cache, target, meter, clock = made(reply(7), reply(8), max_age_s=60)
-    await cache(ask(1))
+async def test_cached_reply_expires() -> None:
+    """After `max_age_s` the target is called again."""
+    cache, target, meter, clock = build(reply(7), reply(8), max_age_s=60)
+    await cache(request(1))
     clock.advance(59)
-    assert reply(7) == await cache(ask(1))
+    assert reply(7) == await cache(request(1))
     clock.advance(1)
-    assert reply(8) == await cache(ask(1))
+    assert reply(8) == await cache(request(1))
     assert ["miss", "hit", "expired", "miss"] == meter.outcomes
     assert (2, ENTRY_BYTES, ENTRY_BYTES) == (
         len(target.calls),
@@ -128,25 +128,25 @@ async def test_answers_grow_old() -> None:
     )
 
 
-async def test_the_least_recently_used_makes_room() -> None:
-    """What is kept has so many bytes at most."""
-    cache, _, meter, _ = made(reply(1), reply(2), reply(3), max_bytes=2 * ENTRY_BYTES)
+async def test_least_recently_used_reply_is_evicted() -> None:
+    """The size of all cached replies is limited."""
+    cache, _, meter, _ = build(reply(1), reply(2), reply(3), max_bytes=2 * ENTRY_BYTES)
     for value in (1, 2, 1, 3, 1):
-        assert reply(value) == await cache(ask(value))
+        assert reply(value) == await cache(request(value))
     assert ["miss", "miss", "hit", "miss", "evicted", "hit"] == meter.outcomes
     assert (2 * ENTRY_BYTES, 2 * ENTRY_BYTES) == (cache.used_bytes, meter.stored_bytes)
 
 
-async def test_an_answer_larger_than_all_room_is_not_kept() -> None:
-    """It does not drive out the others either."""
-    cache, _, meter, _ = made(reply(1), reply(2, 2), max_bytes=ENTRY_BYTES)
+async def test_reply_larger_than_the_cache_is_not_stored() -> None:
+    """An oversized reply does not evict others."""
+    cache, _, meter, _ = build(reply(1), reply(2, 2), max_bytes=ENTRY_BYTES)
     for values in ((1,), (2,), (1,)):
-        await cache(ask(*values))
+        await cache(request(*values))
     assert ["miss", "miss", "hit"] == meter.outcomes
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "result",
     [
         reply(1, is_final=False),
         reply(1, batch_size=1),
@@ -161,83 +161,85 @@ async def test_an_answer_larger_than_all_room_is_not_kept() -> None:
     ],
     ids=["not final", "batch apart", "an error", "no datatype", "no shape", "elsewhere"],
 )
-async def test_answers_that_others_could_not_use_are_not_kept(answer: InferResponse) -> None:
-    """Only a whole answer is an answer for everybody."""
-    cache, target, _, _ = made(answer, answer)
-    await cache(ask(1))
-    await cache(ask(1))
+async def test_incomplete_reply_is_not_stored(result: InferResponse) -> None:
+    """Only a complete, successful reply can serve other callers."""
+    cache, target, _, _ = build(result, result)
+    await cache(request(1))
+    await cache(request(1))
     assert 2 == len(target.calls)
 
 
-async def test_errors_are_not_kept() -> None:
-    """The next one asks again."""
-    cache, _, meter, _ = made(UpstreamError("no"), reply(7))
+async def test_errors_are_not_stored() -> None:
+    """After an error the next request calls the target again."""
+    cache, _, meter, _ = build(UpstreamError("no"), reply(7))
     with pytest.raises(UpstreamError):
-        await cache(ask(1))
-    assert reply(7) == await cache(ask(1))
+        await cache(request(1))
+    assert reply(7) == await cache(request(1))
     assert ["miss", "miss"] == meter.outcomes
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        ask(1, sequence=Sequence(7)),
-        ask(1, batch_size=1),
-        ask(1).changed(inputs=(Tensor("x", Datatype.INT32, (1,), SharedMemoryData("r", 0, 4)),)),
-        ask(1, outputs=(RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)),
+        request(1, sequence=Sequence(7)),
+        request(1, batch_size=1),
+        request(1).changed(
+            inputs=(Tensor("x", Datatype.INT32, (1,), SharedMemoryData("r", 0, 4)),)
+        ),
+        request(1, outputs=(RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)),
     ],
     ids=["sequence", "batch apart", "input elsewhere", "output elsewhere"],
 )
-async def test_never_shared(call: InferRequest) -> None:
-    """What depends on more than the request, or is answered elsewhere, is asked each time."""
-    cache, target, meter, _ = made(reply(1), reply(2))
+async def test_uncacheable_request_always_calls_the_target(call: InferRequest) -> None:
+    """Requests with sequences, a separate batch size or shared memory are not cached."""
+    cache, target, meter, _ = build(reply(1), reply(2))
     assert [reply(1), reply(2)] == [await cache(call), await cache(call)]
     assert ([call, call], []) == (target.calls, meter.outcomes)
 
 
-async def test_streams_and_questions_pass() -> None:
-    """Everything that is no plain inference goes through."""
+async def test_streams_and_other_calls_pass_through() -> None:
+    """Calls other than unary inferences are not cached."""
     stream, metadata = FakeStream([]), ModelMetadata(name="m")
-    cache, _, meter, _ = made(stream, metadata)
-    assert stream is await cache(StreamInferRequest(model=M, request=ask(1)))
+    cache, _, meter, _ = build(stream, metadata)
+    assert stream is await cache(StreamInferRequest(model=M, request=request(1)))
     assert metadata == await cache(ModelMetadataRequest(model=M))
     assert [] == meter.outcomes
 
 
 @pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
-async def test_another_model_gives_other_answers(kind: Any) -> None:
-    """Loading and unloading through here forgets everything, answers on their way included."""
-    cache, target, meter, _ = made(reply(7), *[lambda _call: None] * 2, reply(9))
-    await cache(ask(1))
+async def test_load_or_unload_clears_the_cache(kind: Any) -> None:
+    """Replies that are still in flight are not stored either."""
+    cache, target, meter, _ = build(reply(7), *[lambda _call: None] * 2, reply(9))
+    await cache(request(1))
     target._script.clear()
-    on_its_way = asyncio.ensure_future(cache(ask(2)))
+    pending = asyncio.ensure_future(cache(request(2)))
     await settle()
     target._script.append(lambda _call: None)
     await cache(kind(model=M))
     target.waiting[0].set_result(reply(8))
-    assert reply(8) == await on_its_way
+    assert reply(8) == await pending
     target._script += [reply(9), reply(10)]
-    assert [reply(9), reply(10)] == [await cache(ask(1)), await cache(ask(2))]
+    assert [reply(9), reply(10)] == [await cache(request(1)), await cache(request(2))]
     assert ["miss", "miss", "cleared", "miss", "miss"] == meter.outcomes
 
 
-# --- one call for all who ask now ---
+# --- concurrent calls ---
 
 
-async def test_many_share_a_call() -> None:
-    """Who asks the same meanwhile waits for the same answer, each with its own id."""
-    cache, target, meter, _ = made()
-    tasks = [asyncio.ensure_future(cache(ask(1, id=name))) for name in "abc"]
+async def test_concurrent_equal_requests_share_a_call() -> None:
+    """Each caller gets the same reply with its own id."""
+    cache, target, meter, _ = build()
+    tasks = [asyncio.ensure_future(cache(request(1, id=name))) for name in "abc"]
     await settle()
     target.waiting[0].set_result(reply(7, id="a"))
     assert [reply(7, id=name) for name in "abc"] == await asyncio.gather(*tasks)
     assert (1, ["miss", "shared", "shared"]) == (len(target.calls), meter.outcomes)
 
 
-async def test_who_caused_the_call_may_leave() -> None:
-    """The others get its answer."""
-    cache, target, _, _ = made()
-    tasks = [asyncio.ensure_future(cache(ask(1, id=name))) for name in "abc"]
+async def test_shared_call_outlives_its_first_caller() -> None:
+    """Cancelled callers do not end the call, and the others get its reply."""
+    cache, target, _, _ = build()
+    tasks = [asyncio.ensure_future(cache(request(1, id=name))) for name in "abc"]
     await settle()
     tasks[0].cancel()
     tasks[1].cancel()
@@ -248,22 +250,22 @@ async def test_who_caused_the_call_may_leave() -> None:
     assert tasks[0].cancelled()
 
 
-async def test_when_all_have_left_the_call_is_cancelled() -> None:
-    """And who comes in the same moment asks anew."""
-    cache, target, _, _ = made()
-    task = asyncio.ensure_future(cache(ask(1)))
+async def test_call_without_callers_is_cancelled() -> None:
+    """A caller that arrives in the same moment starts a new call."""
+    cache, target, _, _ = build()
+    task = asyncio.ensure_future(cache(request(1)))
     await settle()
     task.cancel()
     await asyncio.sleep(0)
-    again = asyncio.ensure_future(cache(ask(1)))
+    again = asyncio.ensure_future(cache(request(1)))
     await settle()
     assert 1 == target.cancelled
     target.waiting[1].set_result(reply(8))
     assert reply(8) == await again
 
 
-async def test_an_error_after_all_have_left_is_nobodys() -> None:
-    """A target that answers a cancellation with an error leaves no complaint behind."""
+async def test_error_after_cancellation_is_ignored() -> None:
+    """A target that raises an error on cancellation causes no unhandled exception."""
 
     async def stubborn(_call: object) -> InferResponse:
         try:
@@ -272,18 +274,18 @@ async def test_an_error_after_all_have_left_is_nobodys() -> None:
             raise UpstreamError("too late") from None
         raise AssertionError
 
-    cache, _, _, _ = made(stubborn)
-    task = asyncio.ensure_future(cache(ask(1)))
+    cache, _, _, _ = build(stubborn)
+    task = asyncio.ensure_future(cache(request(1)))
     await settle()
     task.cancel()
     await settle()
     assert task.cancelled()
 
 
-async def test_a_failure_is_everybodys() -> None:
-    """Who waited for the call is told of its error, each by an error of its own."""
-    cache, target, _, _ = made()
-    tasks = [asyncio.ensure_future(cache(ask(1))) for _ in range(2)]
+async def test_failure_reaches_every_caller() -> None:
+    """Each caller of a shared call gets an error object of its own."""
+    cache, target, _, _ = build()
+    tasks = [asyncio.ensure_future(cache(request(1))) for _ in range(2)]
     await settle()
     target.waiting[0].set_exception(Unavailable("down", model=M))
     one, two = await asyncio.gather(*tasks, return_exceptions=True)
@@ -294,10 +296,10 @@ async def test_a_failure_is_everybodys() -> None:
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded, Cancelled])
-async def test_the_time_of_one_is_not_that_of_others(error: type[GatewayError]) -> None:
-    """When the call ends with its own caller's time, the others ask anew."""
-    cache, target, meter, _ = made()
-    tasks = [asyncio.ensure_future(cache(ask(1, id=name))) for name in "abc"]
+async def test_timeout_of_one_caller_does_not_end_others(error: type[GatewayError]) -> None:
+    """If the shared call ends with its caller's deadline, the others start a new call."""
+    cache, target, meter, _ = build()
+    tasks = [asyncio.ensure_future(cache(request(1, id=name))) for name in "abc"]
     await settle()
     target.waiting[0].set_exception(error("over"))
     await settle()
@@ -307,10 +309,10 @@ async def test_the_time_of_one_is_not_that_of_others(error: type[GatewayError]) 
     assert ["miss", "shared", "shared", "miss", "shared"] == meter.outcomes
 
 
-async def test_a_target_that_gives_up() -> None:
-    """A call that is cancelled from within is an error, not the caller's own end."""
-    cache, target, _, _ = made()
-    task = asyncio.ensure_future(cache(ask(1)))
+async def test_call_cancelled_by_the_target_raises_cancelled() -> None:
+    """A call that the target cancels is an error, not a cancellation of the caller."""
+    cache, target, _, _ = build()
+    task = asyncio.ensure_future(cache(request(1)))
     await settle()
     target.waiting[0].cancel()
     with pytest.raises(Cancelled, match="the target cancelled"):
@@ -320,8 +322,8 @@ async def test_a_target_that_gives_up() -> None:
 # --- keys ---
 
 
-def test_forms_and_order_do_not_matter() -> None:
-    """The same content has one key, however it lies in memory and in which order it came."""
+def test_key_ignores_data_form_and_input_order() -> None:
+    """Equal content has one key, whatever its memory layout or input order."""
     x, t = ints("x", 1, 2), items_tensor("t", (2,), [b"a", b"bc"])
     raw_x = raw_tensor("x", Datatype.INT32, (2,), as_raw(x))
     raw_t = raw_tensor("t", Datatype.BYTES, (2,), as_raw(t))
@@ -331,27 +333,29 @@ def test_forms_and_order_do_not_matter() -> None:
     assert 1 == len({cache_key(InferRequest(model=M, inputs=inputs)) for inputs in calls})
 
 
-def test_neither_do_ids_times_and_priority() -> None:
-    """What does not change the answer is not in the key."""
+def test_key_ignores_ids_timeouts_and_priority() -> None:
+    """Fields that do not affect the reply are not in the key."""
     here = Context(deadline=1.0, metadata=(("traceparent", "a"), ("x-request-id", "b")))
-    assert cache_key(ask(1)) == cache_key(ask(1, id="i", priority=3, timeout_us=9, context=here))
+    assert cache_key(request(1)) == cache_key(
+        request(1, id="i", priority=3, timeout_us=9, context=here)
+    )
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ask(2),
-        ask(1).changed(model=ModelRef("m", "1")),
-        ask(1).changed(model=ModelRef("n")),
-        ask(1).changed(model=None),
-        ask(1).changed(inputs=(ints("z", 1),)),
-        ask(1).changed(inputs=(ints("x", 1), ints("z", 1))),
-        ask(1).changed(inputs=(array_tensor("x", np.array([1], np.uint32)),)),
-        ask(1).changed(inputs=(array_tensor("x", np.array([[1]], np.int32)),)),
-        ask(1, outputs=(RequestedOutput("y"),)),
-        ask(1, parameters={"p": 1}),
-        ask(1, parameters={"p": True}),
-        ask(1, context=Context(metadata=(("authorization", "me"),))),
+        request(2),
+        request(1).changed(model=ModelRef("m", "1")),
+        request(1).changed(model=ModelRef("n")),
+        request(1).changed(model=None),
+        request(1).changed(inputs=(ints("z", 1),)),
+        request(1).changed(inputs=(ints("x", 1), ints("z", 1))),
+        request(1).changed(inputs=(array_tensor("x", np.array([1], np.uint32)),)),
+        request(1).changed(inputs=(array_tensor("x", np.array([[1]], np.int32)),)),
+        request(1, outputs=(RequestedOutput("y"),)),
+        request(1, parameters={"p": 1}),
+        request(1, parameters={"p": True}),
+        request(1, context=Context(metadata=(("authorization", "me"),))),
     ],
     ids=[
         "data",
@@ -368,14 +372,14 @@ def test_neither_do_ids_times_and_priority() -> None:
         "header",
     ],
 )
-def test_what_may_change_the_answer_is_in_the_key(other: InferRequest) -> None:
-    """Nobody gets another's answer."""
-    keys = {cache_key(one) for one in (ask(1), ask(1, parameters={"p": 1.0}), other)}
+def test_key_covers_everything_that_affects_the_reply(other: InferRequest) -> None:
+    """No caller gets the reply to a different request."""
+    keys = {cache_key(one) for one in (request(1), request(1, parameters={"p": 1.0}), other)}
     assert 3 == len(keys)
 
 
-def test_tensors_do_not_run_into_one_another() -> None:
-    """Where one tensor ends and the next begins is part of the key."""
+def test_key_includes_the_boundaries_of_tensors() -> None:
+    """Moving bytes from one tensor to the next changes the key."""
     keys = {
         cache_key(
             InferRequest(
@@ -387,8 +391,8 @@ def test_tensors_do_not_run_into_one_another() -> None:
     assert 2 == len(keys)
 
 
-async def test_large_inputs_are_hashed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than 256 KiB is hashed on a thread: others do not wait for it."""
+async def test_large_inputs_are_hashed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than 256 KiB is hashed in a thread, so the event loop is not blocked."""
     moved = []
     original = asyncio.to_thread
 
@@ -397,7 +401,7 @@ async def test_large_inputs_are_hashed_elsewhere(monkeypatch: pytest.MonkeyPatch
         return await original(function, *arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    cache, target, _, _ = made(reply(7), reply(8))
+    cache, target, _, _ = build(reply(7), reply(8))
     large = InferRequest(model=M, inputs=(array_tensor("x", np.zeros(262_145, np.uint8)),))
     just = InferRequest(model=M, inputs=(array_tensor("x", np.zeros(262_144, np.uint8)),))
     assert [reply(7), reply(7), reply(8)] == [await cache(one) for one in (large, large, just)]

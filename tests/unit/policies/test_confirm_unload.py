@@ -1,4 +1,4 @@
-"""ConfirmUnload: an unload is answered when the model is gone."""
+"""ConfirmUnload: an unload succeeds when the model is unloaded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ UNLOAD = ModelUnloadRequest(model=M)
 def unloading(
     *script: object, always: object = None
 ) -> tuple[ConfirmUnload, ScriptedService, FakeClock]:
-    """Return the layer around a server that answers so, and its clock."""
+    """Return the layer, its scripted server, and its clock."""
     clock, service = FakeClock(), ScriptedService(*script, always=always)
     return ConfirmUnload(service, clock=clock, sleep=clock.sleep), service, clock
 
 
 @pytest.mark.parametrize("last", [False, ModelNotFound("gone"), Unavailable("gone")])
-async def test_waits_until_the_model_is_not_ready(last: object) -> None:
-    """The question is put again until the server says no, or does not know the model."""
+async def test_unload_waits_until_the_model_is_not_ready(last: object) -> None:
+    """Readiness is checked until the server reports not ready, or fails for an unknown model."""
     layer, service, clock = unloading(None, True, True, last, Unsupported("no index"))
     await layer(UNLOAD)
     expected = [ModelUnloadRequest, *[ModelReadyRequest] * 3, RepositoryIndexRequest]
@@ -39,8 +39,8 @@ async def test_waits_until_the_model_is_not_ready(last: object) -> None:
     assert [0.05, 0.05] == clock.sleeps
 
 
-async def test_waits_until_no_version_is_being_unloaded() -> None:
-    """A model that is not ready any more may still stand as UNLOADING in the index."""
+async def test_unload_waits_until_no_version_is_unloading() -> None:
+    """A model that is not ready may still be UNLOADING in the index."""
     unloaded = RepositoryEntry("m", "1", ModelState.UNAVAILABLE, "unloaded")
     busy = RepositoryEntry("m", "2", ModelState.UNLOADING)
     other = RepositoryEntry("other", "1", ModelState.UNLOADING)
@@ -50,8 +50,8 @@ async def test_waits_until_no_version_is_being_unloaded() -> None:
     assert [0.05] == clock.sleeps
 
 
-async def test_does_not_wait_for_ever() -> None:
-    """A server that took the request and goes on serving is answered for, with a warning."""
+async def test_wait_for_the_unload_is_limited() -> None:
+    """If the model stays ready, the unload succeeds with a warning."""
     layer, _, clock = unloading(None, always=True)
     with capture_logs() as lines:
         await layer(UNLOAD)
@@ -59,15 +59,15 @@ async def test_does_not_wait_for_ever() -> None:
     assert 10.0 == pytest.approx(sum(clock.sleeps), abs=0.1)
 
 
-async def test_misses_no_deadline() -> None:
-    """The caller has its answer before its time is over."""
+async def test_unload_ends_before_the_deadline() -> None:
+    """The caller gets its reply before its deadline."""
     layer, _, clock = unloading(None, always=True)
     await layer(UNLOAD.with_context(deadline=clock() + 1.0))
     assert sum(clock.sleeps) < 1.0
 
 
-async def test_failures_and_other_calls_pass() -> None:
-    """What the server refused is not waited for, and nothing else is looked at."""
+async def test_failures_and_other_calls_pass_through() -> None:
+    """A failed unload is not confirmed, and other calls are unchanged."""
     layer, service, _ = unloading(Unavailable("down"), None)
     with pytest.raises(Unavailable):
         await layer(UNLOAD)

@@ -34,7 +34,7 @@ async def forwarded(
     return context.metadata
 
 
-QUESTIONS: list[Call[Any]] = [
+READ_ONLY_CALLS: list[Call[Any]] = [
     ServerReadyRequest(),
     ServerMetadataRequest(),
     ModelReadyRequest(model=ModelRef("m")),
@@ -50,26 +50,26 @@ CALLS: list[Call[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("call", [*QUESTIONS, *CALLS], ids=lambda call: type(call).__name__)
-async def test_questions_have_headers_of_their_own(call: Call[Any]) -> None:
-    """Those of the same name are replaced; calls that run or change something are untouched."""
+@pytest.mark.parametrize("call", [*READ_ONLY_CALLS, *CALLS], ids=lambda call: type(call).__name__)
+async def test_read_only_calls_get_their_own_headers(call: Call[Any]) -> None:
+    """Configured headers replace those of the same name; other calls are unchanged."""
     service = ScriptedService(always=True)
     metadata = (("key", "of the calls"), ("traceparent", "00-1"))
     await QuestionHeaders(service, {"KEY": "of the probes"})(call.with_metadata(metadata))
     expected = (("traceparent", "00-1"), ("key", "of the probes"))
-    assert (expected if call in QUESTIONS else metadata) == service.calls[0].context.metadata
+    assert (expected if call in READ_ONLY_CALLS else metadata) == service.calls[0].context.metadata
 
 
-async def test_nothing_crosses_by_itself() -> None:
-    """Credentials and everything else end here; tracing goes on."""
+async def test_only_trace_headers_are_forwarded_by_default() -> None:
+    """Credentials and all other headers are dropped."""
     found = await forwarded(
         ("authorization", "secret"), ("x-tenant", "a"), ("traceparent", "00-1"), ("tracestate", "s")
     )
     assert (("traceparent", "00-1"), ("tracestate", "s")) == found
 
 
-async def test_listed_headers_cross() -> None:
-    """By name in any case, and by prefix."""
+async def test_listed_headers_are_forwarded() -> None:
+    """Names match in any case, and by prefix."""
     found = await forwarded(
         ("x-tenant", "a"), ("x-fwd-1", "b"), ("y", "c"), allowed=("X-Tenant", "x-fwd-*")
     )
@@ -77,21 +77,21 @@ async def test_listed_headers_cross() -> None:
 
 
 @pytest.mark.parametrize("name", ["host", "content-length", "connection", "x-request-id"])
-async def test_some_never_cross_as_they_came(name: str) -> None:
-    """Framing and the id belong to one hop, even when everything is listed."""
+async def test_headers_of_one_hop_are_never_forwarded(name: str) -> None:
+    """Framing headers and the request id belong to one hop, even if all are listed."""
     assert () == await forwarded((name, "v"), allowed=("*", name))
 
 
-async def test_the_request_id_goes_on() -> None:
-    """The call's own id, in its context, and not the header it came in."""
+async def test_request_id_is_forwarded_from_the_context() -> None:
+    """The call's own id is forwarded, and not the header of the client."""
     service = ScriptedService(always=True)
     theirs = Context(metadata=(("x-request-id", "theirs"),), request_id="ours")
     await ForwardHeaders(service, (), {})(InferRequest(context=theirs))
     assert Context(request_id="ours") == service.calls[0].context
 
 
-async def test_callers_with_other_headers_get_their_own() -> None:
-    """What crossed of one caller's headers is never sent for another's."""
+async def test_forwarded_headers_are_not_shared_between_callers() -> None:
+    """The headers of one caller are never sent with another caller's call."""
     service = ScriptedService(always=True)
     policy = ForwardHeaders(service, ("x-tenant",), {})
     first, second = ((("x-tenant", name), ("y", "z")) for name in "ab")
@@ -101,8 +101,8 @@ async def test_callers_with_other_headers_get_their_own() -> None:
     assert [first[:1], first[:1], second[:1], first[:1], ()] == found
 
 
-async def test_added_headers_win() -> None:
-    """What the configuration adds replaces what a caller sends."""
+async def test_configured_headers_replace_those_of_the_caller() -> None:
+    """A listed header of the caller is replaced by an added one of the same name."""
     found = await forwarded(
         ("authorization", "theirs"), allowed=("authorization",), added={"Authorization": "ours"}
     )

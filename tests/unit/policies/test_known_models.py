@@ -33,15 +33,15 @@ def types(service: ScriptedService) -> list[type]:
 
 
 @pytest.mark.parametrize("call", [CALL, StreamInferRequest(model=M, request=CALL)])
-async def test_the_first_inference_asks_for_the_model(call: Any) -> None:
-    """Those that follow do not."""
+async def test_first_inference_looks_up_the_model(call: Any) -> None:
+    """Later inferences are sent without a lookup."""
     known_models, service, _ = layer(always="reply")
     assert ["reply", "reply"] == [await known_models(call) for _ in range(2)]
     assert [ModelMetadataRequest, type(call), type(call)] == types(service)
 
 
-async def test_an_unknown_model_gets_no_inference() -> None:
-    """The server is asked once in five seconds, and for each version."""
+async def test_unknown_model_gets_no_inference() -> None:
+    """An unknown model is looked up once in five seconds, for each version."""
     known_models, service, clock = layer(always=UNKNOWN)
     for _ in range(3):
         with pytest.raises(ModelNotFound, match="model 'm' is unknown to its server"):
@@ -55,8 +55,8 @@ async def test_an_unknown_model_gets_no_inference() -> None:
     assert [ModelMetadataRequest] * 3 == types(service)
 
 
-async def test_a_model_that_was_loaded_is_asked_for_again() -> None:
-    """A load or unload may change any model."""
+async def test_load_clears_unknown_models() -> None:
+    """A load may make any model available."""
     known_models, service, _ = layer(UNKNOWN, None, "metadata", "reply")
     with pytest.raises(ModelNotFound):
         await known_models(CALL)
@@ -65,8 +65,8 @@ async def test_a_model_that_was_loaded_is_asked_for_again() -> None:
     assert 4 == len(service.calls)
 
 
-async def test_unknown_names_are_bounded() -> None:
-    """A client can invent more of them than anybody wants to remember."""
+async def test_number_of_unknown_names_is_limited() -> None:
+    """Clients choose names, so the oldest unknown ones are evicted."""
     known_models, service, _ = layer(always=UNKNOWN)
     for number in range(1100):
         with pytest.raises(ModelNotFound):
@@ -77,8 +77,8 @@ async def test_unknown_names_are_bounded() -> None:
     assert 1101 == len(service.calls)
 
 
-async def test_a_model_without_metadata_gets_inferences() -> None:
-    """Its runtime fails over the question, but the server knows the model."""
+async def test_model_without_metadata_gets_inferences() -> None:
+    """If the runtime of a model fails on the lookup, inferences are still sent."""
     known_models, service, _ = layer(
         UpstreamError("bug", origin=Origin("oip", None)), "reply", "reply"
     )
@@ -86,8 +86,8 @@ async def test_a_model_without_metadata_gets_inferences() -> None:
     assert [ModelMetadataRequest, InferRequest, InferRequest] == types(service)
 
 
-async def test_a_server_that_is_away_decides_nothing() -> None:
-    """The next inference asks again."""
+async def test_unavailable_server_is_not_cached() -> None:
+    """The next inference looks up the model again."""
     known_models, service, _ = layer(Unavailable("gone"), "metadata", "reply")
     with pytest.raises(Unavailable):
         await known_models(CALL)
@@ -96,15 +96,15 @@ async def test_a_server_that_is_away_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize(("deadline", "expected"), [(None, 1005.0), (1001.0, 1001.0)])
-async def test_the_question_ends_in_time(deadline: float | None, expected: float) -> None:
-    """It has a timeout, and the deadline of the caller."""
+async def test_lookup_has_a_deadline(deadline: float | None, expected: float) -> None:
+    """The lookup has a timeout, and at most the deadline of the caller."""
     known_models, service, _ = layer(always="reply")
     await known_models(CALL.with_context(deadline=deadline))
     assert expected == service.calls[0].context.deadline
 
 
-async def test_other_calls_pass() -> None:
-    """Questions leave nothing behind."""
+async def test_other_calls_pass_through() -> None:
+    """Other calls, and inferences without a model, cause no lookup."""
     known_models, service, _ = layer(always=True)
     calls: list[Any] = [ModelReadyRequest(model=M), ModelMetadataRequest(model=M)]
     for call in [*calls, InferRequest(model=None)]:

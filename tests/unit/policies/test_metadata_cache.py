@@ -1,4 +1,4 @@
-"""MetadataCache: asked once, remembered for a while."""
+"""MetadataCache: metadata are fetched once and kept for a while."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CALL = ModelMetadataRequest(
 )
 
 
-async def test_answer_holds_for_its_time() -> None:
-    """Within the time the service is not asked again; after it, it is."""
+async def test_metadata_are_cached_for_the_ttl() -> None:
+    """The service is called again after the TTL has expired."""
     clock, newer = FakeClock(), ModelMetadata(name="m", platform="new")
     service = ScriptedService(FOUND, newer)
     cache = MetadataCache(service, ttl_s=30, clock=clock)
@@ -32,8 +32,8 @@ async def test_answer_holds_for_its_time() -> None:
     assert newer == await cache(CALL)
 
 
-async def test_versions_are_remembered_apart() -> None:
-    """Another version is another question."""
+async def test_versions_are_cached_separately() -> None:
+    """Metadata of another version are fetched by a call of their own."""
     service = ScriptedService(FOUND, FOUND)
     cache = MetadataCache(service)
     await cache(CALL)
@@ -41,26 +41,28 @@ async def test_versions_are_remembered_apart() -> None:
     assert [M, ModelRef("m", "2")] == [call.model for call in service.calls]
 
 
-async def test_batching_is_another_question() -> None:
-    """An answer that does not tell how the model batches is none for who has to know."""
+async def test_metadata_with_batching_are_cached_separately() -> None:
+    """Metadata without the batch size do not serve a caller that needs it."""
     needs = frozenset({Need.BATCHING})
     service = ScriptedService(FOUND, ModelMetadata(name="m", max_batch_size=8))
     cache = MetadataCache(service)
-    asking = ModelMetadataRequest(model=M, context=Context(needs=needs | {Need.NAMES}))
-    found = [(await cache(call)).max_batch_size for call in (CALL, asking, CALL, asking)]
+    batching_call = ModelMetadataRequest(model=M, context=Context(needs=needs | {Need.NAMES}))
+    found = [
+        (await cache(call)).max_batch_size for call in (CALL, batching_call, CALL, batching_call)
+    ]
     assert [None, 8, None, 8] == found
     assert [frozenset(), needs] == [call.context.needs for call in service.calls]
 
 
-async def test_question_is_the_gateways_own() -> None:
-    """No caller's headers or deadline are in a question whose answer others will get."""
+async def test_lookup_has_no_context_of_the_caller() -> None:
+    """A shared lookup has no caller's headers, and a deadline of its own."""
     service = ScriptedService(FOUND)
     await MetadataCache(service, timeout_s=5, clock=FakeClock(1000.0))(CALL)
     assert [ModelMetadataRequest(model=M, context=Context(deadline=1005.0))] == service.calls
 
 
-async def test_failures_are_not_remembered() -> None:
-    """After a failure the next caller asks again."""
+async def test_failures_are_not_cached() -> None:
+    """After a failure the next caller fetches the metadata again."""
     cache = MetadataCache(ScriptedService(Unavailable("down"), FOUND))
     with pytest.raises(Unavailable):
         await cache(CALL)
@@ -68,8 +70,8 @@ async def test_failures_are_not_remembered() -> None:
     assert FOUND == await cache(CALL)
 
 
-async def test_what_can_be_done_without_is_not_asked_for_again_at_once() -> None:
-    """A failure is None, and remembered for ten seconds, or until the model may have changed."""
+async def test_optional_lookup_caches_failures() -> None:
+    """`get_or_none` returns None for ten seconds after a failure, or until `forget`."""
     clock = FakeClock()
     outage = Unavailable("gone")
     service = ScriptedService(outage, outage, FOUND)
@@ -83,8 +85,8 @@ async def test_what_can_be_done_without_is_not_asked_for_again_at_once() -> None
     assert FOUND == await cache.get_or_none(M)
 
 
-async def test_what_is_not_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest failure is forgotten first."""
+async def test_number_of_cached_failures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest failure is evicted first."""
     monkeypatch.setattr(metadata_cache, "_LIMIT", 2)
     service = ScriptedService(always=Unavailable("gone"))
     cache = MetadataCache(service)
@@ -93,8 +95,8 @@ async def test_what_is_not_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert ["a", "b", "c", "a"] == [call.model.name for call in service.calls if call.model]
 
 
-async def test_many_ask_once_and_one_may_leave() -> None:
-    """Callers share a question, which goes on when the one who caused it leaves."""
+async def test_concurrent_callers_share_a_lookup() -> None:
+    """The lookup continues when the caller that started it is cancelled."""
     service = ScriptedService()
     cache = MetadataCache(service)
     tasks = [asyncio.ensure_future(cache(CALL)) for _ in range(3)]
@@ -106,8 +108,8 @@ async def test_many_ask_once_and_one_may_leave() -> None:
     assert (1, True) == (len(service.calls), tasks[0].cancelled())
 
 
-async def test_failed_question_of_callers_who_left_is_no_error_of_the_program() -> None:
-    """An exception that nobody retrieves would be logged as an error."""
+async def test_failed_lookup_without_callers_is_not_reported() -> None:
+    """An exception that is never retrieved would be logged as an error."""
     service, reported = ScriptedService(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     caller = asyncio.ensure_future(MetadataCache(service)(CALL))
@@ -121,22 +123,22 @@ async def test_failed_question_of_callers_who_left_is_no_error_of_the_program() 
     assert reported == []
 
 
-async def test_question_gives_up() -> None:
-    """A service that does not answer does not hold callers for ever."""
+async def test_lookup_times_out() -> None:
+    """A service without a reply does not block callers forever."""
     service = ScriptedService()
     with pytest.raises(DeadlineExceeded, match=r"no metadata of model 'm' within 0\.01 s"):
         await MetadataCache(service, timeout_s=0.01)(CALL)
     assert 1 == service.cancelled
 
 
-async def test_timeout_error_of_others_is_not_ours() -> None:
-    """A TimeoutError from within is not taken for the question's own."""
+async def test_timeout_error_of_the_service_is_unchanged() -> None:
+    """A TimeoutError of the service is not taken for the lookup's own."""
     with pytest.raises(TimeoutError, match="theirs"):
         await MetadataCache(ScriptedService(TimeoutError("theirs")))(CALL)
 
 
-async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest answer makes room for a new one."""
+async def test_number_of_cached_models_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest entry is evicted for a new one."""
     monkeypatch.setattr(metadata_cache, "_LIMIT", 2)
     service = ScriptedService(always=FOUND)
     cache = MetadataCache(service)
@@ -145,8 +147,8 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["a", "b", "c", "a"] == [str(call.model) for call in service.calls]
 
 
-async def test_other_calls_pass() -> None:
-    """Everything else, and a question without a model, goes through."""
+async def test_other_calls_pass_through() -> None:
+    """Other calls, and metadata calls without a model, are not cached."""
     reply = InferResponse(model=M, outputs=())
     service = ScriptedService(reply, FOUND)
     cache = MetadataCache(service)
@@ -155,8 +157,8 @@ async def test_other_calls_pass() -> None:
     assert 2 == len(service.calls)
 
 
-async def test_doubted_answers_are_asked_for_again() -> None:
-    """After an error the model is asked about anew, at most once a second, whatever was asked."""
+async def test_stale_metadata_are_invalidated_once_a_second() -> None:
+    """After an error all metadata of the model are fetched again, at most once a second."""
     needs = frozenset({Need.BATCHING})
     clock, service = FakeClock(), ScriptedService(always=FOUND)
     cache = MetadataCache(service, clock=clock)

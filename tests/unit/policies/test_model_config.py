@@ -1,4 +1,4 @@
-"""Describe: configuration made of metadata, and whether a model batches told by configuration."""
+"""ModelConfigurationLayer: configurations from metadata, and batching from configurations."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ METADATA = ModelMetadata(
     outputs=(TensorMetadata("Y", Datatype.BYTES, (-1, 1)), TensorMetadata("Z", None, None)),
 )
 BATCHING = Context(needs=frozenset({Need.BATCHING}))
-TOLD = ModelConfiguration({"name": "m", "max_batch_size": 8})
+CONFIGURATION = ModelConfiguration({"name": "m", "max_batch_size": 8})
 
 
 def target(configuration: Any, metadata: Any = METADATA) -> ScriptedService:
-    """Return a target that answers these two questions, or fails them."""
+    """Return a target with *configuration* and *metadata*, which may be errors."""
 
-    def answer(call: Call[Any]) -> Any:
+    def respond(call: Call[Any]) -> Any:
         found = configuration if isinstance(call, ModelConfigRequest) else metadata
         if isinstance(found, Exception):
             raise found
         return found
 
-    return ScriptedService(always=answer)
+    return ScriptedService(always=respond)
 
 
-async def test_the_targets_own_configuration_comes_first() -> None:
-    """A target that has a configuration is not asked for more."""
-    service = target(TOLD)
-    assert TOLD == await ModelConfigurationLayer(service)(ModelConfigRequest(model=M))
+async def test_configuration_of_the_target_takes_precedence() -> None:
+    """If the target has a configuration, no metadata are fetched."""
+    service = target(CONFIGURATION)
+    assert CONFIGURATION == await ModelConfigurationLayer(service)(ModelConfigRequest(model=M))
     assert [ModelConfigRequest] == [type(call) for call in service.calls]
 
 
 @pytest.mark.parametrize("error", [Unsupported("no such question"), NotFound("no such path")])
-async def test_configuration_is_made_of_metadata(error: Exception) -> None:
-    """Where it is not known how much a model batches, dimensions are whole and the size is 0."""
+async def test_configuration_is_derived_from_metadata(error: Exception) -> None:
+    """If the maximum batch size is unknown, dimensions are whole and the maximum is 0."""
     found = await ModelConfigurationLayer(target(error))(ModelConfigRequest(model=M))
     expected = {
         "name": "m",
@@ -66,37 +66,37 @@ async def test_configuration_is_made_of_metadata(error: Exception) -> None:
     assert expected == found.document
 
 
-def test_dimensions_of_a_model_that_batches_are_those_of_one_item() -> None:
-    """The batch axis is left out, as Triton's configurations leave it out."""
+def test_dimensions_of_a_batching_model_exclude_the_batch() -> None:
+    """The batch axis is left out, as in Triton's configurations."""
     document = configuration_of(METADATA.changed(max_batch_size=16)).document
     assert (16, [4]) == (document["max_batch_size"], document["input"][0]["dims"])
 
 
-async def test_whether_a_model_is_stateful_is_told_both_ways() -> None:
-    """A configuration with sequence batching makes metadata that say so, and the other way round."""
+async def test_stateful_is_converted_both_ways() -> None:
+    """Sequence batching in a configuration makes metadata stateful, and vice versa."""
     stateful = ModelConfiguration({"max_batch_size": 8, "sequence_batching": {"oldest": {}}})
-    question = ModelMetadataRequest(model=M, context=BATCHING)
+    call = ModelMetadataRequest(model=M, context=BATCHING)
     found = [
-        await ModelConfigurationLayer(target(configuration))(question)
-        for configuration in (TOLD, stateful)
+        await ModelConfigurationLayer(target(configuration))(call)
+        for configuration in (CONFIGURATION, stateful)
     ]
     assert [False, True] == [one.stateful for one in found]
     assert [False, True] == [configuration_of(one).stateful for one in found]
 
 
-async def test_a_model_that_is_not_there_has_no_configuration() -> None:
-    """The metadata question decides whether the model is known at all."""
+async def test_unknown_model_has_no_configuration() -> None:
+    """The metadata call decides whether the model exists."""
     service = target(NotFound("no such path"), ModelNotFound("no model 'm'"))
     with pytest.raises(ModelNotFound):
         await ModelConfigurationLayer(service)(ModelConfigRequest(model=M))
 
 
-async def test_batching_is_told_by_the_configuration() -> None:
-    """Who needs to know whether a model batches gets the size from its configuration."""
-    found = await ModelConfigurationLayer(target(TOLD))(
+async def test_maximum_batch_size_comes_from_the_configuration() -> None:
+    """Metadata for a caller that needs batching contain the configuration as well."""
+    found = await ModelConfigurationLayer(target(CONFIGURATION))(
         ModelMetadataRequest(model=M, context=BATCHING)
     )
-    assert METADATA.changed(max_batch_size=8, configuration=TOLD) == found
+    assert METADATA.changed(max_batch_size=8, configuration=CONFIGURATION) == found
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ async def test_batching_is_told_by_the_configuration() -> None:
     ],
     ids=["not_needed", "known"],
 )
-async def test_nothing_more_is_asked_than_is_needed(
+async def test_configuration_is_fetched_only_if_needed(
     call: ModelMetadataRequest, metadata: ModelMetadata
 ) -> None:
-    """Metadata that say enough are handed on."""
-    service = target(TOLD, metadata)
+    """Metadata that contain everything needed are passed on."""
+    service = target(CONFIGURATION, metadata)
     assert metadata == await ModelConfigurationLayer(service)(call)
     assert [call] == service.calls
 
 
-async def test_the_configuration_says_which_outputs_have_labels() -> None:
-    """An output with a file of labels is named, others are not."""
+async def test_labelled_outputs_come_from_the_configuration() -> None:
+    """Only outputs with a label file are labelled."""
     outputs = [{"name": "Y", "label_filename": "l.txt"}, {"name": "Z", "label_filename": ""}]
     configuration = ModelConfiguration({"name": "m", "max_batch_size": 8, "output": outputs})
     found = await ModelConfigurationLayer(target(configuration))(
@@ -130,8 +130,8 @@ async def test_the_configuration_says_which_outputs_have_labels() -> None:
     assert frozenset({"Y"}) == configuration.labelled
 
 
-async def test_the_configuration_says_whether_a_model_has_sequences() -> None:
-    """A known largest batch stays, and sequences are looked up all the same."""
+async def test_stateful_comes_from_the_configuration() -> None:
+    """A known maximum batch size is kept, but the configuration is still fetched."""
     configuration = ModelConfiguration({"name": "m", "max_batch_size": 8, "sequence_batching": {}})
     metadata = METADATA.changed(max_batch_size=4)
     found = await ModelConfigurationLayer(target(configuration, metadata))(
@@ -140,27 +140,27 @@ async def test_the_configuration_says_whether_a_model_has_sequences() -> None:
     assert metadata.changed(stateful=True, configuration=configuration) == found
 
 
-async def test_a_target_without_configuration_leaves_batching_to_the_shapes() -> None:
-    """The answer is as it was: shapes have to tell."""
+async def test_metadata_are_unchanged_without_a_configuration() -> None:
+    """If the target has no configuration, only the shapes show whether a model batches."""
     service = target(Unsupported("no such question"))
     found = await ModelConfigurationLayer(service)(ModelMetadataRequest(model=M, context=BATCHING))
     assert METADATA == found
 
 
-async def test_a_target_that_is_away_is_no_target_without_configuration() -> None:
-    """An outage is told, not taken for an answer."""
+async def test_unavailable_target_is_an_error() -> None:
+    """An outage is not taken for a missing configuration."""
     service = target(Unavailable("connection refused"))
     with pytest.raises(Unavailable):
         await ModelConfigurationLayer(service)(ModelMetadataRequest(model=M, context=BATCHING))
 
 
-async def test_other_calls_pass() -> None:
-    """Nothing else is looked at."""
+async def test_other_calls_pass_through() -> None:
+    """Calls other than metadata and configuration calls are unchanged."""
     service = ScriptedService(True)
     assert await ModelConfigurationLayer(service)(ModelReadyRequest(model=M))
 
 
-def test_a_decoupled_model_says_so() -> None:
-    """Clients that look for streams find them in the transaction policy."""
+def test_decoupled_model_has_a_transaction_policy() -> None:
+    """Clients that stream look for the transaction policy."""
     document = configuration_of(METADATA.changed(decoupled=True)).document
     assert {"decoupled": True} == document["model_transaction_policy"]

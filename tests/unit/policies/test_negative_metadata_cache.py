@@ -1,4 +1,4 @@
-"""MetadataCache.get_or_none: metadata, or that they are unavailable, for a while."""
+"""MetadataCache.get_or_none: metadata and failures are cached for a while."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ M = ModelRef("m")
 FOUND = ModelMetadata(name="m")
 
 
-async def test_metadata_are_remembered() -> None:
-    """The model is asked once in a while, and how it batches is asked for."""
+async def test_metadata_are_cached() -> None:
+    """The metadata are fetched once in the TTL, with the need for batching."""
     clock, target = FakeClock(), ScriptedService(FOUND, None)
     cache = MetadataCache(target, ttl_s=10, clock=clock)
     assert [FOUND, FOUND] == [
@@ -30,8 +30,8 @@ async def test_metadata_are_remembered() -> None:
     assert None is await cache.get_or_none(M, batching=True)
 
 
-async def test_so_is_a_failure() -> None:
-    """A model that does not tell is not asked with every request."""
+async def test_failure_is_cached() -> None:
+    """A model without metadata is not looked up for every request."""
     clock, target = FakeClock(), ScriptedService(NotFound("no"), FOUND)
     cache = MetadataCache(target, ttl_s=10, clock=clock)
     assert [None, None] == [
@@ -43,8 +43,8 @@ async def test_so_is_a_failure() -> None:
     assert FOUND == await cache.get_or_none(M, batching=True)
 
 
-async def test_what_may_have_changed_is_asked_again() -> None:
-    """After it was loaded anew, both what it said and its silence are forgotten."""
+async def test_forget_removes_metadata_and_failures() -> None:
+    """After `forget` the metadata are fetched again."""
     target = ScriptedService(NotFound("no"), FOUND, FOUND)
     cache = MetadataCache(target)
     for expected in (None, FOUND, FOUND):
@@ -53,8 +53,8 @@ async def test_what_may_have_changed_is_asked_again() -> None:
     assert 3 == len(target.calls)
 
 
-async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients name versions; only so many are remembered."""
+async def test_number_of_cached_failures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose versions, so the oldest failure is evicted."""
     monkeypatch.setattr(module, "_LIMIT", 2)
     target = ScriptedService(always=NotFound("no"))
     cache = MetadataCache(target)

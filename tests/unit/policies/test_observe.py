@@ -1,4 +1,4 @@
-"""Observe: one report and one line for each call, whatever became of it."""
+"""Observe: one report and one log line for each call, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> 
 
 
 async def test_call_is_reported_with_route_target_and_time() -> None:
-    """The report names what others chose and the time from question to answer."""
+    """The report has the chosen route and target, and the time from call to reply."""
     clock, seen = FakeClock(), list[CallRecord]()
 
-    def answer(_call: Call[Any]) -> InferResponse:
+    def respond(_call: Call[Any]) -> InferResponse:
         _record_route("blue")
         record_target("triton")
         clock.advance(0.25)
         return REPLY
 
     with capture_logs() as logs:
-        observe = Observe(ScriptedService(answer), seen.append, calls=CallLog(), clock=clock)
+        observe = Observe(ScriptedService(respond), seen.append, calls=CallLog(), clock=clock)
         assert REPLY == await observe(CALL)
     assert [
         observation(path=CallPath("blue", "triton", model="m"), seconds=0.25, ended=1000.25)
@@ -87,10 +87,10 @@ async def test_call_is_reported_with_route_target_and_time() -> None:
         (asyncio.CancelledError(), "cancelled", None),
     ],
 )
-async def test_failure_is_reported_and_rises(
+async def test_failure_is_reported_and_raised(
     error: BaseException, code: str, limit: str | None
 ) -> None:
-    """Every failure has a code, names its limit, and rises unchanged."""
+    """Every failure is reported with its code and limit, and raised unchanged."""
     seen: list[CallRecord] = []
     observe = Observe(ScriptedService(error), seen.append, calls=CallLog(), clock=FakeClock())
     with capture_logs() as logs, pytest.raises(type(error)) as caught:
@@ -103,7 +103,7 @@ async def test_failure_is_reported_and_rises(
 
 
 async def test_stream_is_reported_at_its_end() -> None:
-    """A stream's time runs to its last answer."""
+    """The time of a stream ends when it is closed."""
     clock, seen = FakeClock(), list[CallRecord]()
     observe = Observe(ScriptedService(FakeStream([REPLY])), seen.append, clock=clock)
     call = StreamInferRequest(model=M, request=CALL, context=CALL.context)
@@ -115,8 +115,8 @@ async def test_stream_is_reported_at_its_end() -> None:
     assert [observation("StreamInferRequest", seconds=2.0, ended=1002.0)] == seen
 
 
-async def test_probes_are_counted_and_not_logged() -> None:
-    """Health questions that went well write no line; failed ones do."""
+async def test_successful_probes_are_counted_and_not_logged() -> None:
+    """A failed health call writes a line."""
     seen: list[CallRecord] = []
     service = ScriptedService(True, Unavailable("x"))
     observe = Observe(service, seen.append, calls=CallLog(), clock=FakeClock())
@@ -128,8 +128,8 @@ async def test_probes_are_counted_and_not_logged() -> None:
     assert ["unavailable"] == [entry["code"] for entry in logs]
 
 
-async def test_log_can_be_off() -> None:
-    """With no lines allowed calls are still counted."""
+async def test_log_can_be_disabled() -> None:
+    """If no lines are allowed, calls are still reported."""
     seen: list[CallRecord] = []
     with capture_logs() as logs:
         await Observe(ScriptedService(REPLY), seen.append, calls=CallLog(0))(CALL)
@@ -137,7 +137,7 @@ async def test_log_can_be_off() -> None:
 
 
 async def test_lines_are_sampled_under_load() -> None:
-    """Beyond so many lines a second none is written; the next one counts the missing."""
+    """Lines beyond the limit per second are skipped, and the next line counts them."""
     clock = FakeClock()
     service = ScriptedService(always=REPLY)
     observe = Observe(service, lambda _seen: None, calls=CallLog(2), clock=clock)
@@ -150,8 +150,8 @@ async def test_lines_are_sampled_under_load() -> None:
     assert "calls_per_second" == logs[2]["skipped_by"]
 
 
-async def test_calls_at_the_same_time_keep_their_own_notes() -> None:
-    """Two calls in progress do not write into one another's note."""
+async def test_concurrent_calls_have_separate_call_paths() -> None:
+    """Two calls in progress do not write into one another's call path."""
     seen: list[CallRecord] = []
 
     async def route(call: Call[Any]) -> InferResponse:

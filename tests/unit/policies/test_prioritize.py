@@ -36,7 +36,7 @@ def of_priority(text: str) -> InferRequest:
     ],
 )
 async def test_priority_of_a_call(default: str, text: str, expected: int) -> None:
-    """The header counts if it names a priority, else that of the route."""
+    """A valid priority in the header applies, otherwise that of the route."""
     CALL_PATH.set(CallPath())
     seen: list[int] = []
 
@@ -49,15 +49,15 @@ async def test_priority_of_a_call(default: str, text: str, expected: int) -> Non
     assert [expected] == seen
 
 
-async def test_call_without_a_record_is_normal() -> None:
-    """Steps of pipelines have none."""
+async def test_call_without_a_call_path_has_normal_priority() -> None:
+    """Steps of pipelines have no call path."""
     service = ScriptedService(always=REPLY)
     assert await Prioritize(service, "high")(CALL) == REPLY
     assert queue_priority() == 0
 
 
 async def test_urgent_calls_of_a_route_overtake_others() -> None:
-    """Its own queue serves them first."""
+    """The queue of a route serves calls of high priority first."""
     service = ScriptedService()
     places = ConcurrencyLimit("r", in_flight=1, wait_s=5, has_priorities=True)
     route = Prioritize(CallLimits(service, places=places), "normal", key_of("header:x-priority"))
@@ -76,8 +76,8 @@ async def test_urgent_calls_of_a_route_overtake_others() -> None:
     assert ["normal", "high", "normal", "low"] == order
 
 
-def test_overload_drops_the_oldest_of_a_route() -> None:
-    """With twice the calls that fit, those that are served waited little, and the rest knows soon."""
+def test_overload_limits_the_wait_of_a_route() -> None:
+    """At twice the load, served calls wait little and the others are rejected soon."""
 
     async def run() -> tuple[list[float], list[float], set[str | None]]:
         async def serve(_call: object, /) -> InferResponse:
@@ -86,7 +86,7 @@ def test_overload_drops_the_oldest_of_a_route() -> None:
 
         places = ConcurrencyLimit("r", in_flight=1, wait_s=0.1, target_s=0.02)
         limits = CallLimits(serve, places=places)  # type: ignore[arg-type]  # a double
-        served, refused, names = [], [], set()
+        served, rejected, names = [], [], set()
 
         async def call() -> None:
             began = now()
@@ -94,7 +94,7 @@ def test_overload_drops_the_oldest_of_a_route() -> None:
                 await limits(CALL)
                 served.append((began, now() - began))
             except Overloaded as error:
-                refused.append((began, now() - began))
+                rejected.append((began, now() - began))
                 names.add(error.limit)
 
         tasks = []
@@ -105,12 +105,12 @@ def test_overload_drops_the_oldest_of_a_route() -> None:
         late = 0.3
         return (
             [waited for began, waited in served if began > late],
-            [waited for began, waited in refused if began > late],
+            [waited for began, waited in rejected if began > late],
             names,
         )
 
-    served, refused, names = simulate(run)
+    served, rejected, names = simulate(run)
     assert max(served) < 0.02 + 0.01 + 0.012
-    assert max(refused) < 0.021
+    assert max(rejected) < 0.021
     assert len(served) > 0.97 * 170
     assert names == {"queue_target"}

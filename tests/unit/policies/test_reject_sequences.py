@@ -1,4 +1,4 @@
-"""Requests of a sequence are refused where the next one may reach another process."""
+"""RejectSequences: rejects sequences whose requests may reach different processes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ IN_SEQUENCE = InferRequest(model=M, sequence=Sequence(7, start=True))
 
 
 @pytest.mark.parametrize("call", [IN_SEQUENCE, StreamInferRequest(model=M, request=IN_SEQUENCE)])
-async def test_sequences_are_refused(call: Call[Any]) -> None:
-    """The error names the model, the workers and the way out; the model is not asked."""
+async def test_sequences_are_rejected(call: Call[Any]) -> None:
+    """The error names the model, the workers and the setting; the model gets no call."""
     inner = ScriptedService(always=True)
     with pytest.raises(Unsupported, match=r"model 'm' runs in each of 2 workers .*'workers: 1'"):
         await RejectSequences(inner, 2)(call)
     assert [] == inner.calls
 
 
-async def test_everything_else_goes_on() -> None:
-    """Requests on their own and questions about the model are answered."""
-    answer = InferResponse(model=M, outputs=())
-    inner = ScriptedService(answer, True)
+async def test_other_calls_pass_through() -> None:
+    """Stateless requests and readiness calls reach the model."""
+    reply = InferResponse(model=M, outputs=())
+    inner = ScriptedService(reply, True)
     service = RejectSequences(inner, 2)
-    assert answer == await service(InferRequest(model=M))
+    assert reply == await service(InferRequest(model=M))
     assert await service(ModelReadyRequest(model=M))

@@ -1,4 +1,4 @@
-"""Rename: the target's names inside, the caller's outside."""
+"""Rename: the target gets its own names, the caller sees public ones."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def renaming(service: ScriptedService, **names: Any) -> Rename:
     return Rename(service, **names)
 
 
-async def test_request_and_reply_are_renamed_both_ways() -> None:
-    """The target sees its own names, the caller sees those it used; swapped names work."""
+async def test_request_and_reply_are_renamed() -> None:
+    """The target gets its own names and the caller those it used; names can be swapped."""
     service = ScriptedService(reply("OUT", "other"))
     call = request(
         "a", "b", "c", outputs=(RequestedOutput("y", 3, {"k": 1}), RequestedOutput("other"))
@@ -66,7 +66,7 @@ async def test_request_and_reply_are_renamed_both_ways() -> None:
 
 
 async def test_renaming_shares_the_data() -> None:
-    """Only the names are new."""
+    """A renamed tensor has the same data object."""
     service = ScriptedService(reply("OUT"))
     call = request("a")
     await renaming(service)(call)
@@ -85,8 +85,10 @@ async def test_renaming_shares_the_data() -> None:
         ("", "2", "", "2"),
     ],
 )
-async def test_versions(fixed: str | None, version: str, sent: str, reported: str) -> None:
-    """A route may fix the version; the answer has the version that was asked for."""
+async def test_route_may_fix_the_version(
+    fixed: str | None, version: str, sent: str, reported: str
+) -> None:
+    """A fixed version is sent to the target; the reply keeps the requested version."""
     service = ScriptedService(reply())
     found = await renaming(service, version=fixed)(request(model=ModelRef("public", version)))
     assert (ModelRef("inner", sent), ModelRef("public", reported)) == (
@@ -95,31 +97,33 @@ async def test_versions(fixed: str | None, version: str, sent: str, reported: st
     )
 
 
-async def test_what_needs_no_renaming_keeps_its_wire_form() -> None:
-    """A call or an answer that stays the same stays itself, origin included."""
+async def test_unchanged_call_and_reply_keep_their_wire_form() -> None:
+    """A call or reply without renamed parts stays the same object, origin included."""
     origin = Origin("oip.http", b"wire")
-    answer = InferResponse(model=ModelRef("public", "7"), outputs=(tensor("z"),), origin=origin)
-    service = ScriptedService(answer)
+    unchanged_reply = InferResponse(
+        model=ModelRef("public", "7"), outputs=(tensor("z"),), origin=origin
+    )
+    service = ScriptedService(unchanged_reply)
     call = request("c").with_context(origin=origin)
-    assert await Rename(service, inputs={"a": "b"}, outputs={"y": "OUT"})(call) is answer
+    assert await Rename(service, inputs={"a": "b"}, outputs={"y": "OUT"})(call) is unchanged_reply
     assert service.calls[0] is call
 
 
 async def test_changed_call_drops_its_wire_form() -> None:
-    """Stale bytes cannot be forwarded under another name."""
+    """Bytes with the old names cannot be forwarded."""
     service = ScriptedService(reply())
     await renaming(service)(request("c").with_context(origin=Origin("oip.http", b"wire")))
     assert service.calls[0].context.origin is None
 
 
-async def test_two_inputs_of_one_name_are_refused() -> None:
-    """A caller that knows both names cannot make the target see one twice."""
+async def test_two_inputs_with_one_name_are_rejected() -> None:
+    """A caller cannot send an input under both of its names."""
     with pytest.raises(InvalidRequest, match="the request has input 'b' twice after renaming"):
         await renaming(ScriptedService(), inputs={"a": "b"})(request("a", "b"))
 
 
-async def test_streams_are_renamed_item_by_item() -> None:
-    """The request in a stream is renamed, and each of its answers is."""
+async def test_stream_request_and_replies_are_renamed() -> None:
+    """Closing the renamed stream closes the inner one."""
     stream = FakeStream([reply("OUT"), reply("OUT")])
     service = ScriptedService(stream)
     items = await renaming(service)(
@@ -137,10 +141,10 @@ async def test_streams_are_renamed_item_by_item() -> None:
     ("fixed", "version", "versions"),
     [(None, "", ("6", "7")), ("7", "", ("7",)), ("7", "2", ("2",))],
 )
-async def test_metadata_is_in_the_callers_names(
+async def test_metadata_have_the_callers_names(
     fixed: str | None, version: str, versions: tuple[str, ...]
 ) -> None:
-    """Metadata shows what the caller can use, labels included."""
+    """Metadata contain the names and versions that the caller can use, labels included."""
     int32 = Datatype.INT32
     inner = ModelMetadata(
         name="inner",
@@ -169,8 +173,8 @@ async def test_metadata_is_in_the_callers_names(
     )
 
 
-async def test_other_calls_get_the_models_name_or_pass() -> None:
-    """Readiness is asked under the target's name; questions to the server pass."""
+async def test_model_calls_get_the_targets_name() -> None:
+    """A readiness call has the target's name, and a server call is unchanged."""
     service = ScriptedService(True, True, True)
     rename = renaming(service)
     await rename(ModelReadyRequest(model=ModelRef("public")))
@@ -179,13 +183,13 @@ async def test_other_calls_get_the_models_name_or_pass() -> None:
     assert [ModelRef("inner"), ModelRef("inner"), None] == [call.model for call in service.calls]
 
 
-def test_two_names_for_one_are_a_mistake() -> None:
-    """Names could not be turned back."""
+def test_two_names_for_one_target_name_are_rejected() -> None:
+    """Such a mapping cannot be reversed."""
     with pytest.raises(ValueError, match="inputs: two names are mapped to the same name"):
         Rename(ScriptedService(), inputs={"a": "x", "b": "x"})
 
 
-async def test_model_alone_is_renamed() -> None:
+async def test_model_can_be_renamed_alone() -> None:
     """Without tensor names only the model's name changes."""
     service = ScriptedService(reply("OUT"))
     found = await Rename(service, model="inner")(request("a", outputs=(RequestedOutput("OUT"),)))
@@ -193,8 +197,8 @@ async def test_model_alone_is_renamed() -> None:
     assert ([call], reply("OUT", model=ModelRef("public", "7"))) == (service.calls, found)
 
 
-async def test_configuration_is_under_the_callers_names() -> None:
-    """The model and the tensors that are renamed; the rest of the document is the target's."""
+async def test_configuration_has_the_callers_names() -> None:
+    """Only the names of the model and of renamed tensors change in the document."""
     document = {
         "name": "inner",
         "max_batch_size": 4,
@@ -213,8 +217,8 @@ async def test_configuration_is_under_the_callers_names() -> None:
     assert [ModelRef("inner")] == [call.model for call in service.calls]
 
 
-async def test_members_are_renamed_as_inputs_are() -> None:
-    """What may be an input has the target's name for it; what is none keeps its own."""
+async def test_flat_members_are_renamed_like_inputs() -> None:
+    """A member that may be an input gets the target's name; others keep theirs."""
     service = ScriptedService(reply())
     call = InferRequest(model=PUBLIC, flat_members={"a": "x", "temperature": 0.5})
     await renaming(service)(call)
@@ -223,15 +227,15 @@ async def test_members_are_renamed_as_inputs_are() -> None:
     )
 
 
-async def test_a_member_may_not_become_an_input_that_is_there() -> None:
-    """After renaming every name is still one input."""
+async def test_flat_member_cannot_become_an_existing_input() -> None:
+    """After renaming every name still belongs to one input."""
     call = request("c", flat_members={"a": 1})
     with pytest.raises(InvalidRequest, match="the request has input 'c' twice after renaming"):
         await renaming(ScriptedService(), inputs={"a": "c"})(call)
 
 
-async def test_what_a_model_is_stays_what_it_is() -> None:
-    """Stateful, decoupled, its largest batch: another name changes none of it."""
+async def test_other_metadata_are_unchanged() -> None:
+    """Renaming keeps the maximum batch size, stateful and decoupled."""
     found = ModelMetadata(name="inner", max_batch_size=4, stateful=True, decoupled=True)
     rename = Rename(ScriptedService(found), model="inner")
     reply = await rename(ModelMetadataRequest(model=ModelRef("outer")))

@@ -1,4 +1,4 @@
-"""UsageStatistics: what models are used, and who answers the question."""
+"""UsageStatistics: usage counted by the gateway, or statistics of the target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ M = ModelRef("m")
 INFER = InferRequest(model=M)
 MINE = ModelStatisticsRequest(model=M, own=True)
 THEIRS = ModelStatisticsRequest(model=M)
-TOLD = ModelStatistics(name="m", version="7", inference_count=99)
+TARGET_STATISTICS = ModelStatistics(name="m", version="7", inference_count=99)
 ENTRIES = (
     RepositoryEntry("m", "1", ModelState.READY),
     RepositoryEntry("m", "2", ModelState.READY),
@@ -59,8 +59,8 @@ class Served:
         record_queue_time(0.25)
         if self.failure is not None:
             raise self.failure
-        answer = InferResponse(model=ModelRef("inner", "2"), outputs=())
-        return FakeStream([answer, answer]) if isinstance(call, StreamInferRequest) else answer
+        reply = InferResponse(model=ModelRef("inner", "2"), outputs=())
+        return FakeStream([reply, reply]) if isinstance(call, StreamInferRequest) else reply
 
 
 def tally(statistics: Any = None) -> tuple[UsageStatistics, Served]:
@@ -70,17 +70,17 @@ def tally(statistics: Any = None) -> tuple[UsageStatistics, Served]:
     return UsageStatistics(served, Usage(now_ms=lambda: 5), clock=clock), served
 
 
-async def test_counts_nothing_that_nobody_reads() -> None:
-    """Where targets count themselves, an inference passes without a layer of its own."""
-    service = ScriptedService(InferResponse(model=M, outputs=()), (TOLD,))
+async def test_nothing_is_counted_if_targets_count() -> None:
+    """If targets count themselves, the gateway counts no inference."""
+    service = ScriptedService(InferResponse(model=M, outputs=()), (TARGET_STATISTICS,))
     usage = Usage()
     layer = UsageStatistics(service, usage, is_counting=lambda: False)
     await layer(INFER)
-    assert ((), (TOLD,)) == (usage.of(None), await layer(THEIRS))
+    assert ((), (TARGET_STATISTICS,)) == (usage.of(None), await layer(THEIRS))
 
 
-async def test_counts_by_the_callers_name_and_the_answering_version() -> None:
-    """Success and failure have their counts and times; waits for a place are told apart."""
+async def test_usage_is_counted_by_requested_name_and_replying_version() -> None:
+    """Successes and failures have separate counts and times, and so has queue time."""
     counting, served = tally()
     token = CALL_PATH.set(CallPath())
     await counting(INFER)
@@ -101,8 +101,8 @@ async def test_counts_by_the_callers_name_and_the_answering_version() -> None:
     assert ModelStatistics(name="m", version="1") == found["1"]
 
 
-async def test_a_stream_is_counted_at_its_end() -> None:
-    """However many answers it has, it is one inference."""
+async def test_stream_is_counted_at_its_end() -> None:
+    """A stream is one inference, whatever the number of its replies."""
     counting, _ = tally()
     items = await counting(StreamInferRequest(model=M, request=INFER))
     assert 0 == sum(one.inference_count for one in await counting(MINE))
@@ -119,16 +119,16 @@ async def test_names_that_are_not_served_are_not_counted() -> None:
         await counting(ModelStatisticsRequest(model=ModelRef("x"), own=True))
 
 
-async def test_the_target_is_asked_first() -> None:
-    """A target that counts is believed; one that does not is counted for."""
-    assert (TOLD,) == await tally((TOLD,))[0](THEIRS)
+async def test_statistics_of_the_target_take_precedence() -> None:
+    """The gateway's counts are used only if the target has none."""
+    assert (TARGET_STATISTICS,) == await tally((TARGET_STATISTICS,))[0](THEIRS)
     counting, _ = tally()
     await counting(INFER)
     assert 1 == sum(one.inference_count for one in await counting(THEIRS))
 
 
-async def test_all_models_are_those_of_targets_and_the_rest() -> None:
-    """Models whose targets count nothing are added as the gateway has seen them."""
+async def test_all_models_include_those_without_target_statistics() -> None:
+    """Models whose targets have no statistics are added with the gateway's counts."""
     other = ModelStatistics(name="n", version="1")
     found = await tally((other,))[0](ModelStatisticsRequest())
     assert (
@@ -136,18 +136,18 @@ async def test_all_models_are_those_of_targets_and_the_rest() -> None:
         ModelStatistics(name="m", version="1"),
         ModelStatistics(name="m", version="2"),
     ) == found
-    assert (TOLD,) == await tally((TOLD,))[0](ModelStatisticsRequest())
+    assert (TARGET_STATISTICS,) == await tally((TARGET_STATISTICS,))[0](ModelStatisticsRequest())
 
 
-async def test_a_version_is_told_alone() -> None:
-    """Another version of the model is left out."""
+async def test_statistics_of_one_version_exclude_others() -> None:
+    """Other versions of the model are left out."""
     counting, _ = tally()
     await counting(INFER)
-    question = ModelStatisticsRequest(model=ModelRef("m", "2"), own=True)
-    assert ["2"] == [one.version for one in await counting(question)]
+    call = ModelStatisticsRequest(model=ModelRef("m", "2"), own=True)
+    assert ["2"] == [one.version for one in await counting(call)]
 
 
-async def test_other_calls_pass() -> None:
-    """Nothing else is looked at."""
+async def test_other_calls_pass_through() -> None:
+    """Calls other than inferences and statistics are unchanged."""
     service = ScriptedService(ENTRIES)
     assert ENTRIES == await UsageStatistics(service, Usage())(RepositoryIndexRequest())

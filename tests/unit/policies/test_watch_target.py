@@ -25,7 +25,7 @@ def ends() -> Ends:
 
 
 async def test_replies_and_errors_are_reported(ends: Ends) -> None:
-    """An error keeps its code, also for the caller; questions other than inference do not count."""
+    """An error keeps its code and is raised; calls other than inferences do not count."""
     service = ScriptedService(REPLY, Unavailable("gone"), KeyError("bug"), True)
     watch = WatchTarget(service, ends.append)
     assert REPLY is await watch(CALL)
@@ -47,10 +47,10 @@ async def test_replies_and_errors_are_reported(ends: Ends) -> None:
         (None, 6.0, ErrorCode.CANCELLED),
     ],
 )
-async def test_a_call_that_is_cancelled_too_late_is_a_failure(
+async def test_call_cancelled_at_its_deadline_is_a_failure(
     ends: Ends, deadline: float | None, timeout_s: float | None, code: ErrorCode
 ) -> None:
-    """At its deadline the target was too slow; before, the client left."""
+    """At its deadline a cancelled call is too late; before, it is only cancelled."""
     clock = FakeClock()
     service = ScriptedService()
     watch = WatchTarget(service, ends.append, timeout_s, clock)
@@ -68,10 +68,10 @@ async def test_a_call_that_is_cancelled_too_late_is_a_failure(
     ("items", "code"),
     [([REPLY, REPLY], None), ([REPLY, Unavailable("gone")], ErrorCode.UNAVAILABLE)],
 )
-async def test_a_stream_is_reported_at_its_end(
+async def test_stream_is_reported_at_its_end(
     ends: Ends, items: list[InferResponse], code: ErrorCode | None
 ) -> None:
-    """Once, with the error that ended it."""
+    """A stream is reported once, with the error that ended it."""
     watch = WatchTarget(ScriptedService(FakeStream(items)), ends.append)
     stream: AsyncIterator[InferResponse] = await watch(StreamInferRequest(request=CALL))
     assert [] == ends

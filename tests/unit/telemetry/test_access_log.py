@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from gateway.telemetry.access_log import AccessLog, check_format
 
 
-async def test_lines_are_json_and_cut(tmp_path: Path) -> None:
-    """Each line has a time and its fields; long and unprintable values are made safe."""
+async def test_lines_are_json_with_truncated_values(tmp_path: Path) -> None:
+    """Each line has a timestamp and its fields, and unprintable characters are escaped."""
     access = AccessLog(tmp_path / "a.log")
     access.write("call", {"code": "ok", "error": "x" * 300, "agent": "a\nb"})
     access.close()
@@ -23,8 +23,8 @@ async def test_lines_are_json_and_cut(tmp_path: Path) -> None:
     assert {"event": "call", "code": "ok", "error": "x" * 256 + "...", "agent": "a\\nb"} == entry
 
 
-async def test_lines_have_the_format_of_the_operator(tmp_path: Path) -> None:
-    """An absent field is a dash."""
+async def test_lines_have_the_configured_format(tmp_path: Path) -> None:
+    """A missing field is written as a dash."""
     access = AccessLog(tmp_path / "a.log", "{code} {model} {ms}")
     access.write("call", {"code": "ok", "ms": 1.25})
     access.flush()
@@ -35,14 +35,14 @@ async def test_lines_have_the_format_of_the_operator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "form", ["", "plain", "{secret}", "{code.__class__}", "{", "{code!r}", "{ms:.1f}"]
 )
-def test_formats_have_known_fields_only(form: str) -> None:
-    """Attributes and unknown names are refused, and a text without a field is a mistake."""
+def test_formats_allow_only_known_fields(form: str) -> None:
+    """Attributes, unknown names and formats without a field are rejected."""
     with pytest.raises(ValueError, match=r"."):
         check_format(form)
 
 
-async def test_a_file_that_was_moved_is_opened_again(tmp_path: Path) -> None:
-    """As logrotate moves it: later lines are in a new file."""
+async def test_moved_file_is_opened_again(tmp_path: Path) -> None:
+    """After logrotate moves the file, later lines are written to a new one."""
     path, moved = tmp_path / "a.log", tmp_path / "a.log.1"
     access = AccessLog(path, "{code}")
     access.write("call", {"code": "one"})
@@ -54,7 +54,7 @@ async def test_a_file_that_was_moved_is_opened_again(tmp_path: Path) -> None:
 
 
 async def test_lines_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
-    """The disk may fail; calls must not."""
+    """A failing disk loses lines, but fails no calls."""
     folder = tmp_path / "logs"
     folder.mkdir()
     access = AccessLog(folder / "a.log", "{code}")

@@ -1,4 +1,4 @@
-"""Metrics of several processes as those of one."""
+"""Aggregating the metrics of several processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS = "gateway_requests_total"
 
 
 def counted(calls: int, *, model: str = "m", ready: bool = True) -> Snapshot:
-    """What a process says that has answered so many calls, as it comes over the wire."""
+    """Return the snapshot of a process that served *calls* calls, after transport."""
     metrics = Metrics("1", triton=True)
     metrics.allow_models([model])
     for _ in range(calls):
@@ -58,8 +58,8 @@ LABELS = "protocol=oip.http,route=r,target=t"
 BUCKET = f"{DURATION}_bucket,kind=InferRequest,le={{}},{LABELS}"
 
 
-def test_exemplars_cross_processes() -> None:
-    """Of two processes, the bucket has the trace of the last one; the counts are added up."""
+def test_exemplars_are_aggregated() -> None:
+    """The bucket has the trace of the last process, and the counts are added."""
     totals = MetricsAggregator()
     for process, trace_id in (("one", "a" * 32), ("other", "b" * 32)):
         metrics = Metrics("1")
@@ -75,7 +75,7 @@ def test_exemplars_cross_processes() -> None:
 
 
 def test_counters_and_histograms_are_added_up() -> None:
-    """What two processes have counted is one total, bucket by bucket."""
+    """The counts of two processes are one total, bucket by bucket."""
     totals = MetricsAggregator()
     totals.update("one", counted(3))
     totals.update("other", counted(4))
@@ -86,8 +86,8 @@ def test_counters_and_histograms_are_added_up() -> None:
     assert 7 == found["nv_inference_request_success,model=m,version="]
 
 
-def test_labels_of_either_are_there() -> None:
-    """What only one process has seen is not lost beside the other."""
+def test_labels_of_all_processes_are_kept() -> None:
+    """Labels that only one process has are not lost."""
     totals = MetricsAggregator()
     totals.update("one", counted(3, model="a"))
     totals.update("other", counted(4, model="b"))
@@ -95,8 +95,8 @@ def test_labels_of_either_are_there() -> None:
     assert (3, 4) == (found[REQUESTS.format("a")], found[REQUESTS.format("b")])
 
 
-def test_gauges_mean_what_they_say() -> None:
-    """Bytes are added up; an upstream is ready where all find it ready; a version is a version."""
+def test_gauges_are_aggregated_by_their_meaning() -> None:
+    """Bytes are added; an upstream is ready if it is ready in all processes."""
     totals = MetricsAggregator()
     totals.update("one", counted(1))
     totals.update("other", counted(2, ready=False))
@@ -106,8 +106,8 @@ def test_gauges_mean_what_they_say() -> None:
     assert 1 == found["gateway_build_info,version=1"]
 
 
-def test_what_the_dead_have_counted_stays() -> None:
-    """Totals go on growing when a process ends and another takes its place; its gauges are gone."""
+def test_counts_of_ended_processes_are_kept() -> None:
+    """Totals continue when another process replaces an ended one, whose gauges are removed."""
     totals = MetricsAggregator()
     totals.update("first", counted(5))
     totals.process_ended("first")
@@ -123,15 +123,15 @@ def test_what_the_dead_have_counted_stays() -> None:
     assert 9 == values(totals.collect())[REQUESTS.format("m")]
 
 
-def test_one_that_ends_unseen_changes_nothing() -> None:
-    """A process that never said anything leaves nothing."""
+def test_ended_process_without_metrics_is_ignored() -> None:
+    """A process that never reported metrics adds none."""
     totals = MetricsAggregator()
     totals.process_ended("nobody")
     assert [] == totals.collect()
 
 
-def test_the_page_is_what_prometheus_reads() -> None:
-    """A page of one process is the same as that process's own."""
+def test_page_of_one_process_is_unchanged() -> None:
+    """The aggregated page of one process equals its own page, in both formats."""
     metrics = Metrics("1")
     totals = MetricsAggregator()
     totals.update("one", snapshot(metrics.registry))
@@ -140,8 +140,11 @@ def test_the_page_is_what_prometheus_reads() -> None:
         assert metrics.page(accept_header) == write_page(totals.collect(), accept_header)
 
 
-def test_figures_of_workers() -> None:
-    """A gauge and a counter by worker stand on the page under their names."""
-    made = [gauge("up", "U.", {"1": 1.0}, "worker"), counter("starts", "S.", {"1": 2.0}, "worker")]
-    assert {"up,worker=1": 1.0, "starts_total,worker=1": 2.0} == values(made)
+def test_gauges_and_counters_by_worker() -> None:
+    """Gauges and counters by worker are on the page under their names."""
+    metrics = [
+        gauge("up", "U.", {"1": 1.0}, "worker"),
+        counter("starts", "S.", {"1": 2.0}, "worker"),
+    ]
+    assert {"up,worker=1": 1.0, "starts_total,worker=1": 2.0} == values(metrics)
     assert 7 == total_of([*counted(3), *counted(4)], CALLS)

@@ -1,4 +1,4 @@
-"""Metrics of what callers share."""
+"""Metrics of batches and caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.telemetry.model_usage import Usage
 
 
 def test_batches_are_counted_by_model() -> None:
-    """Rows and requests of calls, waits of requests, and calls that were refused."""
+    """The metrics are rows and requests of calls, waits of requests, and rejected calls."""
     registry = CollectorRegistry()
     meter = SharingMetrics(registry, Usage()).batches("m")
     meter.sent(rows=5, waits_s=[0.001, 0.002])
@@ -26,8 +26,8 @@ def test_batches_are_counted_by_model() -> None:
     assert 1 == value("gateway_batch_refused_total")
 
 
-def test_kept_answers_are_counted_by_model() -> None:
-    """Lookups by outcome, what was let go by reason, and what is held now."""
+def test_cached_replies_are_counted_by_model() -> None:
+    """Lookups are counted by outcome, removals by reason, and stored replies by size."""
     registry = CollectorRegistry()
     meter = SharingMetrics(registry, Usage()).cache("m")
     for outcome in ("miss", "hit", "hit", "shared"):
@@ -47,7 +47,7 @@ def test_kept_answers_are_counted_by_model() -> None:
 
 
 def test_two_layers_of_one_model_count_together() -> None:
-    """A model at two upstreams has one line."""
+    """A model at two upstreams has one time series."""
     registry = CollectorRegistry()
     metrics = SharingMetrics(registry, Usage())
     metrics.cache("m").stored(100)

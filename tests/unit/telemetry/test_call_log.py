@@ -39,8 +39,8 @@ def record(code: str = "ok", **path: Any) -> CallRecord:
     )
 
 
-async def test_a_line_has_what_is_known_and_nothing_empty() -> None:
-    """Code and model come first."""
+async def test_line_contains_only_known_fields() -> None:
+    """Code and model come first, and empty fields are left out."""
     found = record(
         route="r",
         target="t",
@@ -77,8 +77,8 @@ async def test_a_line_has_what_is_known_and_nothing_empty() -> None:
     } == line
 
 
-async def test_missing_lines_are_reported_though_no_line_follows() -> None:
-    """The summary comes when the log is closed, or after a second; failures have their own lines."""
+async def test_missing_lines_are_reported_without_a_later_line() -> None:
+    """Closing the log writes the summary; failures have lines of their own."""
     log = CallLog(1, clock=FakeClock())
     with capture_logs() as logs:
         for _ in range(3):
@@ -94,8 +94,8 @@ async def test_missing_lines_are_reported_though_no_line_follows() -> None:
     assert (3, "calls_per_second") == (logs[-1]["skipped"], logs[-1]["skipped_by"])
 
 
-async def test_lines_that_only_an_access_log_had_were_not_reported_missing(tmp_path: Path) -> None:
-    """The terminal lacks them all the same."""
+async def test_lines_only_in_the_access_log_are_reported_missing(tmp_path: Path) -> None:
+    """An access log does not hide that the log lacks the same lines."""
     log = CallLog(1, AccessLog(tmp_path / "access.log", "json"), clock=FakeClock())
     with capture_logs() as logs:
         for _ in range(3):
@@ -107,8 +107,8 @@ async def test_lines_that_only_an_access_log_had_were_not_reported_missing(tmp_p
     assert 3 == logs[-1]["skipped"]
 
 
-async def test_a_format_names_the_path_of_a_forwarded_request(tmp_path: Path) -> None:
-    """Its line has no model."""
+async def test_format_may_contain_the_path_of_a_forwarded_request(tmp_path: Path) -> None:
+    """The line of a forwarded request has no model."""
     access = AccessLog(tmp_path / "access.log", check_format("{kind} {path}"))
     found = CallRecord(PASSTHROUGH, "", "", CONTEXT, CallPath(), "ok", None, 0.01, 1000.0)
     CallLog(0, access).call(found, None)
@@ -116,7 +116,7 @@ async def test_a_format_names_the_path_of_a_forwarded_request(tmp_path: Path) ->
     assert f"{PASSTHROUGH} {WIRE.path}\n" == (tmp_path / "access.log").read_text()
 
 
-async def test_missing_lines_were_forgotten_with_the_settings() -> None:
+async def test_new_settings_keep_the_count_of_missing_lines() -> None:
     """A reload may change the number of lines in a second."""
     log = CallLog(1, clock=FakeClock())
     with capture_logs() as logs:
@@ -128,8 +128,8 @@ async def test_missing_lines_were_forgotten_with_the_settings() -> None:
     assert 2 == logs[-1]["skipped"]
 
 
-async def test_the_summary_needs_no_close() -> None:
-    """A timer writes it."""
+async def test_timer_writes_the_summary() -> None:
+    """Missing lines are reported within a second, without closing the log."""
     log = CallLog(1)
     loop = asyncio.get_running_loop()
     later: list[object] = []
@@ -144,8 +144,8 @@ async def test_the_summary_needs_no_close() -> None:
     log.close()
 
 
-def test_so_many_warnings_a_second() -> None:
-    """Beyond the budget warnings are dropped, and the next one says how many."""
+def test_number_of_warnings_per_second_is_limited() -> None:
+    """Warnings beyond the budget are dropped, and the next one counts them."""
     budget = WarningBudget(2)
     assert [0, 0, None, None] == [budget.admit(now) for now in (100.0, 100.2, 100.4, 100.9)]
     assert 2 == budget.admit(101.5)

@@ -1,4 +1,4 @@
-"""Counting of answered calls: beside the client library's own counters and histograms."""
+"""Counting of completed calls, compared with the client library's own metrics."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ CALL = st.tuples(
 
 
 @given(calls=st.lists(CALL, max_size=30))
-def test_page_is_that_of_the_library(
+def test_page_equals_that_of_the_client_library(
     calls: list[tuple[tuple[str, str, str, str, str, str], float, float, float]],
 ) -> None:
-    """The same calls make the same page, buckets at their very bounds included."""
+    """The same calls make the same page, values at the bounds of buckets included."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    answered = CallMetrics(ours, BOUNDS)
+    metrics = CallMetrics(ours, BOUNDS)
     counter = Counter(
         "gateway_requests",
         "Completed calls.",
@@ -58,10 +58,10 @@ def test_page_is_that_of_the_library(
         Histogram(name, text, ("model",), buckets=BOUNDS_S, registry=theirs)
         for name, text in TIMES.items()
     ]
-    answered.allow_models(["m", "n"])
+    metrics.allow_models(["m", "n"])
     for labels, seconds, upstream_s, queued_s in calls:
         path = CallPath(upstream_s=upstream_s, queued_s=queued_s / 2, batched_s=queued_s / 2)
-        answered.count(labels, seconds, path)
+        metrics.count(labels, seconds, path)
         counter.labels(*labels).inc()
         histogram.labels(labels[0], labels[2], labels[3], labels[5]).observe(seconds)
         if labels[3] == "InferRequest":

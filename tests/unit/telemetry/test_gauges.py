@@ -13,7 +13,7 @@ def page(metrics: Metrics) -> str:
     return metrics.page("")[0].decode()
 
 
-def test_a_gauge_ends_with_its_owner() -> None:
+def test_gauge_is_removed_with_its_owner() -> None:
     """A part that a reload replaced or removed is neither shown nor kept alive."""
     metrics, owner = Metrics("1"), Limiter(3)
     metrics.gauges.watch("gateway_x", "Units.", {"route": "r"}, owner, lambda it: it.limit)
@@ -22,7 +22,7 @@ def test_a_gauge_ends_with_its_owner() -> None:
     assert 'gateway_x{route="r"}' not in page(metrics)
 
 
-def test_the_configuration_in_force_is_a_label() -> None:
+def test_hash_of_the_current_configuration_is_a_label() -> None:
     """The label is read at each scrape, because a reload changes it."""
     metrics, found = Metrics("1"), {"sha256": "a"}
     metrics.watch_config(lambda: found)
@@ -32,7 +32,7 @@ def test_the_configuration_in_force_is_a_label() -> None:
 
 
 async def test_lag_is_how_late_a_timer_runs() -> None:
-    """It is measured again and again, until it is stopped."""
+    """The lag of the event loop is measured until it is stopped."""
     seen: list[float] = []
     measured = asyncio.Event()
 

@@ -15,7 +15,7 @@ from gateway.telemetry.log import configure
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Give structlog and the root logger back as they were."""
+    """Restore structlog and the root logger afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -28,8 +28,8 @@ def lines(out: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
-def test_json_lines_for_machines() -> None:
-    """Where there is no terminal, each event is one JSON object."""
+def test_lines_are_json_without_a_terminal() -> None:
+    """If the output is no terminal, each event is one JSON object."""
     out = io.StringIO()
     configure("info", "auto", out)
     structlog.get_logger("x").info("call", model="m", us=3)
@@ -48,7 +48,7 @@ def test_values_cannot_break_a_line_or_fill_a_disk() -> None:
 
 
 def test_libraries_log_in_the_same_form() -> None:
-    """A warning of the standard library's logging is an event like ours; info is left out."""
+    """A warning of the standard library's logging is an event; info is left out."""
     out = io.StringIO()
     configure("info", "json", out)
     logging.getLogger("aiohttp").info("chatter")
@@ -56,8 +56,8 @@ def test_libraries_log_in_the_same_form() -> None:
     assert ["odd thing"] == [line["event"] for line in lines(out)]
 
 
-def test_the_level_holds() -> None:
-    """What is below the level is not written."""
+def test_events_below_the_level_are_dropped() -> None:
+    """Only events at or above the configured level are written."""
     out = io.StringIO()
     configure("warning", "json", out)
     structlog.get_logger("x").info("quiet")
@@ -65,8 +65,8 @@ def test_the_level_holds() -> None:
     assert ["loud"] == [line["event"] for line in lines(out)]
 
 
-def test_console_lines_for_people() -> None:
-    """The console form is plain text when there is no terminal."""
+def test_console_lines_are_plain_text_without_a_terminal() -> None:
+    """If the output is no terminal, console lines have no escape sequences."""
     out = io.StringIO()
     configure("info", "console", out)
     structlog.get_logger("x").info("started", port=8000)
@@ -74,16 +74,16 @@ def test_console_lines_for_people() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_traceback_is_whole() -> None:
-    """The one value that is ours to read is not cut."""
+def test_traceback_is_not_truncated() -> None:
+    """The limit on the length of values does not apply to tracebacks."""
     out = io.StringIO()
     configure("info", "json", out)
     structlog.get_logger("x").error("bug", exc_info=ValueError("z" * 400))
     assert "z" * 400 in lines(out)[0]["exception"]
 
 
-def test_lines_of_a_worker_say_which() -> None:
-    """Where several processes write to one place, each line has its writer's number."""
+def test_lines_contain_the_worker_number() -> None:
+    """Lines of libraries have the number as well."""
     out = io.StringIO()
     configure("info", "json", out, worker=2)
     structlog.get_logger("x").info("call")
@@ -91,8 +91,8 @@ def test_lines_of_a_worker_say_which() -> None:
     assert [2, 2] == [line["worker"] for line in lines(out)]
 
 
-def test_a_line_is_one_write() -> None:
-    """Lines of several processes do not run into one another."""
+def test_line_is_one_write() -> None:
+    """Lines of several processes are not interleaved."""
 
     class Writes(io.StringIO):
         def write(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""The gateway's own log in the words of Triton's logging extension."""
+"""Log settings of the gateway in terms of Triton's logging extension."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def settings(level: str = "info") -> tuple[LogSettings, list[str]]:
     return LogSettings(level, "json", levels.append), levels
 
 
-def test_tells_without_changing() -> None:
-    """Every setting of the extension is there."""
+def test_empty_update_returns_the_settings() -> None:
+    """Every setting of the extension is returned, and none changes."""
     log_settings, levels = settings()
     expected = {
         "log_file": "",
@@ -45,8 +45,8 @@ def test_tells_without_changing() -> None:
         ("error", {"log_info": True, "log_warning": True}, "info"),
     ],
 )
-def test_changes_the_level(level: str, changes: Settings, after: str) -> None:
-    """The lowest level that is wanted holds from then on, and is told."""
+def test_update_changes_the_level(level: str, changes: Settings, after: str) -> None:
+    """The lowest enabled level applies and is returned."""
     log_settings, levels = settings(level)
     found = log_settings(changes)
     assert [after] == levels
@@ -74,8 +74,10 @@ def test_changes_the_level(level: str, changes: Settings, after: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_set(changes: Settings, error: type[GatewayError], text: str) -> None:
-    """A contradiction, or what the configuration alone decides, changes nothing."""
+def test_invalid_settings_are_rejected(
+    changes: Settings, error: type[GatewayError], text: str
+) -> None:
+    """Contradictory, unknown and fixed settings change nothing."""
     log_settings, levels = settings()
     with pytest.raises(error, match=text):
         log_settings(changes)
@@ -84,7 +86,7 @@ def test_what_cannot_be_set(changes: Settings, error: type[GatewayError], text: 
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """Log to memory, and then as before."""
+    """Log to memory, and restore the configuration afterwards."""
     before = structlog.get_config()
     out = io.StringIO()
     log.configure("warning", "json", out)
@@ -93,8 +95,8 @@ def lines() -> Iterator[io.StringIO]:
     log.set_level("info")
 
 
-def test_the_level_changes_for_loggers_in_use(lines: io.StringIO) -> None:
-    """Whoever has logged before hears of it at once."""
+def test_level_changes_for_existing_loggers(lines: io.StringIO) -> None:
+    """A logger that was used before has the new level at once."""
     logger = structlog.get_logger("x")
     logger.info("left out")
     log.set_level("debug")

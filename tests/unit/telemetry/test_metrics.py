@@ -20,8 +20,8 @@ def call(metrics: Metrics, model: str = "m", code: str = "ok", kind: str = "Infe
 LABELS = 'kind="InferRequest",model="{}",protocol="oip.http",route="r",target="t"'
 
 
-def test_counts_calls_by_their_labels() -> None:
-    """Two answered calls count twice and fall into their bucket."""
+def test_calls_are_counted_by_their_labels() -> None:
+    """Two calls count twice, and are in their bucket."""
     metrics = Metrics("1")
     call(metrics)
     call(metrics)
@@ -29,8 +29,8 @@ def test_counts_calls_by_their_labels() -> None:
     assert 'le="0.0025",protocol="oip.http",route="r",target="t"} 2.0' in page(metrics)
 
 
-def test_a_name_that_nobody_serves_is_no_label() -> None:
-    """A model that was never answered for cannot make a series."""
+def test_unknown_model_is_no_label() -> None:
+    """A model without a successful call creates no series."""
     metrics = Metrics("1")
     for number in range(100):
         call(metrics, f"x{number}", "not_found")
@@ -39,7 +39,7 @@ def test_a_name_that_nobody_serves_is_no_label() -> None:
     assert "x1" not in page(metrics)
 
 
-def test_answered_names_make_so_many_series_and_no_more() -> None:
+def test_number_of_model_series_is_limited() -> None:
     """Beyond the limit even served models share one label."""
     metrics = Metrics("1", series=2)
     for name in ("a", "b", "c"):
@@ -57,15 +57,15 @@ def test_configured_names_are_labels_from_the_start() -> None:
     assert f'code="upstream",{LABELS.format("m")}' in page(metrics)
 
 
-def test_a_question_to_the_server_has_no_model() -> None:
-    """The label is empty, not unknown."""
+def test_server_call_has_an_empty_model_label() -> None:
+    """The label is empty, and not `_unknown`."""
     metrics = Metrics("1")
     call(metrics, "", kind="ServerReadyRequest")
     assert 'kind="ServerReadyRequest",model=""' in page(metrics)
 
 
-def test_counts_refusals_and_the_limit_they_name() -> None:
-    """A refused request counts by code, and by the limit that refused it."""
+def test_rejections_are_counted_by_code_and_limit() -> None:
+    """A rejected request counts by its code, and by the limit that it exceeded."""
     metrics = Metrics("1")
     metrics.rejected("oip.http", TooLarge("much", limit="tensors"))
     assert 'gateway_refused_requests_total{code="too_large",protocol="oip.http"} 1.0' in page(
@@ -74,8 +74,8 @@ def test_counts_refusals_and_the_limit_they_name() -> None:
     assert 'gateway_limit_exceeded_total{limit="tensors",protocol="oip.http"} 1.0' in page(metrics)
 
 
-def test_counts_requests_that_blocked_the_event_loop() -> None:
-    """By protocol and model; a model that never answered is no label."""
+def test_requests_that_block_the_event_loop_are_counted() -> None:
+    """The labels are the protocol and the model, if the model is known."""
     metrics = Metrics("1")
     metrics.allow_models(["m"])
     for model in ("m", "m", "stranger", ""):
@@ -85,8 +85,8 @@ def test_counts_requests_that_blocked_the_event_loop() -> None:
         assert line in page(metrics)
 
 
-def test_speaks_tritons_names_when_asked() -> None:
-    """Dashboards made for Triton find its counters, inference calls only."""
+def test_triton_metrics_can_be_enabled() -> None:
+    """Dashboards for Triton find its counters, which count only inferences."""
     metrics = Metrics("1", triton=True)
     call(metrics)
     call(metrics, code="upstream")
@@ -97,8 +97,8 @@ def test_speaks_tritons_names_when_asked() -> None:
     assert 'nv_inference_request_duration_us{model="m",version="1"} 4000.0' in text
 
 
-def test_triton_names_know_no_stranger() -> None:
-    """A model that nobody serves, or a version that never answered, is no label there either."""
+def test_triton_metrics_have_no_unknown_labels() -> None:
+    """Unknown models, and versions without a successful call, are no labels."""
     metrics = Metrics("1", triton=True)
     metrics.allow_models(["m"])
     call(metrics, "stranger", "not_found")
@@ -108,7 +108,7 @@ def test_triton_names_know_no_stranger() -> None:
 
 
 def test_gauges() -> None:
-    """Readiness of endpoints, and values that are read when asked for."""
+    """The page has the readiness of endpoints, and values that are read at each scrape."""
     metrics = Metrics("1")
     metrics.upstream_ready("u", "h:1", True)
     metrics.watch("gateway_answer", "What is read.", lambda: 42.0)
@@ -116,7 +116,7 @@ def test_gauges() -> None:
     assert "gateway_answer 42.0" in page(metrics)
 
 
-def test_offers_openmetrics() -> None:
+def test_openmetrics_is_served_if_accepted() -> None:
     """A scraper that prefers OpenMetrics gets it."""
     text, content_type = Metrics("1").page("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")

@@ -1,4 +1,4 @@
-"""Usage: counts by model and version, and what is shared between callers."""
+"""Usage: counts by model and version, and counts of batches and caches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ONCE = BatchStatistics(
 )
 
 
-def test_batches_are_executions() -> None:
-    """Calls made of waiting requests count once each; their waits are queueing."""
+def test_batches_count_as_executions() -> None:
+    """Each batch is one execution, and the waits of its requests are queue time."""
     usage = Usage(now_ms=lambda: 1)
     for _ in range(3):
         usage.record_call(V1, ok=True, seconds=1.0, queued_s=0.0)
@@ -28,8 +28,8 @@ def test_batches_are_executions() -> None:
     assert 2 == phases.compute_infer.count
 
 
-def test_kept_answers_are_no_executions() -> None:
-    """A hit is an inference that no target has run."""
+def test_cache_hits_are_no_executions() -> None:
+    """A cache hit is an inference that no target has run."""
     usage = Usage(now_ms=lambda: 1)
     for hit in (False, True):
         usage.record_lookup("m", hit=hit)
@@ -39,8 +39,8 @@ def test_kept_answers_are_no_executions() -> None:
     assert (Duration(1), Duration(1)) == (found.inference.cache_hit, found.inference.cache_miss)
 
 
-def test_what_is_shared_is_told_with_the_version_used_last() -> None:
-    """Batches are no version's: they are not told twice."""
+def test_batches_are_reported_with_the_version_used_last() -> None:
+    """Batches belong to no version, and are not reported twice."""
     times = iter([1, 2])
     usage = Usage(now_ms=lambda: next(times))
     usage.record_call(V1, ok=True, seconds=0.0, queued_s=0.0)
@@ -49,14 +49,14 @@ def test_what_is_shared_is_told_with_the_version_used_last() -> None:
     assert [{}, {4: ONCE}] == [found.batches for found in usage.of(ModelRef("m"))]
 
 
-def test_there_are_so_many_at_most() -> None:
-    """Versions come from clients: beyond the limit none is remembered."""
+def test_number_of_counted_versions_is_limited() -> None:
+    """Clients choose versions, so none is counted beyond the limit."""
     usage = Usage(1)
     usage.record_call(V1, ok=True, seconds=0.0, queued_s=0.0)
     usage.record_call(V2, ok=True, seconds=0.0, queued_s=0.0)
     assert ["1"] == [found.version for found in usage.of(None)]
 
 
-def test_the_time_of_day_is_in_milliseconds() -> None:
-    """It is that of the epoch, and goes on."""
+def test_epoch_time_is_in_milliseconds() -> None:
+    """The time counts from the epoch, and does not decrease."""
     assert 1_600_000_000_000 < epoch_ms() <= epoch_ms()

@@ -1,4 +1,4 @@
-"""RollingStats: what is summed over which period, and how it is read."""
+"""RollingStats: values by second, minute, hour and day."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def values(trends: RollingStats, name: str) -> list[float]:
     return [value for _, value in points]
 
 
-def test_nothing_is_zeros() -> None:
+def test_values_are_zero_without_inferences() -> None:
     """Before the first inference every trend is flat."""
     trends = RollingStats(FakeClock())
     for name in (QPS, FAIL_RATE, LATENCY_AVG, LATENCY_MAX):
@@ -30,8 +30,8 @@ def test_nothing_is_zeros() -> None:
     assert {0.0} == {value for _, value in trends.read()[LATENCY_CDF].points}
 
 
-def test_a_second_is_told_once_it_is_over() -> None:
-    """Rate, failures, mean and longest of the last whole second."""
+def test_second_is_reported_after_it_ends() -> None:
+    """The values are rate, failures, mean and maximum latency of the last whole second."""
     clock = FakeClock(7200.0)
     trends = RollingStats(clock)
     for seconds, failed in ((0.010, False), (0.030, True)):
@@ -48,7 +48,7 @@ def test_a_second_is_told_once_it_is_over() -> None:
 
 
 def test_seconds_become_minutes_hours_and_days() -> None:
-    """One inference a second for a minute is one a second in it, and less in what is longer."""
+    """Sixty inferences in a minute are a rate of 1/s, and less over longer periods."""
     clock = FakeClock(86400.0)
     trends = RollingStats(clock)
     for _ in range(60):
@@ -65,8 +65,8 @@ def test_seconds_become_minutes_hours_and_days() -> None:
     assert [0.0] * 174 == values(trends, QPS)
 
 
-def test_reading_in_between_loses_nothing() -> None:
-    """What is looked at often is the same as what is looked at once."""
+def test_repeated_reads_lose_nothing() -> None:
+    """Reading often returns the same values as reading once."""
     clock = FakeClock(3600.0)
     often, once = RollingStats(clock), RollingStats(clock)
     for step in range(200):
@@ -77,8 +77,8 @@ def test_reading_in_between_loses_nothing() -> None:
     assert once.read() == often.read()
 
 
-def test_the_distribution_of_latencies() -> None:
-    """So many percent took no longer than that; 100 and 101 stand for 99.9 and 99.99."""
+def test_latency_distribution_has_percentiles() -> None:
+    """Points up to 99 are percentiles; 100 and 101 stand for 99.9 and 99.99."""
     trends = RollingStats(FakeClock())
     for number in range(1000, 0, -1):
         trends.add(number / 1000, 1000.0, failed=False)

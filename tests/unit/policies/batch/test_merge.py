@@ -1,4 +1,4 @@
-"""Joining: many requests as one, one answer as many."""
+"""Merging requests into one batch, and splitting its reply."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ints(*rows: int) -> Tensor:
     return raw("x", np.array(rows, np.int32).reshape(-1, 1))
 
 
-def ask(*inputs: Tensor, **fields: Any) -> InferRequest:
+def request(*inputs: Tensor, **fields: Any) -> InferRequest:
     return InferRequest(model=M, inputs=inputs, **fields)
 
 
@@ -53,33 +53,33 @@ def text(*rows: bytes) -> Tensor:
     return items_tensor("t", (len(rows), 1), rows)
 
 
-# --- which may be joined ---
+# --- which requests can be merged ---
 
 
 def test_rows_are_the_first_axis() -> None:
-    """The batch axis of all inputs is the number of rows."""
-    assert 3 == row_count(ask(ints(1, 2, 3), text(b"a", b"b", b"c")))
+    """The row count is the size of the first axis of all inputs."""
+    assert 3 == row_count(request(ints(1, 2, 3), text(b"a", b"b", b"c")))
 
 
-def elsewhere(data: TensorData) -> Tensor:
+def input_with(data: TensorData) -> Tensor:
     return Tensor("x", Datatype.INT32, (2, 1), data)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        ask(),
-        ask(ints()),
-        ask(raw("x", np.array(5, np.int32))),
-        ask(ints(1, 2), text(b"a")),
-        ask(ints(1), ints(1)),
-        ask(Tensor("x", None, (1, 1), RawData(memoryview(b"1234")))),
-        ask(Tensor("x", Datatype.INT32, None, RawData(memoryview(b"1234")))),
-        ask(elsewhere(SlicedData(memoryview(b"12345678"), 0))),
-        ask(elsewhere(SharedMemoryData("region", 0, 8))),
-        ask(ints(1), sequence=Sequence(7)),
-        ask(ints(1), batch_size=1),
-        ask(ints(1), outputs=(RequestedOutput("y", shared=SharedMemoryData("region", 0, 8)),)),
+        request(),
+        request(ints()),
+        request(raw("x", np.array(5, np.int32))),
+        request(ints(1, 2), text(b"a")),
+        request(ints(1), ints(1)),
+        request(Tensor("x", None, (1, 1), RawData(memoryview(b"1234")))),
+        request(Tensor("x", Datatype.INT32, None, RawData(memoryview(b"1234")))),
+        request(input_with(SlicedData(memoryview(b"12345678"), 0))),
+        request(input_with(SharedMemoryData("region", 0, 8))),
+        request(ints(1), sequence=Sequence(7)),
+        request(ints(1), batch_size=1),
+        request(ints(1), outputs=(RequestedOutput("y", shared=SharedMemoryData("region", 0, 8)),)),
     ],
     ids=[
         "no inputs",
@@ -96,37 +96,37 @@ def elsewhere(data: TensorData) -> Tensor:
         "output in shared memory",
     ],
 )
-def test_cannot_be_joined(call: InferRequest) -> None:
-    """What has no batch axis of its own, or a place in something else, stays alone."""
+def test_unmergeable_request_has_no_rows(call: InferRequest) -> None:
+    """A request without a batch axis of its own, or bound to a sequence or region, has no rows."""
     assert 0 == row_count(call)
 
 
-def test_same_key_for_other_rows_ids_times_and_order() -> None:
-    """What the target does not answer by does not keep requests apart."""
+def test_batch_key_ignores_rows_ids_deadlines_and_input_order() -> None:
+    """Fields that do not affect the reply do not change the batch key."""
     y = raw("y", np.zeros((1, 4), np.float32))
     here = Context(
         protocol="oip.http", deadline=5.0, request_id="1", metadata=(("traceparent", "a"),)
     )
     there = Context(protocol="trtis.grpc", metadata=(("x-request-id", "2"),))
-    one = ask(ints(1), y, id="a", context=here, timeout_us=5)
-    two = ask(raw("y", np.ones((3, 4), np.float32)), ints(7, 8, 9), id="b", context=there)
+    one = request(ints(1), y, id="a", context=here, timeout_us=5)
+    two = request(raw("y", np.ones((3, 4), np.float32)), ints(7, 8, 9), id="b", context=there)
     assert batch_key(one) == batch_key(two)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ask(raw("x", np.zeros((1, 2), np.int32))),
-        ask(raw("x", np.zeros((1, 1), np.uint32))),
-        ask(raw("z", np.zeros((1, 1), np.int32))),
-        ask(raw("x", np.zeros((1, 1), np.int32), parameters={"p": 1})),
-        ask(ints(1), ints(1).renamed("z")),
-        ask(ints(1), outputs=(RequestedOutput("y"),)),
-        ask(ints(1), parameters={"a": 1}),
-        ask(ints(1), priority=1),
-        ask(ints(1), context=Context(metadata=(("authorization", "me"),))),
-        ask(ints(1)).changed(model=ModelRef("m", "2")),
-        ask(ints(1)).changed(model=ModelRef("n")),
+        request(raw("x", np.zeros((1, 2), np.int32))),
+        request(raw("x", np.zeros((1, 1), np.uint32))),
+        request(raw("z", np.zeros((1, 1), np.int32))),
+        request(raw("x", np.zeros((1, 1), np.int32), parameters={"p": 1})),
+        request(ints(1), ints(1).renamed("z")),
+        request(ints(1), outputs=(RequestedOutput("y"),)),
+        request(ints(1), parameters={"a": 1}),
+        request(ints(1), priority=1),
+        request(ints(1), context=Context(metadata=(("authorization", "me"),))),
+        request(ints(1)).changed(model=ModelRef("m", "2")),
+        request(ints(1)).changed(model=ModelRef("n")),
     ],
     ids=[
         "inner shape",
@@ -142,52 +142,52 @@ def test_same_key_for_other_rows_ids_times_and_order() -> None:
         "model",
     ],
 )
-def test_other_keys(other: InferRequest) -> None:
-    """All that the target may answer by keeps requests apart."""
-    assert batch_key(ask(ints(1))) != batch_key(other)
+def test_batch_key_covers_everything_that_affects_the_reply(other: InferRequest) -> None:
+    """Requests that differ in anything that may affect the reply have different keys."""
+    assert batch_key(request(ints(1))) != batch_key(other)
 
 
 @pytest.mark.parametrize("pair", [(1, True), (0, False), (1, 1.0), (1, "1")])
-def test_parameters_of_other_types_are_others(pair: tuple[Any, Any]) -> None:
-    """Python takes 1 for true; a target does not."""
-    one, two = (batch_key(ask(ints(1), parameters={"p": value})) for value in pair)
+def test_batch_key_distinguishes_types_of_parameters(pair: tuple[Any, Any]) -> None:
+    """A parameter value of another type, such as True for 1, changes the batch key."""
+    one, two = (batch_key(request(ints(1), parameters={"p": value})) for value in pair)
     assert one != two
 
 
-# --- many as one ---
+# --- merging requests ---
 
 
-def test_rows_are_laid_end_to_end() -> None:
-    """The joined call has everybody's rows in order, and is nobody's."""
-    calls = [ask(ints(1, 2), id="a"), ask(ints(3), id="b"), ask(ints(4, 5, 6))]
+def test_merged_request_has_all_rows_in_order() -> None:
+    """The merged call has the rows of all requests in order, and the id of none."""
+    calls = [request(ints(1, 2), id="a"), request(ints(3), id="b"), request(ints(4, 5, 6))]
     found = merge_requests(calls)
-    assert ask(ints(1, 2, 3, 4, 5, 6)).changed(context=Context(needs=SHARED_NEEDS)) == found
+    assert request(ints(1, 2, 3, 4, 5, 6)).changed(context=Context(needs=SHARED_NEEDS)) == found
 
 
-def test_inputs_in_another_order_meet_by_name() -> None:
-    """The first request's order holds; the others' tensors are found by their names."""
+def test_inputs_are_matched_by_name() -> None:
+    """Merged inputs have the first request's order; those of other requests match by name."""
     y, z = raw("y", np.array([[1.0]])), raw("y", np.array([[2.0]]))
-    found = merge_requests([ask(ints(1), y), ask(z, ints(2))])
+    found = merge_requests([request(ints(1), y), request(z, ints(2))])
     assert (ints(1, 2), raw("y", np.array([[1.0], [2.0]]))) == found.inputs
 
 
-def test_mixed_forms_become_one_array() -> None:
-    """Arrays and raw bytes are joined, with one copy."""
+def test_arrays_and_raw_bytes_merge_into_one_array() -> None:
+    """Arrays, also reversed ones, and raw bytes are merged by value."""
     array = array_tensor("x", np.array([[2], [3]], np.int32)[::-1])
-    (found,) = merge_requests([ask(ints(1)), ask(array)]).inputs
+    (found,) = merge_requests([request(ints(1)), request(array)]).inputs
     assert [[1], [3], [2]] == as_numpy(found).tolist()
     assert Datatype.INT32 == found.datatype
 
 
-def test_texts_are_joined_in_either_form() -> None:
-    """BYTES come as elements or in wire form; elements are passed on, not copied."""
+def test_bytes_tensors_merge_in_either_form() -> None:
+    """BYTES tensors merge as elements or in wire form; elements are not copied."""
     one, two = text(b"a", b""), text(b"ccc")
     wired = raw_tensor("t", Datatype.BYTES, (1, 1), as_raw(two))
-    (mixed,) = merge_requests([ask(one), ask(wired)]).inputs
+    (mixed,) = merge_requests([request(one), request(wired)]).inputs
     assert [b"a", b"", b"ccc"] == [bytes(item) for item in as_items(mixed)]
     assert isinstance(mixed.data, ItemsData)
     assert as_items(one)[0] is as_items(mixed)[0]
-    both = [ask(raw_tensor("t", Datatype.BYTES, (2, 1), as_raw(one))), ask(wired)]
+    both = [request(raw_tensor("t", Datatype.BYTES, (2, 1), as_raw(one))), request(wired)]
     (found,) = merge_requests(both).inputs
     assert mixed == found
     assert isinstance(found.data, RawData)
@@ -196,33 +196,35 @@ def test_texts_are_joined_in_either_form() -> None:
 @pytest.mark.parametrize(
     ("deadlines", "expected"), [((5.0, 9.0), 9.0), ((5.0, None), None), ((None, None), None)]
 )
-def test_time_is_that_of_the_most_patient(
+def test_merged_deadline_is_the_latest(
     deadlines: tuple[float | None, ...], expected: float | None
 ) -> None:
-    """Nobody's call ends because another's time is over."""
-    calls = [ask(ints(1), context=Context(deadline=deadline)) for deadline in deadlines]
+    """The merged call has the latest deadline, or none if one request has none."""
+    calls = [request(ints(1), context=Context(deadline=deadline)) for deadline in deadlines]
     assert expected == merge_requests(calls).context.deadline
 
 
 @pytest.mark.parametrize(
     ("timeouts", "expected"), [((5, 9), 9), ((5, None), None), ((None, None), None)]
 )
-def test_so_is_the_queue_timeout(timeouts: tuple[int | None, ...], expected: int | None) -> None:
-    """The target must not give up on a batch that somebody still waits for."""
-    calls = [ask(ints(1), timeout_us=timeout) for timeout in timeouts]
+def test_merged_queue_timeout_is_the_longest(
+    timeouts: tuple[int | None, ...], expected: int | None
+) -> None:
+    """The merged call has the longest queue timeout, or none if one request has none."""
+    calls = [request(ints(1), timeout_us=timeout) for timeout in timeouts]
     assert expected == merge_requests(calls).timeout_us
 
 
-def test_what_was_asked_goes_on() -> None:
-    """Model, outputs, parameters, priority, and what crosses of the headers."""
+def test_merged_request_keeps_common_fields() -> None:
+    """The merged call keeps outputs, parameters, priority and metadata, but no session."""
     fields: Mapping[str, Any] = {
         "outputs": (RequestedOutput("y", 2),),
         "parameters": {"p": 1},
         "priority": 3,
         "context": Context(metadata=(("x-tenant", "a"),), request_id="first", session=4),
     }
-    expected = ask(ints(1, 2), **fields).with_context(needs=SHARED_NEEDS, session=None)
-    assert expected == merge_requests([ask(ints(1), **fields), ask(ints(2), **fields)])
+    expected = request(ints(1, 2), **fields).with_context(needs=SHARED_NEEDS, session=None)
+    assert expected == merge_requests([request(ints(1), **fields), request(ints(2), **fields)])
 
 
 @pytest.mark.parametrize(
@@ -235,21 +237,21 @@ def test_what_was_asked_goes_on() -> None:
     ],
     ids=["raw", "array", "items", "raw text"],
 )
-def test_data_that_would_move_others_rows_is_refused(broken: Tensor) -> None:
-    """A tensor that holds less than its shape says must not be filled up from a neighbour."""
+def test_tensor_with_too_little_data_is_rejected(broken: Tensor) -> None:
+    """A tensor with less data than its shape needs is not filled from the next request."""
     with pytest.raises(InvalidTensor, match="tensor 'x'"):
-        merge_requests([ask(broken), ask(broken)])
+        merge_requests([request(broken), request(broken)])
 
 
-# --- one as many ---
+# --- splitting a reply ---
 
 
 def reply(*outputs: Tensor, **fields: Any) -> InferResponse:
     return InferResponse(model=M, outputs=outputs, **fields)
 
 
-def test_everybody_gets_own_rows_as_views() -> None:
-    """Outputs are divided along the first axis, and nothing is copied."""
+def test_each_request_gets_its_rows_as_views() -> None:
+    """Outputs are split along the first axis without a copy."""
     array = np.arange(12, dtype=np.float32).reshape(6, 2)
     whole = raw("y", array)
     found = split_reply(reply(whole, array_tensor("z", array)), [1, 2, 3])
@@ -264,8 +266,8 @@ def test_everybody_gets_own_rows_as_views() -> None:
         assert np.shares_memory(as_numpy(two), array)
 
 
-def test_texts_are_divided_in_either_form() -> None:
-    """Rows of BYTES are found by their lengths, and are views as well."""
+def test_bytes_outputs_split_in_either_form() -> None:
+    """BYTES outputs split as elements or in wire form; the wire form is not copied."""
     items = items_tensor("t", (3, 2), [b"a", b"bb", b"", b"dddd", b"e", b"f"])
     wired = raw_tensor("t", Datatype.BYTES, (3, 2), as_raw(items))
     for tensor in (items, wired):
@@ -278,8 +280,8 @@ def test_texts_are_divided_in_either_form() -> None:
     )
 
 
-def test_rows_of_nothing() -> None:
-    """Inner shapes without elements, and answers without outputs, are divided too."""
+def test_empty_outputs_are_split() -> None:
+    """Outputs without elements, and replies without outputs, are split as well."""
     empty = raw("y", np.zeros((3, 0), np.float32))
     assert [(1, 0), (2, 0)] == [one.shape for (one,) in split_reply(reply(empty), [1, 2])]
     nothing = items_tensor("t", (3, 0), [])
@@ -303,13 +305,13 @@ def test_rows_of_nothing() -> None:
     ],
     ids=["other rows", "scalar", "no shape", "too short", "elsewhere"],
 )
-def test_answers_that_cannot_be_divided(output: Tensor, found: str) -> None:
-    """The error names the output, what it has and what was needed."""
+def test_reply_that_cannot_be_split_is_rejected(output: Tensor, found: str) -> None:
+    """The error describes why the output cannot be split."""
     with pytest.raises(UpstreamProtocolError, match=found):
         split_reply(reply(output), [1, 2])
 
 
-def test_batch_size_apart_is_no_answer_here() -> None:
-    """Shapes of one item must not be taken for those of a batch."""
+def test_reply_with_separate_batch_size_is_rejected() -> None:
+    """A reply with shapes of one item and a separate batch size cannot be split."""
     with pytest.raises(UpstreamProtocolError, match="has a batch size separate"):
         split_reply(reply(ints(1, 2, 3), batch_size=3), [1, 2])

@@ -1,4 +1,4 @@
-"""NormalizeOutputs: what means the same is the same."""
+"""NormalizeOutputs: requests with the same meaning become equal."""
 
 from __future__ import annotations
 
@@ -36,74 +36,74 @@ def output(name: str) -> Tensor:
 REPLY = InferResponse(model=M, outputs=(output("y"), output("z")))
 
 
-def ask(*outputs: Any) -> InferRequest:
+def request(*outputs: Any) -> InferRequest:
     requested_outputs = [RequestedOutput(one) if isinstance(one, str) else one for one in outputs]
     return InferRequest(model=M, outputs=tuple(requested_outputs))
 
 
-def made(metadata: Any = METADATA) -> tuple[NormalizeOutputs, ScriptedService, ScriptedService]:
+def build(metadata: Any = METADATA) -> tuple[NormalizeOutputs, ScriptedService, ScriptedService]:
     target, metadata_service = ScriptedService(always=REPLY), ScriptedService(always=metadata)
     return NormalizeOutputs(target, MetadataCache(metadata_service)), target, metadata_service
 
 
-async def test_every_output_by_name_is_all_of_them() -> None:
-    """In any order; the answer is the target's own."""
-    alike, target, _ = made()
-    assert REPLY is await alike(ask("y", "z"))
-    assert REPLY is await alike(ask("z", "y"))
-    assert [ask(), ask()] == target.calls
+async def test_names_of_all_outputs_are_removed() -> None:
+    """A request that names every output, in any order, is sent without output names."""
+    layer, target, _ = build()
+    assert REPLY is await layer(request("y", "z"))
+    assert REPLY is await layer(request("z", "y"))
+    assert [request(), request()] == target.calls
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        ask("y"),
-        ask("y", "z", "other"),
-        ask("y", RequestedOutput("z", 3)),
-        ask("y", RequestedOutput("z", parameters={"p": 1})),
-        ask("y", RequestedOutput("z", shared=SharedMemoryData("r", 0, 1))),
+        request("y"),
+        request("y", "z", "other"),
+        request("y", RequestedOutput("z", 3)),
+        request("y", RequestedOutput("z", parameters={"p": 1})),
+        request("y", RequestedOutput("z", shared=SharedMemoryData("r", 0, 1))),
     ],
     ids=["some", "unknown", "classes", "parameters", "elsewhere"],
 )
-async def test_other_wishes_stay(call: InferRequest) -> None:
-    """Whoever wants less, more, or anything else of an output, is asked for as it came."""
-    alike, target, _ = made()
-    assert REPLY is await alike(call)
+async def test_other_output_requests_are_unchanged(call: InferRequest) -> None:
+    """A request for other outputs, or with options for one, is passed on unchanged."""
+    layer, target, _ = build()
+    assert REPLY is await layer(call)
     assert call is target.calls[0]
 
 
-async def test_a_model_that_does_not_tell() -> None:
-    """Without metadata nothing is changed, and nothing fails."""
-    alike, target, _ = made(NotFound("no"))
-    assert REPLY is await alike(ask("y", "z"))
-    assert ask("y", "z") == target.calls[0]
+async def test_request_is_unchanged_without_metadata() -> None:
+    """If the metadata are unavailable, the request is passed on unchanged."""
+    layer, target, _ = build(NotFound("no"))
+    assert REPLY is await layer(request("y", "z"))
+    assert request("y", "z") == target.calls[0]
 
 
-async def test_a_model_without_a_name() -> None:
-    """The target that is asked for no model in particular is asked about none."""
-    alike, target, metadata_service = made()
-    assert REPLY is await alike(ask("y", "z").changed(model=None))
+async def test_request_without_model_looks_up_an_empty_name() -> None:
+    """A request without a model fetches the metadata of the empty model name."""
+    layer, target, metadata_service = build()
+    assert REPLY is await layer(request("y", "z").changed(model=None))
     assert ModelRef("") == metadata_service.calls[0].model
     assert () == target.calls[0].outputs  # type: ignore[attr-defined]  # an inference
 
 
-async def test_who_asks_for_no_output_costs_nothing() -> None:
-    """No question is asked where there is nothing to compare, nor for streams and the rest."""
-    alike, target, metadata_service = made()
-    call = ask()
-    assert REPLY is await alike(call)
+async def test_only_unary_requests_with_outputs_fetch_metadata() -> None:
+    """Requests without output names, streams and other calls fetch no metadata."""
+    layer, target, metadata_service = build()
+    call = request()
+    assert REPLY is await layer(call)
     stream = FakeStream([])
     target._script += [stream, METADATA]
-    assert stream is await alike(StreamInferRequest(model=M, request=ask("y", "z")))
-    assert METADATA == await alike(ModelMetadataRequest(model=M))
+    assert stream is await layer(StreamInferRequest(model=M, request=request("y", "z")))
+    assert METADATA == await layer(ModelMetadataRequest(model=M))
     assert (call, []) == (target.calls[0], metadata_service.calls)
 
 
-async def test_a_model_that_is_loaded_again_is_asked_again() -> None:
-    """It may have other outputs."""
-    alike, target, metadata_service = made()
-    await alike(ask("y", "z"))
+async def test_load_invalidates_the_metadata() -> None:
+    """After a load the metadata are fetched again, because the outputs may differ."""
+    layer, target, metadata_service = build()
+    await layer(request("y", "z"))
     target._script.append(lambda _call: None)
-    await alike(ModelLoadRequest(model=M))
-    await alike(ask("y", "z"))
+    await layer(ModelLoadRequest(model=M))
+    await layer(request("y", "z"))
     assert 2 == len(metadata_service.calls)

@@ -1,4 +1,4 @@
-"""Batch: when requests go together, and what becomes of each of them."""
+"""Batch: when requests are merged, and how each of them ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ints(name: str, values: Sequence[int]) -> Tensor:
     return raw_tensor(name, Datatype.INT32, array.shape or (), as_raw(array))
 
 
-def ask(*values: int, deadline: float | None = None, **fields: Any) -> InferRequest:
+def request(*values: int, deadline: float | None = None, **fields: Any) -> InferRequest:
     fields.setdefault("context", Context(deadline=deadline))
     return InferRequest(model=M, inputs=(ints("x", values),), id=f"id{values[0]}", **fields)
 
@@ -73,7 +73,7 @@ def tenfold(call: InferRequest) -> InferResponse:
 
 
 class Metered:
-    """Remembers what it is told."""
+    """Records the reports of the batch."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -89,7 +89,7 @@ class Metered:
 
 
 class Bench:
-    """A batch before a service that the test answers, on a clock that the test moves."""
+    """A batch above a service that the test controls, on a clock that the test moves."""
 
     def __init__(
         self, *script: Any, metadata: Any = BATCHES, always: Any = None, **rules: Any
@@ -127,18 +127,18 @@ class Bench:
 
 
 async def outcomes(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
-    """Return what each task gave: values, or the type of its error."""
+    """Return the result of each task: its values, or the type of its error."""
     found = await asyncio.gather(*tasks, return_exceptions=True)
     return [type(one) if isinstance(one, BaseException) else values(one) for one in found]
 
 
-# --- together ---
+# --- merged requests ---
 
 
-async def test_many_go_as_one_and_each_gets_its_own() -> None:
-    """Requests that come within the delay are one call; rows and ids find their callers."""
+async def test_requests_merge_and_each_caller_gets_its_rows() -> None:
+    """Requests within the delay become one call; each caller gets its own rows and id."""
     bench = Bench(always=tenfold)
-    tasks = await bench.start(ask(1), ask(2, 3), ask(4))
+    tasks = await bench.start(request(1), request(2, 3), request(4))
     assert [] == bench.sent
     await bench.advance(DELAY_S)
     assert [[1, 2, 3, 4]] == bench.sent
@@ -149,53 +149,53 @@ async def test_many_go_as_one_and_each_gets_its_own() -> None:
     assert ([4], [DELAY_S] * 3) == (bench.meter.rows, bench.meter.waits)
 
 
-async def test_a_full_batch_goes_at_once() -> None:
-    """Nobody waits for a time when there is no more room."""
+async def test_full_batch_is_sent_at_once() -> None:
+    """A batch without room for more rows does not wait for its delay."""
     bench = Bench(always=tenfold, max_batch_size=3)
-    tasks = await bench.start(ask(1), ask(2), ask(3), ask(4))
+    tasks = await bench.start(request(1), request(2), request(3), request(4))
     assert [[1, 2, 3]] == bench.sent
     await bench.advance(DELAY_S)
     assert [[1, 2, 3], [4]] == bench.sent
     assert [[10], [20], [30], [40]] == await outcomes(tasks)
 
 
-async def test_who_does_not_fit_goes_with_the_next() -> None:
-    """Requests are never divided, and nobody is overtaken."""
+async def test_request_that_does_not_fit_waits_for_the_next_batch() -> None:
+    """Requests are never split, and none overtakes another."""
     bench = Bench(always=tenfold, max_batch_size=4)
-    tasks = await bench.start(ask(1, 2), ask(3, 4, 5), ask(6))
+    tasks = await bench.start(request(1, 2), request(3, 4, 5), request(6))
     await bench.advance(DELAY_S)
     assert [[1, 2], [3, 4, 5, 6]] == bench.sent
     assert [[10, 20], [30, 40, 50], [60]] == await outcomes(tasks)
 
 
-async def test_bytes_are_bounded() -> None:
-    """A batch is full as well when its inputs have so many bytes."""
+async def test_batch_size_in_bytes_is_limited() -> None:
+    """A batch is also full when its inputs reach the byte limit."""
     bench = Bench(always=tenfold, max_bytes=8)
-    tasks = await bench.start(ask(1), ask(2), ask(3), ask(4, 5, 6))
+    tasks = await bench.start(request(1), request(2), request(3), request(4, 5, 6))
     assert [[1, 2], [4, 5, 6]] == sorted(bench.sent)
     await bench.advance(DELAY_S)
     assert [[10], [20], [30], [40, 50, 60]] == await outcomes(tasks)
 
 
-async def test_preferred_sizes_go_at_once() -> None:
-    """A run of requests that has a preferred number of rows waits for nobody."""
+async def test_batch_of_preferred_size_is_sent_at_once() -> None:
+    """A batch with a preferred number of rows does not wait for its delay."""
     bench = Bench(always=tenfold, preferred_sizes=(2, 4))
-    tasks = await bench.start(ask(1))
+    tasks = await bench.start(request(1))
     assert [] == bench.sent
-    tasks += await bench.start(ask(2))
+    tasks += await bench.start(request(2))
     assert [[1, 2]] == bench.sent
-    tasks += await bench.start(ask(3), ask(4, 5))
+    tasks += await bench.start(request(3), request(4, 5))
     assert [[1, 2]] == bench.sent
     await bench.advance(DELAY_S)
     assert [[1, 2], [3, 4, 5]] == bench.sent
     assert [[10], [20], [30], [40, 50]] == await outcomes(tasks)
 
 
-async def test_the_largest_preferred_size_is_taken() -> None:
-    """Of what has gathered meanwhile a preferred number goes, and the rest waits on."""
+async def test_largest_preferred_size_is_sent() -> None:
+    """Of the waiting requests, the largest preferred number is sent and the rest wait."""
     bench = Bench(preferred_sizes=(2, 4), max_batch_size=8)
-    await bench.start(ask(1), ask(2))
-    tasks = await bench.start(*map(ask, range(3, 8)))
+    await bench.start(request(1), request(2))
+    tasks = await bench.start(*map(request, range(3, 8)))
     bench.target.waiting[0].set_result(tenfold(bench.target.calls[0]))  # type: ignore[arg-type]
     await settle()
     assert [[1, 2], [3, 4, 5, 6]] == bench.sent
@@ -203,34 +203,38 @@ async def test_the_largest_preferred_size_is_taken() -> None:
         task.cancel()
 
 
-async def test_requests_gather_while_the_target_is_busy() -> None:
-    """No more calls than allowed are in hand; then all that waits goes, however long it waited."""
+async def test_requests_queue_while_the_target_is_busy() -> None:
+    """At most `in_flight` calls run; then all waiting requests are sent as one call."""
     bench = Bench(max_delay_s=0.0)
-    tasks = await bench.start(ask(1))
-    tasks += await bench.start(ask(2), ask(3))
+    tasks = await bench.start(request(1))
+    tasks += await bench.start(request(2), request(3))
     await bench.advance(1.0)
     assert [[1]] == bench.sent
-    bench.target.waiting[0].set_result(tenfold(ask(1)))
+    bench.target.waiting[0].set_result(tenfold(request(1)))
     await settle()
     assert [[1], [2, 3]] == bench.sent
-    bench.target.waiting[1].set_result(tenfold(ask(2, 3)))
+    bench.target.waiting[1].set_result(tenfold(request(2, 3)))
     assert [[10], [20], [30]] == await outcomes(tasks)
 
 
-async def test_several_calls_in_hand() -> None:
-    """As many as allowed go side by side."""
+async def test_several_calls_run_concurrently() -> None:
+    """Up to `in_flight` calls run at the same time."""
     bench = Bench(max_delay_s=0.0, in_flight=2)
-    tasks = [*await bench.start(ask(1)), *await bench.start(ask(2)), *await bench.start(ask(3))]
+    tasks = [
+        *await bench.start(request(1)),
+        *await bench.start(request(2)),
+        *await bench.start(request(3)),
+    ]
     assert [[1], [2]] == bench.sent
     for task in tasks:
         task.cancel()
 
 
-async def test_what_waited_longest_goes_first() -> None:
-    """Groups that cannot be joined take turns by age."""
+async def test_longest_waiting_group_is_sent_first() -> None:
+    """Groups that cannot be merged are sent by age."""
     bench = Bench(max_delay_s=0.0)
-    tasks = await bench.start(ask(1))
-    for call in (ask(2), ask(3, priority=1), ask(4)):
+    tasks = await bench.start(request(1))
+    for call in (request(2), request(3, priority=1), request(4)):
         bench.clock.advance(0.001)
         tasks += await bench.start(call)
     for _ in range(3):
@@ -240,31 +244,31 @@ async def test_what_waited_longest_goes_first() -> None:
     assert [[10], [20], [30], [40]] == await outcomes(tasks)
 
 
-async def test_one_alone_goes_as_it_came() -> None:
-    """A batch of one is the caller's own call, its wire origin included."""
+async def test_batch_of_one_is_sent_unchanged() -> None:
+    """A batch of one request is the caller's own call, wire origin included."""
     bench = Bench(always=tenfold)
-    call = ask(1, timeout_us=5)
+    call = request(1, timeout_us=5)
     (task,) = await bench.start(call)
     await bench.advance(DELAY_S)
     assert call is bench.target.calls[0]
     assert "id1" == (await task).id
 
 
-async def test_no_note_is_taken_for_another() -> None:
-    """The joined call runs in a context of its own: what is noted there is nobody's."""
+async def test_merged_call_has_no_call_path_of_a_caller() -> None:
+    """The merged call runs in a context of its own."""
     seen: list[CallPath | None] = []
 
-    def answer(call: InferRequest) -> InferResponse:
+    def respond(call: InferRequest) -> InferResponse:
         seen.append(CALL_PATH.get())
         return tenfold(call)
 
-    bench = Bench(always=answer, max_batch_size=2)
+    bench = Bench(always=respond, max_batch_size=2)
     CALL_PATH.set(CallPath())
-    await outcomes(await bench.start(ask(1), ask(2)))
+    await outcomes(await bench.start(request(1), request(2)))
     assert [None] == seen
 
 
-# --- alone ---
+# --- requests that are not merged ---
 
 
 async def no_metadata(_call: object) -> ModelMetadata:
@@ -280,42 +284,42 @@ async def no_metadata(_call: object) -> ModelMetadata:
     ],
     ids=["does not batch", "fixed axis", "no metadata"],
 )
-async def test_models_that_do_not_batch(metadata: Any) -> None:
-    """Where there is no batch axis, or nobody knows, each request goes as it came."""
+async def test_models_without_batching_get_single_requests(metadata: Any) -> None:
+    """Without a known batch axis, each request is sent on its own."""
     bench = Bench(always=tenfold, metadata=metadata)
-    assert [[10], [20]] == await outcomes(await bench.start(ask(1), ask(2)))
+    assert [[10], [20]] == await outcomes(await bench.start(request(1), request(2)))
     assert [[1], [2]] == bench.sent
-    (question,) = bench.metadata.calls
-    assert Need.BATCHING in question.context.needs
+    (metadata_call,) = bench.metadata.calls
+    assert Need.BATCHING in metadata_call.context.needs
 
 
-async def test_metadata_are_asked_again_after_a_while() -> None:
-    """A model that could not tell may tell later."""
+async def test_unavailable_metadata_are_fetched_again_later() -> None:
+    """Metadata that were unavailable are fetched again after ten seconds."""
     bench = Bench(always=tenfold, metadata=no_metadata)
-    await outcomes(await bench.start(ask(1)))
+    await outcomes(await bench.start(request(1)))
     bench.clock.advance(10)
-    await outcomes(await bench.start(ask(1)))
+    await outcomes(await bench.start(request(1)))
     assert 2 == len(bench.metadata.calls)
 
 
 @pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
-async def test_a_model_that_is_loaded_again_is_asked_again(kind: Any) -> None:
-    """Another model may take more rows, or none together."""
+async def test_load_or_unload_invalidates_the_metadata(kind: Any) -> None:
+    """After a load or unload the metadata are fetched again."""
     bench = Bench(lambda _call: None, always=tenfold, max_delay_s=0.0)
     await bench.batch(kind(model=M))
-    await outcomes(await bench.start(ask(1)))
+    await outcomes(await bench.start(request(1)))
     bench.target._script.append(lambda _call: None)
     await bench.batch(kind(model=M))
-    await outcomes(await bench.start(ask(1)))
+    await outcomes(await bench.start(request(1)))
     assert 2 == len(bench.metadata.calls)
 
 
-async def test_what_is_known_of_models_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients name versions; only so many are remembered."""
+async def test_number_of_cached_models_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose versions, so the number of cached entries is limited."""
     monkeypatch.setattr("gateway.policies.metadata_cache._LIMIT", 2)
     bench = Bench(always=tenfold, metadata=no_metadata)
     for version in ("1", "2", "3", "1"):
-        await bench.batch(ask(1).changed(model=ModelRef("m", version)))
+        await bench.batch(request(1).changed(model=ModelRef("m", version)))
     assert ["1", "2", "3", "1"] == [
         call.model.version for call in bench.metadata.calls if call.model
     ]
@@ -325,37 +329,39 @@ async def test_what_is_known_of_models_is_bounded(monkeypatch: pytest.MonkeyPatc
     ("configured", "declared", "expected"),
     [(None, 3, 3), (2, 3, 2), (4, 3, 3), (None, None, 64), (4, None, 4)],
 )
-async def test_rows_of_a_call(configured: int | None, declared: int | None, expected: int) -> None:
-    """The smaller of what is configured and what the model takes; 64 where nobody says."""
+async def test_batch_size_limit_is_the_smaller_of_both(
+    configured: int | None, declared: int | None, expected: int
+) -> None:
+    """The smaller of the configured and the declared maximum applies; the default is 64."""
     metadata = ModelMetadata(name="m", inputs=X, outputs=X, max_batch_size=declared)
     bench = Bench(always=tenfold, metadata=metadata, max_batch_size=configured)
-    await outcomes(await bench.start(*[ask(1)] * expected))
+    await outcomes(await bench.start(*[request(1)] * expected))
     assert [expected] == bench.meter.rows
 
 
-async def test_large_requests_go_alone() -> None:
-    """One that fills a batch by itself waits for nobody, and takes nobody's turn."""
+async def test_request_that_fills_a_batch_is_sent_at_once() -> None:
+    """A request with enough rows for a batch is sent at once, regardless of `in_flight`."""
     bench = Bench(max_batch_size=3)
-    tasks = await bench.start(ask(1, 2, 3), ask(4, 5, 6, 7))
+    tasks = await bench.start(request(1, 2, 3), request(4, 5, 6, 7))
     assert [[1, 2, 3], [4, 5, 6, 7]] == bench.sent
     for task in tasks:
         task.cancel()
 
 
-async def test_sequences_are_never_joined() -> None:
-    """Requests of a sequence go as they come, and one by one."""
+async def test_sequence_requests_are_never_merged() -> None:
+    """Each request of a sequence is sent on its own."""
     bench = Bench(always=tenfold)
     sequence = Place(7)
-    tasks = await bench.start(ask(1, sequence=sequence), ask(2, sequence=sequence))
+    tasks = await bench.start(request(1, sequence=sequence), request(2, sequence=sequence))
     assert [[10], [20]] == await outcomes(tasks)
     assert 2 == len(bench.target.calls)
 
 
-async def test_streams_and_questions_pass() -> None:
-    """Everything that is no plain inference goes through."""
+async def test_streams_and_other_calls_pass_through() -> None:
+    """Calls other than unary inferences are passed to the target."""
     stream = FakeStream([])
     bench = Bench(stream, True)
-    assert stream is await bench.batch(StreamInferRequest(model=M, request=ask(1)))
+    assert stream is await bench.batch(StreamInferRequest(model=M, request=request(1)))
     assert await bench.batch(ModelReadyRequest(model=M))
     assert BATCHES == await bench.batch(ModelMetadataRequest(model=M))
 
@@ -363,60 +369,60 @@ async def test_streams_and_questions_pass() -> None:
 # --- deadlines ---
 
 
-async def test_who_has_little_time_does_not_wait_long() -> None:
-    """At most a quarter of the time that is left is spent on waiting for others."""
+async def test_delay_is_at_most_a_quarter_of_the_remaining_time() -> None:
+    """A deadline shortens the time that a request waits for others."""
     bench = Bench(always=tenfold)
-    tasks = await bench.start(ask(1), ask(2, deadline=1000.004))
+    tasks = await bench.start(request(1), request(2, deadline=1000.004))
     await bench.advance(0.001)
     assert [[1, 2]] == bench.sent
     assert [[10], [20]] == await outcomes(tasks)
 
 
-async def test_who_is_late_leaves_the_others() -> None:
-    """A deadline that passes while the target is busy ends that request alone."""
+async def test_expired_deadline_ends_only_its_request() -> None:
+    """A deadline that expires while the target is busy ends that request only."""
     bench = Bench(max_delay_s=0.0)
-    tasks = await bench.start(ask(1))
-    tasks += await bench.start(ask(2, deadline=1000.5), ask(3), ask(4, deadline=1000.2))
+    tasks = await bench.start(request(1))
+    tasks += await bench.start(request(2, deadline=1000.5), request(3), request(4, deadline=1000.2))
     await bench.advance(0.6)
     assert [False, True, False, True] == [task.done() for task in tasks]
-    bench.target.waiting[0].set_result(tenfold(ask(1)))
+    bench.target.waiting[0].set_result(tenfold(request(1)))
     await settle()
     assert [[1], [3]] == bench.sent
-    bench.target.waiting[1].set_result(tenfold(ask(3)))
+    bench.target.waiting[1].set_result(tenfold(request(3)))
     assert [[10], DeadlineExceeded, [30], DeadlineExceeded] == await outcomes(tasks)
 
 
-async def test_a_queue_timeout_ends_what_waits() -> None:
-    """It ends a request that waits for the target, and neither the batch that runs nor others."""
+async def test_queue_timeout_ends_only_its_waiting_request() -> None:
+    """A queue timeout ends neither the running batch nor other requests."""
     bench = Bench(max_delay_s=0.0)
-    tasks = await bench.start(ask(1, timeout_us=5))
+    tasks = await bench.start(request(1, timeout_us=5))
     tasks += await bench.start(
-        ask(2, timeout_us=100_000), ask(3, deadline=1005.0, timeout_us=10**6)
+        request(2, timeout_us=100_000), request(3, deadline=1005.0, timeout_us=10**6)
     )
     await bench.advance(0.6)
     assert [False, True, False] == [task.done() for task in tasks]
-    bench.target.waiting[0].set_result(tenfold(ask(1)))
+    bench.target.waiting[0].set_result(tenfold(request(1)))
     await settle()
-    bench.target.waiting[1].set_result(tenfold(ask(3)))
+    bench.target.waiting[1].set_result(tenfold(request(3)))
     assert [[10], QueueTimeout, [30]] == await outcomes(tasks)
     assert [5, 10**6] == [
         call.timeout_us for call in bench.target.calls if isinstance(call, InferRequest)
     ]
 
 
-async def test_who_comes_too_late_is_not_sent() -> None:
-    """A request whose deadline has passed before it came asks nothing of the target."""
+async def test_request_past_its_deadline_is_not_sent() -> None:
+    """A request whose deadline has already expired does not reach the target."""
     bench = Bench(always=tenfold)
-    (task,) = await bench.start(ask(1, deadline=999.0))
+    (task,) = await bench.start(request(1, deadline=999.0))
     with pytest.raises(DeadlineExceeded, match="waited in the batch queue of model 'm'"):
         await task
     assert [] == bench.sent
 
 
-async def test_the_joined_call_has_the_longest_time() -> None:
-    """One caller's short time does not end the call of another."""
+async def test_merged_call_has_the_latest_deadline() -> None:
+    """A short deadline of one caller does not end the call of another."""
     bench = Bench(always=tenfold, max_batch_size=2)
-    await outcomes(await bench.start(ask(1, deadline=1001.0), ask(2, deadline=1005.0)))
+    await outcomes(await bench.start(request(1, deadline=1001.0), request(2, deadline=1005.0)))
     assert 1005.0 == bench.target.calls[0].context.deadline
 
 
@@ -424,10 +430,10 @@ async def test_the_joined_call_has_the_longest_time() -> None:
 
 
 @pytest.mark.parametrize("error", [UpstreamError, Unavailable, Overloaded, NotFound])
-async def test_a_failure_is_everybodys(error: type[GatewayError]) -> None:
-    """What may have run is not sent again: all who were part of it are told, each by its own."""
+async def test_failure_fails_every_request_of_the_batch(error: type[GatewayError]) -> None:
+    """The batch is not sent again, and each caller gets an error object of its own."""
     bench = Bench(error("no", model=M, limit="l"), always=tenfold, max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2))
+    tasks = await bench.start(request(1), request(2))
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert [error, error] == [type(one) for one in found]
     assert found[0] is not found[1]
@@ -437,41 +443,41 @@ async def test_a_failure_is_everybodys(error: type[GatewayError]) -> None:
     assert 1 == len(bench.target.calls)
 
 
-async def test_a_batch_avoids_what_its_callers_have_tried() -> None:
-    """A retry goes to another endpoint, also as a part of a batch."""
+async def test_batch_avoids_endpoints_that_its_callers_tried() -> None:
+    """The merged call avoids every endpoint that one of its callers avoids."""
     found: list[CallAttempt | None] = []
 
-    def answer(call: InferRequest) -> InferResponse:
+    def respond(call: InferRequest) -> InferResponse:
         found.append(ATTEMPT.get())
         return tenfold(call)
 
-    bench = Bench(always=answer, max_batch_size=2)
+    bench = Bench(always=respond, max_batch_size=2)
 
     async def retry(value: int, *avoid: str) -> None:
         ATTEMPT.set(CallAttempt(avoid))
-        await bench.batch(ask(value))
+        await bench.batch(request(value))
 
     await asyncio.gather(retry(1, "a"), retry(2, "a", "b"))
-    await outcomes(await bench.start(ask(3), ask(4)))
+    await outcomes(await bench.start(request(3), request(4)))
     assert [("a", "b"), None] == [each and each.avoid for each in found]
 
 
 def picky(error: type[GatewayError], *wrong: int) -> Any:
-    """Return a target that refuses calls in which one of the *wrong* values is."""
+    """Return a target that rejects calls with one of the *wrong* values."""
 
-    def answer(call: InferRequest) -> InferResponse:
+    def respond(call: InferRequest) -> InferResponse:
         if set(wrong) & set(values(call)):
             raise error(f"refused {values(call)}")
         return tenfold(call)
 
-    return answer
+    return respond
 
 
 @pytest.mark.parametrize("error", [InvalidRequest, TooLarge, Unsupported])
-async def test_a_refused_request_fails_alone(error: type[GatewayError]) -> None:
-    """When the target refuses the whole, halves are asked, and the wrong one has its own error."""
+async def test_rejected_batch_is_bisected(error: type[GatewayError]) -> None:
+    """After a rejection each half is sent again, and only the invalid request fails."""
     bench = Bench(always=picky(error, 3), max_batch_size=4)
-    tasks = await bench.start(*map(ask, range(1, 5)))
+    tasks = await bench.start(*map(request, range(1, 5)))
     assert [[10], [20], error, [40]] == await outcomes(tasks)
     assert [[1, 2, 3, 4], [1, 2], [3, 4], [3], [4]] == bench.sent
     assert 2 == bench.meter.refusals
@@ -482,62 +488,62 @@ async def test_a_refused_request_fails_alone(error: type[GatewayError]) -> None:
 @pytest.mark.parametrize(
     "error", [NotOneReply("two"), Unsupported("late", origin=Origin("c", b"wire"))]
 )
-async def test_what_is_not_supported_may_be_noticed_late(error: GatewayError) -> None:
-    """A model that gave two answers has run, and so may one whose server says that it cannot."""
+async def test_unsupported_after_execution_is_not_bisected(error: GatewayError) -> None:
+    """After NotOneReply, or Unsupported from the server itself, nothing is sent again."""
     bench = Bench(error, always=tenfold, max_batch_size=2)
-    assert [type(error)] * 2 == await outcomes(await bench.start(ask(1), ask(2)))
+    assert [type(error)] * 2 == await outcomes(await bench.start(request(1), request(2)))
     assert (1, 0) == (len(bench.target.calls), bench.meter.refusals)
 
 
-async def test_halves_do_not_take_more_turns() -> None:
-    """While a refused batch is asked apart, others wait as they did before."""
+async def test_halves_of_a_batch_share_one_slot() -> None:
+    """While the halves of a rejected batch are sent, other requests keep waiting."""
     bench = Bench(InvalidRequest("no"), max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2), ask(3), ask(4))
+    tasks = await bench.start(request(1), request(2), request(3), request(4))
     assert [[1, 2], [1]] == bench.sent
     for task in tasks:
         task.cancel()
 
 
-async def test_data_that_is_not_what_it_says_fails_alone() -> None:
-    """A tensor whose bytes do not fit its shape never moves the rows of others."""
+async def test_malformed_tensor_prevents_merging() -> None:
+    """If a tensor does not fit its shape, the requests are sent one by one."""
     bench = Bench(always=picky(InvalidRequest), max_batch_size=2)
-    whole = ask(1)
+    whole = request(1)
     broken = whole.changed(inputs=(Tensor("x", Datatype.INT32, (1, 1), ints("x", [1, 2]).data),))
     await outcomes(await bench.start(broken, whole))
     assert [broken, whole] == bench.target.calls
 
 
-async def test_an_answer_without_batch_axis_is_an_error() -> None:
-    """Rows that cannot be told apart are given to nobody, and nothing is sent again."""
-    bench = Bench(lambda _call: tenfold(ask(1)), max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2))
+async def test_reply_with_wrong_row_count_is_an_error() -> None:
+    """A reply that cannot be split fails all requests, and nothing is sent again."""
+    bench = Bench(lambda _call: tenfold(request(1)), max_batch_size=2)
+    tasks = await bench.start(request(1), request(2))
     assert [UpstreamProtocolError] * 2 == await outcomes(tasks)
     assert 1 == len(bench.target.calls)
 
 
-async def test_bugs_are_told_to_all() -> None:
-    """What is no error of ours reaches each caller's frontend; alone or together."""
+async def test_unexpected_exception_reaches_every_caller() -> None:
+    """An exception that is no GatewayError is raised to each caller, merged or not."""
     bench = Bench(ValueError("bug"), ValueError("bug"), max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2), ask(3))
+    tasks = await bench.start(request(1), request(2), request(3))
     await bench.advance(DELAY_S)
     assert [ValueError] * 3 == await outcomes(tasks)
 
 
-async def test_a_target_that_gives_up() -> None:
-    """A call that is cancelled from within ends with an error, not with silence."""
+async def test_call_cancelled_by_the_target_raises_cancelled() -> None:
+    """A call that the target cancels itself ends with an error for each caller."""
     bench = Bench(max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2))
+    tasks = await bench.start(request(1), request(2))
     bench.target.waiting[0].cancel()
     assert [Cancelled] * 2 == await outcomes(tasks)
 
 
-# --- leaving ---
+# --- cancelled callers ---
 
 
-async def test_who_leaves_while_waiting_is_forgotten() -> None:
-    """Its rows are not sent."""
+async def test_cancelled_waiting_request_is_not_sent() -> None:
+    """The rows of a cancelled caller are removed from the batch."""
     bench = Bench(always=tenfold)
-    tasks = await bench.start(ask(1), ask(2), ask(3))
+    tasks = await bench.start(request(1), request(2), request(3))
     tasks[1].cancel()
     await settle()
     await bench.advance(DELAY_S)
@@ -545,76 +551,76 @@ async def test_who_leaves_while_waiting_is_forgotten() -> None:
     assert [[10], asyncio.CancelledError, [30]] == await outcomes(tasks)
 
 
-async def test_the_last_who_leaves_takes_the_group_along() -> None:
-    """An empty group is no call, and the next one starts afresh."""
+async def test_group_without_callers_is_removed() -> None:
+    """A group whose only request is cancelled is not sent; the next request waits a full delay."""
     bench = Bench(always=tenfold)
-    (task,) = await bench.start(ask(1))
+    (task,) = await bench.start(request(1))
     task.cancel()
     await settle()
     bench.clock.advance(DELAY_S / 2)
-    (task,) = await bench.start(ask(2))
+    (task,) = await bench.start(request(2))
     await bench.advance(DELAY_S / 2)
     assert [] == bench.sent
     await bench.advance(DELAY_S / 2)
     assert [[20]] == await outcomes([task])
 
 
-async def test_who_leaves_later_does_not_end_the_call() -> None:
-    """The others get their answers."""
+async def test_cancelled_caller_does_not_end_a_running_call() -> None:
+    """The other callers of the batch get their replies."""
     bench = Bench(max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2))
+    tasks = await bench.start(request(1), request(2))
     tasks[0].cancel()
     await settle()
     assert 0 == bench.target.cancelled
-    bench.target.waiting[0].set_result(tenfold(ask(1, 2)))
+    bench.target.waiting[0].set_result(tenfold(request(1, 2)))
     assert [asyncio.CancelledError, [20]] == await outcomes(tasks)
 
 
-async def test_when_all_have_left_the_call_is_cancelled() -> None:
-    """At once, and its place is free for the next."""
+async def test_call_without_callers_is_cancelled() -> None:
+    """When all callers are cancelled, the call is too, and the next batch is sent."""
     bench = Bench(max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2), ask(3), ask(4))
+    tasks = await bench.start(request(1), request(2), request(3), request(4))
     for task in tasks[:2]:
         task.cancel()
     await settle()
     assert 1 == bench.target.cancelled
     assert [[1, 2], [3, 4]] == bench.sent
-    bench.target.waiting[1].set_result(tenfold(ask(3, 4)))
+    bench.target.waiting[1].set_result(tenfold(request(3, 4)))
     assert [[30], [40]] == await outcomes(tasks[2:])
 
 
-async def test_leaving_while_halves_are_asked() -> None:
-    """The half that nobody waits for is cancelled, the other one is asked."""
+async def test_half_without_callers_is_cancelled() -> None:
+    """A half whose caller is cancelled ends, and the other half is sent."""
     bench = Bench(InvalidRequest("no"), max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2))
+    tasks = await bench.start(request(1), request(2))
     tasks[0].cancel()
     await settle()
     assert 1 == bench.target.cancelled
     assert [[1, 2], [1], [2]] == bench.sent
-    bench.target.waiting[1].set_result(tenfold(ask(2)))
+    bench.target.waiting[1].set_result(tenfold(request(2)))
     assert [asyncio.CancelledError, [20]] == await outcomes(tasks)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_all_leave_while_halves_are_asked(at_once: bool) -> None:
-    """Nothing more is sent, and the place is given back."""
+async def test_halves_without_callers_are_not_sent(at_once: bool) -> None:
+    """When all callers are cancelled, no further half is sent and the slot is released."""
     bench = Bench(InvalidRequest("no"), max_batch_size=2)
-    tasks = await bench.start(ask(1), ask(2))
+    tasks = await bench.start(request(1), request(2))
     for task in reversed(tasks):
         task.cancel()
         if not at_once:
             await settle()
     await settle()
     assert [[1, 2], [1]] == bench.sent
-    (task,) = await bench.start(ask(3))
+    (task,) = await bench.start(request(3))
     await bench.advance(DELAY_S)
     assert [3] == bench.sent[-1]
     task.cancel()
 
 
-async def test_on_the_loops_own_clock() -> None:
-    """Without a clock of the test's, the loop's timers ring."""
+async def test_delay_uses_the_event_loop_by_default() -> None:
+    """Without an injected clock, timers of the event loop end the delay."""
     service: Service = Bench(always=tenfold)._service
     batch = Batch(service, BatchRules(max_delay_s=0.001))
-    tasks = [asyncio.ensure_future(batch(ask(value))) for value in (1, 2)]
+    tasks = [asyncio.ensure_future(batch(request(value))) for value in (1, 2)]
     assert [[10], [20]] == await outcomes(tasks)

@@ -1,4 +1,4 @@
-"""Tests of joining and splitting the batch size, and of cutting a shared buffer."""
+"""Merging and splitting the batch size, and splitting a shared buffer."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ TWO = model(a=(Datatype.INT32, (-1, 2)), b=(Datatype.UINT8, (-1, 3)))
 TWO_BYTES = np.array([1, 2, 3, 4], "<i4").tobytes() + bytes(range(6))
 
 
-def test_shares_are_cut_by_datatype_and_batch() -> None:
-    """Each input gets its own view of the buffer, in order, without a copy."""
+def test_buffer_is_split_by_datatype_and_batch_size() -> None:
+    """Each input gets a view of the buffer, in order and without a copy."""
     call = request(share("a", TWO_BYTES, 0), share("b", TWO_BYTES, 1, (3,)), batch_size=2)
     found = apply_batch_size(call, TWO, whole=False)
     assert [(one.name, one.datatype, one.shape) for one in found.inputs] == [
@@ -59,16 +59,16 @@ def test_shares_are_cut_by_datatype_and_batch() -> None:
     assert np.shares_memory(first, np.frombuffer(TWO_BYTES, np.uint8))
 
 
-def test_the_request_decides_the_order_of_shares() -> None:
-    """A buffer is cut in the order of the request's inputs, which need not be the model's."""
+def test_buffer_is_split_in_the_order_of_the_request() -> None:
+    """The order of the request's inputs applies, which need not be the model's."""
     body = bytes(range(3)) + np.array([7, 8], "<i4").tobytes()
     found = apply_batch_size(request(share("b", body, 0), share("a", body, 1)), TWO, whole=False)
     assert [7, 8] == as_numpy(found.inputs[1]).tolist()
 
 
 @pytest.mark.parametrize("size", [len(TWO_BYTES) - 1, len(TWO_BYTES) + 4])
-def test_buffer_of_another_size_is_refused(size: int) -> None:
-    """A buffer that is shorter or longer than the inputs need is refused with both sizes."""
+def test_buffer_of_wrong_size_is_rejected(size: int) -> None:
+    """A buffer that is shorter or longer than the inputs need is rejected."""
     body = bytes(size)
     with pytest.raises(InvalidTensor, match=r"bytes"):
         apply_batch_size(
@@ -76,8 +76,8 @@ def test_buffer_of_another_size_is_refused(size: int) -> None:
         )
 
 
-def test_bytes_share_has_the_size_it_was_told() -> None:
-    """A BYTES input takes the bytes that its sender counted, and must be whole elements."""
+def test_bytes_input_takes_its_declared_size() -> None:
+    """A BYTES input needs a declared size and must consist of complete elements."""
     text = b"\x01\x00\x00\x00a\x02\x00\x00\x00bc"
     texts = model(t=(Datatype.BYTES, (-1, 1)), n=(Datatype.UINT8, (-1, 1)))
     body = text + b"\x05\x06"
@@ -85,16 +85,16 @@ def test_bytes_share_has_the_size_it_was_told() -> None:
     found = apply_batch_size(request(*inputs, batch_size=2), texts, whole=False)
     assert [b"a", b"bc"] == [bytes(item) for item in as_items(found.inputs[0])]
     assert b"\x05\x06" == bytes(as_raw(found.inputs[1]))
-    untold = (share("t", body, 0, (1,)), share("n", body, 1, (1,)))
+    unsized = (share("t", body, 0, (1,)), share("n", body, 1, (1,)))
     with pytest.raises(InvalidTensor, match="batch_byte_size"):
-        apply_batch_size(request(*untold, batch_size=2), texts, whole=False)
+        apply_batch_size(request(*unsized, batch_size=2), texts, whole=False)
     broken = (share("t", body, 0, (1,), 4), share("n", body, 1, (1,)))
     with pytest.raises(InvalidTensor, match="BYTES elements"):
         apply_batch_size(request(*broken, batch_size=2), texts, whole=False)
 
 
-def test_told_size_of_a_fixed_type_must_be_the_computed_one() -> None:
-    """A size that is told for a fixed-size type is checked."""
+def test_declared_size_of_a_fixed_size_datatype_is_checked() -> None:
+    """A declared size must equal the size computed from shape and datatype."""
     with pytest.raises(InvalidTensor, match=r"has 9 bytes, batch size 2 .* needs 16"):
         apply_batch_size(request(share("a", TWO_BYTES, 0, (2,), 9), batch_size=2), TWO, whole=False)
 
@@ -107,7 +107,7 @@ def test_told_size_of_a_fixed_type_must_be_the_computed_one() -> None:
     ],
 )
 def test_dims_must_fit_the_model(dims: tuple[int, ...], text: str) -> None:
-    """Rank and fixed dimensions are the model's."""
+    """Rank and fixed dimensions must be those of the model."""
     with pytest.raises(InvalidRequest, match=text):
         apply_batch_size(
             request(Tensor("a", None, dims, RawData(memoryview(bytes(8))))), TWO, whole=False
@@ -115,7 +115,7 @@ def test_dims_must_fit_the_model(dims: tuple[int, ...], text: str) -> None:
 
 
 def test_missing_dims_must_be_fixed_in_the_model() -> None:
-    """Without dims those of the model hold, when they are numbers."""
+    """Missing dims are taken from the model only if all of them are fixed."""
     variable = model(a=(Datatype.INT32, (-1, -1)))
     with pytest.raises(InvalidRequest, match="has no dims"):
         apply_batch_size(
@@ -131,28 +131,30 @@ def test_missing_dims_must_be_fixed_in_the_model() -> None:
         (model(0, a=(Datatype.INT32, (2,))), 2, "does not batch"),
     ],
 )
-def test_batch_size_must_be_the_models(metadata: ModelMetadata, size: int, text: str) -> None:
-    """The batch is from 1 to the model's maximum; a model that does not batch takes 1."""
+def test_batch_size_must_be_allowed_by_the_model(
+    metadata: ModelMetadata, size: int, text: str
+) -> None:
+    """The batch size is from 1 to the model's maximum, and 1 if the model does not batch."""
     with pytest.raises(InvalidRequest, match=text):
         apply_batch_size(request(batch_size=size), metadata, whole=False)
 
 
-def test_unknown_input_is_named() -> None:
-    """An input that the model has not is refused with those it has."""
+def test_unknown_input_is_rejected() -> None:
+    """The error names the unknown input and the inputs of the model."""
     with pytest.raises(InvalidRequest, match="no input 'x'; its inputs are 'a', 'b'"):
         apply_batch_size(
             request(Tensor("x", None, (1,), RawData(memoryview(b"1")))), TWO, whole=False
         )
 
 
-def test_untold_datatype_is_named() -> None:
-    """Where the metadata tell no datatype, nothing can be cut."""
+def test_input_without_declared_datatype_is_rejected() -> None:
+    """A buffer cannot be split if the metadata declare no datatype for an input."""
     with pytest.raises(InvalidRequest, match="declare no datatype for input 'a'"):
         apply_batch_size(request(share("a", b"", 0)), model(a=(None, (-1, 2))), whole=False)
 
 
-def test_one_scalar_for_an_item_is_written_as_one_element() -> None:
-    """Dims [1] fit a model whose items are scalars, both ways."""
+def test_dims_of_one_element_match_scalar_items() -> None:
+    """Dims [1] fit a model whose items are scalars, in requests and replies."""
     scalars = model(a=(Datatype.INT32, (-1,)))
     data = RawData(memoryview(bytes(8)))
     call = apply_batch_size(
@@ -163,10 +165,10 @@ def test_one_scalar_for_an_item_is_written_as_one_element() -> None:
     assert (2,) == merge_batch_size(reply, scalars).outputs[0].shape
 
 
-def test_shared_memory_is_checked_by_its_size() -> None:
-    """An input in shared memory stays there; its size must be the computed one."""
-    there = Tensor("a", None, (2,), SharedMemoryData("r", 0, 8))
-    assert apply_batch_size(request(there), TWO, whole=False).inputs[0].data == SharedMemoryData(
+def test_size_of_an_input_in_shared_memory_is_checked() -> None:
+    """An input in shared memory is unchanged, and its size must be the computed one."""
+    shared = Tensor("a", None, (2,), SharedMemoryData("r", 0, 8))
+    assert apply_batch_size(request(shared), TWO, whole=False).inputs[0].data == SharedMemoryData(
         "r", 0, 8
     )
     with pytest.raises(InvalidTensor, match="has 9 bytes"):
@@ -175,19 +177,19 @@ def test_shared_memory_is_checked_by_its_size() -> None:
         )
 
 
-def test_text_in_shared_memory_is_not_looked_at() -> None:
-    """How long BYTES elements are, only who has the region can see."""
+def test_bytes_input_in_shared_memory_is_not_checked() -> None:
+    """Only a process that maps the region can know the size of BYTES elements."""
     texts = ModelMetadata(
         name="m", inputs=(TensorMetadata("a", Datatype.BYTES, (-1, 2)),), max_batch_size=4
     )
-    there = Tensor("a", None, (2,), SharedMemoryData("r", 0, 11))
-    assert apply_batch_size(request(there), texts, whole=True).inputs[0].data == SharedMemoryData(
+    shared = Tensor("a", None, (2,), SharedMemoryData("r", 0, 11))
+    assert apply_batch_size(request(shared), texts, whole=True).inputs[0].data == SharedMemoryData(
         "r", 0, 11
     )
 
 
-def test_whole_request_is_split() -> None:
-    """The first axis of every input becomes the batch size."""
+def test_first_axis_becomes_the_batch_size() -> None:
+    """The first axis of every input becomes the batch size, which is 1 without batching."""
     x, y = np.zeros((3, 2), "<i4"), np.zeros((3, 3), "u1")
     found = split_request(request(array_tensor("a", x), array_tensor("b", y), batch_size=None), TWO)
     assert found.batch_size == 3
@@ -199,8 +201,8 @@ def test_whole_request_is_split() -> None:
 
 
 @pytest.mark.parametrize("shapes", [[(3, 2), (2, 3)], [(), (2, 3)]])
-def test_inputs_of_several_batch_sizes_are_refused(shapes: list[tuple[int, ...]]) -> None:
-    """All inputs have one first axis, or there is no batch size to tell."""
+def test_inputs_with_different_batch_sizes_are_rejected(shapes: list[tuple[int, ...]]) -> None:
+    """All inputs must have a first axis of the same size."""
     inputs = [
         array_tensor(name, np.zeros(shape, "u1")) for name, shape in zip("ab", shapes, strict=True)
     ]
@@ -208,28 +210,28 @@ def test_inputs_of_several_batch_sizes_are_refused(shapes: list[tuple[int, ...]]
         split_request(request(*inputs, batch_size=None), TWO)
 
 
-def test_answer_is_split_and_joined() -> None:
-    """An answer of whole shapes loses its first axis, and gets it back."""
+def test_reply_is_split_and_merged_again() -> None:
+    """A reply of whole shapes loses its first axis and regains it; another size is rejected."""
     whole = InferResponse(model=M, outputs=(array_tensor("a", np.ones((3, 2), "<i4")),))
-    apart = split_reply(whole, TWO, 3)
-    assert (apart.batch_size, apart.outputs[0].shape) == (3, (2,))
-    assert whole == merge_batch_size(apart, TWO)
+    split = split_reply(whole, TWO, 3)
+    assert (split.batch_size, split.outputs[0].shape) == (3, (2,))
+    assert whole == merge_batch_size(split, TWO)
     with pytest.raises(UpstreamProtocolError, match="batch size 3, the request 2"):
         split_reply(whole, TWO, 2)
 
 
-def test_answer_without_outputs_has_the_requests_batch() -> None:
-    """Where there is no output to tell the batch size by, it is the request's."""
+def test_reply_without_outputs_has_the_requests_batch_size() -> None:
+    """Without an output, the batch size of the request applies."""
     assert split_reply(InferResponse(model=M, outputs=()), TWO, 3).batch_size == 3
 
 
-def test_answer_of_a_model_that_does_not_batch_keeps_its_shapes() -> None:
-    """Where there is no batch axis, the batch size is 1 and shapes are whole."""
+def test_reply_of_a_model_without_batching_keeps_its_shapes() -> None:
+    """Without a batch axis, the batch size is 1 and the shapes are whole."""
     unbatched = model(0, a=(Datatype.INT32, (3, 2)))
     whole = InferResponse(model=M, outputs=(array_tensor("a", np.ones((3, 2), "<i4")),))
-    apart = split_reply(whole, unbatched, 1)
-    assert (apart.batch_size, apart.outputs[0].shape) == (1, (3, 2))
-    assert whole == merge_batch_size(apart, unbatched)
+    split = split_reply(whole, unbatched, 1)
+    assert (split.batch_size, split.outputs[0].shape) == (1, (3, 2))
+    assert whole == merge_batch_size(split, unbatched)
 
 
 @pytest.mark.parametrize(
@@ -243,24 +245,26 @@ def test_answer_of_a_model_that_does_not_batch_keeps_its_shapes() -> None:
         (model(None), False),
     ],
 )
-def test_a_model_batches_by_its_word_or_its_shapes(metadata: ModelMetadata, expected: bool) -> None:
-    """Where a model does not say, every tensor with a variable first axis says it batches."""
+def test_batching_follows_the_declared_maximum_or_the_shapes(
+    metadata: ModelMetadata, expected: bool
+) -> None:
+    """Without a declared maximum, a model batches if every first axis is variable."""
     assert metadata.supports_batching is expected
 
 
-def test_inputs_of_unknown_shape_keep_their_own() -> None:
-    """Where the metadata tell no shape, the request's dims hold; without them there are none."""
-    untold = model(0, a=(Datatype.UINT8, None))
+def test_input_of_undeclared_shape_keeps_its_dims() -> None:
+    """Without a declared shape the request's dims apply; without dims it is rejected."""
+    undeclared = model(0, a=(Datatype.UINT8, None))
     data = RawData(memoryview(b"ab"))
-    found = apply_batch_size(request(Tensor("a", None, (2,), data)), untold, whole=True)
+    found = apply_batch_size(request(Tensor("a", None, (2,), data)), undeclared, whole=True)
     assert found.inputs[0].shape == (2,)
     with pytest.raises(InvalidRequest, match="those of the model are unknown"):
-        apply_batch_size(request(Tensor("a", None, None, data)), untold, whole=True)
+        apply_batch_size(request(Tensor("a", None, None, data)), undeclared, whole=True)
 
 
-def test_shares_are_told_from_inputs_in_shared_memory() -> None:
-    """Inputs in shared memory take nothing of the buffer."""
-    there = Tensor("b", None, (3,), SharedMemoryData("r", 0, 3))
-    found = apply_batch_size(request(there, share("a", bytes(8), 0)), TWO, whole=False)
+def test_inputs_in_shared_memory_use_no_buffer() -> None:
+    """Inputs in shared memory take no bytes of the request's buffer."""
+    shared = Tensor("b", None, (3,), SharedMemoryData("r", 0, 3))
+    found = apply_batch_size(request(shared, share("a", bytes(8), 0)), TWO, whole=False)
     assert found.inputs[0].data == SharedMemoryData("r", 0, 3)
     assert as_raw(found.inputs[1]) == bytes(8)

@@ -1,4 +1,4 @@
-"""Stand-ins: what a protocol without BOOL and BF16 sends becomes what the model declares."""
+"""Substitute datatypes, sent by protocols without BOOL and BF16, become the declared ones."""
 
 from __future__ import annotations
 
@@ -41,42 +41,42 @@ HALVES = array_tensor("half", FLOATS)
 
 
 def one(tensor: Tensor) -> Tensor:
-    """Return the one tensor in its place."""
+    """Return *tensor* with its declared datatype."""
     (found,) = INPUTS.replace((tensor,))
     return found
 
 
-def test_bytes_become_truths_without_a_copy() -> None:
-    """UINT8 of 0 and 1 is BOOL as it lies."""
+def test_uint8_becomes_bool_without_a_copy() -> None:
+    """UINT8 values of 0 and 1 are used as BOOL in place."""
     found = one(BYTES)
     assert array_tensor("mask", np.array([False, True, True])) == found
     assert np.shares_memory(as_numpy(found), as_numpy(BYTES))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_every_byte_but_zero_is_true(dtype: npt.DTypeLike) -> None:
-    """Other bytes become 1, for a truth value is 0 or 1 to whoever comes next."""
+def test_nonzero_bytes_become_true(dtype: npt.DTypeLike) -> None:
+    """Bytes other than 0 become 1, the only true value of BOOL."""
     found = one(array_tensor("mask", np.array([0, 2, 127, -1]).astype(dtype)))
     assert b"\0\1\1\1" == bytes(as_raw(found))
 
 
-def test_floats_become_halves_with_all_their_bits() -> None:
-    """FP32 whose lower halves are zero is BF16, signed zeros, infinities and NaN included."""
+def test_fp32_becomes_bf16_exactly() -> None:
+    """FP32 values with zero low bits become BF16, signed zeros, infinities and NaN included."""
     found = one(HALVES)
     assert (BF16, HALVES.shape) == (found.datatype, found.shape)
     assert np.array_equal(bf16_of_fp32(FLOATS), as_numpy(found))
 
 
 @pytest.mark.parametrize("value", [0.1, 1 + 2**-8, 1e-45, np.uint32(0x7FC00001).view(np.float32)])
-def test_what_bf16_cannot_hold_is_refused(value: float) -> None:
-    """No value is rounded, and no NaN loses its bits: the error names the first that would."""
+def test_value_that_bf16_cannot_hold_is_rejected(value: float) -> None:
+    """No value is rounded, and no NaN loses bits; the error names the first such element."""
     values = np.array([1.0, value, 0.3], np.float32)
     with pytest.raises(InvalidRequest, match=r"^input 'half' of model 'm' .*: element 1 is .*BF16"):
         INPUTS.replace((array_tensor("half", values),))
 
 
-def test_no_elements_stand_in_too() -> None:
-    """Tensors without elements change their datatype as others do."""
+def test_empty_tensors_change_their_datatype() -> None:
+    """Tensors without elements are converted like others."""
     empty = (np.zeros((0, 2), np.uint8), np.zeros((2, 0), np.float32))
     mask, half = INPUTS.replace((array_tensor("mask", empty[0]), array_tensor("half", empty[1])))
     assert ((BOOL, (0, 2)), (BF16, (2, 0))) == (
@@ -97,14 +97,14 @@ def test_no_elements_stand_in_too() -> None:
     ],
     ids=lambda tensor: f"{tensor.name}-{tensor.datatype.name}",
 )
-def test_nothing_else_changes(tensor: Tensor) -> None:
-    """What is no stand-in for what is declared stays, and the tuple is the same one."""
+def test_other_tensors_are_unchanged(tensor: Tensor) -> None:
+    """Tensors that are no substitutes stay the same, and so does the tuple."""
     tensors = (tensor,)
     assert INPUTS.replace(tensors) is tensors
 
 
-def test_tensors_without_names_go_by_place() -> None:
-    """The second tensor without a name is the second that the model declares."""
+def test_unnamed_tensors_match_by_position() -> None:
+    """The second unnamed tensor is the second tensor that the model declares."""
     mask, half, more = INPUTS.replace(
         (
             array_tensor("", np.array([1], np.uint8)),
@@ -115,16 +115,16 @@ def test_tensors_without_names_go_by_place() -> None:
     assert [BOOL, BF16, Datatype.UINT8] == [mask.datatype, half.datatype, more.datatype]
 
 
-def test_only_some_datatypes_can_stand_in() -> None:
-    """What can mean nothing else needs no metadata."""
+def test_only_some_datatypes_are_substitutes() -> None:
+    """Tensors that cannot be substitutes need no metadata."""
     assert (True, False) == (
         may_be_substitute((BYTES,)),
         may_be_substitute((array_tensor("x", np.zeros(1, np.int32)),)),
     )
 
 
-def test_integers_may_stand_in_where_the_protocol_widens() -> None:
-    """Only there is an INT32 looked up."""
+def test_integers_are_substitutes_in_protocols_that_widen() -> None:
+    """INT32 may be a substitute only if the protocol widens datatypes."""
     integer = array_tensor("x", np.zeros(1, np.int32))
     assert (False, True) == (
         may_be_substitute((integer,)),
@@ -160,8 +160,8 @@ WIDENED = DatatypeRestorer(
         ("UINT64", np.zeros((0, 2), np.int32)),
     ],
 )
-def test_what_was_widened_is_taken_back(name: str, values: npt.NDArray[Any]) -> None:
-    """Every value that the declared datatype has comes back, in its shape."""
+def test_widened_datatypes_are_restored(name: str, values: npt.NDArray[Any]) -> None:
+    """Every value of the declared datatype is restored, in its shape."""
     (found,) = WIDENED.replace((array_tensor(name, values),))
     assert (name, values.shape) == (str(found.datatype and found.datatype.value), found.shape)
     if name != "BF16":
@@ -179,10 +179,10 @@ def test_what_was_widened_is_taken_back(name: str, values: npt.NDArray[Any]) -> 
         ("BF16", np.array([0.1], np.float32), "cannot represent exactly"),
     ],
 )
-def test_what_cannot_have_been_widened_is_refused(
+def test_value_outside_the_declared_datatype_is_rejected(
     name: str, values: npt.NDArray[Any], message: str
 ) -> None:
-    """Nothing is wrapped or rounded: the error names input, datatypes, place and value."""
+    """No value is wrapped or rounded; the error names the first such element."""
     with pytest.raises(InvalidRequest, match=message):
         WIDENED.replace((array_tensor(name, values),))
 
@@ -195,14 +195,14 @@ def test_what_cannot_have_been_widened_is_refused(
         ("BF16", np.array([1.0], np.float64)),
     ],
 )
-def test_no_other_kind_of_number_was_widened(name: str, values: npt.NDArray[Any]) -> None:
-    """Integers are no floats and floats no integers: they stay, and the model refuses them."""
+def test_other_kinds_of_numbers_are_not_restored(name: str, values: npt.NDArray[Any]) -> None:
+    """Datatypes that no protocol widens to are unchanged, and the model rejects them."""
     tensors = (array_tensor(name, values),)
     assert WIDENED.replace(tensors) is tensors
 
 
-def test_order_is_that_of_the_names_and_others_follow() -> None:
-    """Tensors go where their names stand; those that are not named keep their order behind."""
+def test_tensors_follow_the_order_of_the_names() -> None:
+    """Named tensors come in the order of the names; the others follow in their own order."""
     a, b, c, d = (array_tensor(name, np.zeros(1, np.int32)) for name in "abcd")
     assert (b, d, c, a) == in_order((c, a, d, b), ["b", "d"])
     tensors = (b, d, a)
@@ -210,17 +210,17 @@ def test_order_is_that_of_the_names_and_others_follow() -> None:
 
 
 class Model:
-    """Answers metadata, and inferences with *outputs*."""
+    """Returns metadata, and replies with *outputs*."""
 
     def __init__(self, *outputs: Tensor, metadata: GatewayError | None = None) -> None:
         self._outputs = outputs
         self._failure = metadata
-        self.questions = 0
-        self.service = ScriptedService(always=self._answer)
+        self.metadata_calls = 0
+        self.service = ScriptedService(always=self._respond)
 
-    def _answer(self, call: Call[Any]) -> Any:
+    def _respond(self, call: Call[Any]) -> Any:
         if isinstance(call, ModelMetadataRequest):
-            self.questions += 1
+            self.metadata_calls += 1
             if self._failure is not None:
                 raise self._failure
             return ModelMetadata(name="m", inputs=DECLARED, outputs=DECLARED)
@@ -237,64 +237,64 @@ def request(*inputs: Tensor, needs: frozenset[Need] = frozenset(), **fields: Any
     return InferRequest(model=M, inputs=inputs, context=Context(needs=needs), **fields)
 
 
-async def test_requests_of_a_protocol_with_stand_ins_get_what_was_meant() -> None:
-    """The next codec is given BOOL and BF16."""
+async def test_substitutes_in_a_request_are_restored() -> None:
+    """The next codec gets BOOL and BF16 from a caller that sends substitutes."""
     model = Model()
     await Complete(model.service, frozenset())(request(BYTES, HALVES, needs=SUBSTITUTES))
     assert [BOOL, BF16] == [tensor.datatype for tensor in model.sent().inputs]
 
 
-async def test_requests_of_other_protocols_are_let_be() -> None:
-    """UINT8 of a caller that has BOOL is UINT8, and nobody is asked."""
+async def test_request_of_a_protocol_with_bool_is_unchanged() -> None:
+    """UINT8 of a caller that can send BOOL stays UINT8, and no metadata are fetched."""
     model = Model()
     call = request(BYTES, HALVES)
     await Complete(model.service, SUBSTITUTES)(call)
     assert model.sent() is call
-    assert 0 == model.questions
+    assert 0 == model.metadata_calls
 
 
-async def test_answers_of_a_protocol_with_stand_ins_get_what_was_meant() -> None:
-    """The caller is given BOOL and BF16."""
+async def test_substitutes_in_a_reply_are_restored() -> None:
+    """The caller gets BOOL and BF16 from a target that sends substitutes."""
     model = Model(BYTES, HALVES)
     reply = await Complete(model.service, SUBSTITUTES)(request())
     assert [BOOL, BF16] == [tensor.datatype for tensor in reply.outputs]
 
 
-async def test_stand_ins_that_would_be_written_again_are_let_be() -> None:
-    """Between two ends of one protocol nothing is taken back, and nobody is asked."""
+async def test_substitutes_are_unchanged_if_both_sides_use_them() -> None:
+    """Between two ends of one protocol nothing is restored, and no metadata are fetched."""
     model = Model(BYTES, HALVES)
     call = request(BYTES, HALVES, needs=SUBSTITUTES)
     reply = await Complete(model.service, SUBSTITUTES)(call)
     assert model.sent() is call
     assert (BYTES, HALVES) == reply.outputs
-    assert 0 == model.questions
+    assert 0 == model.metadata_calls
 
 
-async def test_who_does_not_tell_is_not_asked_for_every_request() -> None:
-    """Stand-ins can be done without: a failure is remembered, for a while."""
+async def test_unavailable_metadata_are_not_fetched_for_every_call() -> None:
+    """Restoring datatypes is optional, so a failure to fetch the metadata is cached."""
     model = Model(metadata=Unavailable("no metadata"))
     complete = Complete(model.service, frozenset())
     for _ in range(3):
         await complete(request(BYTES, needs=SUBSTITUTES))
-    assert 1 == model.questions
+    assert 1 == model.metadata_calls
 
 
-async def test_answers_without_names_go_by_what_was_asked() -> None:
-    """An output without a name is the one that was asked for at its place."""
+async def test_unnamed_outputs_match_the_requested_outputs() -> None:
+    """An output without a name is the requested output at its position."""
     model = Model(array_tensor("", np.array([1.0], np.float32)))
     reply = await Complete(model.service, SUBSTITUTES)(request(outputs=(RequestedOutput("half"),)))
     assert [BF16] == [tensor.datatype for tensor in reply.outputs]
 
 
-async def test_answers_that_bf16_cannot_hold_are_the_upstreams_fault() -> None:
-    """What an upstream answers beyond the datatype that is declared cannot be used."""
+async def test_reply_value_that_bf16_cannot_hold_is_an_upstream_error() -> None:
+    """An output value outside of the declared datatype is an UpstreamProtocolError."""
     model = Model(array_tensor("half", np.array([0.1], np.float32)))
     with pytest.raises(UpstreamProtocolError, match=r"^output 'half' of model 'm' is BF16"):
         await Complete(model.service, SUBSTITUTES)(request())
 
 
-async def test_without_metadata_tensors_are_what_they_say() -> None:
-    """A model that does not tell its datatypes gets and gives what is there."""
+async def test_datatypes_are_unchanged_without_metadata() -> None:
+    """If the metadata are unavailable, requests and replies keep their datatypes."""
     model = Model(BYTES, metadata=Unavailable("no metadata"))
     call = request(BYTES, needs=SUBSTITUTES)
     await Complete(model.service, frozenset())(call)
@@ -302,34 +302,37 @@ async def test_without_metadata_tensors_are_what_they_say() -> None:
     model = Model(BYTES, metadata=Unavailable("no metadata"))
     reply = await Complete(model.service, SUBSTITUTES)(request())
     assert (BYTES,) == reply.outputs
-    assert 1 == model.questions
+    assert 1 == model.metadata_calls
 
 
-async def test_outputs_that_go_by_place_come_in_the_models_order() -> None:
-    """However a server orders its outputs, a caller that counts them finds the model's order."""
+async def test_positional_outputs_are_in_the_models_order() -> None:
+    """A caller that reads outputs by position gets them in the model's order."""
     reply = await Complete(Model(HALVES, BYTES).service, frozenset())(request(needs=IN_ORDER))
     assert ["mask", "half"] == [tensor.name for tensor in reply.outputs]
 
 
-async def test_outputs_asked_for_come_in_the_order_asked() -> None:
-    """Then nobody has to be asked for the model's."""
+async def test_requested_outputs_are_in_the_requested_order() -> None:
+    """The order of requested outputs needs no metadata."""
     model = Model(BYTES, HALVES)
     requested_outputs = (RequestedOutput("half"), RequestedOutput("mask"))
     reply = await Complete(model.service, frozenset())(
         request(needs=IN_ORDER, outputs=requested_outputs)
     )
-    assert (0, ["half", "mask"]) == (model.questions, [tensor.name for tensor in reply.outputs])
+    assert (0, ["half", "mask"]) == (
+        model.metadata_calls,
+        [tensor.name for tensor in reply.outputs],
+    )
 
 
-async def test_one_output_has_no_order() -> None:
-    """A single output needs no metadata."""
+async def test_single_output_needs_no_metadata() -> None:
+    """The order of a single output is known without metadata."""
     model = Model(BYTES)
     await Complete(model.service, frozenset())(request(needs=IN_ORDER))
-    assert 0 == model.questions
+    assert 0 == model.metadata_calls
 
 
-async def test_outputs_of_unknown_order_are_refused() -> None:
-    """Outputs that would be taken for one another are not given out."""
+async def test_outputs_of_unknown_order_are_rejected() -> None:
+    """A caller that reads outputs by position gets none in an unknown order."""
     model = Model(BYTES, HALVES, metadata=Unavailable("no metadata"))
     with pytest.raises(Unavailable, match=r"outputs without names depend on their order"):
         await Complete(model.service, frozenset())(request(needs=IN_ORDER))

@@ -1,4 +1,4 @@
-"""A server that fails over an input of the wrong datatype: the client is told what is wrong."""
+"""A server that fails on an input of the wrong datatype: the client gets an exact error."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class Server:
         return ModelMetadata(name="m", inputs=(TensorMetadata("x", Datatype.INT32, (-1,)),))
 
 
-async def test_the_wrong_datatype_is_the_clients_mistake() -> None:
-    """The server's own words stay in the cause."""
+async def test_wrong_input_datatype_is_an_invalid_request() -> None:
+    """The cause of the InvalidRequest is the server's own error."""
     with pytest.raises(InvalidRequest, match="it is BYTES, the model needs INT32") as raised:
         await Complete(Server(FAILED), frozenset())(InferRequest(model=M, inputs=(TEXT,)))
     assert FAILED is raised.value.__cause__
 
 
 @pytest.mark.parametrize("has_metadata", [True, False])
-async def test_other_failures_stay_what_they_are(has_metadata: bool) -> None:
-    """A model may fail over a right input, and a server may not say what it needs."""
+async def test_other_failures_are_unchanged(has_metadata: bool) -> None:
+    """A failure on a valid input, or of a model without metadata, is raised unchanged."""
     inputs = (NUMBER if has_metadata else TEXT,)
     server = Server(FAILED, has_metadata=has_metadata)
     with pytest.raises(UpstreamError, match="line 7"):
         await Complete(server, frozenset())(InferRequest(model=M, inputs=inputs))
 
 
-async def test_only_failures_of_the_server_are_looked_at() -> None:
-    """What the server says of the request in good form is passed on."""
-    refused = InvalidRequest("shape", origin=Origin("oip.http", None))
+async def test_invalid_request_of_the_server_is_unchanged() -> None:
+    """Only an UpstreamError is compared with the metadata."""
+    rejected = InvalidRequest("shape", origin=Origin("oip.http", None))
     with pytest.raises(InvalidRequest, match="shape"):
-        await Complete(Server(refused), frozenset())(InferRequest(model=M, inputs=(TEXT,)))
+        await Complete(Server(rejected), frozenset())(InferRequest(model=M, inputs=(TEXT,)))

@@ -1,4 +1,4 @@
-"""Members by name alone: inputs where the model has them, else parameters."""
+"""Flat members: inputs if the model declares them, otherwise parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.policies.complete.parameters import split_flat_members, split_reply
 M = ModelRef("m")
 
 
-def apart(members: dict[str, Any], *inputs: TensorMetadata) -> InferRequest:
+def split_members(members: dict[str, Any], *inputs: TensorMetadata) -> InferRequest:
     call = InferRequest(model=M, flat_members=members, parameters={"kept": 1})
     return split_flat_members(call, ModelMetadata(name="m", inputs=inputs, outputs=()))
 
@@ -27,9 +27,9 @@ def declared(datatype: Datatype | None, shape: tuple[int, ...] | None) -> Tensor
     return TensorMetadata("x", datatype, shape)
 
 
-def test_what_the_model_does_not_know_is_a_parameter() -> None:
-    """Inputs come in the order they were sent; nothing is left as a member."""
-    call = apart({"x": "a", "y": 2}, declared(Datatype.BYTES, (1,)))
+def test_undeclared_members_become_parameters() -> None:
+    """Declared members become inputs, and no flat member remains."""
+    call = split_members({"x": "a", "y": 2}, declared(Datatype.BYTES, (1,)))
     assert ["x"] == [tensor.name for tensor in call.inputs]
     assert ({"kept": 1, "y": 2}, {}) == (dict(call.parameters), dict(call.flat_members))
 
@@ -52,16 +52,16 @@ def test_what_the_model_does_not_know_is_a_parameter() -> None:
 def test_shapes_are_deduced(
     shape: tuple[int, ...] | None, count: int, expected: tuple[int, ...]
 ) -> None:
-    """What varies is 1, but for the last axis that does: that takes what is left."""
-    (tensor,) = apart({"x": (1,) * count}, declared(Datatype.INT32, shape)).inputs
+    """Variable dimensions are 1, except the last one, which takes the remaining values."""
+    (tensor,) = split_members({"x": (1,) * count}, declared(Datatype.INT32, shape)).inputs
     assert expected == tensor.shape
 
 
 @pytest.mark.parametrize(("shape", "count"), [((2,), 1), ((-1, 2), 3), ((), 2), ((0,), 1)])
 def test_values_must_fill_the_shape(shape: tuple[int, ...], count: int) -> None:
-    """Shape and count are named."""
+    """The error names the input and the number of values."""
     with pytest.raises(InvalidRequest, match=f"input 'x' .*which does not match {count} values"):
-        apart({"x": (1,) * count}, declared(Datatype.INT32, shape))
+        split_members({"x": (1,) * count}, declared(Datatype.INT32, shape))
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_values_must_fill_the_shape(shape: tuple[int, ...], count: int) -> None:
 def test_values_take_the_datatype_of_their_input(
     datatype: Datatype, values: tuple[Any, ...], expected: list[Any]
 ) -> None:
-    """Exactly, to the ends of each range."""
-    (tensor,) = apart({"x": values}, declared(datatype, (-1,))).inputs
+    """Values are converted exactly, up to the limits of each datatype."""
+    (tensor,) = split_members({"x": values}, declared(datatype, (-1,))).inputs
     assert datatype is tensor.datatype
     assert np.array_equal(np.array(expected, datatype.numpy_dtype), as_numpy(tensor))
 
 
 def test_text_is_utf8() -> None:
-    """Text becomes the bytes of BYTES."""
-    (tensor,) = apart({"x": ("größe", "")}, declared(Datatype.BYTES, (-1,))).inputs
+    """Strings become UTF-8 elements of a BYTES input."""
+    (tensor,) = split_members({"x": ("größe", "")}, declared(Datatype.BYTES, (-1,))).inputs
     assert ["größe".encode(), b""] == as_items(tensor)
 
 
@@ -108,29 +108,31 @@ def test_text_is_utf8() -> None:
         (None, 1.0, "has an unknown datatype"),
     ],
 )
-def test_other_values_are_refused(datatype: Datatype | None, value: Any, text: str) -> None:
-    """Nothing is rounded, wrapped or guessed."""
+def test_values_outside_the_datatype_are_rejected(
+    datatype: Datatype | None, value: Any, text: str
+) -> None:
+    """No value is rounded, wrapped or guessed."""
     with pytest.raises(InvalidRequest, match=f"input 'x' of model 'm' .*{text}"):
-        apart({"x": value}, declared(datatype, (1,)))
+        split_members({"x": value}, declared(datatype, (1,)))
 
 
-def test_a_list_can_be_no_parameter() -> None:
-    """The model's lack of such an input is named."""
+def test_list_cannot_be_a_parameter() -> None:
+    """The error names the input that the model lacks."""
     with pytest.raises(
         InvalidRequest, match="'m' has no input 'y', and a parameter cannot be a list"
     ):
-        apart({"y": (1, 2)}, declared(Datatype.INT32, (1,)))
+        split_members({"y": (1, 2)}, declared(Datatype.INT32, (1,)))
 
 
-def test_a_model_that_declares_no_inputs_names_what_to_declare() -> None:
-    """A grps server tells no tensors: the configuration has to."""
+def test_model_without_declared_inputs_needs_configuration() -> None:
+    """The error names the setting that declares inputs and outputs."""
     with pytest.raises(
         Unsupported, match=r"expected a declaration of its inputs and outputs \(models: NAME"
     ):
-        apart({"x": "a"})
+        split_members({"x": "a"})
 
 
-def replied(
+def split_reply(
     members: dict[str, Any], *requested: str, outputs: tuple[TensorMetadata, ...]
 ) -> InferResponse:
     call = InferRequest(model=M, outputs=tuple(map(RequestedOutput, requested)))
@@ -142,9 +144,9 @@ Y = TensorMetadata("Y", Datatype.FP32, (-1, 2))
 Z = TensorMetadata("Z", Datatype.BYTES, (1,))
 
 
-def test_members_of_a_reply_are_outputs_where_the_model_has_them() -> None:
-    """Datatype and shape are the model's; other values are parameters."""
-    found = replied({"Y": (1, 2.5, float("nan"), 3), "Z": "a", "k": 7}, outputs=(Y, Z))
+def test_declared_members_of_a_reply_become_outputs() -> None:
+    """Outputs have the declared datatype and shape; other members are parameters."""
+    found = split_reply({"Y": (1, 2.5, float("nan"), 3), "Z": "a", "k": 7}, outputs=(Y, Z))
     first, second = found.outputs
     assert ((2, 2), Datatype.FP32) == (first.shape, first.datatype)
     assert ["1.0", "2.5", "nan", "3.0"] == [str(each) for each in as_numpy(first).reshape(-1)]
@@ -152,24 +154,26 @@ def test_members_of_a_reply_are_outputs_where_the_model_has_them() -> None:
     assert ({"kept": 1, "k": 7}, {}) == (found.parameters, found.flat_members)
 
 
-def test_a_text_of_a_reply_that_is_not_utf8_was_malformed() -> None:
-    """A model that generates text may cut a character; its bytes are passed on."""
-    found = replied({"Z": "a\udce2\udc82", "k": "b\udce2"}, outputs=(Y, Z))
+def test_reply_text_may_contain_a_cut_character() -> None:
+    """The bytes of a cut character are kept in outputs and replaced in parameters."""
+    found = split_reply({"Z": "a\udce2\udc82", "k": "b\udce2"}, outputs=(Y, Z))
     assert [b"a\xe2\x82"] == as_items(found.outputs[0])
     assert "b\ufffd" == found.parameters["k"]
 
 
-def test_outputs_of_a_reply_have_the_models_order_or_the_requested_one() -> None:
-    """Members of JSON come in any order."""
+def test_reply_outputs_have_the_requested_or_declared_order() -> None:
+    """The order of the JSON members does not matter."""
     members = {"Z": "a", "Y": (1, 2)}
     for requested in ((), ("Y", "Z"), ("Z", "Y")):
-        found = replied(members, *requested, outputs=(Y, Z)).outputs
+        found = split_reply(members, *requested, outputs=(Y, Z)).outputs
         assert (requested or ("Y", "Z")) == tuple(output.name for output in found)
 
 
 def test_only_requested_outputs_of_a_reply_are_kept() -> None:
-    """Servers of generate send all of them."""
-    assert ["Z"] == [o.name for o in replied({"Y": (1, 2), "Z": "a"}, "Z", outputs=(Y, Z)).outputs]
+    """Servers of the generate extension send all outputs."""
+    assert ["Z"] == [
+        o.name for o in split_reply({"Y": (1, 2), "Z": "a"}, "Z", outputs=(Y, Z)).outputs
+    ]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +185,9 @@ def test_only_requested_outputs_of_a_reply_are_kept() -> None:
         ({"Z": "a"}, ("Y",), "lacks output 'Y'"),
     ],
 )
-def test_a_reply_that_does_not_fit_the_model_is_the_upstreams(
+def test_reply_that_contradicts_the_metadata_is_an_upstream_error(
     members: dict[str, Any], requested: tuple[str, ...], why: str
 ) -> None:
-    """Nothing is guessed of an answer that the metadata contradict."""
+    """Missing, unknown or malformed outputs are an UpstreamProtocolError."""
     with pytest.raises(UpstreamProtocolError, match=why):
-        replied(members, *requested, outputs=(Y, Z))
+        split_reply(members, *requested, outputs=(Y, Z))

@@ -1,4 +1,4 @@
-"""Complete: metadata is asked for when something is missing, and only then."""
+"""Complete: metadata are fetched only if the call lacks something."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ NAMELESS = array_tensor("", ARRAY)
 
 
 class Model:
-    """Answers metadata, and inferences with *outputs*; remembers the inferences."""
+    """Returns metadata, and replies with *outputs*; records the inferences."""
 
     def __init__(self, *outputs: Tensor, metadata: ModelMetadata | GatewayError = METADATA) -> None:
         self._outputs = outputs
         self._metadata = metadata
-        self.question_count = 0
+        self.metadata_calls = 0
         self.inputs: tuple[Tensor, ...] = ()
         self.stream = FakeStream([self._reply(), self._reply()])
-        self.service = ScriptedService(always=self._answer)
+        self.service = ScriptedService(always=self._respond)
 
     def _reply(self) -> InferResponse:
         return InferResponse(model=M, outputs=self._outputs)
 
-    def _answer(self, call: Call[Any]) -> Any:
+    def _respond(self, call: Call[Any]) -> Any:
         if isinstance(call, ModelMetadataRequest):
-            self.question_count += 1
+            self.metadata_calls += 1
             if isinstance(self._metadata, GatewayError):
                 raise self._metadata
             return self._metadata
@@ -80,80 +80,80 @@ def request(*inputs: Tensor, needs: frozenset[Need] = frozenset(), **fields: Any
     return InferRequest(model=M, inputs=inputs, context=Context(needs=needs), **fields)
 
 
-async def test_nothing_missing_nothing_asked() -> None:
-    """A whole request passes untouched, whatever is needed."""
+async def test_complete_request_is_unchanged() -> None:
+    """A complete request fetches no metadata, even if the target needs everything."""
     model = Model(WHOLE)
     call = request(WHOLE, needs=ALL_NEEDS)
     await Complete(model.service, ALL_NEEDS)(call)
-    assert 0 == model.question_count
+    assert 0 == model.metadata_calls
     assert model.service.calls[0] is call
 
 
-async def test_nothing_needed_nothing_asked() -> None:
-    """What the next codec can do without is not filled in."""
+async def test_parts_that_are_not_needed_are_not_filled_in() -> None:
+    """Parts that the next codec does not need stay missing."""
     model = Model(NAMELESS)
     await Complete(model.service, frozenset())(request(NAMELESS))
-    assert (0, (NAMELESS,)) == (model.question_count, model.inputs)
+    assert (0, (NAMELESS,)) == (model.metadata_calls, model.inputs)
 
 
-async def test_missing_parts_are_filled_in_and_metadata_is_remembered() -> None:
-    """Two requests that leave something out cost one question."""
+async def test_missing_parts_are_filled_in_from_cached_metadata() -> None:
+    """Two incomplete requests fetch the metadata once."""
     model = Model()
     complete = Complete(model.service, ALL_NEEDS)
     for _ in range(2):
         await complete(request(NAMELESS))
         assert (WHOLE,) == model.inputs
-    assert 1 == model.question_count
+    assert 1 == model.metadata_calls
 
 
-async def test_bare_bytes_are_made_whole_though_nothing_is_needed() -> None:
-    """A raw binary request means nothing to anyone until it is whole."""
+async def test_raw_binary_request_is_always_completed() -> None:
+    """A raw binary request is completed even if the next codec needs nothing."""
     model = Model()
     await Complete(model.service, frozenset())(request(BARE))
     assert (WHOLE,) == model.inputs
 
 
-async def test_model_that_batches_takes_bare_bytes_as_batch_one() -> None:
-    """For a model that batches the batch of a raw binary request is 1, and nothing else."""
+async def test_raw_binary_request_has_batch_size_one() -> None:
+    """A raw binary request with more elements than one item is rejected."""
     metadata = ModelMetadata(name="m", inputs=METADATA.inputs, max_batch_size=8)
     twice = Tensor("", None, None, RawData(memoryview(ARRAY.tobytes() * 2)))
     with pytest.raises(InvalidRequest, match="with batch size 1, which does not match 4 elements"):
         await Complete(Model(metadata=metadata).service, ALL_NEEDS)(request(twice))
 
 
-async def test_cache_beneath_is_used() -> None:
-    """A cache that is there already is shared, not doubled."""
+async def test_existing_metadata_cache_is_reused() -> None:
+    """A MetadataCache below is shared, not duplicated."""
     model = Model()
     cache = MetadataCache(model.service)
     await cache(ModelMetadataRequest(model=M))
     await Complete(cache, ALL_NEEDS)(request(NAMELESS))
-    assert 1 == model.question_count
+    assert 1 == model.metadata_calls
 
 
-async def test_answers_get_what_the_caller_needs() -> None:
-    """Outputs without names get the model's, in its order."""
+async def test_reply_gets_the_parts_that_the_caller_needs() -> None:
+    """Unnamed outputs get the model's names, in its order."""
     reply = await Complete(Model(NAMELESS, NAMELESS).service, frozenset())(
         request(WHOLE, needs=ALL_NEEDS)
     )
     assert (array_tensor("Y", ARRAY), array_tensor("Z", ARRAY)) == reply.outputs
 
 
-async def test_answers_come_in_the_order_asked_for() -> None:
-    """Outputs asked for by name come back unnamed in the order of the question."""
+async def test_unnamed_outputs_get_the_requested_names() -> None:
+    """The names follow the order of the requested outputs."""
     reply = await Complete(Model(NAMELESS, NAMELESS).service, frozenset())(
         request(WHOLE, needs=ALL_NEEDS, outputs=(RequestedOutput("Z"), RequestedOutput("W")))
     )
     assert (array_tensor("Z", ARRAY), array_tensor("W", ARRAY)) == reply.outputs
 
 
-async def test_answer_with_too_many_outputs_is_the_upstreams_fault() -> None:
-    """An answer that does not fit the model's own metadata cannot be used."""
+async def test_reply_with_too_many_outputs_is_an_upstream_error() -> None:
+    """A reply that contradicts the model's metadata is rejected."""
     with pytest.raises(UpstreamProtocolError, match="has 2 outputs, the message has 3"):
         await Complete(Model(*[NAMELESS] * 3).service, frozenset())(request(WHOLE, needs=ALL_NEEDS))
 
 
-async def test_failure_of_metadata_names_the_cause_first() -> None:
-    """The error keeps its kind, and its cause stands before the need for metadata."""
+async def test_metadata_failure_keeps_its_class_and_cause() -> None:
+    """The text of the error starts with the cause."""
     error = Unavailable("refused")
     with pytest.raises(Unavailable) as caught:
         await Complete(Model(metadata=error).service, ALL_NEEDS)(request(NAMELESS))
@@ -168,15 +168,15 @@ async def test_failure_of_metadata_names_the_cause_first() -> None:
 
 
 @pytest.mark.parametrize("need", [Need.BATCHING, Need.OUTPUTS])
-async def test_failure_of_metadata_calls_no_complete_request_incomplete(need: Need) -> None:
-    """The request has all names, datatypes and shapes: the target needs more than that."""
+async def test_metadata_failure_names_the_need_of_the_target(need: Need) -> None:
+    """If the request itself is complete, the error describes what the target needs."""
     model = Model(metadata=Unavailable("refused"))
     with pytest.raises(Unavailable, match="refused; the target needs the names of the outputs or"):
         await Complete(model.service, ALL_NEEDS | {need})(request(WHOLE))
 
 
-async def test_unknown_model_is_named_without_a_word_of_metadata() -> None:
-    """A client that names an unknown model hears of the model, not of what is missing."""
+async def test_unknown_model_error_does_not_mention_metadata() -> None:
+    """The error names the unknown model, not the missing parts of the request."""
     model = Model(metadata=ModelNotFound("no model 'm'"))
     with pytest.raises(ModelNotFound) as caught:
         await Complete(model.service, ALL_NEEDS)(request(NAMELESS))
@@ -184,8 +184,8 @@ async def test_unknown_model_is_named_without_a_word_of_metadata() -> None:
     assert expected == caught.value.message
 
 
-async def test_a_servers_text_about_an_unknown_model_stays_as_it_is() -> None:
-    """Clients compare it with what the server says itself."""
+async def test_servers_text_about_an_unknown_model_is_unchanged() -> None:
+    """Clients compare the text with that of the server."""
     text = "Request for unknown model: 'm' is not found"
     model = Model(metadata=ModelNotFound(text, origin=Origin("oip.http", None)))
     with pytest.raises(ModelNotFound) as caught:
@@ -194,22 +194,22 @@ async def test_a_servers_text_about_an_unknown_model_stays_as_it_is() -> None:
 
 
 LARGE = Sequence(1 << 63, start=True)
-REFUSED = SequenceIdTooLarge("the id is too large")
+ID_TOO_LARGE = SequenceIdTooLarge("the id is too large")
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
 @pytest.mark.parametrize("max_batch_size", [0, 8])
-async def test_a_large_sequence_id_is_left_out_where_no_sequence_is(
+async def test_large_sequence_id_is_dropped_for_stateless_models(
     kind: str, max_batch_size: int
 ) -> None:
-    """A model without sequences is asked again without the id that its server cannot be told."""
+    """The call is sent again without the sequence id that its server cannot represent."""
     reply = InferResponse(model=M, outputs=(WHOLE,))
-    answer = FakeStream([reply]) if kind == "stream" else reply
+    result = FakeStream([reply]) if kind == "stream" else reply
     metadata = METADATA.changed(max_batch_size=max_batch_size)
-    service = ScriptedService(REFUSED, metadata, answer)
+    service = ScriptedService(ID_TOO_LARGE, metadata, result)
     call = request(WHOLE).changed(sequence=LARGE)
     outer_call: Call[Any] = call if kind == "unary" else StreamInferRequest(model=M, request=call)
-    assert answer is await Complete(service, frozenset())(outer_call)
+    assert result is await Complete(service, frozenset())(outer_call)
     assert call.changed(sequence=None) == inference_of(service.calls[-1])
 
 
@@ -221,16 +221,16 @@ async def test_a_large_sequence_id_is_left_out_where_no_sequence_is(
         Unavailable("gone"),
     ],
 )
-async def test_a_large_sequence_id_is_refused_where_a_sequence_may_be(metadata: Any) -> None:
-    """A sequence never goes on without its id, or under another one."""
-    service = ScriptedService(REFUSED, metadata)
+async def test_large_sequence_id_is_rejected_for_stateful_models(metadata: Any) -> None:
+    """If the model may be stateful, the call is not sent without its sequence id."""
+    service = ScriptedService(ID_TOO_LARGE, metadata)
     with pytest.raises(SequenceIdTooLarge):
         await Complete(service, frozenset())(request(WHOLE).changed(sequence=LARGE))
 
 
 @pytest.mark.parametrize("needs", [frozenset[Need](), ALL_NEEDS])
-async def test_streams_are_filled_both_ways(needs: frozenset[Need]) -> None:
-    """The request in a stream is made whole, and so are its answers where it is needed."""
+async def test_stream_request_and_replies_are_completed(needs: frozenset[Need]) -> None:
+    """The replies of a stream are completed only if the caller needs it."""
     model = Model(NAMELESS)
     items = await Complete(model.service, ALL_NEEDS)(
         StreamInferRequest(model=M, request=request(NAMELESS), context=Context(needs=needs))
@@ -243,22 +243,22 @@ async def test_streams_are_filled_both_ways(needs: frozenset[Need]) -> None:
     assert 1 == model.stream.closed
 
 
-async def test_whole_stream_request_stays_itself() -> None:
-    """A stream that leaves nothing out passes untouched."""
+async def test_complete_stream_request_is_unchanged() -> None:
+    """A complete stream request is passed on as the same object."""
     model = Model(WHOLE)
     call = StreamInferRequest(model=M, request=request(WHOLE))
     await Complete(model.service, ALL_NEEDS)(call)
     assert model.service.calls[0] is call
 
 
-async def test_other_calls_pass() -> None:
-    """What is no inference has nothing to fill in."""
+async def test_other_calls_pass_through() -> None:
+    """Calls other than inferences have nothing to complete."""
     service = ScriptedService(True)
     assert await Complete(service, ALL_NEEDS)(ServerLiveRequest()) is True
 
 
-async def test_call_without_a_model_is_asked_about_as_such() -> None:
-    """Without a model the question has an empty name; the service decides what that means."""
+async def test_call_without_a_model_is_completed() -> None:
+    """The metadata that the service returns for no model complete the call."""
     model = Model(NAMELESS)
     call = InferRequest(inputs=(NAMELESS,), context=Context(needs=ALL_NEEDS))
     reply = await Complete(model.service, ALL_NEEDS)(call)
@@ -266,8 +266,8 @@ async def test_call_without_a_model_is_asked_about_as_such() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) -> None:
-    """What was sent by name alone is an input where the model has one, in streams as well."""
+async def test_flat_members_are_always_split(streamed: bool) -> None:
+    """Flat members become inputs or parameters even if nothing is needed, also in streams."""
     model = Model(WHOLE)
     call = InferRequest(model=M, flat_members={"A": (1, 2), "b": 3})
     complete = Complete(model.service, frozenset())
@@ -282,8 +282,8 @@ async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) 
     assert (array_tensor("A", ARRAY),) == model.inputs
 
 
-async def test_without_metadata_members_cannot_be_told_apart() -> None:
-    """The error says what the metadata was asked for."""
+async def test_flat_members_need_metadata() -> None:
+    """The error describes why the metadata are needed."""
     model = Model(metadata=Unavailable("gone"))
     with pytest.raises(
         Unavailable, match=r"^gone; .* does not distinguish tensors from parameters"
@@ -291,8 +291,8 @@ async def test_without_metadata_members_cannot_be_told_apart() -> None:
         await Complete(model.service, frozenset())(InferRequest(model=M, flat_members={"A": 1}))
 
 
-async def test_an_answer_that_is_an_error_is_passed_on() -> None:
-    """There is nothing in it to complete."""
+async def test_error_reply_in_a_stream_is_passed_on() -> None:
+    """A reply with an error has nothing to complete."""
     failed = InferResponse(model=M, outputs=(), is_final=False, error=Unavailable("no"))
     service = ScriptedService(FakeStream([failed]))
     call = StreamInferRequest(

@@ -1,4 +1,4 @@
-"""Tests of Complete where one side keeps the batch size apart from shapes of one item."""
+"""Complete, if one side has a separate batch size and shapes of one item."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes import FakeClock, ScriptedService
 
 M = ModelRef("m")
 WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-APART = WHOLE | {Need.BATCHING}
+SEPARATE = WHOLE | {Need.BATCHING}
 TENSORS = (
     TensorMetadata("a", Datatype.INT32, (-1, 2)),
     TensorMetadata("b", Datatype.INT32, (-1, 1)),
@@ -33,18 +33,18 @@ SHARES = (
 )
 
 
-def answering(reply: InferResponse) -> ScriptedService:
-    def answer(call: Any) -> Any:
+def target_of(reply: InferResponse) -> ScriptedService:
+    def respond(call: Any) -> Any:
         return METADATA if isinstance(call, ModelMetadataRequest) else reply
 
-    return ScriptedService(always=answer)
+    return ScriptedService(always=respond)
 
 
 def sent(inner: ScriptedService) -> InferRequest:
     return next(call for call in inner.calls if isinstance(call, InferRequest))
 
 
-def questions(inner: ScriptedService) -> int:
+def metadata_calls(inner: ScriptedService) -> int:
     return sum(isinstance(call, ModelMetadataRequest) for call in inner.calls)
 
 
@@ -52,12 +52,12 @@ def output(shape: tuple[int, ...], datatype: Datatype | None) -> Tensor:
     return Tensor("a", datatype, shape, RawData(memoryview(bytes(16))))
 
 
-V1_CALL = InferRequest(model=M, inputs=SHARES, batch_size=2, context=Context(needs=APART))
+V1_CALL = InferRequest(model=M, inputs=SHARES, batch_size=2, context=Context(needs=SEPARATE))
 
 
-async def test_v1_caller_and_a_target_of_whole_shapes() -> None:
-    """Shares become whole tensors on the way in; the batch axis is taken off on the way back."""
-    inner = answering(InferResponse(model=M, outputs=(output((2, 2), Datatype.INT32),)))
+async def test_v1_caller_with_a_target_of_whole_shapes() -> None:
+    """The request gets whole tensors, and the reply loses its batch axis."""
+    inner = target_of(InferResponse(model=M, outputs=(output((2, 2), Datatype.INT32),)))
     reply = await Complete(inner, WHOLE)(V1_CALL)
     request = sent(inner)
     assert request.batch_size is None
@@ -67,10 +67,10 @@ async def test_v1_caller_and_a_target_of_whole_shapes() -> None:
 
 
 async def test_v1_on_both_sides() -> None:
-    """The batch size stays apart, all outputs are named, and untold datatypes are filled in."""
-    answer = InferResponse(model=M, outputs=(output((2,), None),), batch_size=2)
-    inner = answering(answer)
-    reply = await Complete(inner, APART | {Need.OUTPUTS})(V1_CALL)
+    """The batch size stays separate; output names and missing datatypes are filled in."""
+    upstream_reply = InferResponse(model=M, outputs=(output((2,), None),), batch_size=2)
+    inner = target_of(upstream_reply)
+    reply = await Complete(inner, SEPARATE | {Need.OUTPUTS})(V1_CALL)
     request = sent(inner)
     assert request.batch_size == 2
     assert [one.shape for one in request.inputs] == [(2,), (1,)]
@@ -80,16 +80,16 @@ async def test_v1_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize("needs", [WHOLE, frozenset[Need]()])
-async def test_caller_of_whole_shapes_and_a_v1_target(needs: frozenset[Need]) -> None:
-    """The batch size is split off on the way in and joined on the way back."""
-    inner = answering(InferResponse(model=M, outputs=(output((2,), None),), batch_size=2))
+async def test_caller_of_whole_shapes_with_a_v1_target(needs: frozenset[Need]) -> None:
+    """The batch size is split from the request's shapes and merged into the reply's."""
+    inner = target_of(InferResponse(model=M, outputs=(output((2,), None),), batch_size=2))
     x, y = np.zeros((2, 2), "<i4"), np.zeros((2, 1), "<i4")
     call = InferRequest(
         model=M,
         inputs=(array_tensor("a", x), array_tensor("b", y)),
         context=Context(needs=needs),
     )
-    reply = await Complete(inner, APART | {Need.OUTPUTS})(call)
+    reply = await Complete(inner, SEPARATE | {Need.OUTPUTS})(call)
     request = sent(inner)
     assert request.batch_size == 2
     assert [one.shape for one in request.inputs] == [(2,), (1,)]
@@ -97,34 +97,34 @@ async def test_caller_of_whole_shapes_and_a_v1_target(needs: frozenset[Need]) ->
     assert reply.outputs[0].shape == (2, 2)
 
 
-async def test_stream_of_a_v1_target_is_joined() -> None:
-    """Each answer of a stream gets whole shapes."""
+async def test_stream_replies_of_a_v1_target_get_whole_shapes() -> None:
+    """Each reply of a stream gets its batch axis."""
 
     async def items() -> Any:
         yield InferResponse(model=M, outputs=(output((2,), None),), batch_size=2)
 
-    def answer(call: Any) -> Any:
+    def respond(call: Any) -> Any:
         return METADATA if isinstance(call, ModelMetadataRequest) else items()
 
     request = InferRequest(model=M, inputs=(array_tensor("a", np.zeros((2, 2), "<i4")),))
-    stream = await Complete(ScriptedService(always=answer), APART)(
+    stream = await Complete(ScriptedService(always=respond), SEPARATE)(
         StreamInferRequest(model=M, request=request)
     )
     assert [(2, 2)] == [item.outputs[0].shape async for item in stream]
 
 
-async def test_a_model_that_was_reloaded_is_asked_about_again() -> None:
-    """When a request does not fit what is remembered, the next one is judged by what is true."""
+async def test_mismatch_invalidates_old_metadata() -> None:
+    """If a request does not fit metadata that are not recent, they are fetched again."""
     clock = FakeClock()
-    inner = answering(InferResponse(model=M, outputs=(output((2, 2), Datatype.INT32),)))
+    inner = target_of(InferResponse(model=M, outputs=(output((2, 2), Datatype.INT32),)))
     service = Complete(MetadataCache(inner, clock=clock), WHOLE)
     wider = V1_CALL.changed(batch_size=5)
-    for _ in range(2):  # what was asked just now is believed
+    for _ in range(2):  # recent metadata are not invalidated
         with pytest.raises(InvalidRequest, match=r"batch size is 5, .* allows 1 to 4"):
             await service(wider)
         clock.advance(2)
-    assert 1 == questions(inner)
+    assert 1 == metadata_calls(inner)
     for _ in range(2):
         await service(V1_CALL)
         clock.advance(2)
-    assert 2 == questions(inner)
+    assert 2 == metadata_calls(inner)

@@ -1,4 +1,4 @@
-"""Tensors made whole from metadata."""
+"""Completing tensors from metadata."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fills_what_is_missing(case: Case) -> None:
-    """What is missing comes from the metadata, and the data is the same memory."""
+def test_missing_parts_are_filled_in(case: Case) -> None:
+    """Missing names, datatypes and shapes come from the metadata."""
     filling = TensorCompleter("input", ModelRef("m"), case.declared, case.batches, InvalidRequest)
     assert case.expected == filling.complete(case.tensors, case.needs)
 
@@ -305,17 +305,17 @@ MISFITS = [
 
 @pytest.mark.parametrize("case", MISFITS, ids=lambda case: case.name)
 @pytest.mark.parametrize("failure", [InvalidRequest, UpstreamProtocolError])
-def test_names_what_does_not_fit(
+def test_error_describes_the_mismatch(
     case: Misfit, failure: type[InvalidRequest | UpstreamProtocolError]
 ) -> None:
-    """The error is of the side at fault and names what was found and what was needed."""
+    """The error has the class of the side at fault, and names the found and the expected."""
     filling = TensorCompleter(case.kind, ModelRef("m", "2"), case.declared, case.batches, failure)
     with pytest.raises(failure, match=f"^{re.escape(case.message)}$"):
         filling.complete(case.tensors, case.needs)
 
 
-def test_broken_text_is_refused() -> None:
-    """Length prefixes that lie are found while elements are counted."""
+def test_malformed_bytes_input_is_rejected() -> None:
+    """Wrong length prefixes are found while elements are counted."""
     with pytest.raises(InvalidTensor, match="hold only 0 complete BYTES elements"):
         TensorCompleter("input", ModelRef("m"), (T,), False, InvalidRequest).complete(
             (raw(b"\xff\0\0\0a", "T"),), ALL_NEEDS
@@ -323,8 +323,8 @@ def test_broken_text_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [None, (1,)])
-def test_broken_text_of_a_reply_is_the_upstreams_fault(shape: tuple[int, ...] | None) -> None:
-    """A client whose request was right must not get an error of its request."""
+def test_malformed_bytes_output_is_an_upstream_error(shape: tuple[int, ...] | None) -> None:
+    """A client with a valid request does not get an error about its request."""
     completer = TensorCompleter("output", ModelRef("m"), (T,), False, UpstreamProtocolError)
     with pytest.raises(UpstreamProtocolError, match="hold only 0 complete BYTES elements"):
         completer.complete((raw(b"\xff\0\0\0a", "T", None, shape),), ALL_NEEDS)
@@ -342,8 +342,10 @@ def test_broken_text_of_a_reply_is_the_upstreams_fault(shape: tuple[int, ...] | 
         (raw(EIGHT, "A", INT32), NAMES | DATATYPES, False),
     ],
 )
-def test_lacks_only_what_is_needed(tensor: Tensor, needs: frozenset[Need], expected: bool) -> None:
-    """Something absent counts only when it is needed."""
+def test_only_needed_parts_count_as_missing(
+    tensor: Tensor, needs: frozenset[Need], expected: bool
+) -> None:
+    """A tensor is incomplete only if a needed part is absent."""
     assert expected == is_incomplete([tensor], needs)
 
 
@@ -358,6 +360,6 @@ def test_lacks_only_what_is_needed(tensor: Tensor, needs: frozenset[Need], expec
         ([], False),
     ],
 )
-def test_bare_is_one_tensor_of_nothing_but_bytes(tensors: list[Tensor], expected: bool) -> None:
+def test_raw_binary_request_is_a_single_bare_tensor(tensors: list[Tensor], expected: bool) -> None:
     """Only a single tensor without name, datatype and shape is a raw binary request."""
     assert expected == is_raw_binary_request(tensors)

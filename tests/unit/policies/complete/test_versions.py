@@ -1,4 +1,4 @@
-"""Tests of versions as numbers: what 1 means."""
+"""Resolving numeric versions: the meaning of version 1."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.fakes import ScriptedService
         ("2", ("1", "2"), "2"),
     ],
 )
-def test_one_stands_for_what_has_no_number(
+def test_version_one_may_resolve_to_a_version_without_number(
     version: str, versions: tuple[str, ...], expected: str
 ) -> None:
-    """1 is what is told of a model without versions or numbers; any other number is itself."""
+    """Version 1 may name a version that is no number; any other number is itself."""
     assert expected == resolve_version(version, versions)
 
 
@@ -43,17 +43,17 @@ def test_one_stands_for_what_has_no_number(
         (set(), "1", "1"),
     ],
 )
-async def test_only_callers_of_numbers_are_translated(
+async def test_versions_resolve_only_for_callers_with_numeric_versions(
     needs: set[Need], version: str, sent: str
 ) -> None:
-    """Who can say any version means the one that is said."""
+    """A caller that can name any version gets the version that it names."""
 
-    def answer(call: Any) -> Any:
+    def respond(call: Any) -> Any:
         if isinstance(call, ModelMetadataRequest):
             return ModelMetadata(name="m", versions=("blue",))
         return InferResponse(model=call.model, outputs=())
 
-    inner = ScriptedService(always=answer)
+    inner = ScriptedService(always=respond)
     call = InferRequest(model=ModelRef("m", version), context=Context(needs=frozenset(needs)))
     reply = await Complete(inner, frozenset())(call)
     assert ModelRef("m", sent) == reply.model

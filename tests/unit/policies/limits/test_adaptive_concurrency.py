@@ -1,4 +1,4 @@
-"""Adaptive concurrency: how the limit follows the latency, and what happens above it."""
+"""Adaptive concurrency: how the limit follows the latency, and the calls above it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def sample(limit: AdaptiveLimit, clock: FakeClock, latency_s: float, times: int 
         limit.record(latency_s, limit.limit)
 
 
-def test_the_minimum_latency_is_measured_first() -> None:
-    """The smallest limit holds meanwhile, and timeouts do not count."""
+def test_minimum_latency_is_measured_first() -> None:
+    """The smallest limit applies meanwhile, and timeouts do not count."""
     clock = FakeClock()
     limit = AdaptiveLimit(AdaptiveRules(), clock, lambda: 0.0)
     sample(limit, clock, 0.01, times=29)
@@ -64,7 +64,7 @@ def test_the_minimum_latency_is_measured_first() -> None:
 def test_the_limit_grows_while_the_latency_is_low(
     algorithm: str, latency_s: float, limits: list[int]
 ) -> None:
-    """It never falls below the minimum."""
+    """A high latency does not lower the limit below its minimum."""
     clock = FakeClock()
     limit = measured(clock, algorithm=algorithm)
     found = []
@@ -76,7 +76,7 @@ def test_the_limit_grows_while_the_latency_is_low(
 
 @pytest.mark.parametrize("algorithm", ["gradient", "aimd"])
 def test_the_limit_falls_when_the_latency_rises(algorithm: str) -> None:
-    """A latency of five times the minimum makes it smaller with each sample."""
+    """A latency of five times the minimum lowers the limit with each sample."""
     clock = FakeClock()
     limit = measured(clock, algorithm=algorithm)
     for _ in range(60):
@@ -91,7 +91,7 @@ def test_the_limit_falls_when_the_latency_rises(algorithm: str) -> None:
 
 
 def test_the_limit_has_a_maximum_and_does_not_grow_unused() -> None:
-    """A limit that nobody needs says nothing about the upstream."""
+    """The limit grows only while it is used, up to its maximum."""
     clock = FakeClock()
     limit = measured(clock, most=20)
     for _ in range(10):
@@ -104,8 +104,8 @@ def test_the_limit_has_a_maximum_and_does_not_grow_unused() -> None:
     assert 20 == limit.limit
 
 
-def test_the_minimum_is_measured_again() -> None:
-    """A slower model does not look like overload for ever; the limit returns afterwards."""
+def test_minimum_latency_is_measured_again() -> None:
+    """A slower model gets a new minimum latency, and the limit recovers."""
     clock = FakeClock()
     limit = measured(clock)
     for _ in range(5):
@@ -119,8 +119,8 @@ def test_the_minimum_is_measured_again() -> None:
     assert before / 2 < limit.limit <= before
 
 
-def test_calls_from_before_the_measurement_counted_for_the_minimum() -> None:
-    """They waited at the upstream: their latency as a minimum would hide an overload."""
+def test_earlier_calls_do_not_count_for_the_minimum_latency() -> None:
+    """Calls that waited at the upstream before the measurement would hide an overload."""
     clock = FakeClock()
     limit = measured(clock)
     clock.advance(60)
@@ -131,8 +131,8 @@ def test_calls_from_before_the_measurement_counted_for_the_minimum() -> None:
     assert 0.01 == limit.min_latency_s
 
 
-async def test_above_the_limit_calls_wait_and_are_refused() -> None:
-    """One call waits for a moment, further ones are refused at once; the log says so once."""
+async def test_calls_above_the_limit_queue_or_are_rejected() -> None:
+    """One call waits for a moment, further ones are rejected at once, and the log has one line."""
     service = ScriptedService()
     limited = AdaptiveConcurrency(service, FIXED, name="up")
     with capture_logs() as lines:
@@ -152,8 +152,8 @@ async def test_above_the_limit_calls_wait_and_are_refused() -> None:
     assert 0 == limited._limiter.used
 
 
-async def test_questions_need_no_place() -> None:
-    """Health and metadata are answered when the upstream is busy."""
+async def test_health_calls_are_not_limited() -> None:
+    """A readiness call succeeds while the upstream is busy."""
     limited = AdaptiveConcurrency(ScriptedService(always=True), AdaptiveRules(least=1, most=1))
     assert limited._limiter.try_acquire()
     assert await limited(ServerReadyRequest())
@@ -242,10 +242,10 @@ async def test_a_stream_that_the_timeout_of_its_route_ends_counts() -> None:
         (asyncio.CancelledError(), 0.0, 1),
     ],
 )
-async def test_only_replies_and_timeouts_are_latencies(
+async def test_failures_other_than_timeouts_are_no_latency_samples(
     error: BaseException, deadline_s: float | None, samples: int
 ) -> None:
-    """A failure may be quick, and a caller that leaves says nothing; the place is given back."""
+    """A failure may be quick, and a cancelled caller proves nothing; the slot is released."""
     clock = FakeClock()
     limited = AdaptiveConcurrency(ScriptedService(error), FIXED, clock=clock)
     limited._adaptive._is_measuring = False
@@ -256,8 +256,8 @@ async def test_only_replies_and_timeouts_are_latencies(
     assert (samples, 0) == (len(limited._adaptive._latencies), limited._limiter.used)
 
 
-async def test_a_queue_timeout_bounds_the_wait() -> None:
-    """The request's own timeout ends the wait, in Triton's words; it is no sign of overload."""
+async def test_queue_timeout_limits_the_wait() -> None:
+    """The request's queue timeout ends the wait with Triton's text; it is no sign of overload."""
     service = ScriptedService()
     limited = AdaptiveConcurrency(service, FIXED, name="up")
     running = [asyncio.ensure_future(limited(CALL)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Limit: so many at a time, a short queue, and no place lost."""
+"""Concurrency limit: calls in flight, a short queue, and slots that are always released."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CALL = InferRequest(model=M)
 REPLY = InferResponse(model=M, outputs=())
 
 
-async def test_so_many_run_and_the_rest_wait_in_order() -> None:
-    """Only as many as there are places reach the service; the rest come in their order."""
+async def test_calls_beyond_the_limit_wait_in_order() -> None:
+    """At most `in_flight` calls reach the service, and the others follow in their order."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=2, wait_s=5))
     tasks = [asyncio.ensure_future(limit(CALL.changed(id=str(n)))) for n in range(4)]
@@ -41,8 +41,8 @@ async def test_so_many_run_and_the_rest_wait_in_order() -> None:
 
 
 @pytest.mark.parametrize("queue", [0, 1])
-async def test_full_queue_refuses_at_once(queue: int) -> None:
-    """One more than places and queue is refused, naming route and limit; the last is not."""
+async def test_full_queue_rejects_at_once(queue: int) -> None:
+    """A call beyond slots and queue is rejected; the error names route and limit."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=queue, wait_s=5))
     tasks = [asyncio.ensure_future(limit(CALL)) for _ in range(1 + queue)]
@@ -60,8 +60,8 @@ async def test_full_queue_refuses_at_once(queue: int) -> None:
     assert [REPLY] * (1 + queue) == await asyncio.gather(*tasks)
 
 
-async def test_wait_is_short() -> None:
-    """Who waits too long is refused, and its place in the queue is free again."""
+async def test_wait_in_the_queue_is_limited() -> None:
+    """A call that waits too long is rejected, and its place in the queue is freed."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=1, wait_s=0.01))
     first = asyncio.ensure_future(limit(CALL))
@@ -77,8 +77,8 @@ async def test_wait_is_short() -> None:
     "call",
     [CALL.changed(timeout_us=30), StreamInferRequest(model=M, request=CALL.changed(timeout_us=30))],
 )
-async def test_the_queue_timeout_of_a_request_bounds_its_wait(call: Call[Any]) -> None:
-    """It expires before the route's `queue_wait`; a call that runs is not affected."""
+async def test_queue_timeout_of_a_request_limits_its_wait(call: Call[Any]) -> None:
+    """The queue timeout expires before `queue_wait`; a running call is not affected."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=60))
     first = asyncio.ensure_future(limit(CALL.changed(timeout_us=1)))
@@ -93,8 +93,8 @@ async def test_the_queue_timeout_of_a_request_bounds_its_wait(call: Call[Any]) -
 
 
 @pytest.mark.parametrize("error", [Unavailable("down"), RuntimeError("bug")])
-async def test_failure_frees_the_place(error: Exception) -> None:
-    """A failed call gives its place back."""
+async def test_failed_call_releases_its_slot(error: Exception) -> None:
+    """After a failure the next call acquires the slot."""
     limit = CallLimits(
         ScriptedService(error, REPLY), places=ConcurrencyLimit("r", in_flight=1, queue=0)
     )
@@ -103,8 +103,8 @@ async def test_failure_frees_the_place(error: Exception) -> None:
     assert REPLY == await limit(CALL)
 
 
-async def test_cancelled_call_frees_the_place() -> None:
-    """A caller that leaves gives its place to the next."""
+async def test_cancelled_call_releases_its_slot() -> None:
+    """The slot of a cancelled call passes to the next one."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=5))
     first, second = (asyncio.ensure_future(limit(CALL)) for _ in range(2))
@@ -116,7 +116,7 @@ async def test_cancelled_call_frees_the_place() -> None:
 
 
 async def test_cancelled_waiter_leaves_the_queue() -> None:
-    """A waiter that leaves is passed over, and does not fill the queue."""
+    """A cancelled waiter is skipped, and does not fill the queue."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=1, wait_s=5))
     first, second = (asyncio.ensure_future(limit(CALL)) for _ in range(2))
@@ -131,8 +131,8 @@ async def test_cancelled_waiter_leaves_the_queue() -> None:
     assert (REPLY, REPLY) == (await first, await third)
 
 
-async def test_waiter_cancelled_as_it_gets_its_place_passes_it_on() -> None:
-    """A place given to one who leaves in the same moment is not lost."""
+async def test_waiter_cancelled_while_acquiring_releases_its_slot() -> None:
+    """A slot is not lost if its waiter is cancelled in the same moment."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=5))
     first, second, third = (asyncio.ensure_future(limit(CALL)) for _ in range(3))
@@ -140,15 +140,15 @@ async def test_waiter_cancelled_as_it_gets_its_place_passes_it_on() -> None:
     service.waiting[0].set_result(REPLY)
     while limit._places.queued == 2:  # noqa: ASYNC110  # nothing announces it
         await asyncio.sleep(0)
-    second.cancel()  # it has been given the place, and has not run
+    second.cancel()  # it holds the slot, and has not run
     await settle()
     assert 2 == len(service.waiting), "the third has the place"
     service.waiting[1].set_result(REPLY)
     assert (REPLY, REPLY) == (await first, await third)
 
 
-async def test_place_is_not_given_to_one_who_left() -> None:
-    """A waiter cancelled just before a place comes free is passed over."""
+async def test_slot_is_not_granted_to_a_cancelled_waiter() -> None:
+    """A waiter cancelled just before a release is skipped."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=5))
     first, second, third = (asyncio.ensure_future(limit(CALL)) for _ in range(3))
@@ -163,8 +163,8 @@ async def test_place_is_not_given_to_one_who_left() -> None:
     assert second.cancelled()
 
 
-async def test_stream_holds_its_place_until_it_ends() -> None:
-    """While a stream is open its place is taken."""
+async def test_stream_holds_its_slot_until_it_ends() -> None:
+    """An open stream counts as a call in flight."""
     limit = CallLimits(
         ScriptedService(FakeStream([REPLY]), REPLY),
         places=ConcurrencyLimit("r", in_flight=1, queue=0),
@@ -176,8 +176,8 @@ async def test_stream_holds_its_place_until_it_ends() -> None:
     assert REPLY == await limit(CALL)
 
 
-async def test_questions_about_health_pass() -> None:
-    """A full route still says whether its model is ready."""
+async def test_health_calls_are_not_limited() -> None:
+    """A full route still reports whether its model is ready."""
     service = ScriptedService()
     limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=0))
     task = asyncio.ensure_future(limit(CALL))
@@ -189,7 +189,7 @@ async def test_questions_about_health_pass() -> None:
     assert (True, REPLY) == (await ready, await task)
 
 
-def test_there_must_be_a_place() -> None:
-    """A route without places is a mistake of the configuration."""
+def test_limit_of_zero_is_rejected() -> None:
+    """A route without slots is a configuration error."""
     with pytest.raises(ValueError, match="route 'r': in_flight is 0; expected at least 1"):
         CallLimits(ScriptedService(), places=ConcurrencyLimit("r", in_flight=0))

@@ -1,4 +1,4 @@
-"""Timeout: the earliest deadline that anybody asked for."""
+"""Timeouts: the earliest of the deadlines applies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REPLY = InferResponse(model=M, outputs=())
 async def test_earliest_deadline_is_passed_on(
     route_s: float | None, caller: float | None, request_us: int | None, expected: float | None
 ) -> None:
-    """The earlier of route and caller holds; a queue timeout of the request is not a deadline."""
+    """The earlier of route and caller applies; the queue timeout of a request is no deadline."""
     service = ScriptedService(REPLY)
     timeout = CallLimits(service, route_s, clock=FakeClock(1000.0))
     call = InferRequest(model=M, timeout_us=request_us, context=Context(deadline=caller))
@@ -52,10 +52,10 @@ async def test_earliest_deadline_is_passed_on(
     ("caller", "request_us", "expected"),
     [(None, None, None), (1003.0, None, 1003.0), (1003.0, 30, 1003.0)],
 )
-async def test_a_stream_is_told_what_its_caller_set(
+async def test_stream_forwards_only_its_callers_deadline(
     caller: float | None, request_us: int | None, expected: float | None
 ) -> None:
-    """The route's time is about its first answer alone, which is no upstream's business."""
+    """The route's timeout limits the first reply only, so it is not forwarded."""
     service = ScriptedService(FakeStream([]))
     request = InferRequest(model=M, timeout_us=request_us)
     call = StreamInferRequest(model=M, request=request, context=Context(deadline=caller))
@@ -63,8 +63,8 @@ async def test_a_stream_is_told_what_its_caller_set(
     assert [expected] == [each.context.deadline for each in service.calls]
 
 
-async def test_origin_survives_a_deadline() -> None:
-    """A deadline does not change what the wire form says, so the wire form stays."""
+async def test_protocol_survives_a_deadline() -> None:
+    """Setting a deadline keeps the protocol in the context."""
     service = ScriptedService(REPLY)
     call = InferRequest(model=M, context=Context(protocol="p"))
     await CallLimits(service, 1.0)(call)
@@ -72,8 +72,8 @@ async def test_origin_survives_a_deadline() -> None:
 
 
 @pytest.mark.parametrize("left_s", [0.0, -1.0])
-async def test_past_deadline_asks_nobody(left_s: float) -> None:
-    """A call that comes too late is refused at once."""
+async def test_expired_deadline_reaches_no_upstream(left_s: float) -> None:
+    """A call that arrives after its deadline is rejected at once."""
     service = ScriptedService()
     call = InferRequest(model=M, context=Context(deadline=1000.0 + left_s))
     with pytest.raises(DeadlineExceeded, match="expired before the call arrived"):
@@ -81,7 +81,7 @@ async def test_past_deadline_asks_nobody(left_s: float) -> None:
     assert [] == service.calls
 
 
-async def test_late_answer_is_cancelled() -> None:
+async def test_call_is_cancelled_at_its_deadline() -> None:
     """At the deadline the caller gets an error and the work is cancelled."""
     service = ScriptedService()
     start = time.monotonic()
@@ -94,14 +94,14 @@ async def test_late_answer_is_cancelled() -> None:
     )
 
 
-async def test_server_is_named_in_the_error() -> None:
-    """A question to the server that comes too late says so."""
+async def test_error_of_a_server_call_names_the_gateway() -> None:
+    """A call without a model has no model to name."""
     with pytest.raises(DeadlineExceeded, match="no response from the gateway before the deadline"):
         await CallLimits(ScriptedService(), 0.005)(ServerLiveRequest())
 
 
-async def test_timeout_error_of_others_is_not_ours() -> None:
-    """A TimeoutError from within is a bug there, and no deadline of ours."""
+async def test_timeout_error_of_the_service_is_unchanged() -> None:
+    """A TimeoutError of the service is a bug there, and no DeadlineExceeded."""
     with pytest.raises(TimeoutError, match="theirs"):
         await CallLimits(ScriptedService(TimeoutError("theirs")), 5.0)(InferRequest(model=M))
     stream = FakeStream([TimeoutError("theirs")])
@@ -112,8 +112,8 @@ async def test_timeout_error_of_others_is_not_ours() -> None:
         await anext(items)
 
 
-async def test_caller_that_leaves_cancels() -> None:
-    """A cancelled caller cancels the work, and is not told of a deadline."""
+async def test_cancelled_caller_cancels_the_call() -> None:
+    """The work is cancelled, and the caller gets no DeadlineExceeded."""
     service = ScriptedService()
     task = asyncio.ensure_future(CallLimits(service, 5.0)(InferRequest(model=M)))
     await settle()
@@ -124,7 +124,7 @@ async def test_caller_that_leaves_cancels() -> None:
 
 
 class Stuck(FakeStream):
-    """Gives its answers, and then no further one."""
+    """Yields its replies, and then blocks."""
 
     async def __anext__(self) -> InferResponse:
         try:
@@ -135,10 +135,10 @@ class Stuck(FakeStream):
 
 
 async def stuck(
-    answers: int, *, deadline_s: float | None = None, **times: Any
+    replies: int, *, deadline_s: float | None = None, **times: Any
 ) -> tuple[Stuck, Any]:
-    """Return a stream that is stuck after so many answers, beneath and timed."""
-    stream = Stuck([REPLY] * answers)
+    """Return a stream that blocks after *replies* replies, and the same with timeouts."""
+    stream = Stuck([REPLY] * replies)
     deadline = None if deadline_s is None else time.monotonic() + deadline_s
     timeout = CallLimits(ScriptedService(stream), times.pop("timeout_s", None), **times)
     request = InferRequest(model=M)
@@ -147,7 +147,7 @@ async def stuck(
 
 
 async def test_stream_ends_at_its_callers_deadline() -> None:
-    """It holds for every answer, and closes the stream beneath."""
+    """The caller's deadline applies to every reply, and the stream below is closed."""
     stream, items = await stuck(1, deadline_s=0.02, timeout_s=5.0, stream_idle_s=5.0)
     assert REPLY == await anext(items)
     with pytest.raises(DeadlineExceeded, match="no further response from model 'm'"):
@@ -157,8 +157,8 @@ async def test_stream_ends_at_its_callers_deadline() -> None:
     assert 2 == stream.closed
 
 
-async def test_the_routes_time_is_for_the_first_answer() -> None:
-    """A stream that does not begin in time is closed."""
+async def test_route_timeout_limits_the_first_reply() -> None:
+    """A stream without a reply in time is closed."""
     stream, items = await stuck(0, timeout_s=0.02, stream_idle_s=5.0)
     with pytest.raises(DeadlineExceeded, match="no response from model 'm'"):
         await anext(items)
@@ -166,8 +166,8 @@ async def test_the_routes_time_is_for_the_first_answer() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-async def test_each_further_answer_has_a_time_of_its_own(timeout_s: float | None) -> None:
-    """A stream that has begun may take as long as it goes on."""
+async def test_idle_timeout_limits_each_further_reply(timeout_s: float | None) -> None:
+    """A started stream may run for as long as its replies arrive in time."""
     stream, items = await stuck(3, timeout_s=timeout_s, stream_idle_s=0.02)
     for _ in range(3):
         assert REPLY == await anext(items)
@@ -176,8 +176,8 @@ async def test_each_further_answer_has_a_time_of_its_own(timeout_s: float | None
     assert 1 == stream.closed
 
 
-async def test_a_begun_stream_outlives_the_routes_time() -> None:
-    """However long ago the first answer came."""
+async def test_started_stream_outlives_the_route_timeout() -> None:
+    """After the first reply the route's timeout no longer applies."""
     clock = FakeClock(1000.0)
     stream = FakeStream([REPLY, REPLY])
     timeout = CallLimits(ScriptedService(stream), 1.0, stream_idle_s=2.0, clock=clock)
@@ -187,8 +187,8 @@ async def test_a_begun_stream_outlives_the_routes_time() -> None:
     assert REPLY == await anext(items)
 
 
-async def test_without_times_a_stream_may_take_any() -> None:
-    """Nobody gives up a stream that no time was set for."""
+async def test_stream_without_timeouts_is_not_limited() -> None:
+    """Without timeouts, any time may pass between two replies."""
     clock = FakeClock(1000.0)
     guard = CallLimits(ScriptedService(FakeStream([REPLY, REPLY])), clock=clock)
     items = await guard(StreamInferRequest(model=M, request=InferRequest(model=M)))
@@ -197,18 +197,18 @@ async def test_without_times_a_stream_may_take_any() -> None:
         assert REPLY == await anext(items)
 
 
-async def test_other_calls_have_only_route_and_caller() -> None:
-    """A question to the server has no queue timeout of its own."""
+async def test_other_calls_have_the_route_timeout() -> None:
+    """A server call gets the deadline of the route."""
 
-    def answer(call: Call[Any]) -> bool:
+    def respond(call: Call[Any]) -> bool:
         return call.context.deadline == 1001.0
 
-    timeout = CallLimits(ScriptedService(answer), 1.0, clock=FakeClock(1000.0))
+    timeout = CallLimits(ScriptedService(respond), 1.0, clock=FakeClock(1000.0))
     assert await timeout(ServerLiveRequest()) is True
 
 
-async def test_stream_in_time_is_whole() -> None:
-    """A stream that ends before the deadline is passed on whole."""
+async def test_stream_within_its_deadline_is_complete() -> None:
+    """A stream that ends before its deadline is passed on completely."""
     items = await CallLimits(ScriptedService(FakeStream([REPLY, REPLY])), 5.0)(
         StreamInferRequest(model=M, request=InferRequest(model=M))
     )

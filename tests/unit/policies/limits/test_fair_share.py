@@ -1,4 +1,4 @@
-"""Fair shares: one caller of a route cannot take it from the others."""
+"""Fair shares: one caller cannot use up a route."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def shared(service: ScriptedService, **limits: float) -> FairShare:
     return FairShare(service, tenant_of, route="r", **settings)  # type: ignore[arg-type]
 
 
-async def test_a_caller_has_its_share_and_others_have_theirs() -> None:
-    """The third call of a caller waits and is refused; another caller is served meanwhile."""
+async def test_caller_is_limited_to_its_share() -> None:
+    """The third call of a caller waits and is rejected; another caller is served meanwhile."""
     service = ScriptedService()
     limited = shared(service)
     with capture_logs() as lines:
@@ -54,8 +54,8 @@ async def test_a_caller_has_its_share_and_others_have_theirs() -> None:
     assert 0 == limited._limiter.used
 
 
-async def test_callers_take_turns_when_the_route_is_full() -> None:
-    """A caller that waits with one call is served before the third of another."""
+async def test_waiting_callers_are_served_when_the_route_is_full() -> None:
+    """Waiting calls of two callers get the released slots."""
     service = ScriptedService()
     limited = shared(service, in_flight=2, wait_s=5.0)
     tasks = [asyncio.ensure_future(limited(of(name))) for name in ("a", "b", "a", "c")]
@@ -67,8 +67,8 @@ async def test_callers_take_turns_when_the_route_is_full() -> None:
     assert ["a", "b", "a", "c"] == [tenant_of(call) for call in service.calls]
 
 
-async def test_callers_without_a_key_share_one_part() -> None:
-    """They cannot have more than one caller with a key."""
+async def test_callers_without_a_key_have_one_share() -> None:
+    """Together they have no more than one caller with a key."""
     service = ScriptedService()
     limited = shared(service, wait_s=0.01)
     tasks = [asyncio.ensure_future(limited(InferRequest(model=M))) for _ in range(3)]
@@ -81,8 +81,8 @@ async def test_callers_without_a_key_share_one_part() -> None:
     assert (0, 0) == (limited._limiter.used, limited._limiter.queued)
 
 
-async def test_what_fails_and_what_streams_gives_its_part_back() -> None:
-    """A failure at once, a stream at its end; questions need none."""
+async def test_failed_call_and_closed_stream_release_their_share() -> None:
+    """A failed call releases its slot at once, a stream at its end; health calls need none."""
     service = ScriptedService(Unavailable("down"), FakeStream([REPLY]), True)
     limited = shared(service)
     with pytest.raises(Unavailable):
@@ -95,8 +95,8 @@ async def test_what_fails_and_what_streams_gives_its_part_back() -> None:
     assert await limited(ServerReadyRequest())
 
 
-async def test_a_queue_timeout_bounds_the_wait() -> None:
-    """The request's own timeout ends the wait before that of the route, in Triton's words."""
+async def test_queue_timeout_limits_the_wait() -> None:
+    """The request's queue timeout ends the wait before that of the route, with Triton's text."""
     service = ScriptedService()
     limited = shared(service, share=1, wait_s=5.0)
     running = asyncio.ensure_future(limited(of("busy")))
@@ -108,8 +108,8 @@ async def test_a_queue_timeout_bounds_the_wait() -> None:
     assert 0 == limited._limiter.used
 
 
-async def test_a_caller_has_its_rate() -> None:
-    """Above burst and rate its calls are refused; another caller has its own rate."""
+async def test_caller_is_limited_to_its_rate() -> None:
+    """Calls above burst and rate are rejected; another caller has its own rate."""
     clock = FakeClock()
     limited = shared(ScriptedService(*[REPLY] * 5), rate=CallRate(10, 2, clock=clock))  # type: ignore[arg-type]
     for _ in range(2):
@@ -125,8 +125,8 @@ async def test_a_caller_has_its_rate() -> None:
     await limited(of("busy"))
 
 
-def test_many_names_share_one_rate() -> None:
-    """Names are forgotten when their calls are over; a thousand are remembered at a time."""
+def test_names_beyond_the_limit_share_one_rate() -> None:
+    """A thousand names have rates of their own, and idle names are forgotten."""
     clock = FakeClock()
     rate = CallRate(1, 1, clock=clock)
     assert all(rate.admit(f"name {number}") for number in range(1001))

@@ -1,4 +1,4 @@
-"""Hedging: a second attempt for a slow call, few of them, and one reply."""
+"""Hedging: a limited second attempt for a slow call, and one reply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE = HedgeRules(after_s=0.0, at_most=1.0)
 
 
 class Hedged:
-    """A hedge above a service that the test answers by hand."""
+    """A hedge above a service that the test controls."""
 
     def __init__(self, rules: HedgeRules = AT_ONCE, **settings: Any) -> None:
         self.won: list[str] = []
@@ -44,8 +44,8 @@ class Hedged:
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-async def test_the_first_reply_counts_and_the_other_attempt_is_cancelled(winner: int) -> None:
-    """Whichever attempt replies first, the caller has its reply and nothing runs on."""
+async def test_first_reply_wins_and_the_other_attempt_is_cancelled(winner: int) -> None:
+    """The caller gets the first reply of either attempt, and nothing runs on."""
     hedged = Hedged()
     task = await hedged.start()
     hedged.service.waiting[winner].set_result((FIRST, SECOND)[winner])
@@ -54,15 +54,15 @@ async def test_the_first_reply_counts_and_the_other_attempt_is_cancelled(winner:
     assert (1, [("first", "second")[winner]]) == (hedged.service.cancelled, hedged.won)
 
 
-async def test_a_fast_call_has_one_attempt() -> None:
-    """No second attempt is made before its time."""
+async def test_fast_call_has_one_attempt() -> None:
+    """No second attempt is sent before its delay."""
     service = ScriptedService(FIRST)
     assert FIRST == await Hedge(service, HedgeRules(after_s=5.0, at_most=1.0))(CALL)
     assert 1 == len(service.calls)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-async def test_the_other_attempt_decides_if_one_fails(failing: int) -> None:
+async def test_other_attempt_decides_if_one_fails(failing: int) -> None:
     """An error is no reply while another attempt may still succeed."""
     hedged = Hedged()
     task = await hedged.start()
@@ -73,8 +73,8 @@ async def test_the_other_attempt_decides_if_one_fails(failing: int) -> None:
     assert [("second", "first")[failing]] == hedged.won
 
 
-async def test_the_error_of_the_first_attempt_stands_if_both_fail() -> None:
-    """The caller has one error, and no task is left that nobody awaits."""
+async def test_first_attempts_error_is_raised_if_both_fail() -> None:
+    """The caller gets one error."""
     hedged = Hedged()
     task = await hedged.start()
     hedged.service.waiting[1].set_exception(Unavailable("second"))
@@ -85,8 +85,8 @@ async def test_the_error_of_the_first_attempt_stands_if_both_fail() -> None:
     assert ["none"] == hedged.won
 
 
-async def test_a_caller_that_leaves_cancels_both_attempts() -> None:
-    """Nothing runs for nobody."""
+async def test_cancelled_caller_cancels_both_attempts() -> None:
+    """No attempt runs without a caller."""
     hedged = Hedged()
     task = await hedged.start()
     task.cancel()
@@ -95,8 +95,8 @@ async def test_a_caller_that_leaves_cancels_both_attempts() -> None:
     assert 2 == hedged.service.cancelled
 
 
-async def test_the_deadline_covers_both_attempts() -> None:
-    """When the time of the call is over, both are cancelled."""
+async def test_deadline_covers_both_attempts() -> None:
+    """Both attempts are cancelled at the deadline of the call."""
     service = ScriptedService()
     limits = CallLimits(Hedge(service, AT_ONCE), 0.03)
     with pytest.raises(GatewayError, match="before the deadline"):
@@ -105,8 +105,8 @@ async def test_the_deadline_covers_both_attempts() -> None:
     assert 2 == len(service.calls) == service.cancelled
 
 
-async def test_the_second_attempt_goes_elsewhere() -> None:
-    """It avoids the endpoint at which the first attempt still runs."""
+async def test_second_attempt_avoids_the_first_endpoint() -> None:
+    """The first attempt is still running at its endpoint."""
     avoided: list[tuple[str, ...]] = []
 
     async def attempt_of(_call: object) -> None:
@@ -126,15 +126,15 @@ async def test_the_second_attempt_goes_elsewhere() -> None:
     "call", [StreamInferRequest(model=M, request=CALL), CALL.changed(sequence=Sequence(1))]
 )
 async def test_streams_and_sequences_have_one_attempt(call: Any) -> None:
-    """Only a call with one reply and without state can be made twice."""
+    """Only a stateless call with one reply can be sent twice."""
     service = ScriptedService(FakeStream([FIRST]))
     await Hedge(service, AT_ONCE)(call)
     await settle()
     assert 1 == len(service.calls)
 
 
-async def test_second_attempts_are_a_share_of_the_calls() -> None:
-    """If every call is slow, one in twenty has a second attempt; the log says so once."""
+async def test_second_attempts_are_limited_to_a_share_of_the_calls() -> None:
+    """If every call is slow, one in twenty has a second attempt; the log reports it."""
     clock = FakeClock()
 
     async def slow(_call: object) -> InferResponse:
@@ -150,8 +150,8 @@ async def test_second_attempts_are_a_share_of_the_calls() -> None:
     assert "hedging paused" == lines[0]["event"]
 
 
-async def test_the_percentile_follows_the_latencies() -> None:
-    """Until enough calls are known none is hedged; then the time is that of the slowest few."""
+async def test_delay_follows_the_latency_percentile() -> None:
+    """No call is hedged before enough latencies are known."""
     clock = FakeClock()
     latencies = iter([0.01] * 90 + [0.2] * 10 + [0.01] * 1000)
 

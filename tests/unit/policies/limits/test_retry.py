@@ -1,4 +1,4 @@
-"""Retries: once more, and only for what was never sent."""
+"""Retries: by default one more attempt, and only for calls that were never sent."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def limited(
 
 
 @pytest.mark.parametrize(("draw", "pause_s"), [(0.0, 0.0), (0.5, 0.0125), (1.0, 0.025)])
-async def test_unsent_call_is_asked_again_after_a_pause(draw: float, pause_s: float) -> None:
-    """The second attempt comes at most 25 ms later, at a random time."""
+async def test_unsent_call_is_retried_after_a_pause(draw: float, pause_s: float) -> None:
+    """The second attempt follows at a random time within 25 ms."""
     service = ScriptedService(UNSENT, REPLY)
     retry, clock = retrying(service, draw)
     assert REPLY == await retry(CALL)
     assert ([CALL, CALL], [pause_s]) == (service.calls, clock.sleeps)
 
 
-async def test_pauses_double_up_to_a_bound() -> None:
-    """Each attempt comes after a longer pause, and the last error stands."""
+async def test_pauses_double_up_to_a_maximum() -> None:
+    """Each attempt follows a longer pause, and the last error is raised."""
     service = ScriptedService(*[UNSENT] * 5)
     rules = RetryRules(attempts=5, base_s=0.1, max_s=0.3, least=9)
     retry, clock = limited(service, rules, draw=1.0)
@@ -91,10 +91,10 @@ REPLIED = Origin("oip.http", None)
         (InternalError("defect"), None),
     ],
 )
-async def test_only_errors_of_the_listed_reasons_are_repeated(
+async def test_only_errors_of_listed_reasons_are_retried(
     error: GatewayError, reason: str | None
 ) -> None:
-    """Each error has one reason, and `on` decides; unsent includes failed connections."""
+    """Each error has one reason; `unsent` includes failed connections."""
     assert reason == retry_reason(error)
     for listed in ("unsent", "connect_failure", "reset_before_answer", "unavailable", "timeout"):
         service = ScriptedService(error, always=REPLY)
@@ -105,8 +105,8 @@ async def test_only_errors_of_the_listed_reasons_are_repeated(
         assert (2 if listed == reason or is_part else 1) == len(service.calls)
 
 
-async def test_a_load_is_not_repeated_once_it_was_sent() -> None:
-    """What the operator says of models does not hold for their control."""
+async def test_load_is_not_retried_after_it_was_sent() -> None:
+    """Configured reasons apply to inferences, not to model control."""
     service = ScriptedService(Unavailable("reset"), Unavailable("reset"), always=None)
     retry, _ = limited(service, RetryRules(reasons=frozenset({"reset_before_answer"})))
     with pytest.raises(Unavailable):
@@ -114,8 +114,8 @@ async def test_a_load_is_not_repeated_once_it_was_sent() -> None:
     assert 1 == len(service.calls)
 
 
-async def test_retries_of_sent_calls_are_a_share_of_the_calls() -> None:
-    """However fast they fail, the upstream gets at most 1.2 times the calls and three."""
+async def test_retries_are_limited_to_a_share_of_the_calls() -> None:
+    """Even if calls fail quickly, the upstream gets at most 1.2 times the calls and three."""
     service = ScriptedService(always=Unavailable("reset"))
     counted: list[tuple[str, str]] = []
     rules = RetryRules(reasons=frozenset({"reset_before_answer"}))
@@ -129,8 +129,8 @@ async def test_retries_of_sent_calls_are_a_share_of_the_calls() -> None:
     assert 2000 - len(service.calls) == counted.count(("reset_before_answer", "no_budget"))
 
 
-async def test_the_budget_says_once_that_it_is_exhausted() -> None:
-    """One line when it is used up, and one when a retry is possible again."""
+async def test_exhausted_budget_is_logged_once() -> None:
+    """The log has one line when the budget is exhausted, and one when it is available again."""
     service = ScriptedService(always=Unavailable("reset"))
     retry, clock = limited(service, RetryRules(reasons=frozenset({"reset_before_answer"})))
     with capture_logs() as lines:
@@ -145,8 +145,8 @@ async def test_the_budget_says_once_that_it_is_exhausted() -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-async def test_the_next_attempt_goes_elsewhere(elsewhere: bool) -> None:
-    """A retry avoids every endpoint that has failed, and the task is as before afterwards."""
+async def test_retry_avoids_failed_endpoints(elsewhere: bool) -> None:
+    """With `elsewhere`, a retry avoids every failed endpoint; the attempt is reset afterwards."""
     avoided: list[tuple[str, ...]] = []
 
     def fail(_call: object) -> None:
@@ -164,8 +164,8 @@ async def test_the_next_attempt_goes_elsewhere(elsewhere: bool) -> None:
     assert ATTEMPT.get() is None
 
 
-async def test_an_attempt_that_takes_too_long_is_cancelled_and_repeated() -> None:
-    """The first attempt is cancelled at its own timeout, well before the deadline of the call."""
+async def test_attempt_that_times_out_is_cancelled_and_retried() -> None:
+    """The attempt ends at its own timeout, well before the deadline of the call."""
     cancellation = asyncio.Event()
 
     async def hang(_call: object) -> None:
@@ -186,8 +186,8 @@ async def test_an_attempt_that_takes_too_long_is_cancelled_and_repeated() -> Non
     assert 0.01 < ends[1] - ends[0] < 4.0
 
 
-async def test_the_deadline_covers_all_attempts() -> None:
-    """The last attempt has what remains of the time, and the caller gets its error in time."""
+async def test_deadline_covers_all_attempts() -> None:
+    """The last attempt has the remaining time, and the caller gets its error in time."""
     service = ScriptedService()
     rules = RetryRules(reasons=frozenset({"timeout"}), attempts=5)
     retries = RetryBudget(rules, draw=lambda: 0.0)
@@ -199,8 +199,8 @@ async def test_the_deadline_covers_all_attempts() -> None:
     assert 2 <= len(service.calls) == service.cancelled
 
 
-async def test_a_caller_that_leaves_cancels_the_attempt() -> None:
-    """Nothing runs on, and nothing counts as in flight."""
+async def test_cancelled_caller_cancels_the_attempt() -> None:
+    """No attempt runs on, and no call counts as in flight."""
     service = ScriptedService(UNSENT)
     retry, _ = retrying(service)
     task = asyncio.ensure_future(retry(CALL))
@@ -211,8 +211,8 @@ async def test_a_caller_that_leaves_cancels_the_attempt() -> None:
     assert (1, 0, 0) == (service.cancelled, retry._retries.active, retry._retries._retrying)
 
 
-async def test_a_stream_has_the_time_of_an_attempt_for_its_first_reply() -> None:
-    """A stream that stays silent is opened again; later replies have no such time."""
+async def test_attempt_timeout_limits_the_first_reply_of_a_stream() -> None:
+    """A silent stream is opened again; later replies have no attempt timeout."""
 
     class Silent(FakeStream):
         async def __anext__(self) -> InferResponse:
@@ -228,8 +228,8 @@ async def test_a_stream_has_the_time_of_an_attempt_for_its_first_reply() -> None
     assert (1, None) == (silent.closed, service.calls[1].context.deadline)
 
 
-async def test_there_is_no_third_attempt() -> None:
-    """When the second attempt fails its error stands."""
+async def test_call_has_two_attempts_by_default() -> None:
+    """If the second attempt fails, its error is raised."""
     last = NotSent("refused again")
     service = ScriptedService(UNSENT, last, REPLY)
     with pytest.raises(NotSent) as caught:
@@ -238,16 +238,16 @@ async def test_there_is_no_third_attempt() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("broke off"), Overloaded("full")])
-async def test_what_may_have_begun_is_not_repeated(error: GatewayError) -> None:
-    """Retryable in name is not enough: only what was never sent is safe."""
+async def test_call_that_may_have_run_is_not_retried(error: GatewayError) -> None:
+    """By default only a call that was never sent is retried."""
     service = ScriptedService(error, REPLY)
     with pytest.raises(type(error)):
         await retrying(service)[0](CALL)
     assert 1 == len(service.calls)
 
 
-async def test_sequences_are_not_repeated() -> None:
-    """Inside a sequence nothing is sent twice, alone or as a stream."""
+async def test_sequence_requests_are_not_retried() -> None:
+    """No request of a sequence is sent twice, neither unary nor as a stream."""
     call = CALL.changed(sequence=Sequence(1))
     service = ScriptedService(UNSENT, FakeStream([UNSENT]))
     retry, _ = retrying(service)
@@ -261,7 +261,7 @@ async def test_sequences_are_not_repeated() -> None:
 
 @pytest.mark.parametrize(("left_s", "attempts"), [(0.0125, 1), (0.013, 2)])
 async def test_pause_must_fit_the_deadline(left_s: float, attempts: int) -> None:
-    """A second attempt that could only come too late is not made."""
+    """A second attempt that could only start too late is not made."""
     service = ScriptedService(UNSENT, UNSENT)
     retry, clock = retrying(service, draw=0.5)
     call = InferRequest(model=M, context=Context(deadline=clock() + left_s))
@@ -271,8 +271,8 @@ async def test_pause_must_fit_the_deadline(left_s: float, attempts: int) -> None
 
 
 @pytest.mark.parametrize(("calls", "retries"), [(5, 3), (40, 8)])
-async def test_retries_at_a_time_are_few(calls: int, retries: int) -> None:
-    """A fifth of the calls in flight, or three, may be second attempts at a time."""
+async def test_concurrent_retries_are_limited(calls: int, retries: int) -> None:
+    """A fifth of the calls in flight, or three, may be retried at the same time."""
     service = ScriptedService()
     asleep = asyncio.Event()
 
@@ -294,8 +294,8 @@ async def test_retries_at_a_time_are_few(calls: int, retries: int) -> None:
     assert (0, 0) == (retry._retries.active, retry._retries._retrying)
 
 
-async def test_stream_that_fails_unsent_is_opened_again() -> None:
-    """Before its first answer a stream may begin anew; the caller sees one stream."""
+async def test_unsent_stream_is_opened_again() -> None:
+    """A stream that fails before its first reply is retried; the caller sees one stream."""
     service = ScriptedService(FakeStream([UNSENT]), FakeStream([REPLY, REPLY]))
     retry, clock = retrying(service)
     items = await retry(STREAM)
@@ -303,8 +303,8 @@ async def test_stream_that_fails_unsent_is_opened_again() -> None:
     assert ([0.0], 0) == (clock.sleeps, retry._retries.active)
 
 
-async def test_stream_that_cannot_be_opened_is_opened_again_once() -> None:
-    """An opening that fails is the first attempt; there is no third one."""
+async def test_failure_to_open_a_stream_counts_as_an_attempt() -> None:
+    """A stream that cannot be opened has one more attempt, not two."""
     service = ScriptedService(UNSENT, FakeStream([UNSENT]), FakeStream([REPLY]))
     items = await retrying(service)[0](STREAM)
     with pytest.raises(NotSent):
@@ -312,8 +312,8 @@ async def test_stream_that_cannot_be_opened_is_opened_again_once() -> None:
     assert 2 == len(service.calls)
 
 
-async def test_stream_had_two_attempts_whatever_the_rules_allowed() -> None:
-    """A stream that fails before its first reply is opened as often as a call is repeated."""
+async def test_stream_has_all_attempts_that_the_rules_allow() -> None:
+    """A stream that fails before its first reply is retried as often as a call."""
     streams = [FakeStream([UNSENT]), FakeStream([UNSENT]), FakeStream([REPLY, REPLY])]
     service = ScriptedService(*streams)
     outcomes: list[tuple[str, str]] = []
@@ -325,15 +325,15 @@ async def test_stream_had_two_attempts_whatever_the_rules_allowed() -> None:
     assert (3, 0) == (len(service.calls), retry._retries._retrying)
 
 
-async def test_stream_that_is_opened_again_may_be_empty() -> None:
-    """It is complete, as an empty first one."""
+async def test_retried_stream_may_be_empty() -> None:
+    """A retried stream without replies is complete."""
     service = ScriptedService(FakeStream([UNSENT]), FakeStream([]))
     items = await retrying(service)[0](STREAM)
     assert [] == [item async for item in items]
 
 
-async def test_stream_is_not_begun_anew_after_an_answer() -> None:
-    """After the first answer a failure stands."""
+async def test_stream_is_not_retried_after_a_reply() -> None:
+    """After the first reply a failure is raised to the caller."""
     service = ScriptedService(FakeStream([REPLY, UNSENT]), FakeStream([REPLY]))
     items = await retrying(service)[0](STREAM)
     assert REPLY == await anext(items)
@@ -342,8 +342,8 @@ async def test_stream_is_not_begun_anew_after_an_answer() -> None:
     assert 1 == len(service.calls)
 
 
-async def test_closing_reaches_the_stream_beneath() -> None:
-    """A stream closed by the caller is closed below, and no longer counts as in flight."""
+async def test_close_reaches_the_stream_below() -> None:
+    """A stream that its caller closes is closed below, and no longer in flight."""
     stream = FakeStream([REPLY])
     retry, _ = retrying(ScriptedService(stream))
     items = await retry(STREAM)
@@ -353,12 +353,12 @@ async def test_closing_reaches_the_stream_beneath() -> None:
 
 
 async def test_empty_stream_is_complete() -> None:
-    """A stream without answers is a success."""
+    """A stream without replies is a success."""
     items = await retrying(ScriptedService(FakeStream([])))[0](STREAM)
     assert [] == [item async for item in items]
 
 
-async def test_fresh_stream_can_be_iterated_by_itself() -> None:
-    """The stream that may begin anew is an iterator like any other."""
+async def test_retry_stream_is_an_iterator() -> None:
+    """A RetryStream can be iterated like any other stream."""
     stream = RetryStream(RetryBudget(), ScriptedService(), STREAM, FakeStream([REPLY]))
     assert [REPLY] == [item async for item in stream]

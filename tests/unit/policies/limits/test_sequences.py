@@ -59,8 +59,8 @@ def request(
     )
 
 
-async def test_a_client_has_so_many_sequences_of_a_model() -> None:
-    """Open ones go on; other models and clients are free, and so is what has no sequence."""
+async def test_open_sequences_of_a_client_are_limited() -> None:
+    """The limit applies by client and model, and open sequences continue."""
     limited = Limited()
     await limited.send(1, start=True)
     await limited.send(2)  # its start was before the gateway's
@@ -75,8 +75,8 @@ async def test_a_client_has_so_many_sequences_of_a_model() -> None:
     assert not await limited.is_full()
 
 
-async def test_the_last_request_frees_its_place() -> None:
-    """After its reply."""
+async def test_end_of_a_sequence_releases_its_slot() -> None:
+    """A new sequence may start after the reply to the last request."""
     limited = Limited()
     for number in (1, 2):
         await limited.send(number, start=True)
@@ -85,8 +85,8 @@ async def test_the_last_request_frees_its_place() -> None:
     assert not await limited.is_full()
 
 
-async def test_a_sequence_that_is_idle_for_long_counts_no_longer() -> None:
-    """Each request begins its time again."""
+async def test_idle_sequence_expires() -> None:
+    """Each request restarts the idle timeout of its sequence."""
     limited = Limited()
     for number in (1, 2):
         await limited.send(number, start=True)
@@ -107,8 +107,10 @@ async def test_a_sequence_that_is_idle_for_long_counts_no_longer() -> None:
         (DeadlineExceeded("late"), True),
     ],
 )
-async def test_a_start_that_fails(error: GatewayError, opened: bool) -> None:
-    """It counts where the server may have opened the sequence."""
+async def test_failed_start_counts_unless_no_sequence_was_opened(
+    error: GatewayError, opened: bool
+) -> None:
+    """A start counts if the server may have opened the sequence."""
     limited = Limited(REPLY, error)
     await limited.send(1, start=True)
     with pytest.raises(type(error)):
@@ -116,8 +118,8 @@ async def test_a_start_that_fails(error: GatewayError, opened: bool) -> None:
     assert opened == await limited.is_full()
 
 
-async def test_an_end_that_fails_ends_nothing() -> None:
-    """The server may still have the sequence."""
+async def test_failed_end_does_not_release_the_slot() -> None:
+    """The server may still have the sequence open."""
     limited = Limited(REPLY, REPLY, DeadlineExceeded("late"))
     for number in (1, 2):
         await limited.send(number, start=True)
@@ -126,8 +128,8 @@ async def test_an_end_that_fails_ends_nothing() -> None:
     assert await limited.is_full()
 
 
-async def test_a_stream_ends_its_sequence_at_its_end() -> None:
-    """Until then it may run."""
+async def test_stream_ends_its_sequence_when_it_closes() -> None:
+    """The slot stays in use until the stream is closed."""
     limited = Limited(REPLY, REPLY, FakeStream([REPLY]))
     for number in (1, 2):
         await limited.send(number, start=True)
@@ -138,8 +140,8 @@ async def test_a_stream_ends_its_sequence_at_its_end() -> None:
     assert not await limited.is_full()
 
 
-async def test_a_header_may_identify_clients() -> None:
-    """Those without it count by address."""
+async def test_header_may_identify_clients() -> None:
+    """Clients without the header are counted by address."""
     limited = Limited(header="x-user")
     for number in (1, 2):
         await limited.send(number, start=True, header=("X-User", "ann"))
@@ -148,8 +150,8 @@ async def test_a_header_may_identify_clients() -> None:
     assert not await limited.is_full()
 
 
-async def test_what_is_remembered_is_bounded() -> None:
-    """Nothing is left of clients without open sequences."""
+async def test_clients_without_sequences_use_no_memory() -> None:
+    """No state remains for clients without open sequences."""
     limited = Limited()
     for number in range(100):
         limited.client = str(number)

@@ -1,4 +1,4 @@
-"""Shedding load: inferences are refused while the process is overloaded, and nothing else is."""
+"""Load shedding: only inferences are rejected while the process is overloaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLY = InferResponse(model=M, outputs=())
 RULES = ShedRules(memory_bytes=1000, lag_s=0.1)
 
 
-async def is_refused(shed: ShedLoad) -> bool:
+async def is_rejected(shed: ShedLoad) -> bool:
     try:
         await shed(CALL)
     except Overloaded:
@@ -33,8 +33,8 @@ async def is_refused(shed: ShedLoad) -> bool:
     return False
 
 
-async def test_memory_above_its_bound_refuses_inferences() -> None:
-    """Calls pass again when the memory is well below the bound; both changes are logged once."""
+async def test_memory_above_its_limit_rejects_inferences() -> None:
+    """Calls pass again well below the limit, and both changes are logged once."""
     memory = [0]
     load = ProcessLoad(lambda: memory[0])
     shed = ShedLoad(ScriptedService(always=REPLY), load, RULES)
@@ -43,25 +43,25 @@ async def test_memory_above_its_bound_refuses_inferences() -> None:
         for size in (1000, 1001, 950, 901, 900, 950):
             memory[0] = size
             load.measure(0.0)
-            found.append(await is_refused(shed))
+            found.append(await is_rejected(shed))
     assert [False, True, True, True, False, False] == found
     assert ["load is shed", "load is no longer shed"] == [line["event"] for line in lines]
 
 
-async def test_one_long_step_is_no_overload() -> None:
-    """Two measurements in a row decide."""
+async def test_single_long_step_is_no_overload() -> None:
+    """Load is shed after two long measurements in a row."""
     load = ProcessLoad(lambda: 0)
     shed = ShedLoad(ScriptedService(always=REPLY), load, RULES)
     found = []
     for lag_s in (0.5, 0.0, 0.5, 0.3, 0.3, 0.0):
         load.measure(lag_s)
-        found.append(await is_refused(shed))
+        found.append(await is_rejected(shed))
     assert [False, False, False, True, True, False] == found
 
 
 @pytest.mark.parametrize("call", [CALL, StreamInferRequest(model=M, request=CALL)])
-async def test_the_error_names_the_bound(call: Call[Any]) -> None:
-    """The operator learns which key to change, and the counter of limits has its name."""
+async def test_error_names_the_limit(call: Call[Any]) -> None:
+    """The text names the setting, and the error has the name of the limit for the metrics."""
     load = ProcessLoad(lambda: 2000)
     load.measure(0.0)
     shed = ShedLoad(ScriptedService(always=REPLY), load, RULES)
@@ -72,21 +72,21 @@ async def test_the_error_names_the_bound(call: Call[Any]) -> None:
     assert "memory" == at.value.limit
 
 
-async def test_questions_are_answered() -> None:
-    """Probes must not fail because the gateway has much to do."""
+async def test_health_calls_are_not_rejected() -> None:
+    """Probes must not fail because the gateway is busy."""
     load = ProcessLoad(lambda: 2000)
     load.measure(0.0)
     assert await ShedLoad(ScriptedService(always=True), load, RULES)(ServerReadyRequest())
 
 
-async def test_bounds_are_optional() -> None:
-    """Without a bound nothing is refused."""
+async def test_limits_are_optional() -> None:
+    """Without a limit no call is rejected."""
     load = ProcessLoad(lambda: 2000)
     load.measure(9.0)
     load.measure(9.0)
-    assert not await is_refused(ShedLoad(ScriptedService(always=REPLY), load, ShedRules()))
+    assert not await is_rejected(ShedLoad(ScriptedService(always=REPLY), load, ShedRules()))
 
 
-def test_the_memory_of_this_process() -> None:
-    """It is that of a Python process."""
+def test_resident_memory_of_this_process() -> None:
+    """The value is plausible for a Python process."""
     assert 5 << 20 < resident_bytes() < 64 << 30

@@ -27,8 +27,8 @@ def waiting(source: FakeArriving, deadline: float | None = None) -> InferRequest
     return InferRequest(model=M, inputs=(tensor,), context=Context(deadline=deadline))
 
 
-async def test_the_routes_time_begins_anew_while_bytes_move() -> None:
-    """A call that takes longer than it is answered as long as some of it moved meanwhile."""
+async def test_progress_restarts_the_route_timeout() -> None:
+    """A call that takes longer than the timeout succeeds while its bytes still move."""
     source = FakeArriving(b"xyz", 0)
 
     async def slow(_call: Call[Any]) -> InferResponse:
@@ -40,22 +40,22 @@ async def test_the_routes_time_begins_anew_while_bytes_move() -> None:
     assert REPLY is await CallLimits(ScriptedService(slow), 0.1)(waiting(source))
 
 
-async def test_a_call_of_which_nothing_moves_is_given_up() -> None:
-    """The route's time holds from when the last of it moved."""
+async def test_call_without_progress_times_out() -> None:
+    """The route's timeout starts at the last progress of the body."""
     source = FakeArriving(b"xyz", 0)
     service = ScriptedService()
-    asking = asyncio.ensure_future(CallLimits(service, 0.1)(waiting(source)))
+    task = asyncio.ensure_future(CallLimits(service, 0.1)(waiting(source)))
     await asyncio.sleep(0.06)
     source.last_progress = time.monotonic()
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await asking
+        await task
     assert time.monotonic() - began >= 0.08
     assert 1 == service.cancelled
 
 
-async def test_what_the_caller_set_holds_for_all_of_it() -> None:
-    """A client that moves bytes has no more time than it asked for."""
+async def test_callers_deadline_applies_despite_progress() -> None:
+    """Progress of the body does not extend the deadline of the caller."""
     source = FakeArriving(b"xyz", 0)
     source.last_progress = time.monotonic() + 60
     call = waiting(source, time.monotonic() + 0.05)
@@ -64,8 +64,8 @@ async def test_what_the_caller_set_holds_for_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("deadline", [None, 1003.0])
-async def test_an_upstream_is_told_what_the_caller_set(deadline: float | None) -> None:
-    """When the route's time ends is not known before all has come."""
+async def test_only_the_callers_deadline_is_forwarded(deadline: float | None) -> None:
+    """The route's timeout is not forwarded, because progress may extend it."""
     service = ScriptedService(REPLY)
     await CallLimits(service, 5.0, clock=FakeClock(1000.0))(
         waiting(FakeArriving(b"x", 0), deadline)

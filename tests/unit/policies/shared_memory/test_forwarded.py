@@ -49,7 +49,7 @@ REGISTER = SharedRegisterRequest(region=REGION)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a segment of 128 bytes, "seg", and what is none."""
+    """A folder with a segment of 128 bytes, "seg", and files that are no segments."""
     (tmp_path / "seg").write_bytes(bytes(128))
     (tmp_path / "sem.x").write_bytes(bytes(128))
     (tmp_path / "triton_python_backend_shm_region_1").write_bytes(bytes(128))
@@ -65,14 +65,14 @@ def forwarding(
     keys: tuple[str, ...] = ("*",),
     **settings: Any,
 ) -> SharedMemory:
-    """Return the layer with upstreams that do what they are asked, unless some are given."""
+    """Return the layer with *upstreams*, or with one that accepts every request."""
     regions = ForwardedRegions(folder=str(folder), **settings)
-    takers = upstreams or (ScriptedService(always=lambda _: None),)
-    return SharedMemory(inner or ScriptedService(), ForwardRegions(takers, keys, regions))
+    targets = upstreams or (ScriptedService(always=lambda _: None),)
+    return SharedMemory(inner or ScriptedService(), ForwardRegions(targets, keys, regions))
 
 
-async def test_tensors_stay_where_they_are(folder: Path) -> None:
-    """The call goes on as it is, and the outputs of the reply stay in shared memory."""
+async def test_tensors_stay_in_shared_memory(folder: Path) -> None:
+    """The call is passed on unchanged, and outputs of the reply stay in shared memory."""
     shared_output = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 16, 16))
     reply = InferResponse(model=M, outputs=(shared_output, Z))
     inner = ScriptedService(reply, FakeStream([reply]))
@@ -85,23 +85,26 @@ async def test_tensors_stay_where_they_are(folder: Path) -> None:
     assert [CALL, stream] == inner.calls
 
 
-async def test_targets_without_shared_memory_are_noticed(folder: Path) -> None:
-    """An output in the reply itself would break the client's reading of it."""
+async def test_target_without_shared_memory_is_detected(folder: Path) -> None:
+    """A client could not decode an output in the reply instead of in shared memory."""
     service = forwarding(folder, ScriptedService(InferResponse(model=M, outputs=(Z, Y))))
     await service(REGISTER)
     with pytest.raises(Unsupported, match="output 'y' is requested in shared memory"):
         await service(CALL)
 
 
-async def test_every_upstream_is_told(folder: Path) -> None:
-    """Those that have no shared memory do not matter."""
-    takes, cannot = ScriptedService(always=lambda _: None), ScriptedService(Unsupported("no"))
-    await forwarding(folder, None, cannot, takes)(REGISTER)
-    assert ([REGISTER], [REGISTER]) == (takes.calls, cannot.calls)
+async def test_region_is_registered_with_every_upstream(folder: Path) -> None:
+    """Upstreams without shared memory are ignored."""
+    accepting, rejecting = (
+        ScriptedService(always=lambda _: None),
+        ScriptedService(Unsupported("no")),
+    )
+    await forwarding(folder, None, rejecting, accepting)(REGISTER)
+    assert ([REGISTER], [REGISTER]) == (accepting.calls, rejecting.calls)
 
 
-async def test_the_regions_of_all_upstreams_are_listed(folder: Path) -> None:
-    """Each name is listed once, as the first one has it."""
+async def test_regions_of_all_upstreams_are_listed(folder: Path) -> None:
+    """Each name is listed once, with the region of the first upstream."""
     other = SharedRegion(name="a", size_bytes=1, key="/a")
     twin = SharedRegion(name="r", size_bytes=9, key="/twin")
     upstreams = [ScriptedService((REGION,)), ScriptedService((twin, other))]
@@ -116,11 +119,11 @@ async def test_the_regions_of_all_upstreams_are_listed(folder: Path) -> None:
         ([ZeroDivisionError()], ZeroDivisionError),
     ],
 )
-async def test_an_upstream_says_why_nobody_took_a_region(
+async def test_failed_registration_raises_the_error_of_an_upstream(
     folder: Path, answers: list[Exception], failure: type[Exception]
 ) -> None:
-    """The first upstream that could have done it says what was wrong; a bug stays a bug."""
-    upstreams = [ScriptedService(answer) for answer in answers]
+    """The first upstream with shared memory determines the error; a bug is raised unchanged."""
+    upstreams = [ScriptedService(error) for error in answers]
     service = forwarding(folder, None, *upstreams)
     with pytest.raises(failure):
         await service(REGISTER)
@@ -148,10 +151,10 @@ async def test_an_upstream_says_why_nobody_took_a_region(
         ({"size_bytes": 1 << 62, "offset": 1 << 62}, InvalidRequest),
     ],
 )
-async def test_no_upstream_is_told_of_a_wrong_region(
+async def test_invalid_region_reaches_no_upstream(
     folder: Path, region: dict[str, Any], failure: type[Exception]
 ) -> None:
-    """Each of them ends a Triton, or lets a client write over its memory."""
+    """Each of these regions crashes Triton, or lets a client overwrite its memory."""
     upstream = ScriptedService(always=lambda _: None)
     members = {"name": "r", "size_bytes": 64, "key": "/seg", **region}
     with pytest.raises(failure):
@@ -162,14 +165,14 @@ async def test_no_upstream_is_told_of_a_wrong_region(
 
 
 async def test_only_allowed_keys_are_registered(folder: Path) -> None:
-    """A pattern is of the name, with or without a slash."""
+    """A pattern matches the name of the segment, with or without a slash."""
     with pytest.raises(Forbidden, match="shared_memory: keys"):
         await forwarding(folder, keys=("app-*", "/se"))(REGISTER)
     await forwarding(folder, keys=("app-*", "/se?"))(REGISTER)
 
 
-async def test_regions_are_limited(folder: Path) -> None:
-    """A region that was forgotten makes room for another one."""
+async def test_number_of_regions_is_limited(folder: Path) -> None:
+    """Unregistering a region makes room for another one."""
     service = forwarding(folder, most=1)
     other = SharedRegisterRequest(region=SharedRegion(name="q", size_bytes=8, key="/seg"))
     await service(REGISTER)
@@ -181,8 +184,8 @@ async def test_regions_are_limited(folder: Path) -> None:
     await service(REGISTER)
 
 
-async def test_places_lie_in_registered_regions(folder: Path) -> None:
-    """Nobody else sees to it."""
+async def test_tensors_must_lie_in_registered_regions(folder: Path) -> None:
+    """A call that refers to bytes outside of its regions reaches no upstream."""
     inner = ScriptedService()
     service = forwarding(folder, inner)
     with pytest.raises(RegionNotFound):
@@ -193,7 +196,7 @@ async def test_places_lie_in_registered_regions(folder: Path) -> None:
     assert [] == inner.calls
 
 
-async def test_the_offset_of_a_region_is_moved_to_the_tensors(folder: Path) -> None:
+async def test_offset_of_a_region_moves_to_its_tensors(folder: Path) -> None:
     """Triton before 2.61 adds the offset of a region twice."""
     shared_output = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 48, 16))
     inner = ScriptedService(always=InferResponse(model=M, outputs=(shared_output, Z)))
@@ -215,7 +218,7 @@ async def test_the_offset_of_a_region_is_moved_to_the_tensors(folder: Path) -> N
 
 
 async def test_several_processes_share_regions_without_an_offset(folder: Path) -> None:
-    """One process does not know what was registered with another."""
+    """A process does not know the regions that were registered with another one."""
     inner = ScriptedService(InferResponse(model=M, outputs=()))
     service = forwarding(folder, inner, is_shared=True)
     await service(CALL)
@@ -226,7 +229,7 @@ async def test_several_processes_share_regions_without_an_offset(folder: Path) -
 
 
 async def test_cuda_regions_are_passed_on(folder: Path) -> None:
-    """They have no segment to look at."""
+    """CUDA regions have no segment to check."""
     region = SharedRegion(name="r", size_bytes=64, device=0, handle=bytes(64))
     upstream = ScriptedService(always=lambda _: None)
     await forwarding(folder, None, upstream)(SharedRegisterRequest(region=region))
@@ -250,7 +253,7 @@ CUDA = SharedRegion(name="c", size_bytes=64, device=0, handle=bytes(64))
 async def test_unregistering_one_kind_keeps_the_other(
     folder: Path, name: str, is_cuda: bool | None, left: set[str]
 ) -> None:
-    """A client that unregisters all regions of CUDA goes on with those of system memory."""
+    """A client that unregisters all CUDA regions keeps those of system memory."""
     inner = ScriptedService(always=InferResponse(model=M, outputs=(Y, Z)))
     service = forwarding(folder, inner)
     await service(REGISTER)
@@ -276,7 +279,7 @@ async def test_unregistering_one_kind_keeps_the_other(
         ((REGION,), "", [None]),
     ],
 )
-async def test_a_protocol_with_one_list_reaches_the_regions_of_cuda(
+async def test_calls_without_a_kind_include_cuda_regions(
     folder: Path, registered: tuple[SharedRegion, ...], name: str, kinds: list[bool | None]
 ) -> None:
     """Triton has a request for each kind, TensorRT v1 one for both."""

@@ -1,4 +1,4 @@
-"""Tests of SharedMemory: refused, forwarded and mapped."""
+"""Tests of SharedMemory: disabled, forwarded and mapped."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ REGION = SharedRegion(name="r", size_bytes=64, key="/seg")
 REGISTER = SharedRegisterRequest(region=REGION)
 
 
-class Room:
-    """Bytes in flight, counted."""
+class FakeBudget:
+    """A memory budget that records its highest use."""
 
     def __init__(self, limit: int = 1000) -> None:
         self.limit = limit
@@ -90,28 +90,30 @@ def shorten(segment: Path) -> None:
     segment.write_bytes(b"short")
 
 
-def mapped(segment: Path, inner: ScriptedService, **settings: Any) -> tuple[SharedMemory, Room]:
+def mapped(
+    segment: Path, inner: ScriptedService, **settings: Any
+) -> tuple[SharedMemory, FakeBudget]:
     regions = Regions(folder=str(segment.parent))
     regions.register(REGION)
-    room = settings.pop("room", Room())
-    memory = CopyRegions(regions, room, settings.pop("message_bytes", 1000))
-    return SharedMemory(inner, memory), room
+    budget = settings.pop("budget", FakeBudget())
+    memory = CopyRegions(regions, budget, settings.pop("message_bytes", 1000))
+    return SharedMemory(inner, memory), budget
 
 
 async def test_only_allowed_keys_are_registered(segment: Path) -> None:
-    """A segment of the server whose name is not known here cannot be reached by a client."""
+    """A client cannot register a segment whose key is not allowed."""
     regions = Regions(folder=str(segment.parent))
-    refusing = CopyRegions(regions, Room(), 1000, ("app-*", "/se"))
+    refusing = CopyRegions(regions, FakeBudget(), 1000, ("app-*", "/se"))
     with pytest.raises(Forbidden, match=r"region 'r' has the key '/seg'.*shared_memory: keys"):
         await refusing.control(REGISTER)
     assert regions.list_regions() == ()
-    await CopyRegions(regions, Room(), 1000, ("app-*", "/se?")).control(REGISTER)
+    await CopyRegions(regions, FakeBudget(), 1000, ("app-*", "/se?")).control(REGISTER)
     assert (REGION,) == regions.list_regions()
     regions.close()
 
 
-async def test_other_calls_go_through() -> None:
-    """Nothing is changed in calls that share no memory."""
+async def test_other_calls_pass_through() -> None:
+    """Calls without shared memory are unchanged."""
     inner = ScriptedService(REPLY, True)
     service = SharedMemory(inner, SharedMemoryOff())
     call = InferRequest(model=M, inputs=(PLAIN,), outputs=(RequestedOutput("z"),))
@@ -128,8 +130,8 @@ async def test_other_calls_go_through() -> None:
         (StreamInferRequest(model=M, request=CALL), "not enabled"),
     ],
 )
-async def test_off_knows_no_region(call: Any, text: str) -> None:
-    """Where nothing is shared, a tensor in shared memory is in a region that is not there."""
+async def test_disabled_shared_memory_rejects_tensors(call: Any, text: str) -> None:
+    """If shared memory is disabled, every region is unregistered."""
     with pytest.raises(RegionNotFound, match=text):
         await SharedMemory(ScriptedService(), SharedMemoryOff())(call)
 
@@ -137,21 +139,21 @@ async def test_off_knows_no_region(call: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "call", [REGISTER, SharedUnregisterRequest(region="r"), SharedStatusRequest()]
 )
-async def test_off_takes_no_region(call: Any) -> None:
-    """Where nothing is shared, nothing is registered."""
+async def test_disabled_shared_memory_rejects_control_calls(call: Any) -> None:
+    """If shared memory is disabled, regions cannot be registered, unregistered or listed."""
     with pytest.raises(Unsupported, match="not enabled here"):
         await SharedMemory(ScriptedService(), SharedMemoryOff())(call)
 
 
-async def test_off_changes_no_answer() -> None:
-    """What was answered all the same is passed on."""
+async def test_disabled_shared_memory_keeps_replies() -> None:
+    """If shared memory is disabled, replies are passed on unchanged."""
     assert await SharedMemoryOff().store_outputs(CALL, REPLY) is REPLY
 
 
-async def test_map_brings_inputs_and_takes_outputs(segment: Path) -> None:
-    """The target sees plain tensors; the caller's output lies where it wanted it."""
+async def test_mapped_tensors_are_copied_in_and_out(segment: Path) -> None:
+    """The target gets plain tensors; the output is written to the caller's region."""
     inner = ScriptedService(REPLY)
-    service, room = mapped(segment, inner)
+    service, budget = mapped(segment, inner)
     call = CALL.with_context(origin=Origin("c", object()))
     reply = await service(call)
     (sent,) = inner.calls
@@ -165,11 +167,11 @@ async def test_map_brings_inputs_and_takes_outputs(segment: Path) -> None:
     after = content(segment)
     assert after[16:32] == np.arange(4, dtype="<i4").tobytes()
     assert after[:16] + after[32:] == bytes(range(16)) + bytes(range(32, 64))
-    assert (room.most, room.used) == (16, 0)
+    assert (budget.most, budget.used) == (16, 0)
 
 
-async def test_map_answers_about_its_regions(segment: Path) -> None:
-    """Regions are the gateway's: no upstream is asked."""
+async def test_mapped_regions_are_managed_by_the_gateway(segment: Path) -> None:
+    """Control calls for mapped regions reach no upstream."""
     inner = ScriptedService()
     service, _ = mapped(segment, inner)
     assert await service(SharedStatusRequest()) == (REGION,)
@@ -196,79 +198,79 @@ async def test_map_answers_about_its_regions(segment: Path) -> None:
             InvalidRequest,
         ),
         (CALL, {"message_bytes": 15}, TooLarge),
-        (CALL, {"room": Room(15)}, Overloaded),
+        (CALL, {"budget": FakeBudget(15)}, Overloaded),
     ],
 )
-async def test_map_refuses_before_it_asks(
+async def test_invalid_call_is_rejected_before_the_target(
     segment: Path, call: InferRequest, settings: dict[str, Any], failure: type[GatewayError]
 ) -> None:
-    """Places outside of regions and too many bytes are refused; nothing stays held."""
+    """References outside of regions and too many bytes are rejected; no memory stays reserved."""
     inner = ScriptedService()
-    service, room = mapped(segment, inner, **settings)
+    service, budget = mapped(segment, inner, **settings)
     with pytest.raises(failure):
         await service(call)
-    assert (inner.calls, room.used) == ([], 0)
+    assert (inner.calls, budget.used) == ([], 0)
 
 
-async def test_map_refuses_outputs_that_do_not_fit(segment: Path) -> None:
-    """An output that is larger than its place is an error of its own; nothing is written."""
-    service, room = mapped(segment, ScriptedService(REPLY))
+async def test_output_larger_than_its_reserved_bytes_is_rejected(segment: Path) -> None:
+    """An output that does not fit is an error, and nothing is written."""
+    service, budget = mapped(segment, ScriptedService(REPLY))
     small = RequestedOutput("y", shared=SharedMemoryData("r", 16, 15))
     with pytest.raises(RegionUnusable, match="16 bytes, the request reserves 15"):
         await service(CALL.changed(outputs=(small,)))
     assert content(segment) == bytes(range(64))
-    assert room.used == 0
+    assert budget.used == 0
 
 
-async def test_map_survives_a_segment_that_shrinks(segment: Path) -> None:
-    """A segment cut short between registration and use fails that request alone."""
-    service, room = mapped(segment, ScriptedService(always=REPLY))
+async def test_shrunk_segment_fails_its_request(segment: Path) -> None:
+    """A segment that shrinks after its registration raises RegionUnusable."""
+    service, budget = mapped(segment, ScriptedService(always=REPLY))
     shorten(segment)
     with pytest.raises(RegionUnusable, match="shrank the segment"):
         await service(CALL)
-    assert room.used == 0
+    assert budget.used == 0
 
 
 @pytest.mark.parametrize("ending", ["failure", "cancellation"])
-async def test_map_gives_back_what_it_holds(segment: Path, ending: str) -> None:
-    """Room is given back when the target fails, and when the caller leaves."""
+async def test_memory_is_released_after_failure_or_cancellation(segment: Path, ending: str) -> None:
+    """The reservation ends when the target fails or the caller is cancelled."""
     inner = ScriptedService(*([Unavailable("gone")] if ending == "failure" else []))
-    service, room = mapped(segment, inner)
+    service, budget = mapped(segment, inner)
     task = asyncio.ensure_future(service(CALL))
     await asyncio.sleep(0)
     if ending == "cancellation":
-        assert room.used == 16
+        assert budget.used == 16
         task.cancel()
     with pytest.raises((Unavailable, asyncio.CancelledError)):
         await task
-    assert room.used == 0
+    assert budget.used == 0
 
 
-async def test_map_serves_streams(segment: Path) -> None:
-    """Each answer of a stream is put into its place; room is held until the stream ends."""
+async def test_stream_replies_are_written_to_shared_memory(segment: Path) -> None:
+    """Memory stays reserved until the stream ends."""
     inner = ScriptedService(FakeStream([REPLY, REPLY]))
-    service, room = mapped(segment, inner)
+    service, budget = mapped(segment, inner)
     items = await service(StreamInferRequest(model=M, request=CALL))
     (sent,) = inner.calls
     assert isinstance(sent, StreamInferRequest)
     assert not sent.request.shares_memory
     found = [await anext(items), await anext(items)]
     assert [item.outputs[1].data for item in found] == [SharedMemoryData("r", 16, 16)] * 2
-    assert room.used == 16
+    assert budget.used == 16
     await close_stream(items)
-    assert room.used == 0
+    assert budget.used == 0
 
 
-async def test_map_gives_back_when_a_stream_is_not_opened(segment: Path) -> None:
-    """A stream that the target refuses holds nothing."""
-    service, room = mapped(segment, ScriptedService(Unavailable("gone")))
+async def test_memory_is_released_if_a_stream_is_not_opened(segment: Path) -> None:
+    """A stream that the target rejects keeps no reservation."""
+    service, budget = mapped(segment, ScriptedService(Unavailable("gone")))
     with pytest.raises(Unavailable):
         await service(StreamInferRequest(model=M, request=CALL))
-    assert room.used == 0
+    assert budget.used == 0
 
 
-def test_a_request_says_whether_it_shares_memory() -> None:
-    """One tensor is enough, be it an input or an output."""
+def test_request_shares_memory_through_any_tensor() -> None:
+    """One input or output in shared memory is enough."""
     plain = InferRequest(
         model=M,
         inputs=(Tensor("x", Datatype.UINT8, (1,), RawData(memoryview(b"1"))),),
@@ -290,15 +292,17 @@ def test_a_request_says_whether_it_shares_memory() -> None:
         ),
     ],
 )
-async def test_metadata_name_what_is_shared(memory: Any, expected: tuple[str, ...]) -> None:
-    """The server's metadata tell which kinds of shared memory can be used here."""
+async def test_server_metadata_list_shared_memory_extensions(
+    memory: Any, expected: tuple[str, ...]
+) -> None:
+    """The extensions are those kinds of shared memory that are available."""
     service = ScriptedService(ServerMetadata("s", "1", ("parameters",)))
     found = await SharedMemory(service, memory)(ServerMetadataRequest())
     assert ServerMetadata("s", "1", ("parameters", *expected)) == found
 
 
-async def test_all_of_cudas_regions_are_none_of_systems(segment: Path) -> None:
-    """Forgetting or listing CUDA's regions leaves those of system memory alone."""
+async def test_cuda_calls_do_not_affect_system_regions(segment: Path) -> None:
+    """Unregistering or listing CUDA regions does not include system regions."""
     service, _ = mapped(segment, ScriptedService())
     await service(SharedUnregisterRequest(is_cuda=True))
     assert () == await service(SharedStatusRequest(is_cuda=True))

@@ -49,8 +49,8 @@ def opened(segments: Path, *regions: SharedRegion, most: int = 8) -> Regions:
     return found
 
 
-async def test_bytes_are_read_from_their_place(segments: Path) -> None:
-    """Offsets count from the region, whose own counts from the segment."""
+async def test_bytes_are_read_at_their_offset(segments: Path) -> None:
+    """A tensor's offset counts from its region, whose offset counts from the segment."""
     regions = opened(segments)
     assert bytes(await regions.read("x", SharedMemoryData("r", 10, 4))) == CONTENT[60:64]
     assert bytes(await regions.read("x", SharedMemoryData("r", 0, 100))) == CONTENT[50:150]
@@ -58,8 +58,8 @@ async def test_bytes_are_read_from_their_place(segments: Path) -> None:
     regions.close()
 
 
-async def test_what_was_read_does_not_change(segments: Path) -> None:
-    """A client that writes again after the checks changes nothing that was checked."""
+async def test_read_returns_a_copy(segments: Path) -> None:
+    """A client that writes later does not change bytes that were already read."""
     regions = opened(segments)
     read = await regions.read("x", SharedMemoryData("r", 0, 4))
     (segments / "seg").write_bytes(bytes(256))
@@ -67,8 +67,8 @@ async def test_what_was_read_does_not_change(segments: Path) -> None:
     regions.close()
 
 
-async def test_bytes_are_written_to_their_place(segments: Path) -> None:
-    """Only the bytes of the output are written; what lies around them stays."""
+async def test_bytes_are_written_at_their_offset(segments: Path) -> None:
+    """Only the bytes of the output are written."""
     regions = opened(segments)
     await regions.write("y", SharedMemoryData("r", 10, 8), memoryview(b"abcd"))
     assert (segments / "seg").read_bytes() == CONTENT[:60] + b"abcd" + CONTENT[64:]
@@ -77,7 +77,7 @@ async def test_bytes_are_written_to_their_place(segments: Path) -> None:
 
 @pytest.mark.parametrize("key", ["/seg", "seg"])
 def test_keys_are_names_of_segments(segments: Path, key: str) -> None:
-    """The slash in front may be left out, as for shm_open; the region is told as registered."""
+    """The leading slash is optional, and the region is listed as registered."""
     regions = opened(segments, region(key=key))
     assert (region(key=key),) == regions.list_regions()
     regions.close()
@@ -102,14 +102,14 @@ def test_keys_are_names_of_segments(segments: Path, key: str) -> None:
     ],
 )
 def test_no_other_path_is_opened(segments: Path, key: str) -> None:
-    """A key that is no plain name of a segment is refused before anything is opened."""
+    """A key that is no plain segment name is rejected before a file is opened."""
     (segments / "sem.lock").touch()
     with pytest.raises(InvalidRequest, match="name of a segment"):
         opened(segments, region(key=key))
 
 
 def test_only_segments_are_opened(segments: Path) -> None:
-    """Links, folders, pipes and names that no file has are refused without waiting."""
+    """Links, folders, pipes and absent names are rejected without waiting."""
     outside = segments / "folder" / "secret"
     outside.parent.mkdir()
     outside.write_bytes(CONTENT)
@@ -130,10 +130,10 @@ def test_only_segments_are_opened(segments: Path) -> None:
         (SharedRegion(name="c", size_bytes=1, device=0), InvalidRequest, "CUDA.*forward"),
     ],
 )
-def test_wrong_regions_are_refused(
+def test_invalid_regions_are_rejected(
     segments: Path, found: SharedRegion, failure: type[GatewayError], text: str
 ) -> None:
-    """A region lies in its segment, has a name of its own, and is system memory."""
+    """A region must lie in its segment, have a new name and be system memory."""
     regions = opened(segments, region("taken"))
     with pytest.raises(failure, match=text):
         regions.register(found)
@@ -141,8 +141,8 @@ def test_wrong_regions_are_refused(
     regions.close()
 
 
-def test_regions_are_bounded(segments: Path) -> None:
-    """As many as allowed; one that is forgotten makes room."""
+def test_number_of_regions_is_limited(segments: Path) -> None:
+    """Unregistering a region makes room for another one."""
     regions = opened(segments, region("a"), region("b"), most=2)
     with pytest.raises(TooLarge, match="at most 2 are allowed") as caught:
         regions.register(region("c"))
@@ -152,8 +152,8 @@ def test_regions_are_bounded(segments: Path) -> None:
     regions.close()
 
 
-def test_descriptors_are_given_back(segments: Path) -> None:
-    """Nothing stays open of regions that are refused, forgotten or closed twice."""
+def test_descriptors_are_closed(segments: Path) -> None:
+    """Rejected, unregistered and closed regions leave no descriptor open."""
     before = descriptors()
     regions = opened(segments, region("a"), region("b"), region("c"))
     assert descriptors() == before + 3
@@ -184,10 +184,10 @@ def test_descriptors_are_given_back(segments: Path) -> None:
         (SharedMemoryData("r", 2**64, 2**64), InvalidRequest, "which has 100"),
     ],
 )
-async def test_places_lie_in_a_region(
+async def test_reference_must_lie_in_a_region(
     segments: Path, shared: SharedMemoryData, failure: type[GatewayError], text: str
 ) -> None:
-    """A place in no region, or outside of its region, is neither read nor written."""
+    """A reference outside of a region is neither read nor written."""
     regions = opened(segments)
     with pytest.raises(failure, match=text):
         regions.check("input 'x'", shared)
@@ -198,8 +198,8 @@ async def test_places_lie_in_a_region(
     regions.close()
 
 
-async def test_segment_made_smaller_is_an_error(segments: Path) -> None:
-    """A segment that its owner cuts short fails the request, not the process, and is not grown."""
+async def test_shrunk_segment_is_an_error(segments: Path) -> None:
+    """A segment that shrinks fails the request, not the process, and is not grown."""
     regions = opened(segments)
     os.truncate(segments / "seg", 60)
     with pytest.raises(RegionUnusable, match="shrank the segment: 10 bytes remain"):
@@ -210,8 +210,8 @@ async def test_segment_made_smaller_is_an_error(segments: Path) -> None:
     regions.close()
 
 
-async def test_output_must_fit(segments: Path) -> None:
-    """More bytes than the request has room for are not written."""
+async def test_output_must_fit_its_reserved_bytes(segments: Path) -> None:
+    """An output with more bytes than the request reserves is not written."""
     regions = opened(segments)
     with pytest.raises(RegionUnusable, match="'y' has 5 bytes, the request reserves 4"):
         await regions.write("output 'y'", SharedMemoryData("r", 0, 4), memoryview(b"abcde"))
@@ -220,7 +220,7 @@ async def test_output_must_fit(segments: Path) -> None:
 
 
 async def test_large_tensors_are_copied_in_a_thread(segments: Path) -> None:
-    """What takes long is copied beside the loop, and stays open until that is done."""
+    """A segment stays open until its copy ends."""
     (segments / "big").write_bytes(b"7" * LARGE)
     regions = opened(segments, region(key="/big", size=LARGE, offset=0))
     shared = SharedMemoryData("r", 0, LARGE)
@@ -234,8 +234,8 @@ async def test_large_tensors_are_copied_in_a_thread(segments: Path) -> None:
     regions.close()
 
 
-async def test_a_caller_that_leaves_leaves_nothing_open(segments: Path) -> None:
-    """A copy goes on when its caller is gone, and the descriptor is closed after it."""
+async def test_cancelled_copy_closes_its_descriptor(segments: Path) -> None:
+    """A copy continues after its caller is cancelled, and then closes its descriptor."""
     (segments / "big").write_bytes(bytes(LARGE))
     before = descriptors()
     regions = opened(segments, region(key="/big", size=LARGE, offset=0))
@@ -250,8 +250,8 @@ async def test_a_caller_that_leaves_leaves_nothing_open(segments: Path) -> None:
     assert descriptors() == before
 
 
-async def test_a_full_memory_is_an_error(segments: Path) -> None:
-    """A copy that the system refuses is the region's fault, said in its words."""
+async def test_failed_copy_is_an_error_of_the_region(segments: Path) -> None:
+    """A copy that the operating system rejects raises RegionUnusable with its message."""
     regions = opened(segments)
     os.close(regions._regions["r"].descriptor)
     regions._regions["r"].descriptor = os.open(segments / "seg", os.O_RDONLY)
