@@ -79,10 +79,10 @@ def test_a_large_body_is_dispatched_after_enough_bytes() -> None:
         (head(1 << 20), {}, 2 << 20),
     ],
 )
-def test_others_are_received_whole(
+def test_other_bodies_are_received_whole(
     request_head: Head, limits: dict[str, int], enough: int | None
 ) -> None:
-    """In chunks, coded, with little to come, switched off, too large, or with too large a head."""
+    """Cut-through needs a large plain body with a length, the option, and a small enough head."""
     assert dispatch_bytes(CutThroughFrontend(enough), request_head, **limits) is None
 
 

@@ -57,7 +57,7 @@ CALLS = {
     "padded": head(1, BLOCK) + frame(h2.DATA, h2.END_STREAM | h2.PADDED, 1, b"\2abc\0\0"),
     "table": call(1, BLOCK + b"\x40\1a\1b") + call(3, BLOCK + b"\xbe"),
 }
-RESPONSES = {
+ANSWERS = {
     "several": response(1) + response(3) + response(5),
     "again": response(1) + response(1),
     "unknown": response(99),
@@ -104,16 +104,16 @@ def test_a_call_in_one_read_equals_one_in_pieces(name: str) -> None:
     assert replay(sent, 10, client=False) == replay(sent, len(sent), client=False)
 
 
-@pytest.mark.parametrize("name", [name for name in RESPONSES if name != "bad trailers"])
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name != "bad trailers"])
 def test_a_response_in_one_read_equals_one_in_pieces(name: str) -> None:
     """Events, state and output do not depend on the size of the reads."""
-    sent = RESPONSES[name]
+    sent = ANSWERS[name]
     assert replay(sent, 10, client=True) == replay(sent, len(sent), client=True)
 
 
 def test_a_response_with_malformed_trailers_is_reset() -> None:
     """In one read, the reset is the only event of the stream."""
-    log, of, streams, output, fault = replay(RESPONSES["bad trailers"], 1000, client=True)
+    log, of, streams, output, fault = replay(ANSWERS["bad trailers"], 1000, client=True)
     assert ("reset", 1, h2.PROTOCOL_ERROR) == log[1]
     assert {3: b"x" * 9} == of
     assert [5] == streams
@@ -123,7 +123,7 @@ def test_a_response_with_malformed_trailers_is_reset() -> None:
 
 def test_a_message_in_one_read_is_a_single_event() -> None:
     """Whole calls and responses are delivered complete, also with cached headers."""
-    for client, sent in ((False, CALLS["several"]), (True, RESPONSES["several"])):
+    for client, sent in ((False, CALLS["several"]), (True, ANSWERS["several"])):
         seen = Seen(client=client)
         seen.core.feed(h2.settings([]) if client else PREFACE)
         if client:
