@@ -244,7 +244,7 @@ async def test_inputs_are_passed_in_the_models_order(inputs: tuple[Tensor, ...])
         return {"Y": A, "Z": B}
 
     model = await started(infer)
-    await model(CALL.request_with(inputs=inputs))
+    await model(CALL.changed(inputs=inputs))
     assert ["A", "B"] == names
     await model.stop()
 
@@ -253,7 +253,7 @@ async def test_classification_is_unsupported() -> None:
     """A request for classes is rejected by name."""
     model = await started()
     with pytest.raises(Unsupported, match="classification of output 'Y' is not supported"):
-        await model(CALL.request_with(outputs=(RequestedOutput("Y", classes=3),)))
+        await model(CALL.changed(outputs=(RequestedOutput("Y", classes=3),)))
     await model.stop()
 
 
@@ -261,7 +261,7 @@ async def test_outputs_are_returned_in_the_models_order() -> None:
     """Only requested outputs are returned, once each."""
     model = await started()
     for names, expected in (("Z", ["Z"]), ("ZY", ["Y", "Z"]), ("YY", ["Y"])):
-        reply = await model(CALL.request_with(outputs=tuple(map(RequestedOutput, names))))
+        reply = await model(CALL.changed(outputs=tuple(map(RequestedOutput, names))))
         assert expected == [output.name for output in reply.outputs]
     await model.stop()
 
@@ -460,7 +460,7 @@ async def test_a_call_whose_deadline_passes_in_the_queue_never_runs() -> None:
     gate, clock = Gate(), FakeClock(100.0)
     model = await started(gate, clock=clock)
     first = asyncio.ensure_future(model(CALL))
-    second = asyncio.ensure_future(model(CALL.request_with(context=Context(deadline=101.0))))
+    second = asyncio.ensure_future(model(CALL.changed(context=Context(deadline=101.0))))
     await until(lambda: gate.running == 1)
     clock.advance(1)
     gate.open.set()
@@ -477,7 +477,7 @@ async def test_a_queue_timeout_ends_only_the_wait(is_stream: bool) -> None:
     """A running request keeps running; a queued one is rejected after its timeout."""
     gate = Gate()
     model = await started(gate)
-    request = CALL.request_with(timeout_us=1)
+    request = CALL.changed(timeout_us=1)
     first = asyncio.ensure_future(model(request))
     await until(lambda: gate.running == 1)
     call: Call[Any] = StreamInferRequest(model=M, request=request) if is_stream else request
@@ -527,7 +527,7 @@ async def test_the_job_has_the_fields_of_the_request() -> None:
     model = await started(look)
     deadline = time.monotonic() + 60
     reply = await model(
-        CALL.request_with(
+        CALL.changed(
             parameters={"k": 1.5},
             outputs=(RequestedOutput("Z"),),
             context=Context(deadline=deadline),
@@ -555,7 +555,7 @@ async def test_parameters_changed_by_a_model_stay_in_its_call() -> None:
         return double(inputs, job)
 
     model = await started(take)
-    call = CALL.request_with(parameters={"k": 1})
+    call = CALL.changed(parameters={"k": 1})
     for _ in range(2):
         await model(call)
     assert [{"k": 1}, {"k": 1}] == seen
