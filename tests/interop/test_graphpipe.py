@@ -204,20 +204,20 @@ def check_all(seen: Mapping[str, Any]) -> None:
 
 
 def test_models_in_process(graphpipe_client: Client, tmp_path: Path) -> None:
-    """The real client is answered by models of the gateway's own."""
+    """In-process models reply to every check of the real client."""
     with in_process(tmp_path) as gateway:
         check_all(seen_by(graphpipe_client, gateway))
 
 
 def test_triton_over_grpc(triton_server: RunningServer, graphpipe_client: Client) -> None:
-    """The real client is answered by the real Triton, which has never heard of GraphPipe."""
+    """The real Triton, which has no GraphPipe, replies to every check of the real client."""
     upstream = f"oip+grpc://{triton_server.grpc_address}"
     with sidecar(upstream) as gateway:
         check_all(seen_by(graphpipe_client, gateway))
 
 
 def test_second_gateway_over_http(graphpipe_client: Client, tmp_path: Path) -> None:
-    """Through two gateways, GraphPipe between them, the real client sees the same."""
+    """Through two gateways, with GraphPipe between them, the real client sees the same."""
     with (
         in_process(tmp_path) as behind,
         sidecar(f"graphpipe+http://{behind.addresses['main.http']}") as gateway,
@@ -229,7 +229,7 @@ def test_second_gateway_over_http(graphpipe_client: Client, tmp_path: Path) -> N
 def test_second_gateway_over_sockets(
     graphpipe_client: Client, tmp_path: Path, carrier: str
 ) -> None:
-    """Through two gateways with a byte stream for each model between them: the same again."""
+    """The two gateways are connected by one byte stream per model."""
     folder = tmp_path / "sockets"
     folder.mkdir()
     behind = [_socket(model, carrier, folder) for model in MODELS]

@@ -165,7 +165,7 @@ def check(seen: Mapping[str, Any]) -> None:
 
 
 def test_models_in_process(grps_client: Client, tmp_path: Path) -> None:
-    """Every step of the samples, before models of the gateway's own."""
+    """In-process models reply to every step of the samples."""
     with in_process(tmp_path) as gateway:
         seen = seen_by(grps_client, gateway)
     assert EXPECTED.keys() | FAILURES.keys() | set(METADATA) == seen.keys()
@@ -173,10 +173,10 @@ def test_models_in_process(grps_client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
-def test_a_second_gateway_asked_as_a_grps_server(
+def test_a_second_gateway_as_a_grps_server(
     grps_client: Client, tmp_path: Path, carrier: str
 ) -> None:
-    """Through two gateways with grps between them the clients see the same."""
+    """Through two gateways, with grps between them, the clients see the same."""
     with in_process(tmp_path) as behind:
         upstream = f"grps+{carrier}://{behind.addresses[f'main.{carrier}']}"
         with serving(
@@ -193,8 +193,8 @@ def test_a_second_gateway_asked_as_a_grps_server(
     check(seen)
 
 
-def test_triton(triton_server: RunningServer, grps_client: Client) -> None:
-    """Triton, which has never heard of grps, answers its clients by both carriers."""
+def test_triton_over_grpc(triton_server: RunningServer, grps_client: Client) -> None:
+    """The real Triton, which has no grps, replies to its clients over HTTP and gRPC."""
     upstream = f"oip+grpc://{triton_server.grpc_address}"
     steps = ("http live", "http ready", "http unknown", "grpc live", "grpc ready", "grpc unknown")
     with serving(
@@ -207,8 +207,8 @@ def test_triton(triton_server: RunningServer, grps_client: Client) -> None:
     assert {"status": OK, "gtensors": {"tensors": SUMS}} == seen
 
 
-def test_curl_sees_a_stream_as_it_is_made(tmp_path: Path) -> None:
-    """Each message is a chunk of its own, and printed when it comes."""
+def test_curl_receives_each_stream_message_as_a_chunk(tmp_path: Path) -> None:
+    """The chunks are the replies in order."""
     with in_process(tmp_path) as gateway:
         url = gateway.url("/grps/v1/infer/predict?streaming=true&model=speak")
         text = curl(url, {"str_data": "hello out there"}, "--raw", "-N")
@@ -218,7 +218,7 @@ def test_curl_sees_a_stream_as_it_is_made(tmp_path: Path) -> None:
 
 
 def curl(url: str, body: object, *options: str) -> str:
-    """Return what curl prints of an answer."""
+    """Return the response that curl prints."""
     words = ["curl", "-sS", "-m", "20", "-H", "Content-Type: application/json", *options]
     done = subprocess.run(
         [*words, "-d", json.dumps(body), url], capture_output=True, check=True, timeout=30

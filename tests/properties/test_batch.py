@@ -187,7 +187,7 @@ class World:
                 self.waiting.remove(entry)
 
     def pending_batches(self, rules: BatchRules) -> int:
-        """Return the number of pending calls at the target that arrival from the layer."""
+        """Return the number of pending calls at the target that come from the layer."""
         inputs = [call.inputs[0] for call, _ in self.waiting]
         return sum(
             tensor.shape != (0, 1)
