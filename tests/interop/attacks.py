@@ -1,8 +1,8 @@
 """Requests that hurt real servers, and the checks that they do so no more.
 
 Directly, each request ends its server, hangs it, or takes what it should not have. Through the
-gateway, over either carrier to the server, the request is answered with an error. The server then
-answers as before, and a bystander who asks all the time sees nothing of it.
+gateway, over either carrier to the server, the request gets an error. The server then
+replies as before, and a bystander that sends requests all the time notices nothing.
 """
 
 from __future__ import annotations

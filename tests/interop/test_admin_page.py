@@ -52,7 +52,7 @@ routes:
 
 
 def evidence() -> dict[str, Any]:
-    """Return what the shadow process would send, with the names of somebody hostile."""
+    """Return the evidence of a shadow process, with hostile names."""
     minutes = [
         {"minute_us": START_US + n * MINUTE_US, "compared": 100, "mismatched": n % 7}
         for n in range(300)
@@ -231,9 +231,7 @@ async def test_no_page_runs_or_loads_foreign_content(site: Site, tmp_path: Path)
         assert {urlsplit(site.url).netloc} == {urlsplit(url).netloc for url in page.requests}
 
 
-async def test_every_page_fits_its_width_and_is_legible(
-    site: Site, tmp_path: Path
-) -> None:
+async def test_every_page_fits_its_width_and_is_legible(site: Site, tmp_path: Path) -> None:
     """From 400 to 1400 pixels no page scrolls sideways; both colour schemes have high contrast."""
     contrast = """
         (() => {

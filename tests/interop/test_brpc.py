@@ -113,14 +113,14 @@ def independent_server() -> Iterator[int]:
 
 
 def seen_by(client: Client, gateway: Running, *checks: str) -> Mapping[str, Any]:
-    """Return what the client sees in *checks*, or in all."""
+    """Return the results of the client in *checks*, or in all."""
     script = SCRIPTS / "brpc_client.py"
     found: Mapping[str, Any] = client.run(script, gateway.addresses[BRPC], *checks)
     return found
 
 
 def check(seen: Mapping[str, Any]) -> None:
-    """Compare what was seen with what there is to see."""
+    """Compare the results with the expected ones."""
     for name, (key, number, text) in REFUSED.items():
         if name in seen:
             assert number == seen[name].get(key), (name, seen[name])
@@ -132,7 +132,7 @@ def check(seen: Mapping[str, Any]) -> None:
 
 
 def check_all(seen: Mapping[str, Any]) -> None:
-    """Compare, and see that nothing was left out."""
+    """Compare the results, and check that none is missing."""
     assert EXPECTED.keys() | REFUSED.keys() | {"model"} == seen.keys()
     check(seen)
 

@@ -1,7 +1,7 @@
-"""Triton's extensions by the real tritonclients: before the real Triton, and where there is none.
+"""Triton's extensions with the real tritonclients: before the real Triton, and without one.
 
-Before Triton each client is answered through the gateway as Triton answers it, member for member,
-but for a table. In front of models of its own the gateway answers itself.
+Before Triton each client gets Triton's own replies through the gateway, member for member,
+but for a table. In front of models of its own the gateway replies itself.
 """
 
 from collections.abc import Iterator
@@ -331,9 +331,9 @@ def test_other_servers_load_and_unload(  # what is tried with what
     module: str,
     model: str,
 ) -> None:
-    """A tritonclient loads and unloads models of MLServer and KServe, each in its own numbers.
+    """A tritonclient loads and unloads models of MLServer and KServe.
 
-    KServe 0.21 does both over gRPC and then fails to say so: an INTERNAL of its own.
+    KServe 0.21 does both over gRPC and then reports an INTERNAL error of its own.
     """
     server = others[name]
     address = server.grpc_address if carrier == "grpc" else server.http_address

@@ -1,8 +1,8 @@
-"""Real clients through the gateway in front of real servers: what they print is the proof.
+"""Real clients through the gateway in front of real servers, judged by their output.
 
-Against Triton every check is answered through the gateway as Triton answers it, but for a table of
+Every check has the result of Triton itself through the gateway, but for a table of
 differences with their reasons. Behind MLServer and KServe the gateway gives a Triton client more
-than these servers do by themselves; what is left is theirs, and named here too.
+than these servers do by themselves; what is left is theirs, and listed as well.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Oracle's own GraphPipe client through the gateway: what it prints is the proof.
+"""Oracle's own GraphPipe client through the gateway, judged by its output.
 
 The same checks before models in the gateway's own process, before the real Triton, and before a
 second gateway that is asked as a GraphPipe server.
@@ -181,14 +181,14 @@ def in_process(folder: Path, *listeners: str) -> Iterator[Running]:
 
 
 def seen_by(client: Client, gateway: Running, *checks: str) -> Mapping[str, Any]:
-    """Return what the client sees in *checks*, or in all."""
+    """Return the results of the client in *checks*, or in all."""
     script = SCRIPTS / "graphpipe_client.py"
     found: Mapping[str, Any] = client.run(script, gateway.url("/graphpipe"), *checks)
     return found
 
 
 def check(seen: Mapping[str, Any]) -> None:
-    """Compare what was seen with what there is to see."""
+    """Compare the results with the expected ones."""
     for name, parts in ERRORS.items():
         if name in seen:
             assert "error" in seen[name], name
@@ -198,7 +198,7 @@ def check(seen: Mapping[str, Any]) -> None:
 
 
 def check_all(seen: Mapping[str, Any]) -> None:
-    """Compare, and see that nothing was left out."""
+    """Compare the results, and check that none is missing."""
     assert EXPECTED.keys() | ERRORS.keys() == seen.keys()
     check(seen)
 
@@ -252,7 +252,7 @@ def _url(models: Running, name: str, carrier: str) -> str:
 
 @contextmanager
 def one_upstream_a_model(folder: Path, upstreams: Mapping[str, str]) -> Iterator[Running]:
-    """Run a gateway that asks for each model at a URL of its own."""
+    """Run a gateway that calls each model at a URL of its own."""
     lines = [LISTENING.format(listeners=HTTP), "upstreams:"]
     lines += [f'  {name}: {{url: "{url}"}}' for name, url in upstreams.items()]
     lines += ["routes:"]

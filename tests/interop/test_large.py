@@ -1,4 +1,4 @@
-"""Large binary tensors of a real client, passed on to a real server while they arrive."""
+"""Large binary tensors of a real client, forwarded to a real server while they arrive."""
 
 import pytest
 

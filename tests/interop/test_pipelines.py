@@ -1,4 +1,4 @@
-"""Pipelines asked by every tritonclient: what it checks of models holds for pipelines of that name."""
+"""Pipelines called by every tritonclient: its checks of models hold for pipelines of that name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that everybody has: curl, nghttp, h2load and Node.js, and grpcio with reflection."""
+"""Common clients: curl, nghttp, h2load and Node.js, and grpcio with reflection."""
 
 from __future__ import annotations
 

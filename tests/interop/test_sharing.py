@@ -34,7 +34,7 @@ EACH = 6
 def before(
     server: RunningServer, carrier: str, folder: Path, models: dict[str, Any]
 ) -> Iterator[Running]:
-    """Run the gateway before *server* with what the configuration says of its models."""
+    """Run the gateway before *server* with the given configuration of its models."""
     address = server.grpc_address if carrier == "grpc" else server.http_address
     # As the sidecar's `--enable NAME[=VALUE]` has it.
     enabled = {name: value or "true" for name, _, value in (one.partition("=") for one in ENABLED)}

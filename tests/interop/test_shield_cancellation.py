@@ -1,6 +1,6 @@
 """Calls whose clients leave, or whose deadlines pass, before a real Triton over gRPC.
 
-Directly, they end it. Through the gateway they end by themselves, and nobody waits longer for that.
+Directly, they end it. Through the gateway they end by themselves, and no client waits longer for that.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def passing(address: str) -> AsyncIterator[Leave]:
 
 @asynccontextmanager
 async def passing_http(address: str) -> AsyncIterator[Leave]:
-    """Let the deadlines of HTTP requests pass, which the gateway answers itself."""
+    """Let the deadlines of HTTP requests pass; the gateway itself replies to them."""
     host, _, port = address.rpartition(":")
     head = f"POST {FP32} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\nX-Request-Timeout: "
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -251,7 +251,7 @@ def test_triton_survives_20000_cancelled_calls(  # what pytest gives
 
 
 def _await_rest(gateway: Running) -> None:
-    """Wait until nothing is in flight any more, as the metrics and the status say."""
+    """Wait until nothing is in flight any more, by the metrics and the status."""
     end = time.monotonic() + READY_S
     while found := _in_flight(gateway):
         assert time.monotonic() < end, found
@@ -259,7 +259,7 @@ def _await_rest(gateway: Running) -> None:
 
 
 def _in_flight(gateway: Running) -> list[str]:
-    """Return what is not zero and should be when nobody asks anything."""
+    """Return the gauges that are not zero although no request is in flight."""
     names = "gateway_in_flight_bytes|gateway_route_in_flight|gateway_route_queued"
     pattern = rf"^(?:{names}|gateway_upstream_withheld_calls)(?:{{.*}})? (?!0\.0$).*$"
     found = re.findall(pattern, _page(gateway, "/metrics"), re.MULTILINE)

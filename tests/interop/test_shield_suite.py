@@ -1,7 +1,7 @@
-"""What no server should see, through gateways of five configurations before three real servers.
+"""Harmful requests, through gateways of five configurations before three real servers.
 
-Each configuration runs all cases of `shield_cases` in sequence: every case is answered, gives nothing
-away, and leaves the server as it was. A bystander asks all the time.
+Each configuration runs all cases of `shield_cases` in sequence: every case has a reply, exposes
+nothing, and leaves the server as it was. A bystander sends requests all the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NVIDIA's own TensorRT v1 client through the gateway: what it prints is the proof.
+"""NVIDIA's own TensorRT v1 client through the gateway, judged by its output.
 
 The same checks before models in the gateway's own process, before the real Triton, which has never
 known this protocol, and before a second gateway that is asked as the old server.
@@ -153,7 +153,7 @@ def sidecar(upstream: str) -> Iterator[Running]:
 
 
 def seen_by(client: Client, gateway: Running, protocol: str, *checks: str) -> Mapping[str, Any]:
-    """Return what the client sees in *checks*, or in all."""
+    """Return the results of the client in *checks*, or in all."""
     address = gateway.addresses[f"main.{protocol}"]
     found: Mapping[str, Any] = client.run(
         SCRIPTS / "tensorrt_client.py", address, protocol, *checks

@@ -1,4 +1,4 @@
-"""The tools of others: curl, nghttp and h2load, against a gateway of either make, plain and over TLS."""
+"""Standard tools: curl, nghttp and h2load, against either implementation, plain and over TLS."""
 
 from __future__ import annotations
 

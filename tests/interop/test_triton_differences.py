@@ -1,4 +1,4 @@
-"""Every difference between Triton and a sidecar in front of it is on a page, and every one on the page exists."""
+"""The page of differences between Triton and a sidecar in front of it is complete and current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies of the real Triton that a client without a library reads: the same through the gateway.
+"""Replies of the real Triton to clients without a library: the same through the gateway.
 
 `curl` and `requests` show what client libraries hide: the text of the JSON, and what is missing.
 """

@@ -1,4 +1,4 @@
-"""What Triton's users run, before Triton and before a sidecar without flags.
+"""Tools of Triton's users, before Triton and before a sidecar without flags.
 
 Performance Analyzer, pytriton's five clients and tritony ask for the model's configuration first, and
 send requests that other clients do not.

@@ -1,7 +1,7 @@
 """A seeded search for the messages that cost most, per request and per byte, for each protocol.
 
-Messages are legal in form, of any size and shape that the default limits allow or refuse. Each is read,
-answered by a model that gives its input back, and its answer written. The most expensive ones are
+Messages are legal in form, of any size and shape that the default limits allow or reject. Each is decoded,
+handled by a model that returns its input, and its reply encoded. The most expensive ones are
 varied further, and printed: `pytest -m slow -s tests/properties/test_costly_messages.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Framers of the registry: the same frames however the bytes are cut."""
+"""Framers of the registry: the same frames from any pieces of the bytes."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def slow_request(data: bytes) -> Any:
 
 
 def slow_reply_head(message: Any) -> tuple[Any, ...]:
-    """Give the head of a response, without what cannot be used."""
+    """Return the head of a response, without fields that cannot be used."""
     limits = DEFAULT_LIMITS
     name, version = message.model_name, message.model_version
     parameters = {
@@ -179,7 +179,7 @@ def slow_response(data: bytes) -> Any:
 
 
 def comparable(read: Read) -> Any:
-    """Give what was read in the form of the slow reading."""
+    """Return a decoded message in the form of the slow reading."""
     message, request_id, found = read
 
     def plain(parameters: Any) -> dict[str, str]:
@@ -196,7 +196,7 @@ def comparable(read: Read) -> Any:
 
 
 def outcome(read: Any, data: Any) -> Any:
-    """Give what a reading makes of bytes; REFUSED for whatever error it may raise."""
+    """Return the result of a reading; REFUSED for any error that it may raise."""
     try:
         return read(data)
     except MalformedMessage as error:

@@ -157,7 +157,7 @@ def known_to_library(fields: Any) -> list[Any]:
 
 
 def has_field_0(fields: list[Any]) -> bool:
-    """Tell whether field number 0 occurs, in groups too."""
+    """Return whether field number 0 occurs, in groups too."""
     return any(
         number == 0 or (kind == pb.SGROUP and has_field_0(value)) for number, kind, value in fields
     )
@@ -246,7 +246,7 @@ def normal(descriptor: Descriptor, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Give what the library read: numbers as their bytes, so that NaN equals itself."""
+    """Return the library's message as plain values: numbers as bytes, so that NaN equals itself."""
     out: dict[str, Any] = {}
     for field, value in message.ListFields():
         kind: Any = field.message_type

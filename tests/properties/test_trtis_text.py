@@ -35,12 +35,12 @@ _ESCAPES = re.compile(r"\\(?:[abfnrtv\\'\"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2})")
 
 
 def known_escapes(text: str) -> bool:
-    """Tell whether every backslash begins an escape that both know alike."""
+    """Return whether every backslash begins an escape that both define equally."""
     return "\\" not in _ESCAPES.sub("", text)
 
 
 def by_library(text: str, kind: type[M], *, allow_unknown: bool = True) -> M | None:
-    """Return what the library reads; None where it refuses."""
+    """Return the message that the library reads; None if it rejects the text."""
     message = kind()
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The lowest versions a plain install accepts are those whose known weaknesses are mended."""
+"""The lowest versions accepted by a plain install are those with fixes of known vulnerabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deployment files say what the gateway understands; no cluster and no container engine needed."""
+"""Deployment files are valid for the gateway; they need no cluster and no container engine."""
 
 from __future__ import annotations
 

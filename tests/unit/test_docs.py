@@ -61,7 +61,7 @@ def headings(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what links to the headings of *page* end in, as GitHub makes it."""
+    """Return the fragments of links to the headings of *page*, as GitHub forms them."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(page)
     }

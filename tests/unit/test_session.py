@@ -1,4 +1,4 @@
-"""The calls of one bidirectional stream: what runs beside what, and what is heard when."""
+"""The calls of one bidirectional stream: concurrency, and the order of replies."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ async def test_later_rejections_of_a_decoupled_model_have_the_reason(
 
 
 class LongStreams(SingleFirst):
-    """Encodes stream calls with the given items of work."""
+    """Encodes stream calls that cost *items* of work."""
 
     def __init__(self, items: int, *, decoupled: bool) -> None:
         super().__init__(decoupled=decoupled)

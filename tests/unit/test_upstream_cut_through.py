@@ -1,4 +1,4 @@
-"""Upstreams and frontends of requests that are still arriving."""
+"""Upstreams and frontends with requests whose bodies are still arriving."""
 
 from __future__ import annotations
 

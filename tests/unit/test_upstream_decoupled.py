@@ -1,4 +1,4 @@
-"""Upstream: the single reply of a model that gives any number of them."""
+"""Upstream: the single reply of a model that returns any number of them."""
 
 from __future__ import annotations
 

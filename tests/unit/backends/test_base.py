@@ -1,4 +1,4 @@
-"""Backends: places, queue, cancellation, faults, and the checks of requests and outputs."""
+"""Backends: instances, queue, cancellation, errors, and the checks of requests and outputs."""
 
 from __future__ import annotations
 

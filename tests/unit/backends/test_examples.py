@@ -1,4 +1,4 @@
-"""The example models compute what they say."""
+"""The example models compute their documented results."""
 
 from __future__ import annotations
 

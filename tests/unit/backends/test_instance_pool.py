@@ -1,4 +1,4 @@
-"""InstancePool: who gets which instance, and when."""
+"""InstancePool: the order in which callers acquire instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instances: as many inferences truly run at once, in what each needs for itself; one more waits."""
+"""Instances: inferences run concurrently up to their number; one more waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job: a model learns that nobody waits any more, whenever it asks."""
+"""Job: a model can see at any time that its call is cancelled."""
 
 from __future__ import annotations
 

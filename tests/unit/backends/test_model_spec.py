@@ -1,4 +1,4 @@
-"""Plans: options of a model as they stand in YAML, where every scalar is text."""
+"""ModelSpec: options of a model as in YAML, where every scalar is text."""
 
 from __future__ import annotations
 

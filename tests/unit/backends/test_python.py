@@ -1,4 +1,4 @@
-"""Python callables as models: every kind of callable, and what goes wrong when loading one."""
+"""Python callables as models: every kind of callable, and the errors of loading one."""
 
 from __future__ import annotations
 

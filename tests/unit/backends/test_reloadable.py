@@ -1,4 +1,4 @@
-"""ReloadableModel: models of the gateway's own that are loaded again and unloaded while they are served."""
+"""ReloadableModel: the gateway's own models, loaded again and unloaded while they are served."""
 
 from __future__ import annotations
 

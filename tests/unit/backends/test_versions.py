@@ -1,4 +1,4 @@
-"""Versions: one name, several versions, the newest by number."""
+"""Versions: one name, several versions, the highest number by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One limiter for all: first come first served, shares, time-outs, and nothing lost."""
+"""One limiter for all: first come first served, shares, timeouts, and no lost units."""
 
 from __future__ import annotations
 

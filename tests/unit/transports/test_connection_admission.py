@@ -1,4 +1,4 @@
-"""Whether one connection more is taken in, and whom it counts for."""
+"""Admission of connections, and the addresses that they count for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-memory client: as a real wire delivers it."""
+"""The in-memory client delivers requests and responses as a real wire does."""
 
 from __future__ import annotations
 

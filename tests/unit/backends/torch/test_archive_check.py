@@ -1,4 +1,4 @@
-"""What a file of PyTorch is, from its contents: no PyTorch is needed to tell."""
+"""The kind of a PyTorch file, from its contents and without PyTorch."""
 
 from __future__ import annotations
 

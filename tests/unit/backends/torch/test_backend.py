@@ -1,4 +1,4 @@
-"""PyTorch models on the CPU: TorchScript and exported programs, written here and served."""
+"""PyTorch models on the CPU: TorchScript and exported programs, created by the tests."""
 
 from __future__ import annotations
 
@@ -491,7 +491,7 @@ async def test_a_wrong_signature_is_a_load_error(
 async def test_a_signature_unlike_the_program_is_rejected(
     tmp_path: Path, metadata: ModelMetadata, message: str
 ) -> None:
-    """The error names what the signature and the exported program have."""
+    """The error names the difference between the signature and the exported program."""
     with pytest.raises(LoadError, match=message):
         await started(exported(tmp_path), signature=metadata)
 

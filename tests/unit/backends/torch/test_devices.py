@@ -1,6 +1,6 @@
-"""Streams and staging of a GPU, on the CPU: what is staged, reused and waited for.
+"""Streams and staging of a GPU, on the CPU: copies, reuse and synchronization.
 
-That a real GPU does the same is shown by tests/gpu.
+The tests in tests/gpu do the same on a real GPU.
 """
 
 from __future__ import annotations

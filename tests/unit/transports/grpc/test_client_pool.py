@@ -1,4 +1,4 @@
-"""Connections of a gRPC client: who learns of a cancellation."""
+"""Connections of a gRPC client: the effect of a cancellation."""
 
 from __future__ import annotations
 

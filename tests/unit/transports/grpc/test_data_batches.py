@@ -1,4 +1,4 @@
-"""Long frames of a gRPC call that come together: what is let in, and what becomes of a broken one."""
+"""Batched DATA frames of a gRPC call: flow control and invalid messages."""
 
 from __future__ import annotations
 

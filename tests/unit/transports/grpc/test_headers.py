@@ -1,4 +1,4 @@
-"""Header fields of calls: what is read of them, and that what is written is read back."""
+"""Headers of calls: decoding, and round trips."""
 
 from __future__ import annotations
 

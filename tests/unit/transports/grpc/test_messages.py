@@ -1,4 +1,4 @@
-"""Messages with their prefixes, however the stream is cut."""
+"""Messages with their prefixes, in any pieces of the stream."""
 
 from __future__ import annotations
 

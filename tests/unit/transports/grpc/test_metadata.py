@@ -1,4 +1,4 @@
-"""What metadata gRPC can carry; the rest is left out."""
+"""Metadata that gRPC can carry; all other is dropped."""
 
 from __future__ import annotations
 

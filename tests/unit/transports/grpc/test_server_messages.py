@@ -1,4 +1,4 @@
-"""What the messages of a call keep in memory until they are read."""
+"""The memory that the messages of a call use until they are read."""
 
 from __future__ import annotations
 

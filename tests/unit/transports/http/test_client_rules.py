@@ -1,4 +1,4 @@
-"""Tests of what is said in the heads of requests to upstreams."""
+"""Headers of requests to upstreams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content codings: what is asked for, inflating within bounds, compressing."""
+"""Content codings: negotiation, inflating within limits, compressing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests are begun before their bodies have come."""
+"""Requests that are dispatched before their bodies are complete."""
 
 from __future__ import annotations
 

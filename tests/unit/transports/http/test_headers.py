@@ -1,4 +1,4 @@
-"""Header fields: safe values, and what crosses a hop."""
+"""Headers: safe values, and headers that are forwarded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of PassthroughRules: which requests pass to an HTTP upstream."""
+"""PassthroughRules: requests that are forwarded to an HTTP upstream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frontend answers a path, and how it is asked."""
+"""The frontend for a path, and the form in which it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the heads of answers: what codecs say again and again is written alike each time."""
+"""Heads of responses: the same bytes with and without the cache of repeated headers."""
 
 from __future__ import annotations
 

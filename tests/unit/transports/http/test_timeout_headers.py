@@ -81,7 +81,7 @@ def test_the_shorter_timeout_holds() -> None:
 
 @given(st.floats(min_value=1e-6, max_value=1e7))
 def test_grpc_timeout_round_trip(seconds: float) -> None:
-    """The formatted timeout is never longer than the given one, and close to it."""
+    """The formatted timeout is never longer than the original, and close to it."""
     read = grpc_timeout(format_grpc_timeout(seconds))
     assert read is not None
     assert seconds * 0.9 - 1e-6 <= read <= seconds * (1 + 1e-9)

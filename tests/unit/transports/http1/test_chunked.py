@@ -1,4 +1,4 @@
-"""Bodies in chunks: however they are cut, and refused where parsers differ."""
+"""Chunked bodies: any pieces, and strict checks where parsers differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of HTTP/1 requests: however they are cut, within their limits."""
+"""Heads of HTTP/1 requests: in any pieces, within their limits."""
 
 from __future__ import annotations
 

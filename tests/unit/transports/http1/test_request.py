@@ -1,4 +1,4 @@
-"""Bodies of requests: each byte where it is to be the first time it is written."""
+"""Bodies of requests: each byte is written once, to its final buffer."""
 
 from __future__ import annotations
 

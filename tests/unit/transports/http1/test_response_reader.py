@@ -1,4 +1,4 @@
-"""HTTP/1 answers: however they are cut and framed, whole or in pieces."""
+"""HTTP/1 responses: in any framing, whole or in pieces."""
 
 from __future__ import annotations
 

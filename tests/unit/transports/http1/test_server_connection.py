@@ -1,4 +1,4 @@
-"""Where a connection of the HTTP server receives bodies: at their places, if nothing is against it."""
+"""Bodies of the HTTP server: received into their own buffers where possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A body that is passed on while it comes: order, what is held, pace, and every way it can end."""
+"""A body that is piped while it arrives: order, memory, rate limits, and every way it can end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakeSource:
         self.checks.append(missing)
 
     def send(self, size: int | None = None) -> None:
-        """Let the client send *size* bytes, or all; what is not read stays with it."""
+        """Let the client send *size* bytes, or all; it keeps the bytes that are not read."""
         stop = len(self.body) if size is None else min(len(self.body), self.at + size)
         while self.at < stop and self.reading:
             room = self.streaming_body.room()

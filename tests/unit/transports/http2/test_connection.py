@@ -1,4 +1,4 @@
-"""HTTP/2 without sockets: beside the library h2 as client and as server, byte by byte."""
+"""HTTP/2 without sockets, against the library h2 as client and as server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Seen(FrameByFrame):
         return list(fields)
 
     def take(self) -> bytes:
-        """Return what is to be written."""
+        """Return and clear the output."""
         data = b"".join(self.core.out)
         self.core.out.clear()
         return data

@@ -1,4 +1,4 @@
-"""Messages of HTTP/2 that come whole in one read: taken at once, and just as those in pieces."""
+"""HTTP/2 messages received in one read: processed as those in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for header fields: names, values, pseudo-header fields, and what is of a connection."""
+"""Rules for headers: names, values, pseudo-headers, and connection-specific headers."""
 
 from __future__ import annotations
 

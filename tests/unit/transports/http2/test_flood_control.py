@@ -1,4 +1,4 @@
-"""Floods of HTTP/2: each ends with GOAWAY after a bounded number of frames; honest use does not."""
+"""Floods of HTTP/2 frames end with GOAWAY after a limited number; normal use does not."""
 
 from __future__ import annotations
 

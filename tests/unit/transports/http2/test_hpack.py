@@ -1,4 +1,4 @@
-"""Header blocks: read as the library reads them, and bounded whatever comes."""
+"""Header blocks: decoded as by the library, and within limits."""
 
 from __future__ import annotations
 

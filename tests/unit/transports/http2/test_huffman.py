@@ -1,4 +1,4 @@
-"""Huffman codes: the same text, and the same faults, as by the library's own decoder."""
+"""Huffman codes: the same text, and the same errors, as with the library's own decoder."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ TEXTS = st.binary(max_size=60) | st.text("aeio/019.-_%zXZ&", max_size=60).map(st
 
 
 @given(text=TEXTS)
-def test_decodes_what_the_library_encodes(text: bytes) -> None:
+def test_decodes_text_encoded_by_the_library(text: bytes) -> None:
     """Codes of all lengths, from 5 to 30 bits, are decoded."""
     assert text == decode_huffman(ENCODER.encode(text))
 

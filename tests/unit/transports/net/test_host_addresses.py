@@ -1,4 +1,4 @@
-"""All addresses of a name: hosts and services in the DNS, and names that only the system knows."""
+"""Addresses of a name: hosts and services in the DNS, and names of the system's resolver."""
 
 from __future__ import annotations
 

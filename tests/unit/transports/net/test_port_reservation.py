@@ -1,4 +1,4 @@
-"""Holding an address that several processes share, and nobody else."""
+"""Reserving an address that several processes share, and no other process."""
 
 from __future__ import annotations
 

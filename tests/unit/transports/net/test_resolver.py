@@ -1,4 +1,4 @@
-"""Where an upstream is: names are remembered for a while, and what does not answer comes last."""
+"""Addresses of an upstream: cached for a while, with unreachable ones last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose status it is: the table of words the C core uses."""
+"""The origin of a status, from the texts that the C core uses."""
 
 from __future__ import annotations
 

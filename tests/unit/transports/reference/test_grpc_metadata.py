@@ -1,4 +1,4 @@
-"""Statuses of gRPC and the library's own: the tables are whole."""
+"""Statuses of gRPC and the library's own: the tables are complete."""
 
 from __future__ import annotations
 

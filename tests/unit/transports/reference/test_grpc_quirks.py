@@ -1,4 +1,4 @@
-"""What of grpc.aio's log is let through."""
+"""Filtering the log of grpc.aio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time limits of a byte stream's connection, on a loop whose clock the test moves."""
+"""The timeouts of a byte stream's connection, on a loop whose clock the test moves."""
 
 from __future__ import annotations
 
