@@ -1,4 +1,4 @@
-"""Comparing the output of a real client with the results that its checks expect, or with another one."""
+"""Comparing the output of a real client with its checks, or with other output."""
 
 from collections.abc import Mapping
 from typing import Any

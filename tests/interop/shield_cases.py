@@ -101,7 +101,7 @@ def http(path: str, body: bytes, *headers: tuple[str, str], timeout_s: float = T
 
 
 def raw(*pieces: bytes, times: int = 1) -> Send:
-    """Return a function that sends raw bytes, the last piece *times* times, and reads the status."""
+    """Return a function that sends raw bytes, the last piece *times* times; it reads the status."""
 
     def send(http_address: str, _grpc_address: str) -> Reply:
         host, _, port = http_address.rpartition(":")

@@ -64,7 +64,7 @@ class RecordingFrontend(GrpcFrontend):
 async def send_call(
     body: bytes, read: int, length: int | None = None
 ) -> tuple[list[int], int, bytes]:
-    """Send a call with *body* in long frames, *read* bytes at a time, within the flow-control window.
+    """Send a call with *body* in long frames, *read* bytes at a time, within the stream's window.
 
     With *length*, the request head has it as content-length.
 

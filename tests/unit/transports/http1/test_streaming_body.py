@@ -242,7 +242,7 @@ async def test_paused_time_does_not_count_for_the_timeout() -> None:
 
 
 async def test_a_paused_body_checks_its_peer_periodically() -> None:
-    """While reading is paused, and only then, the peer is checked for being alive."""
+    """While reading is paused, the connection is checked every few milliseconds."""
     scene = Streaming()
     streaming_body = await scene.receive_start(1000)
     streaming_body.pipe_to(Sink())
