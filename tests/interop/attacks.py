@@ -1,8 +1,8 @@
 """Requests that hurt real servers, and the checks that they do so no more.
 
 Directly, each request ends its server, hangs it, or takes what it should not have. Through the
-gateway, over either carrier to the server, the request is answered with an error. The server then
-answers as before, and a bystander who asks all the time sees nothing of it.
+gateway, over either carrier to the server, the request gets an error. The server then
+replies as before, and a bystander that sends requests all the time notices nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BROKEN = "broken off"
 
 
 def row(name: str) -> Callable[[Test], Test]:
-    """Say which row of the table of weaknesses a test is for."""
+    """Link a test to a row of the table of weaknesses."""
     assert name in {weakness.name for weakness in WEAKNESSES}
     return lambda test: test
 
@@ -76,7 +76,7 @@ def json_body(datatype: str, shape: list[int], data: list[Any], **members: Any) 
 
 
 def by_http(path: str, body: bytes, *headers: tuple[str, str]) -> Send:
-    """Return what POSTs *body*."""
+    """Return a function that POSTs *body*."""
 
     def send(http_address: str, _grpc_address: str) -> str:
         try:
@@ -88,7 +88,7 @@ def by_http(path: str, body: bytes, *headers: tuple[str, str]) -> Send:
 
 
 def each(path: str, bodies: Sequence[bytes], timeout_s: float = 3.0) -> Send:
-    """Return what POSTs *bodies* one after the other, until one has no response."""
+    """Return a function that POSTs *bodies* in order, until one has no response."""
 
     def send(http_address: str, _grpc_address: str) -> str:
         found = BROKEN
@@ -103,7 +103,7 @@ def each(path: str, bodies: Sequence[bytes], timeout_s: float = 3.0) -> Send:
 
 
 def by_grpc(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
-    """Return what sends *request* as a unary call."""
+    """Return a function that sends *request* as a unary call."""
 
     def send(_http_address: str, grpc_address: str) -> str:
         with channel(grpc_address) as opened:
@@ -117,7 +117,7 @@ def by_grpc(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
 
 
 def by_stream(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
-    """Return what sends *request* on a stream, and returns its status or what its error says."""
+    """Return a function that sends *request* on a stream, and returns its status or error text."""
 
     def send(_http_address: str, grpc_address: str) -> str:
         with channel(grpc_address) as opened:
@@ -147,12 +147,12 @@ def infer_request(
 
 
 def addresses(gateway: Running) -> tuple[str, str]:
-    """Return where a gateway listens for HTTP and gRPC."""
+    """Return the HTTP and gRPC addresses of a gateway."""
     return gateway.addresses["main.http"], gateway.addresses["main.grpc"]
 
 
 def unharmed(sacrifice: Sacrifice, gateway: Running, seen: Bystander) -> None:
-    """Check that nobody noticed, and that innocent requests are answered right."""
+    """Check that no other client noticed, and that innocent requests have the right replies."""
     assert not seen.failures
     # aiohttp reads a body of small chunks in one turn of the loop.
     assert seen.worst_s < (MOST_WAIT_S if make() == "native" else 3 * MOST_WAIT_S)

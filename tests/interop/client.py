@@ -1,6 +1,6 @@
 """Running the real clients, which live in an environment of their own (protobuf clashes).
 
-A script says what it saw as one JSON document on its standard output; everything else it says
+A script prints its results as one JSON document on its standard output; everything else it prints
 goes to standard error and is shown when it fails.
 """
 

@@ -1,4 +1,4 @@
-"""Gateways of the make of transports that INTEROP_TRANSPORT names: native unless told otherwise.
+"""Gateways of the make of transports that INTEROP_TRANSPORT names: native by default.
 
 Whatever a test starts a gateway with, a file or flags, all its listeners and upstreams are given that
 make, unless they name one themselves.

@@ -1,4 +1,4 @@
-"""Comparing what a real client printed with what its checks expect, or with another answer."""
+"""Comparing the output of a real client with its checks, or with other output."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ ENDLESS = "tritonclient_aio_grpc"
 
 
 def problems(seen: Seen, script: str) -> dict[str, str]:
-    """Return, by check, what differs from what is expected of *script*; empty when all is well."""
+    """Return, by check, the difference from the expected results of *script*; empty if none."""
     transport: Transport = "http" if script.endswith("_http") else "grpc"
     found: dict[str, str] = {}
     for name, items in seen.items():
@@ -43,7 +43,7 @@ def problems(seen: Seen, script: str) -> dict[str, str]:
 
 
 def differences(left: Seen, right: Seen) -> dict[str, tuple[Any, Any]]:
-    """Return the checks that were not answered alike, with both answers."""
+    """Return the checks with different results, with both results."""
     return {
         name: (left.get(name), right.get(name))
         for name in sorted(left.keys() | right.keys())
@@ -61,7 +61,7 @@ def _agrees(expected: Expected, item: Any) -> bool:
 
 
 def _within(expected: object, answer: Any) -> bool:
-    """Tell whether *answer* is *expected*, or has at least its members; None fits anything."""
+    """Return whether *answer* is *expected*, or has at least its members; None fits anything."""
     if isinstance(expected, dict) and isinstance(answer, dict):
         return all(k in answer and _within(v, answer[k]) for k, v in expected.items())
     return expected is None or expected == answer

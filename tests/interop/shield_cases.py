@@ -87,7 +87,7 @@ _REFUSALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # codes of gRPC are words
 
 
 def http(path: str, body: bytes, *headers: tuple[str, str], timeout_s: float = TIMEOUT_S) -> Send:
-    """Return what POSTs *body*."""
+    """Return a function that POSTs *body*."""
 
     def send(http_address: str, _grpc_address: str) -> Reply:
         fields = {"Content-Type": "application/json", **dict(headers)}
@@ -101,7 +101,7 @@ def http(path: str, body: bytes, *headers: tuple[str, str], timeout_s: float = T
 
 
 def raw(*pieces: bytes, times: int = 1) -> Send:
-    """Return what sends bytes as they are, the last piece *times* times, and reads the status."""
+    """Return a function that sends raw bytes, the last piece *times* times; it reads the status."""
 
     def send(http_address: str, _grpc_address: str) -> Reply:
         host, _, port = http_address.rpartition(":")
@@ -124,7 +124,7 @@ def raw(*pieces: bytes, times: int = 1) -> Send:
 
 
 def unary(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
-    """Return what sends *request* as a unary call."""
+    """Return a function that sends *request* as a unary call."""
 
     def send(_http_address: str, grpc_address: str) -> Reply:
         with channel(grpc_address) as opened:
@@ -138,7 +138,7 @@ def unary(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
 
 
 def streamed(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
-    """Return what sends *request* on a stream; an error in the stream counts as one of the call."""
+    """Return a function that sends *request* on a stream; an error item counts as one of the call."""
 
     def send(_http_address: str, grpc_address: str) -> Reply:
         with channel(grpc_address) as opened:
@@ -153,7 +153,7 @@ def streamed(request: pb.ModelInferRequest, *metadata: tuple[str, str]) -> Send:
 
 
 def packed(message: bytes, path: str = INFER, **options: Any) -> Send:
-    """Return what sends the bytes of a message as a unary call."""
+    """Return a function that sends the bytes of a message as a unary call."""
 
     def send(_http_address: str, grpc_address: str) -> Reply:
         with channel(grpc_address) as opened:
@@ -173,7 +173,7 @@ def _code_of(error: grpc.RpcError) -> Reply:
 
 
 def leaving(body: bytes, path: str, count: int) -> Send:
-    """Return what begins requests, and leaves in the middle of each body or before the response."""
+    """Return a function that starts requests, and leaves within each body or before the response."""
 
     def send(http_address: str, _grpc_address: str) -> Reply:
         host, _, port = http_address.rpartition(":")
@@ -187,7 +187,7 @@ def leaving(body: bytes, path: str, count: int) -> Send:
 
 
 def cancelling(request: pb.ModelInferRequest, count: int, timeout_s: float) -> Send:
-    """Return what lets the deadlines of calls pass; 0 cancels them."""
+    """Return a function that lets the deadlines of calls pass; 0 cancels them."""
 
     def send(_http_address: str, grpc_address: str) -> Reply:
         command = [sys.executable, "-m", cancel_client.__name__]
@@ -231,7 +231,7 @@ def message(model: Model, /, **changes: Any) -> pb.ModelInferRequest:
 
 
 def binary(model: Model, size: object, data: bytes, **changes: Any) -> Send:
-    """Return what POSTs one binary input that says it has *size* bytes."""
+    """Return a function that POSTs one binary input with a declared size of *size* bytes."""
     wrong = tensor(model, parameters={"binary_data_size": size}, **changes)
     del wrong["data"]
     head = document(wrong)
@@ -250,7 +250,7 @@ def _bomb(kind: str) -> bytes:
 
 
 def any_server(model: Model) -> Iterator[Case]:
-    """Yield what hurts servers of every kind."""
+    """Yield requests that hurt servers of every kind."""
     path, right = model.path, document(tensor(model))
     for size in (300_000, 100_000, 70):
         body = b'{"inputs":' + b"[" * size + b"]" * size + b"}"
@@ -348,7 +348,7 @@ def any_server(model: Model) -> Iterator[Case]:
 
 
 def python_servers(model: Model) -> Iterator[Case]:
-    """Yield what hurts servers of one event loop."""
+    """Yield requests that hurt servers of one event loop."""
     for case in any_server(model):
         # Those that name no platform may accept inputs that they do not declare.
         yield replace(case, answers=_EITHER) if case.name in _OTHER_DATATYPES else case
@@ -382,7 +382,7 @@ MANAGEMENT = (
 
 
 def triton(model: Model, own_segment: str, marker: str) -> Iterator[Case]:
-    """Yield what hurts Triton.
+    """Yield requests that hurt Triton.
 
     Args:
         model: As for the others.

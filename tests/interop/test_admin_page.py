@@ -52,7 +52,7 @@ routes:
 
 
 def evidence() -> dict[str, Any]:
-    """Return what the shadow process would send, with the names of somebody hostile."""
+    """Return the evidence of a shadow process, with hostile names."""
     minutes = [
         {"minute_us": START_US + n * MINUTE_US, "compared": 100, "mismatched": n % 7}
         for n in range(300)
@@ -128,7 +128,7 @@ class Kept:
 
 @dataclass
 class Steps:
-    """A cut-over that does what it is told, and says so."""
+    """A cut-over that records its commands and shows their effect."""
 
     state: str = "baking"
     commands: list[str] = field(default_factory=list)
@@ -210,8 +210,8 @@ async def _served() -> AsyncIterator[Site]:
         await gateway.stop()
 
 
-async def test_every_page_is_quiet_and_loads_nothing_foreign(site: Site, tmp_path: Path) -> None:
-    """Names of somebody hostile are text: no script of theirs runs, no picture is requested."""
+async def test_no_page_runs_or_loads_foreign_content(site: Site, tmp_path: Path) -> None:
+    """Hostile names are text: they run no script and load no image, and the console stays empty."""
     async with opened(tmp_path) as page:
         for path in site.paths:
             await page.goto(site.url + path)
@@ -231,10 +231,8 @@ async def test_every_page_is_quiet_and_loads_nothing_foreign(site: Site, tmp_pat
         assert {urlsplit(site.url).netloc} == {urlsplit(url).netloc for url in page.requests}
 
 
-async def test_no_page_scrolls_sideways_and_both_colour_schemes_are_legible(
-    site: Site, tmp_path: Path
-) -> None:
-    """From 400 to 1400 pixels; tables scroll within themselves."""
+async def test_every_page_fits_its_width_and_is_legible(site: Site, tmp_path: Path) -> None:
+    """From 400 to 1400 pixels no page scrolls sideways; both colour schemes have high contrast."""
     contrast = """
         (() => {
             const light = (text) => {
@@ -263,8 +261,8 @@ async def test_no_page_scrolls_sideways_and_both_colour_schemes_are_legible(
                 assert ratio is None or ratio >= 4.5, f"{path}: contrast {ratio:.2f}"
 
 
-async def test_a_heatmap_of_a_million_elements(site: Site, tmp_path: Path) -> None:
-    """It is drawn within 100 ms (the least of five), and shows where the outputs differ."""
+async def test_a_heatmap_of_a_million_elements_is_fast(site: Site, tmp_path: Path) -> None:
+    """It is drawn within 100 ms (the least of ten), and shows where the outputs differ."""
     async with opened(tmp_path) as page:
         await page.goto(site.url + site.paths[5])
         await page.wait_for("document.getElementById('drawing').dataset.ms")
@@ -295,8 +293,8 @@ async def test_a_heatmap_of_a_million_elements(site: Site, tmp_path: Path) -> No
         assert [] == page.messages
 
 
-async def test_texts_are_shown_side_by_side(site: Site, tmp_path: Path) -> None:
-    """An output of texts has no heatmap, and its elements run nothing."""
+async def test_text_outputs_are_shown_side_by_side(site: Site, tmp_path: Path) -> None:
+    """A text output has no heatmap, and its elements run no script."""
     async with opened(tmp_path) as page:
         await page.goto(site.url + site.paths[5])
         await page.wait_for("document.getElementById('drawing').dataset.ms")
@@ -309,8 +307,8 @@ async def test_texts_are_shown_side_by_side(site: Site, tmp_path: Path) -> None:
         assert [] == page.messages
 
 
-async def test_a_command_needs_a_confirmation_and_no_mouse(site: Site, tmp_path: Path) -> None:
-    """Escape and the focused button send nothing; the other one pauses the cut-over."""
+async def test_a_command_needs_a_confirmation_but_no_mouse(site: Site, tmp_path: Path) -> None:
+    """Escape and the initially focused button send nothing; the other one pauses the cut-over."""
     focused = "document.activeElement.dataset.command"
     async with opened(tmp_path) as page:
         await page.goto(site.url + site.paths[4])
@@ -347,7 +345,7 @@ async def test_a_command_needs_a_confirmation_and_no_mouse(site: Site, tmp_path:
 
 
 async def test_tables_need_no_script(site: Site, tmp_path: Path) -> None:
-    """Without scripts there are all tables and no button; the drawing of the agreement is there."""
+    """Without scripts the page has all tables, the agreement chart and no button."""
     async with opened(tmp_path, scripts=False) as page:
         await page.goto(site.url + site.paths[4])
         root = (await page.send("DOM.getDocument", depth=-1))["root"]["nodeId"]
@@ -362,8 +360,8 @@ async def test_tables_need_no_script(site: Site, tmp_path: Path) -> None:
         assert 0 == await count("main th:not([scope])")
 
 
-async def test_no_inline_code_is_needed(site: Site) -> None:
-    """The policy allows files of the gateway alone, and no page has a style or script of its own."""
+async def test_no_page_has_inline_code(site: Site) -> None:
+    """The policy allows only the gateway's own files, and no page has inline styles or scripts."""
     async with aiohttp.ClientSession() as session:
         for path in site.paths:
             async with session.get(site.url + path) as response:

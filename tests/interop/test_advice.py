@@ -1,4 +1,4 @@
-"""Every advised call of tritonclient runs against the gateway, with the real library."""
+"""Every suggested call of tritonclient runs against the gateway, with the real library."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def in_process(folder: Path) -> Iterator[Running]:
 
 @contextmanager
 def independent_server() -> Iterator[int]:
-    """Run the server of `scripts/brpc_server.py` and give its port."""
+    """Run the server of `scripts/brpc_server.py` and yield its port."""
     words = [str(Path(sys.base_prefix) / "bin" / "python"), "-P", str(SCRIPTS / "brpc_server.py")]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
@@ -113,14 +113,14 @@ def independent_server() -> Iterator[int]:
 
 
 def seen_by(client: Client, gateway: Running, *checks: str) -> Mapping[str, Any]:
-    """Return what the client sees in *checks*, or in all."""
+    """Return the results of the client in *checks*, or in all."""
     script = SCRIPTS / "brpc_client.py"
     found: Mapping[str, Any] = client.run(script, gateway.addresses[BRPC], *checks)
     return found
 
 
 def check(seen: Mapping[str, Any]) -> None:
-    """Compare what was seen with what there is to see."""
+    """Compare the results with the expected ones."""
     for name, (key, number, text) in REFUSED.items():
         if name in seen:
             assert number == seen[name].get(key), (name, seen[name])
@@ -132,19 +132,19 @@ def check(seen: Mapping[str, Any]) -> None:
 
 
 def check_all(seen: Mapping[str, Any]) -> None:
-    """Compare, and see that nothing was left out."""
+    """Compare the results, and check that none is missing."""
     assert EXPECTED.keys() | REFUSED.keys() | {"model"} == seen.keys()
     check(seen)
 
 
 def test_models_in_process(brpc_client: Client, tmp_path: Path) -> None:
-    """The client is answered by models of the gateway's own."""
+    """In-process models reply to every check of the client."""
     with in_process(tmp_path) as gateway:
         check_all(seen_by(brpc_client, gateway))
 
 
 def test_second_gateway(brpc_client: Client, tmp_path: Path) -> None:
-    """Through two gateways, brpc between them, it sees the same."""
+    """Through two gateways, with brpc between them, the client sees the same."""
     with (
         in_process(tmp_path) as behind,
         serving("--upstream", f"grps+brpc://{behind.addresses[BRPC]}", *FLAGS) as gateway,
@@ -152,15 +152,15 @@ def test_second_gateway(brpc_client: Client, tmp_path: Path) -> None:
         check_all(seen_by(brpc_client, gateway))
 
 
-def test_triton(triton_server: RunningServer, brpc_client: Client) -> None:
-    """The client is answered by the real Triton, which has never heard of brpc."""
+def test_triton_over_grpc(triton_server: RunningServer, brpc_client: Client) -> None:
+    """The real Triton, which has no brpc, replies to every check of the client."""
     upstream = f"oip+grpc://{triton_server.grpc_address}"
     with serving("--upstream", upstream, *FLAGS) as gateway:
         check_all(seen_by(brpc_client, gateway))
 
 
 def test_independent_server(brpc_client: Client) -> None:
-    """An independent client asks an independent server, and the gateway stands between them."""
+    """An independent client calls an independent server through the gateway."""
     checks = [f"{name} {compress}" for name in ("fp32", "bytes") for compress in range(4)]
     checks += [f"attachment {compress}" for compress in range(4)]
     checks += ["unnamed", "text", "bytes", "large", "byte by byte", "live", "ready", "http"]
@@ -171,13 +171,13 @@ def test_independent_server(brpc_client: Client) -> None:
     ):
         check(seen_by(brpc_client, gateway, *checks))
         unknown = seen_by(brpc_client, gateway, "unknown model")
-    # What a server of the same protocol says goes through as it is.
+    # The text of a server of the same protocol is forwarded unchanged.
     failure = {"status": 500, "text": "[ExecutorException] Not found model: nobody"}
     assert {"unknown model": failure} == unknown
 
 
 def test_independent_server_from_open_inference() -> None:
-    """Clients of Open Inference reach it, many at a time over one connection."""
+    """Clients of Open Inference reach the server, also for an unknown model."""
     rows = [
         {"name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))},
         {"name": "INPUT1", "datatype": "INT32", "shape": [1, 16], "data": [3] * 16},
@@ -197,7 +197,7 @@ def test_independent_server_from_open_inference() -> None:
     assert "nobody" in body["error"]
 
 
-def test_the_oracle_reads_what_it_writes() -> None:
-    """Its compressions undo themselves, so that it can judge ours."""
+def test_the_oracle_unpacks_its_own_compressions() -> None:
+    """The oracle is consistent, so it can verify our codec."""
     data = b"abcabcabc" * 40_000
     assert [data] * 4 == [oracle.unpack(kind, oracle.pack(kind, data)) for kind in range(4)]

@@ -1,7 +1,7 @@
-"""Triton's extensions by the real tritonclients: before the real Triton, and where there is none.
+"""Triton's extensions with the real tritonclients: before the real Triton, and without one.
 
-Before Triton each client is answered through the gateway as Triton answers it, member for member,
-but for a table. In front of models of its own the gateway answers itself.
+Before Triton each client gets Triton's own replies through the gateway, member for member,
+but for a table. In front of models of its own the gateway replies itself.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ CARRIERS = ("grpc", "http")
 # Triton's own attempt ends in an error 500 about something else; newer ones may fare worse.
 DIFFERENT = {
     "load_bad_file": "'file:../../x' is not a path of a file in the model's folder",
-    # The gateway measures a segment before a server is told of it.
+    # The gateway measures a segment before it registers it with a server.
     "shared_memory_unknown_key": "cannot be opened",
 }
 
@@ -35,7 +35,7 @@ Seen = dict[str, dict[str, Any]]
 
 
 def seen_by(client: Client, kind: str, address: str, *steps: str) -> Seen:
-    """Return what a client of *kind* is answered, by step."""
+    """Return the results of a client of *kind*, by step."""
     words = ["--steps", ",".join(steps)] if steps else []
     seen: Seen = client.run(SCRIPT, "--url", address, "--kind", kind, *words)
     return seen
@@ -48,7 +48,7 @@ def port(kind: str) -> str:
 
 @pytest.fixture(scope="module")
 def direct(triton_server: RunningServer, client: Client) -> dict[str, Seen]:
-    """Ask Triton itself, with every client."""
+    """Run every client against Triton itself."""
     addresses = {"main.http": triton_server.http_address, "main.grpc": triton_server.grpc_address}
     return {kind: seen_by(client, kind, addresses[port(kind)]) for kind in KINDS}
 
@@ -85,7 +85,7 @@ def test_triton_through_the_gateway(
     carrier: str,
     tmp_path: Path,
 ) -> None:
-    """Every client is answered as by Triton itself, over either carrier behind the gateway."""
+    """Every client sees the results of Triton itself, over either carrier behind the gateway."""
     address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
     file = tmp_path / "gateway.yaml"
     file.write_text(BEFORE_TRITON.format(carrier=carrier, address=address))
@@ -112,10 +112,10 @@ lifecycle: {{pre_stop: 0s}}
 """
 
 
-def test_nothing_is_served_that_is_not_enabled(
+def test_extensions_are_disabled_by_default(
     triton_server: RunningServer, client: Client, tmp_path: Path
 ) -> None:
-    """A file without options refuses each of them by name, and advertises none."""
+    """Without options each extension is rejected by name, and none is advertised."""
     file = tmp_path / "gateway.yaml"
     file.write_text(PLAIN.format(address=triton_server.http_address))
     with serving(str(file)) as gateway:
@@ -136,10 +136,10 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_sidecar_without_flags_answers_what_changes_nothing(
+def test_a_sidecar_without_flags_allows_read_only_calls(
     triton_server: RunningServer, client: Client, direct: dict[str, Seen], carrier: str
 ) -> None:
-    """Each question is answered as by Triton; each change is refused with the flag that allows it."""
+    """Read-only calls are as on Triton; each change is rejected with the flag that allows it."""
     free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
     address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
     with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:
@@ -155,7 +155,7 @@ def test_a_sidecar_without_flags_answers_what_changes_nothing(
 def test_a_sidecar_can_show_the_identity_of_triton(
     triton_server: RunningServer, client: Client
 ) -> None:
-    """Name and version are Triton's; without the flag they are the gateway's."""
+    """With the flag name and version are Triton's, without it the gateway's."""
     free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
     upstream = ("--upstream", f"oip+grpc://{triton_server.grpc_address}", *free)
     with (
@@ -243,8 +243,10 @@ READY = "READY"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gateway_answers_for_its_own_models(own: Running, client: Client, kind: str) -> None:
-    """Configuration, classes, counts, index, loading, its log, and shared memory are the same."""
+def test_the_gateway_serves_extensions_of_its_own_models(
+    own: Running, client: Client, kind: str
+) -> None:
+    """Configuration, statistics, index, loading, logging and shared memory behave as on Triton."""
     seen = seen_by(client, kind, own.addresses[port(kind)])
     switched = ["logging", "model_configuration", "model_repository"]
     switched += ["model_repository(unload_dependents)", "statistics", "system_shared_memory"]
@@ -329,9 +331,9 @@ def test_other_servers_load_and_unload(  # what is tried with what
     module: str,
     model: str,
 ) -> None:
-    """A tritonclient loads and unloads models of MLServer and KServe, each in its own numbers.
+    """A tritonclient loads and unloads models of MLServer and KServe.
 
-    KServe 0.21 does both over gRPC and then fails to say so: an INTERNAL of its own.
+    KServe 0.21 does both over gRPC and then reports an INTERNAL error of its own.
     """
     server = others[name]
     address = server.grpc_address if carrier == "grpc" else server.http_address

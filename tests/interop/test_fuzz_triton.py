@@ -155,7 +155,7 @@ def _raw(tensor_document: dict[str, Any]) -> bytes:
 
 
 def send(message: dict[str, Any], http_address: str, grpc_address: str, way: str) -> None:
-    """Send a message by HTTP, as a unary call or on a stream. Whatever is answered is right."""
+    """Send a message by HTTP, as a unary call or on a stream. Any reply is right."""
     body = {key: value for key, value in message.items() if key != "model"}
     if way == "http":
         path = f"/v2/models/{message['model']}/infer"
@@ -185,7 +185,7 @@ def sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
 
 
 def _is_hurt(sacrifice: Sacrifice) -> bool:
-    """Tell whether Triton has ended, or a model of sequences answers nothing."""
+    """Return whether Triton has ended, or a model of sequences does not reply."""
     if sacrifice.is_hurt():
         return True
     for model, sequence_id in (("sequence_number", 99), ("sequence_text", "fuzz")):
@@ -202,7 +202,7 @@ def _is_hurt(sacrifice: Sacrifice) -> bool:
 
 @pytest.mark.parametrize("carrier", ["grpc", "http"])
 def test_no_message_ends_triton(sacrifice: Sacrifice, carrier: str) -> None:
-    """Whatever ends it is printed with its seed; the server is started again each time."""
+    """A message that ends it is reported with its seed; the server is started again."""
     fuzzer = Fuzzer(SEED)
     found: list[str] = []
     server = sacrifice.server

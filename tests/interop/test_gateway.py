@@ -1,8 +1,8 @@
-"""Real clients through the gateway in front of real servers: what they print is the proof.
+"""Real clients through the gateway in front of real servers, judged by their output.
 
-Against Triton every check is answered through the gateway as Triton answers it, but for a table of
+Every check has the result of Triton itself through the gateway, but for a table of
 differences with their reasons. Behind MLServer and KServe the gateway gives a Triton client more
-than these servers do by themselves; what is left is theirs, and named here too.
+than these servers do by themselves; what is left is theirs, and listed as well.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ SINGLE = frozenset({"stream_model_without_stream"})
 OWN = frozenset(
     {
         "server_metadata",  # the gateway says its own name
-        "forwarded_header",  # headers cross when they are listed: test_listed_headers_cross
+        "forwarded_header",  # headers cross when they are listed: test_listed_headers_are_forwarded
     }
 )
 
@@ -100,7 +100,7 @@ def sidecar(server: RunningServer, carrier: str) -> Iterator[Running]:
 
 
 def seen_through(gateway: Running, client: Client, script: str) -> set[str]:
-    """Return the checks that a real client sees differently from Triton's answers."""
+    """Return the checks whose results through *gateway* differ from Triton's."""
     name = "main.http" if script.endswith("_http") else "main.grpc"
     return set(problems(client.checks(script, gateway.addresses[name]), script))
 
@@ -126,7 +126,7 @@ def test_triton_through_the_gateway(
 def test_mlserver_through_the_gateway(
     mlserver_server: RunningServer, client: Client, carrier: str
 ) -> None:
-    """A tritonclient, binary tensors and all, talks to MLServer as if it were Triton."""
+    """A tritonclient, with binary tensors, uses MLServer like Triton."""
     with sidecar(mlserver_server, carrier) as gateway:
         for script in ("tritonclient_http", "tritonclient_grpc"):
             lost = CODES_LOST if (carrier, script) == ("http", "tritonclient_grpc") else frozenset()
@@ -139,7 +139,7 @@ def test_mlserver_through_the_gateway(
 def test_kserve_through_the_gateway(
     kserve_server: RunningServer, client: Client, carrier: str
 ) -> None:
-    """A tritonclient talks to KServe, JSON without a content type included."""
+    """A tritonclient uses KServe, with JSON without a content type."""
     with sidecar(kserve_server, carrier) as gateway:
         for script in ("tritonclient_http", "tritonclient_grpc"):
             expected = BEHIND["kserve", carrier] | TRITONS_OWN | _own(script, carrier)
@@ -158,10 +158,10 @@ lifecycle: {{pre_stop: 0s}}
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_listed_headers_cross(
+def test_listed_headers_are_forwarded(
     triton_server: RunningServer, client: Client, carrier: str, tmp_path: Path
 ) -> None:
-    """A header that the configuration lists reaches the model; repository calls see its index."""
+    """A header listed in the configuration reaches the model."""
     address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
     file = tmp_path / "gateway.yaml"
     file.write_text(FORWARDING.format(carrier=carrier, address=address))

@@ -1,4 +1,4 @@
-"""Oracle's own GraphPipe client through the gateway: what it prints is the proof.
+"""Oracle's own GraphPipe client through the gateway, judged by its output.
 
 The same checks before models in the gateway's own process, before the real Triton, and before a
 second gateway that is asked as a GraphPipe server.
@@ -181,14 +181,14 @@ def in_process(folder: Path, *listeners: str) -> Iterator[Running]:
 
 
 def seen_by(client: Client, gateway: Running, *checks: str) -> Mapping[str, Any]:
-    """Return what the client sees in *checks*, or in all."""
+    """Return the results of the client in *checks*, or in all."""
     script = SCRIPTS / "graphpipe_client.py"
     found: Mapping[str, Any] = client.run(script, gateway.url("/graphpipe"), *checks)
     return found
 
 
 def check(seen: Mapping[str, Any]) -> None:
-    """Compare what was seen with what there is to see."""
+    """Compare the results with the expected ones."""
     for name, parts in ERRORS.items():
         if name in seen:
             assert "error" in seen[name], name
@@ -198,26 +198,26 @@ def check(seen: Mapping[str, Any]) -> None:
 
 
 def check_all(seen: Mapping[str, Any]) -> None:
-    """Compare, and see that nothing was left out."""
+    """Compare the results, and check that none is missing."""
     assert EXPECTED.keys() | ERRORS.keys() == seen.keys()
     check(seen)
 
 
 def test_models_in_process(graphpipe_client: Client, tmp_path: Path) -> None:
-    """The real client is answered by models of the gateway's own."""
+    """In-process models reply to every check of the real client."""
     with in_process(tmp_path) as gateway:
         check_all(seen_by(graphpipe_client, gateway))
 
 
 def test_triton_over_grpc(triton_server: RunningServer, graphpipe_client: Client) -> None:
-    """The real client is answered by the real Triton, which has never heard of GraphPipe."""
+    """The real Triton, which has no GraphPipe, replies to every check of the real client."""
     upstream = f"oip+grpc://{triton_server.grpc_address}"
     with sidecar(upstream) as gateway:
         check_all(seen_by(graphpipe_client, gateway))
 
 
 def test_second_gateway_over_http(graphpipe_client: Client, tmp_path: Path) -> None:
-    """Through two gateways, GraphPipe between them, the real client sees the same."""
+    """Through two gateways, with GraphPipe between them, the real client sees the same."""
     with (
         in_process(tmp_path) as behind,
         sidecar(f"graphpipe+http://{behind.addresses['main.http']}") as gateway,
@@ -229,7 +229,7 @@ def test_second_gateway_over_http(graphpipe_client: Client, tmp_path: Path) -> N
 def test_second_gateway_over_sockets(
     graphpipe_client: Client, tmp_path: Path, carrier: str
 ) -> None:
-    """Through two gateways with a byte stream for each model between them: the same again."""
+    """The two gateways are connected by one byte stream per model."""
     folder = tmp_path / "sockets"
     folder.mkdir()
     behind = [_socket(model, carrier, folder) for model in MODELS]
@@ -252,7 +252,7 @@ def _url(models: Running, name: str, carrier: str) -> str:
 
 @contextmanager
 def one_upstream_a_model(folder: Path, upstreams: Mapping[str, str]) -> Iterator[Running]:
-    """Run a gateway that asks for each model at a URL of its own."""
+    """Run a gateway that calls each model at a URL of its own."""
     lines = [LISTENING.format(listeners=HTTP), "upstreams:"]
     lines += [f'  {name}: {{url: "{url}"}}' for name, url in upstreams.items()]
     lines += ["routes:"]

@@ -1,4 +1,4 @@
-"""Large binary tensors of a real client, passed on to a real server while they arrive."""
+"""Large binary tensors of a real client, forwarded to a real server while they arrive."""
 
 import pytest
 
@@ -10,10 +10,10 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
-def test_large_tensors_come_back(
+def test_large_tensors_round_trip(
     carrier: str, client: Client, triton_server: RunningServer
 ) -> None:
-    """Up to 16 MB through the gateway and Triton and back, to the last bit, over either carrier."""
+    """Up to 16 MB pass through the gateway and Triton exactly, over either carrier."""
     address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
     free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
     with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:

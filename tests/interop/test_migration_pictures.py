@@ -65,7 +65,7 @@ async def picture(page: Page, name: str) -> None:
 
 
 async def test_a_real_migration_is_shown(tmp_path: Path) -> None:
-    """Page, sample and report of the demo: what happened is there, and the console stays empty."""
+    """Page, sample and report show the migration of the demo, and the console stays empty."""
     async with kept_demo() as (url, report), opened(tmp_path) as page:
         await page.resize(WIDTH, HEIGHT)
         await page.goto(url)

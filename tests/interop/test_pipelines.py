@@ -1,4 +1,4 @@
-"""Pipelines asked by every tritonclient: what it checks of models holds for pipelines of that name."""
+"""Pipelines called by every tritonclient: its checks of models hold for pipelines of that name."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def check(client: Client, script: str, config: Path) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPT_WORDS)
-def test_tritonclient_asks_pipelines(client: Client, tmp_path: Path, script: str) -> None:
-    """JSON, binary tensors, compression, names of outputs, ids, text: as of a model."""
+def test_tritonclient_infers_with_pipelines(client: Client, tmp_path: Path, script: str) -> None:
+    """JSON, binary tensors, compression, outputs, ids and text work as for a model."""
     config = tmp_path / "gateway.yaml"
     config.write_text(PIPELINES + IN_PROCESS)
     check(client, script, config)
@@ -81,10 +81,10 @@ def test_tritonclient_asks_pipelines(client: Client, tmp_path: Path, script: str
 
 @pytest.mark.parametrize("carrier", ["grpc", "http"])
 @pytest.mark.parametrize("script", ["tritonclient_http", "tritonclient_grpc"])
-def test_steps_before_triton(
+def test_pipelines_with_steps_on_triton(
     client: Client, triton_server: RunningServer, tmp_path: Path, script: str, carrier: str
 ) -> None:
-    """The same of pipelines whose steps are Triton's models, under other names."""
+    """The steps are models of Triton under other names."""
     places = {"grpc": triton_server.grpc_address, "http": triton_server.http_address}
     config = tmp_path / "gateway.yaml"
     config.write_text(PIPELINES + BEHIND % (carrier, places[carrier]))

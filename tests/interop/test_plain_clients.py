@@ -1,4 +1,4 @@
-"""Clients that everybody has: curl, nghttp, h2load and Node.js, and grpcio with reflection."""
+"""Common clients: curl, nghttp, h2load and Node.js, and grpcio with reflection."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def one_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def run(name: str, *arguments: str) -> bytes:
-    """Return what a program prints."""
+    """Return the output of a program."""
     command = [program(name), *arguments]
     return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
 
 
 def curl(gateway: Running, path: str, *options: str, name: str = "main.http") -> tuple[int, Any]:
-    """Return the status and the document that curl got."""
+    """Return the status and the document that curl received."""
     written = "\n%{http_code}"
     url = gateway.url(path, name)
     printed = run("curl", "--silent", "--write-out", written, *options, url)
@@ -83,8 +83,8 @@ VERSIONS = [["--http1.1"], ["--http2-prior-knowledge"], ["--http2"]]
 
 
 @pytest.mark.parametrize("options", VERSIONS, ids=lambda options: options[0])
-def test_curl_speaks_both_versions_on_one_port(one_port: Running, options: list[str]) -> None:
-    """With prior knowledge; an offer to upgrade is answered in HTTP/1."""
+def test_curl_uses_both_http_versions_on_one_port(one_port: Running, options: list[str]) -> None:
+    """HTTP/2 needs prior knowledge; an offered upgrade gets a response in HTTP/1."""
     path = "/v2/models/simple/infer"
     status, answer = curl(one_port, path, *options, "--data", json.dumps(ADD), name=ONE_PORT)
     assert (200, "curl-1") == (status, answer["id"])
@@ -94,7 +94,7 @@ def test_curl_speaks_both_versions_on_one_port(one_port: Running, options: list[
 
 
 def test_curl_uploads_over_http_2(one_port: Running, tmp_path: Path) -> None:
-    """A large body with a length, and one whose end nobody announces."""
+    """A large body is sent with a length and without one."""
     size = 4_000_000
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, size // 4]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": size}}]}).encode()
@@ -112,19 +112,19 @@ def test_curl_uploads_over_http_2(one_port: Running, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [ONE_PORT, "main.grps.brpc"])
 def test_nghttp_reads_the_status_page(one_port: Running, name: str) -> None:
-    """The page of grps is at / of the port, and on that of brpc."""
+    """The page of grps is at / of the shared port and of the brpc port."""
     assert b"<h1>grps</h1>" in run("nghttp", one_port.url("/", name))
 
 
-def test_h2load_loses_nothing(one_port: Running) -> None:
-    """Many streams on many connections, each answered."""
+def test_h2load_requests_all_succeed(one_port: Running) -> None:
+    """Many streams on many connections have responses."""
     url = one_port.url("/v2/health/ready", ONE_PORT)
     printed = run("h2load", "-n", "5000", "-c", "20", "-m", "20", url)
     assert b"5000 succeeded, 0 failed, 0 errored, 0 timeout" in printed
 
 
-def test_node_speaks_http_2(one_port: Running) -> None:
-    """The module http2 of Node.js sends JSON and reads it."""
+def test_node_uses_http_2(one_port: Running) -> None:
+    """The module http2 of Node.js sends and receives JSON."""
     script = (
         "const c = require('http2').connect(process.argv[1]);"
         "const r = c.request({':method': 'POST', ':path': '/v2/models/simple/infer'});"
@@ -138,14 +138,14 @@ def test_node_speaks_http_2(one_port: Running) -> None:
 
 
 def test_grpc_on_one_port(one_port: Running) -> None:
-    """Grpcio is answered on the same port."""
+    """Grpcio reaches the reflection service on the same port."""
     with grpc.insecure_channel(one_port.addresses[ONE_PORT]) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert "inference.GRPCInferenceService" in database.get_services()
 
 
 def test_curl_infers_with_json(gateway: Running) -> None:
-    """Flat and nested data in one request; the id comes back."""
+    """The response has the outputs and the request's id."""
     status, answer = curl(gateway, "/v2/models/simple/infer", "--data", json.dumps(ADD))
     assert (200, "curl-1") == (status, answer["id"])
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
@@ -153,8 +153,8 @@ def test_curl_infers_with_json(gateway: Running) -> None:
     assert [value - 1 for value in range(16)] == outputs["OUTPUT1"]
 
 
-def test_curl_asks_for_compression(gateway: Running) -> None:
-    """`--compressed`, as many type it, changes nothing in the answer."""
+def test_curl_accepts_compression(gateway: Running) -> None:
+    """The option `--compressed`, which many use, does not change the reply."""
     options = ("--compressed", "--data", json.dumps(ADD))
     status, answer = curl(gateway, "/v2/models/simple/infer", *options)
     assert (200, "simple") == (status, answer["model_name"])
@@ -168,20 +168,20 @@ def test_curl_asks_for_compression(gateway: Running) -> None:
         ("/v2/models/simple/ready", {"name": "simple", "ready": True}),
     ],
 )
-def test_curl_sees_health_as_json(gateway: Running, path: str, expected: Any) -> None:
+def test_curl_receives_health_as_json(gateway: Running, path: str, expected: Any) -> None:
     """Health has a JSON body, which the kserve client needs."""
     assert (200, expected) == curl(gateway, path)
 
 
 def test_curl_gets_a_helpful_error(gateway: Running) -> None:
-    """A tensor posted without its JSON is told how it is done."""
+    """A tensor sent without JSON gets an error with the required header."""
     status, answer = curl(gateway, "/v2/models/simple/infer", "--data-binary", "\x01\x02")
     assert 400 == status
     assert "Inference-Header-Content-Length" in answer["error"]
 
 
 def test_reflection_is_enough_to_call(gateway: Running) -> None:
-    """A client with no schema of its own lists the service, learns its messages and infers."""
+    """A client without a schema lists the service, reads its messages and infers."""
     with grpc.insecure_channel(gateway.addresses["main.grpc"]) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert "inference.GRPCInferenceService" in database.get_services()
@@ -218,6 +218,6 @@ print(json.dumps([make().hex() for make in order]))
 
 @pytest.mark.parametrize("first", ["ours", "theirs"])
 def test_the_gateway_imports_beside_tritonclient(client: Client, first: str) -> None:
-    """Whichever is imported first, both sets of the same messages work in one process."""
+    """Both copies of the messages work in one process, whichever is imported first."""
     ours, theirs = client.run(BESIDE, first)
     assert ours == theirs

@@ -1,6 +1,6 @@
-"""The real servers start, and the real clients' checks tell the truth about each of them.
+"""The real servers start, and the real clients' checks describe each of them correctly.
 
-No gateway is asked here: this shows that the fixtures and the scripts work, and it is the record
+No gateway is involved: this shows that the fixtures and the scripts work, and it is the record
 of what each server does differently from Triton.
 """
 
@@ -93,10 +93,10 @@ def _transport(script: str) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_triton_answers_every_check(
+def test_triton_passes_every_check(
     triton_server: RunningServer, client: Client, script: str
 ) -> None:
-    """Every check of every tritonclient is answered by Triton as the table says."""
+    """Every check of every tritonclient has the result in the table."""
     seen = client.checks(script, _address(triton_server, script))
     assert problems(seen, script) == {}
     assert seen.keys() == {
@@ -105,49 +105,49 @@ def test_triton_answers_every_check(
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_triton_answers_twice_alike(
+def test_triton_results_are_repeatable(
     triton_server: RunningServer, client: Client, script: str
 ) -> None:
-    """Two runs print the same, so that a difference behind the gateway is the gateway's."""
+    """Two runs print the same, so a difference behind the gateway is the gateway's."""
     address = _address(triton_server, script)
     assert client.checks(script, address) == client.checks(script, address)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_mlserver_answers_what_it_can(
+def test_mlserver_passes_its_checks(
     mlserver_server: RunningServer, client: Client, script: str
 ) -> None:
-    """MLServer answers the checks within its reach as Triton does."""
+    """MLServer has the results of Triton for the checks that it supports."""
     names = HEALTH if script == "tritonclient_aio_http" else MLSERVER_AS_TRITON[_transport(script)]
     seen = client.checks(script, _address(mlserver_server, script), *sorted(names))
     assert problems(seen, script) == {}
 
 
 @pytest.mark.parametrize(("transport", "check"), MLSERVER_ODD)
-def test_mlserver_oddity(
+def test_mlserver_known_difference(
     mlserver_server: RunningServer, client: Client, transport: str, check: str
 ) -> None:
-    """MLServer's known difference is still there."""
+    """MLServer still differs from Triton in this check."""
     script = f"tritonclient_{transport}"
     seen = client.checks(script, _address(mlserver_server, script), check)
     assert MLSERVER_ODD[transport, check] in str(seen[check])
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_kserve_answers_what_it_can(
+def test_kserve_passes_its_checks(
     kserve_server: RunningServer, client: Client, script: str
 ) -> None:
-    """The KServe ModelServer answers the checks within its reach as Triton does."""
+    """The KServe ModelServer has the results of Triton for the checks that it supports."""
     names = KSERVE_AS_TRITON[_transport(script)]
     seen = client.checks(script, _address(kserve_server, script), *sorted(names))
     assert problems(seen, script) == {}
 
 
 @pytest.mark.parametrize(("transport", "check"), KSERVE_ODD)
-def test_kserve_oddity(
+def test_kserve_known_difference(
     kserve_server: RunningServer, client: Client, transport: str, check: str
 ) -> None:
-    """The KServe ModelServer's known difference is still there."""
+    """The KServe ModelServer still differs from Triton in this check."""
     script = f"tritonclient_{transport}"
     seen = client.checks(script, _address(kserve_server, script), check)
     assert KSERVE_ODD[transport, check] in str(seen[check])

@@ -1,4 +1,4 @@
-"""Batches and kept answers before the real Triton: clients see no difference, Triton fewer calls."""
+"""Batching and caching before the real Triton: clients see no difference, Triton fewer calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EACH = 6
 def before(
     server: RunningServer, carrier: str, folder: Path, models: dict[str, Any]
 ) -> Iterator[Running]:
-    """Run the gateway before *server* with what the configuration says of its models."""
+    """Run the gateway before *server* with the given configuration of its models."""
     address = server.grpc_address if carrier == "grpc" else server.http_address
     # As the sidecar's `--enable NAME[=VALUE]` has it.
     enabled = {name: value or "true" for name, _, value in (one.partition("=") for one in ENABLED)}
@@ -56,7 +56,7 @@ def before(
 def test_real_clients_see_no_difference(
     triton_server: RunningServer, client: Client, carrier: str, tmp_path: Path
 ) -> None:
-    """With every model of Triton's batched and kept, each check is answered as without."""
+    """With every model batched and cached, the results of all checks are the same."""
     shared: dict[str, Any] = {"batching": {}, "cache": {}}
     models = {model.name: shared for model in MODELS}
     with before(triton_server, carrier, tmp_path, models) as gateway:
@@ -77,18 +77,18 @@ def _executions(server: RunningServer) -> tuple[int, int]:
 def test_protocols_share_tritons_executions(
     triton_server: RunningServer, carrier: str, tmp_path: Path
 ) -> None:
-    """Requests of many clients at once are few executions, and each has its own answer."""
+    """Requests of concurrent clients share executions, and each has its own reply."""
     batching = {"max_delay": "50ms", "in_flight": 1}
     before_rows, before_runs = _executions(triton_server)
     with before(triton_server, carrier, tmp_path, {"simple": {"batching": batching}}) as gateway:
-        row_count = asyncio.run(_ask_all(gateway))
+        row_count = asyncio.run(_infer_all(gateway))
     rows, runs = _executions(triton_server)
     assert row_count == rows - before_rows
     # Eight is the most that the model takes; what clients' connections spread is not full.
     assert runs - before_runs <= row_count / 2
 
 
-async def _ask_all(gateway: Running) -> int:
+async def _infer_all(gateway: Running) -> int:
     clients = [
         one for one in CLIENTS if one.model is None and one.codec.rpartition(".")[2] != "stream"
     ]
@@ -96,20 +96,20 @@ async def _ask_all(gateway: Running) -> int:
         "http": HttpClient(f"http://{gateway.addresses['main.http']}", ClientLimits()),
         "grpc": GrpcClient(gateway.addresses["main.grpc"], ClientLimits()),
     }
-    asks = []
+    inferences = []
     for number, client in enumerate(clients * EACH):
         carrier = client.codec.rpartition(".")[2]
         if carrier in transports:
-            asks.append(_ask(client, transports[carrier], number))
+            inferences.append(_infer(client, transports[carrier], number))
     try:
-        await asyncio.gather(*asks)
+        await asyncio.gather(*inferences)
     finally:
         for transport in transports.values():
             await transport.close()
-    return len(asks)
+    return len(inferences)
 
 
-async def _ask(client: Any, transport: Any, number: int) -> None:
+async def _infer(client: Any, transport: Any, number: int) -> None:
     one, other = np.full((1, 16), number, "<i4"), np.arange(16, dtype="<i4").reshape(1, 16)
     inputs = {"INPUT0": (Datatype.INT32, one), "INPUT1": (Datatype.INT32, other)}
     found = await client.infer(transport, ModelRef("simple"), inputs)

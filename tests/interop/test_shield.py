@@ -186,8 +186,10 @@ KNOWN: tuple[Attack, ...] = (
 
 
 @pytest.mark.parametrize("attack", KNOWN, ids=lambda attack: attack.name)
-def test_triton(attack: Attack, sacrifice: Sacrifice, gateways: Mapping[str, Running]) -> None:
-    """What ends Triton ends at the gateway."""
+def test_attacks_on_triton_end_at_the_gateway(
+    attack: Attack, sacrifice: Sacrifice, gateways: Mapping[str, Running]
+) -> None:
+    """Sent directly, each request ends Triton; the gateway rejects it."""
     sacrifice.revive()
     found = attack.sends[0](sacrifice.server.http_address, sacrifice.server.grpc_address)
     assert found == BROKEN or sacrifice.is_hurt_soon(), "this Triton is not hurt: check its version"
@@ -250,7 +252,7 @@ def _own_segments(server: RunningServer) -> list[str]:
 def test_names_of_segments_stay_secret(
     sacrifice: Sacrifice, gateways: Mapping[str, Running]
 ) -> None:
-    """Directly an error has the name of a segment; through the gateway no error has it."""
+    """Triton's errors name a segment; the errors of the gateway do not."""
     sacrifice.revive()
     data = bytes(BIG_BYTES)
     request = infer_request("identity_fp32", "FP32", (1, BIG_BYTES // 4), data)
@@ -282,8 +284,10 @@ def test_names_of_segments_stay_secret(
 
 @row("configuration_is_code")
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_configuration_is_code(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
-    """Directly a configuration runs a command; through the gateway it is refused."""
+def test_a_model_configuration_can_run_commands(
+    sacrifice: Sacrifice, carrier: str, tmp_path: Path
+) -> None:
+    """Triton runs the command in the configuration; the gateway rejects it."""
     sacrifice.revive()
 
     def body(name: str) -> bytes:
@@ -316,8 +320,10 @@ def test_a_configuration_is_code(sacrifice: Sacrifice, carrier: str, tmp_path: P
 
 @row("shared_memory_regions")
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_regions_of_shared_memory(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
-    """Directly clients register what they like; through the gateway what is theirs, and right."""
+def test_only_own_shared_memory_can_be_registered(
+    sacrifice: Sacrifice, carrier: str, tmp_path: Path
+) -> None:
+    """Triton accepts any region; the gateway accepts only those of the client, with valid sizes."""
     sacrifice.restart()
     values = struct.pack("<4096f", *range(4096))
 
@@ -354,8 +360,8 @@ def test_regions_of_shared_memory(sacrifice: Sacrifice, carrier: str, tmp_path: 
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_hung_server(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
-    """Directly, a call to a stopped Triton waits; through the gateway it fails at once."""
+def test_a_hung_server_fails_fast(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
+    """A direct call to a stopped Triton waits; through the gateway it fails at once."""
     sacrifice.revive()
     server = sacrifice.server
     body = json_body("FP32", [1, 4], [1, 2, 3, 4])

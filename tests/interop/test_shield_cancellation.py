@@ -1,6 +1,6 @@
 """Calls whose clients leave, or whose deadlines pass, before a real Triton over gRPC.
 
-Directly, they end it. Through the gateway they end by themselves, and nobody waits longer for that.
+Directly, they end it. Through the gateway they end by themselves, and no client waits longer for that.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def passing(address: str) -> AsyncIterator[Leave]:
 
 @asynccontextmanager
 async def passing_http(address: str) -> AsyncIterator[Leave]:
-    """Let the deadlines of HTTP requests pass, which the gateway answers itself."""
+    """Let the deadlines of HTTP requests pass; the gateway itself replies to them."""
     host, _, port = address.rpartition(":")
     head = f"POST {FP32} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\nX-Request-Timeout: "
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -196,8 +196,10 @@ def end_triton(sacrifice: Sacrifice) -> None:
     sacrifice.restart()
 
 
-def weather(sacrifice: Sacrifice, gateway: Running, storm: Storm, count: int, at_once: int) -> str:
-    """Check that a storm hurts nobody; return what was measured."""
+def check_storm(
+    sacrifice: Sacrifice, gateway: Running, storm: Storm, count: int, at_once: int
+) -> str:
+    """Check that a storm harms no other client; return the measured waits."""
     await_ready(gateway)
     http_address, grpc_address = addresses(gateway)
     address = http_address if storm is passing_http else grpc_address
@@ -208,20 +210,22 @@ def weather(sacrifice: Sacrifice, gateway: Running, storm: Storm, count: int, at
     unharmed(sacrifice, gateway, seen)
     _await_rest(gateway)
     return (
-        f"{storm.__name__}, {at_once} at once: {len(waits)} calls, answered after their leaving in "
+        f"{storm.__name__}, {at_once} at once: {len(waits)} calls, ended after their cancellation in "
         f"{waits[len(waits) // 2] * 1e3:.1f} ms (median), {waits[-len(waits) // 1000] * 1e3:.1f} ms "
         f"(99.9 %), {waits[-1] * 1e3:.1f} ms (longest); bystander {seen.worst_s * 1e3:.0f} ms"
     )
 
 
 @row("cancelled_calls")
-def test_cancelled_calls(sacrifice: Sacrifice, gateways: Mapping[str, Running]) -> None:
-    """Directly, calls that are cancelled end Triton; through the gateway they end by themselves."""
+def test_cancelled_calls_do_not_end_triton(
+    sacrifice: Sacrifice, gateways: Mapping[str, Running]
+) -> None:
+    """Sent directly, cancelled calls end Triton; the gateway withholds cancellations."""
     end_triton(sacrifice)
     gateway = gateways["grpc"]
     for storm in (cancelling, passing, passing_http):
         for at_once in (4, 32):
-            weather(sacrifice, gateway, storm, FEW, at_once)
+            check_storm(sacrifice, gateway, storm, FEW, at_once)
     assert any("server 7368, 8034" in line for line in gateway.log)
     withheld = r"^gateway_upstream_withheld_cancellations_total\S* [1-9]"
     assert re.search(withheld, _page(gateway, "/metrics"), re.MULTILINE)
@@ -231,7 +235,7 @@ def test_cancelled_calls(sacrifice: Sacrifice, gateways: Mapping[str, Running]) 
 @pytest.mark.parametrize("trial", [1, 2, 3])
 @pytest.mark.parametrize("at_once", [4, 32])
 @pytest.mark.parametrize("storm", [cancelling, passing, passing_http])
-def test_trials(  # what pytest gives
+def test_triton_survives_20000_cancelled_calls(  # what pytest gives
     sacrifice: Sacrifice,
     gateways: Mapping[str, Running],
     storm: Storm,
@@ -239,15 +243,15 @@ def test_trials(  # what pytest gives
     trial: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Triton survives 20,000 clients that leave."""
+    """A trial prints how long the clients waited."""
     sacrifice.revive()
-    found = weather(sacrifice, gateways["grpc"], storm, MANY, at_once)
+    found = check_storm(sacrifice, gateways["grpc"], storm, MANY, at_once)
     with capsys.disabled():
         print(f"\ntrial {trial}: {found}")
 
 
 def _await_rest(gateway: Running) -> None:
-    """Wait until nothing is in flight any more, as the metrics and the status say."""
+    """Wait until nothing is in flight any more, by the metrics and the status."""
     end = time.monotonic() + READY_S
     while found := _in_flight(gateway):
         assert time.monotonic() < end, found
@@ -255,7 +259,7 @@ def _await_rest(gateway: Running) -> None:
 
 
 def _in_flight(gateway: Running) -> list[str]:
-    """Return what is not zero and should be when nobody asks anything."""
+    """Return the gauges that are not zero although no request is in flight."""
     names = "gateway_in_flight_bytes|gateway_route_in_flight|gateway_route_queued"
     pattern = rf"^(?:{names}|gateway_upstream_withheld_calls)(?:{{.*}})? (?!0\.0$).*$"
     found = re.findall(pattern, _page(gateway, "/metrics"), re.MULTILINE)

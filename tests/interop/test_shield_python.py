@@ -53,8 +53,8 @@ def mlserver_sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sac
 
 
 @row("wide_text")
-def test_wide_text(mlserver_sacrifice: Sacrifice) -> None:
-    """Directly one long text among many takes a GiB; through the gateway it is refused."""
+def test_wide_text_is_rejected(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly one long text among many uses a GiB of MLServer; the gateway rejects it."""
     server = mlserver_sacrifice.server
     texts = ["a"] * 999 + ["b" * 400_000]
     tensor = {"name": "X", "datatype": "BYTES", "shape": [1000], "data": texts}
@@ -85,8 +85,10 @@ def test_wide_text(mlserver_sacrifice: Sacrifice) -> None:
 
 @row("unknown_names")
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_unknown_names(mlserver_sacrifice: Sacrifice, carrier: str) -> None:
-    """Directly, each name of an unknown model stays in the metrics; through the gateway none."""
+def test_unknown_names_do_not_reach_the_metrics(
+    mlserver_sacrifice: Sacrifice, carrier: str
+) -> None:
+    """Directly, each unknown model name stays in MLServer's metrics; the gateway forwards none."""
     mlserver_sacrifice.revive()
     server = mlserver_sacrifice.server
     body = json_body("FP32", [1, 1], [1])
@@ -112,8 +114,8 @@ def test_unknown_names(mlserver_sacrifice: Sacrifice, carrier: str) -> None:
 
 
 @row("numbers_as_json")
-def test_numbers_as_json(mlserver_sacrifice: Sacrifice) -> None:
-    """Directly 15,000,000 numbers occupy MLServer; through the gateway they are refused."""
+def test_many_json_numbers_are_rejected(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly 15,000,000 numbers block MLServer; the gateway rejects them."""
     mlserver_sacrifice.revive()
     server = mlserver_sacrifice.server
     path = "/v2/models/sum_and_empty/infer"
@@ -150,8 +152,8 @@ def test_numbers_as_json(mlserver_sacrifice: Sacrifice) -> None:
 
 
 @row("left_stream")
-def test_left_stream(mlserver_sacrifice: Sacrifice) -> None:
-    """Directly, a stream that is left goes on to its end; over gRPC its client's leaving ends it."""
+def test_an_abandoned_stream_is_cancelled_over_grpc(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly, an abandoned stream runs to its end; over gRPC the client's leaving ends it."""
     mlserver_sacrifice.revive()
     server = mlserver_sacrifice.server
     count = 200_000
@@ -208,14 +210,14 @@ def kserve_gateways(kserve_sacrifice: Sacrifice) -> Iterator[Mapping[str, Runnin
         yield {"grpc": over_grpc, "http": over_http}
 
 
-def _is_held_up(
+def _check_blocking(
     sacrifice: Sacrifice, gateways: Mapping[str, Running], send: Send, answers: set[str]
 ) -> None:
-    """Check that a request holds up others directly, and nobody through a gateway."""
+    """Check that a request blocks others directly, and none through a gateway."""
     sacrifice.revive()
     server = sacrifice.server
     addresses_ = (server.http_address, server.grpc_address)
-    with bystander(_patient, server.http_address) as seen:
+    with bystander(_infer_patiently, server.http_address) as seen:
         time.sleep(3 * INTERVAL_S)
         send(*addresses_)
     assert seen.worst_s > MOST_WAIT_S, "this server is not hurt: check its version"
@@ -233,8 +235,8 @@ def _is_held_up(
     assert not sacrifice.is_hurt()
 
 
-def _patient(address: str) -> None:
-    """Ask KServe as somebody who waits as long as it takes."""
+def _infer_patiently(address: str) -> None:
+    """Call KServe as a client that waits as long as necessary."""
     KSERVE_INNOCENT.by_http(address, timeout_s=60)
 
 
@@ -242,7 +244,7 @@ KSERVE_INNOCENT = Innocent("identity_int32", "INT32", (4,))
 
 
 def _binary(path: str, datatype: str, count: int, data: bytes) -> Send:
-    """Return what POSTs one binary input, INPUT0."""
+    """Return a function that POSTs one binary input, INPUT0."""
     parameters = {"binary_data_size": len(data)}
     tensor = {"name": "INPUT0", "datatype": datatype, "shape": [count], "parameters": parameters}
     head = json.dumps({"inputs": [tensor]}).encode()
@@ -255,35 +257,41 @@ def _binary(path: str, datatype: str, count: int, data: bytes) -> Send:
 
 
 @row("many_numbers")
-def test_many_numbers(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]) -> None:
-    """Directly 2,200,000 numbers occupy KServe; the gateway refuses them for either carrier."""
+def test_many_numbers_are_rejected(
+    kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]
+) -> None:
+    """Directly 2,200,000 numbers block KServe; the gateway rejects them for either carrier."""
     count = 2_200_000
     send = _binary("/v2/models/identity_int32/infer", "INT32", count, bytes(4 * count))
-    _is_held_up(kserve_sacrifice, kserve_gateways, send, {"413"})
+    _check_blocking(kserve_sacrifice, kserve_gateways, send, {"413"})
 
 
 @row("many_numbers")
-def test_many_texts(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]) -> None:
-    """Directly 1,200,000 texts occupy KServe; over HTTP they are refused, over gRPC they are fast."""
+def test_many_texts_are_rejected_over_http(
+    kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]
+) -> None:
+    """Directly 1,200,000 texts block KServe; the gateway rejects them over HTTP."""
     count = 1_200_000
     send = _binary("/v2/models/identity_bytes/infer", "BYTES", count, bytes(4 * count))
-    _is_held_up(kserve_sacrifice, {"http": kserve_gateways["http"]}, send, {"413"})
+    _check_blocking(kserve_sacrifice, {"http": kserve_gateways["http"]}, send, {"413"})
 
 
 @row("many_inputs")
-def test_many_inputs(kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]) -> None:
-    """Directly empty inputs occupy KServe; through the gateway they are too many."""
+def test_many_inputs_are_rejected(
+    kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running]
+) -> None:
+    """Directly 40,000 empty inputs block KServe; the gateway rejects them."""
     body = b'{"inputs":[' + b",".join([b"{}"] * 40_000) + b"]}"
 
     def send(http_address: str, _grpc_address: str) -> str:
         path = "/v2/models/identity_int32/infer"
         return str(post(http_address, path, body, 60, {"Content-Type": "application/json"})[0])
 
-    _is_held_up(kserve_sacrifice, kserve_gateways, send, {"413"})
+    _check_blocking(kserve_sacrifice, kserve_gateways, send, {"413"})
 
 
-def test_many_rows(kserve_sacrifice: Sacrifice, tmp_path: Path) -> None:
-    """The V1 protocol of KServe passes on listed paths only, and only so many rows."""
+def test_many_rows_are_rejected(kserve_sacrifice: Sacrifice, tmp_path: Path) -> None:
+    """KServe's V1 protocol passes on listed paths only, with a limited number of rows."""
     rows = [[float(number)] * 16 for number in range(20_000)]
     kserve_sacrifice.revive()
     server = kserve_sacrifice.server
@@ -327,10 +335,10 @@ lifecycle: {{pre_stop: 0s}}
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_text_for_numbers(
+def test_text_for_a_numeric_input_is_rejected(
     kserve_sacrifice: Sacrifice, kserve_gateways: Mapping[str, Running], carrier: str
 ) -> None:
-    """KServe fails over it with words of its own; the gateway names the datatype it needs."""
+    """The error of the gateway names the required datatype."""
     kserve_sacrifice.revive()
     gateway = kserve_gateways[carrier]
     await_ready(gateway, KSERVE_INNOCENT)
@@ -342,8 +350,10 @@ def test_text_for_numbers(
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_brief_errors(mlserver_sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
-    """Errors of models name a class of Python; with `errors: brief` the log alone has it."""
+def test_brief_errors_omit_the_models_text(
+    mlserver_sacrifice: Sacrifice, carrier: str, tmp_path: Path
+) -> None:
+    """Errors of models name a Python class; with `errors: brief` only the log has it."""
     mlserver_sacrifice.revive()
     server = mlserver_sacrifice.server
     path = "/v2/models/sum_and_empty/infer"

@@ -1,7 +1,7 @@
-"""What no server should see, through gateways of five configurations before three real servers.
+"""Harmful requests, through gateways of five configurations before three real servers.
 
-Each configuration runs all cases of `shield_cases` in sequence: every case is answered, gives nothing
-away, and leaves the server as it was. A bystander asks all the time.
+Each configuration runs all cases of `shield_cases` in sequence: every case has a reply, exposes
+nothing, and leaves the server as it was. A bystander sends requests all the time.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def server(
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS if IS_NATIVE else ["grpc", "http"])
-def test_nothing_gets_through(
+def test_no_harmful_request_reaches_the_server(
     server: tuple[str, Sacrifice], configuration: str, tmp_path: Path
 ) -> None:
-    """Nothing ends the server, hangs, takes over or leaks, and nobody else waits."""
+    """No case ends, blocks, takes over or leaks the server, and other clients do not wait."""
     name, sacrifice = server
     sacrifice.revive()
     carrier, listener = CONFIGURATIONS[configuration]
@@ -140,7 +140,7 @@ def _own_segments(sacrifice: Sacrifice) -> list[str]:
 def _problem(
     case: Case, sacrifice: Sacrifice, gateway: Running, seen: Bystander, most_s: float
 ) -> str:
-    """Send a case; return what went wrong, or "". One that only lasted long is sent once more.
+    """Send a case; return a description of the failure, or "". A slow case is sent once more.
 
     Time in which other processes of the machine had the CPU does not count.
     """
@@ -167,7 +167,7 @@ def _problem(
 
 
 def _innocent(sacrifice: Sacrifice, addresses: tuple[str, str]) -> str:
-    """Return what is wrong with the server after a case, or ""."""
+    """Return the failure of the server after a case, or ""."""
     try:
         sacrifice.innocent.by_http(addresses[0])
         sacrifice.innocent.by_grpc(addresses[1])
@@ -177,7 +177,7 @@ def _innocent(sacrifice: Sacrifice, addresses: tuple[str, str]) -> str:
 
 
 def _leak(text: str, sacrifice: Sacrifice) -> str:
-    """Return what a response gives away about the server, or ""."""
+    """Return the details of the server that a response exposes, or ""."""
     server = sacrifice.server
     secrets = [server.grpc_address, server.http_address, "Traceback", "triton_python_backend_shm"]
     port = server.http_address.rpartition(":")[2]

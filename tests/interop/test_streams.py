@@ -1,7 +1,7 @@
 """Streams and sequences with every tritonclient: before Triton, and before models in-process.
 
 The flows are those of NVIDIA's examples: sequences on a stream and in turns, the decoupled repeat
-model, text generation.  What they see on Triton itself is what they are to see on the gateway.
+model, text generation.  They must see the same on Triton itself and on the gateway.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ lifecycle: {pre_stop: 0s}
 
 @pytest.fixture(scope="module")
 def direct(triton_server: RunningServer, client: Client) -> Any:
-    """What the flows see on Triton itself."""
+    """Return the results of the flows on Triton itself."""
     seen = client.run(FLOWS, triton_server.grpc_address, triton_server.http_address)
     for name, found in seen.items():
         if name.startswith("sequence_") and name != "sequence_without_start":
@@ -45,15 +45,15 @@ def direct(triton_server: RunningServer, client: Client) -> Any:
 
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway with models of its own."""
+    """Run a gateway with models of its own."""
     config = tmp_path_factory.mktemp("models") / "gateway.yaml"
     config.write_text(IN_PROCESS)
     with serving(str(config)) as running:
         yield running
 
 
-def through(client: Client, gateway: Running, *flows: str) -> Any:
-    """Return what the flows see on a gateway."""
+def run_flows(client: Client, gateway: Running, *flows: str) -> Any:
+    """Return the results of the flows on a gateway."""
     addresses = gateway.addresses
     return client.run(FLOWS, addresses["main.grpc"], addresses["main.http"], *flows)
 
@@ -61,21 +61,21 @@ def through(client: Client, gateway: Running, *flows: str) -> Any:
 def test_flows_before_triton_over_grpc(
     triton_server: RunningServer, client: Client, direct: Any
 ) -> None:
-    """Every flow sees what it sees on Triton, whatever its client speaks."""
+    """Every flow has the results of Triton itself, whatever protocol its client uses."""
     with sidecar(triton_server, "grpc") as gateway:
-        assert direct == through(client, gateway)
+        assert direct == run_flows(client, gateway)
 
 
 def test_flows_before_triton_over_http(
     triton_server: RunningServer, client: Client, direct: Any
 ) -> None:
-    """So does every flow over HTTP: decoupled models are asked by Triton's `generate_stream`."""
+    """Decoupled models are called by Triton's `generate_stream`, with the same results."""
     with sidecar(triton_server, "http") as gateway:
-        assert direct == through(client, gateway)
+        assert direct == run_flows(client, gateway)
 
 
 def test_flows_before_models_in_process(in_process: Running, client: Client, direct: Any) -> None:
     """The gateway's own models behave as Triton's do."""
     # A generator that raises has ended: the model cannot go on after an error, as Triton's can.
     flows = [name for name in direct if name != "generate_stream_error"]
-    assert {name: direct[name] for name in flows} == through(client, in_process, *flows)
+    assert {name: direct[name] for name in flows} == run_flows(client, in_process, *flows)

@@ -1,4 +1,4 @@
-"""NVIDIA's own TensorRT v1 client through the gateway: what it prints is the proof.
+"""NVIDIA's own TensorRT v1 client through the gateway, judged by its output.
 
 The same checks before models in the gateway's own process, before the real Triton, which has never
 known this protocol, and before a second gateway that is asked as the old server.
@@ -153,7 +153,7 @@ def sidecar(upstream: str) -> Iterator[Running]:
 
 
 def seen_by(client: Client, gateway: Running, protocol: str, *checks: str) -> Mapping[str, Any]:
-    """Return what the client sees in *checks*, or in all."""
+    """Return the results of the client in *checks*, or in all."""
     address = gateway.addresses[f"main.{protocol}"]
     found: Mapping[str, Any] = client.run(
         SCRIPTS / "tensorrt_client.py", address, protocol, *checks
@@ -163,7 +163,7 @@ def seen_by(client: Client, gateway: Running, protocol: str, *checks: str) -> Ma
 
 @PROTOCOLS
 def test_models_in_process(tensorrt_client: Client, in_process: Running, protocol: str) -> None:
-    """The real client is answered by models of the gateway's own, with labels and sequences."""
+    """In-process models reply to every check of the real client, labels and sequences included."""
     expected = {**EXPECTED, **STREAMS[protocol]}
     assert expected == seen_by(tensorrt_client, in_process, protocol)
     more = {
@@ -177,7 +177,7 @@ def test_models_in_process(tensorrt_client: Client, in_process: Running, protoco
 def test_triton_over_grpc(
     triton_server: RunningServer, tensorrt_client: Client, protocol: str
 ) -> None:
-    """The real client is answered by the real Triton, sequences included; what is off is refused."""
+    """The real Triton replies to every check, sequences included; disabled calls are rejected."""
     with sidecar(f"oip+grpc://{triton_server.grpc_address}") as gateway:
         expected = {**EXPECTED, **STREAMS[protocol]}
         assert expected == seen_by(tensorrt_client, gateway, protocol)
@@ -196,7 +196,7 @@ def test_triton_with_everything_allowed(
     protocol: str,
     tmp_path: Path,
 ) -> None:
-    """Labels from YAML, shared memory, control and the index, with the real Triton behind."""
+    """Labels from YAML, shared memory, model control and the index work before the real Triton."""
     grpc = carrier == "grpc"
     address = triton_server.grpc_address if grpc else triton_server.http_address
     with allowing(f"oip+{carrier}://{address}", tmp_path, memory) as gateway:
@@ -209,7 +209,7 @@ def test_triton_with_everything_allowed(
 def test_second_gateway(
     tensorrt_client: Client, in_process: Running, carrier: str, protocol: str
 ) -> None:
-    """Through two gateways, TensorRT v1 between them, the real client sees the same."""
+    """Through two gateways, with TensorRT v1 between them, the real client sees the same."""
     behind = in_process.addresses[f"main.{carrier}"]
     with sidecar(f"trtis+{carrier}://{behind}") as gateway:
         expected = {**EXPECTED, **STREAMS[protocol]}
@@ -231,7 +231,7 @@ def test_second_gateway_with_everything_allowed(
     protocol: str,
     tmp_path: Path,
 ) -> None:
-    """What both allow reaches the real Triton; regions are registered with the second gateway."""
+    """Allowed calls reach the real Triton; regions are registered with the second gateway."""
     with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as second:
         behind = second.addresses[f"main.{carrier}"]
         with allowing(f"trtis+{carrier}://{behind}", tmp_path, FORWARD) as first:
@@ -281,10 +281,10 @@ def infer_stats(base: str) -> dict[tuple[int, str], tuple[int, int]]:
 
 @pytest.mark.parametrize("carrier", ["grpc", "http"])
 @pytest.mark.parametrize("workers", [1, 4])
-def test_counters_between_two_readings(
+def test_counters_never_decrease(
     triton_server: RunningServer, tmp_path: Path, carrier: str, workers: int
 ) -> None:
-    """perf_client subtracts two readings as unsigned numbers: whoever answers, none falls."""
+    """The old perf_client subtracts two readings as unsigned numbers, of any worker."""
     address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
     file = tmp_path / "workers.yaml"
     text = WORKERS_BEFORE.replace("WORKERS", str(workers))

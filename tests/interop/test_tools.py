@@ -1,4 +1,4 @@
-"""The tools of others: curl, nghttp and h2load, against a gateway of either make, plain and over TLS."""
+"""Standard tools: curl, nghttp and h2load, against either implementation, plain and over TLS."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _document(elements: int) -> dict[str, Any]:
 
 
 def run(name: str, *arguments: str) -> str:
-    """Run a tool and return what it prints; it must end well."""
+    """Run a tool and return its output; it must succeed."""
     command = [program(name), *arguments]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -114,7 +114,7 @@ UPLOADS = {
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("how", UPLOADS)
 def test_curl_uploads(gateway: Running, folder: Path, how: str, size: str) -> None:
-    """However a body is sent, the answer is that to it, and curl has no word to say."""
+    """The response is correct for every way to send a body, and curl prints no error."""
     words = (*UPLOADS[how], "--data-binary", f"@{folder}/{size}.json", gateway.url(INFER))
     answer = json.loads(curl(*words))
     sent = json.loads((folder / f"{size}.json").read_text())
@@ -122,14 +122,14 @@ def test_curl_uploads(gateway: Running, folder: Path, how: str, size: str) -> No
 
 
 def test_curl_waits_for_continue(gateway: Running, folder: Path) -> None:
-    """100 Continue comes before the answer, and before the body is sent."""
+    """100 Continue precedes the response and the upload of the body."""
     expect = ("-H", "Expect: 100-continue", "--expect100-timeout", "20", "--include")
     output = curl(*expect, "--data-binary", f"@{folder}/small.json", gateway.url(INFER))
     assert [b"100", b"200"] == re.findall(rb"^HTTP/1.1 ([0-9]+)", output.encode(), re.MULTILINE)
 
 
 def test_curl_keeps_its_connection(gateway: Running, folder: Path) -> None:
-    """Requests of all kinds one after the other need one connection, refused ones included."""
+    """Requests of all kinds share one connection, rejected ones included."""
     words = ["--write-out", "%{http_code} %{num_connects} ", "--output", "/dev/null"]
     each = [
         [*words, "--data-binary", f"@{folder}/small.json", gateway.url(INFER)],
@@ -144,8 +144,8 @@ def test_curl_keeps_its_connection(gateway: Running, folder: Path) -> None:
     assert ["0", "200", "0"] == output[9:]
 
 
-def test_curl_asks_for_heads(gateway: Running) -> None:
-    """HEAD has a head and no body, whatever it says."""
+def test_curl_sends_head_requests(gateway: Running) -> None:
+    """A response to HEAD has no body, and the next response is read correctly."""
     output = curl("--head", gateway.url("/v2/health/live"), "--next", "--get", gateway.url("/v2"))
     head, _, rest = output.partition("\r\n\r\n")
     assert head.startswith("HTTP/1.1 ")
@@ -157,7 +157,7 @@ def test_curl_asks_for_heads(gateway: Running) -> None:
 
 @pytest.mark.parametrize("offer", [(), ("--http1.1",), ("--no-alpn",)], ids="".join)
 def test_curl_over_tls(gateway: Running, folder: Path, offer: tuple[str, ...]) -> None:
-    """The HTTP port speaks HTTP/2 where curl offers it and the implementation has it."""
+    """The HTTP port uses HTTP/2 if curl offers it and the implementation has it."""
     expected = "2" if not offer and make() == "native" else "1.1"
     url = f"https://{gateway.addresses['tls.http']}{INFER}"
     words = (*offer, "--cacert", f"{folder}/ca.pem", "--write-out", "\n%{http_version}")
@@ -168,7 +168,7 @@ def test_curl_over_tls(gateway: Running, folder: Path, offer: tuple[str, ...]) -
 @pytest.mark.parametrize("listener", ["main", "tls"])
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_curl_calls_grpc(gateway: Running, folder: Path, listener: str, size: str) -> None:
-    """With prior knowledge, or by ALPN: one message, and its status in the trailers."""
+    """With prior knowledge or ALPN, the response has one message and its status in the trailers."""
     address = gateway.addresses[f"{listener}.grpc"]
     how = ["--http2-prior-knowledge", f"http://{address}{SERVICE}/ModelInfer"]
     if listener == "tls":
@@ -204,7 +204,7 @@ NOT_OF_THE_REFERENCE = frozenset({"padding"})
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("how", FRAMES)
 def test_nghttp_calls_grpc(gateway: Running, folder: Path, how: str, size: str) -> None:
-    """With odd settings and frames, each call ends with its status, and nothing is reset."""
+    """With unusual settings and frames, each call has its status, and nothing is reset."""
     if how in NOT_OF_THE_REFERENCE and make() == "reference":
         pytest.skip("grpcio's core takes no padded frames: see tests/conformance")
     url = f"http://{gateway.addresses['main.grpc']}{SERVICE}/ModelInfer"
@@ -229,7 +229,7 @@ LOADS = {
 
 @pytest.mark.parametrize("how", LOADS)
 def test_h2load_over_grpc(gateway: Running, folder: Path, how: str) -> None:
-    """Every request is answered with 200, over as many streams and connections as it likes."""
+    """Every request succeeds, over any number of streams and connections."""
     if how == "more_streams_than_allowed" and make() == "reference":
         pytest.skip("grpcio resets what comes before the client knows how many streams it allows")
     url = f"http://{gateway.addresses['main.grpc']}{SERVICE}/ModelInfer"
@@ -237,14 +237,14 @@ def test_h2load_over_grpc(gateway: Running, folder: Path, how: str) -> None:
 
 
 def test_h2load_with_large_messages(gateway: Running, folder: Path) -> None:
-    """Messages larger than every window, on several streams at once."""
+    """Messages larger than every window succeed on several concurrent streams."""
     url = f"http://{gateway.addresses['main.grpc']}{SERVICE}/ModelInfer"
     _loaded(("-n", "60", "-c", "2", "-m", "5"), *GRPC, "-d", f"{folder}/large.grpc", url)
 
 
 @pytest.mark.parametrize("how", ["one_by_one", "connections"])
 def test_h2load_over_http1(gateway: Running, folder: Path, how: str) -> None:
-    """The same with HTTP/1.1; h2load sends requests ahead of their answers."""
+    """Pipelined requests of HTTP/1.1 succeed, too."""
     words = ("--h1", "-H", "content-type: application/json", "-d", f"{folder}/small.json")
     _loaded(LOADS[how], *words, gateway.url(INFER))
 

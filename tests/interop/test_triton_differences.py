@@ -1,4 +1,4 @@
-"""Every difference between Triton and a sidecar in front of it is on a page, and every one on the page exists."""
+"""The page of differences between Triton and a sidecar in front of it is complete and current."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.cli_kit import Running
 from tests.interop.gateways import serving
 from tests.interop.servers.process import RunningServer
 from tests.interop.test_extensions import BEFORE_TRITON
-from tests.interop.triton_probes import ask_all
+from tests.interop.triton_probes import probe_all
 from tests.interop.triton_requests import Outcome
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -47,7 +47,7 @@ def listed(section: str) -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def direct(triton_server: RunningServer) -> dict[str, Outcome]:
     """Send all requests to Triton itself."""
-    return ask_all(triton_server.http_address, triton_server.grpc_address)
+    return probe_all(triton_server.http_address, triton_server.grpc_address)
 
 
 @pytest.fixture(scope="module", params=SIDECARS)
@@ -72,9 +72,9 @@ def sidecar(
 def test_the_page_lists_every_difference(
     direct: dict[str, Outcome], sidecar: tuple[str, Running]
 ) -> None:
-    """The page has each one, and none that is gone; where it says so, the status is the same."""
+    """It lists no other ones; where it promises the same status, the status is the same."""
     name, gateway = sidecar
-    seen = ask_all(gateway.addresses["main.http"], gateway.addresses["main.grpc"])
+    seen = probe_all(gateway.addresses["main.http"], gateway.addresses["main.grpc"])
     page = PAGE.read_text()
     different = {each for each, found in seen.items() if found != direct[each]}
     assert listed(page)[name] == different, {

@@ -1,4 +1,4 @@
-"""Replies of the real Triton that a client without a library reads: the same through the gateway.
+"""Replies of the real Triton to clients without a library: the same through the gateway.
 
 `curl` and `requests` show what client libraries hide: the text of the JSON, and what is missing.
 """
@@ -48,10 +48,10 @@ def one_input(datatype: str, data: list[Any], shape: list[int] | None = None) ->
 
 
 @pytest.mark.parametrize("names", [(), ("OUTPUT1", "OUTPUT0")])
-def test_ensembles_whose_outputs_come_from_several_steps(
+def test_ensemble_outputs_of_several_steps(
     triton_server: RunningServer, gateway: Running, names: tuple[str, ...]
 ) -> None:
-    """Triton repeats keys in the parameters of such a reply; the outputs arrive all the same."""
+    """Triton repeats parameter keys in such a reply; the gateway forwards all outputs."""
     document = one_input("INT32", [1, 2, 3]) | {"outputs": [{"name": name} for name in names]}
     path = "/v2/models/ensemble_int32/infer"
     status, text = post(triton_server.http_url, path, document)
@@ -71,7 +71,7 @@ def test_ensembles_whose_outputs_come_from_several_steps(
         "reciprocal_stream/generate_stream",
     ],
 )
-def test_values_that_are_not_finite(
+def test_values_that_are_not_finite_are_forwarded(
     triton_server: RunningServer, gateway: Running, path: str
 ) -> None:
     """Triton writes them as words, which Python's json module reads."""
@@ -85,8 +85,10 @@ def test_values_that_are_not_finite(
     assert (200, values_of(text)) == (seen, values_of(again))
 
 
-def test_bytes_of_bool_other_than_0_and_1(triton_server: RunningServer, gateway: Running) -> None:
-    """`perf_analyzer` sends random bytes: they reach the model and return as they are."""
+def test_bool_bytes_other_than_0_and_1_are_forwarded(
+    triton_server: RunningServer, gateway: Running
+) -> None:
+    """`perf_analyzer` sends random bytes: they reach the model and return unchanged."""
     document = {
         "inputs": [
             {
@@ -121,10 +123,10 @@ def test_bytes_of_bool_other_than_0_and_1(triton_server: RunningServer, gateway:
         ("no_such_model", {"INPUT0": [0]}),
     ],
 )
-def test_errors_of_streams(
+def test_errors_of_streams_are_those_of_triton(
     triton_server: RunningServer, gateway: Running, model: str, document: dict[str, Any]
 ) -> None:
-    """A model's first error is an event of a response with status 400; others are JSON."""
+    """Status and events of the error are equal."""
     path = f"/v2/models/{model}/generate_stream"
     status, text = post(triton_server.http_url, path, document)
     seen, again = post(gateway.url(""), path, document)
@@ -162,10 +164,10 @@ def ids_of_stream(address: str, *requests: pb.ModelInferRequest) -> list[str]:
     return [reply.id for reply in replies if reply.outputs]
 
 
-def test_a_slow_request_does_not_hold_back_others_of_a_decoupled_model(
+def test_a_slow_request_does_not_delay_others_if_decoupled(
     triton_server: RunningServer, gateway: Running
 ) -> None:
-    """Triton promises an order of replies for other models only."""
+    """Triton keeps the order of replies for other models only."""
     for address in (triton_server.grpc_address, gateway.addresses["main.grpc"]):
         assert ["0", "600"] == ids_of_stream(address, slow(600), slow(0))
 

@@ -1,4 +1,4 @@
-"""What Triton's users run, before Triton and before a sidecar without flags.
+"""Tools of Triton's users, before Triton and before a sidecar without flags.
 
 Performance Analyzer, pytriton's five clients and tritony ask for the model's configuration first, and
 send requests that other clients do not.
@@ -101,8 +101,8 @@ def measure(address: str, carrier: str, *words: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("carrier", "name"), ALL, ids=[" ".join(key) for key in ALL])
-def test_performance_analyzer(sidecars: Sidecars, carrier: str, name: str) -> None:
-    """Every case ends well, with the counts of the server, over each carrier behind the sidecar."""
+def test_performance_analyzer_succeeds(sidecars: Sidecars, carrier: str, name: str) -> None:
+    """Every case ends with the counts of the server, over each carrier behind the sidecar."""
     for behind, sidecar in sidecars.items():
         counts = measure(sidecar.addresses[f"main.{carrier}"], carrier, *ALL[carrier, name])
         assert counts["Successful"] >= COUNTED, behind
@@ -110,7 +110,7 @@ def test_performance_analyzer(sidecars: Sidecars, carrier: str, name: str) -> No
 
 
 def test_performance_analyzer_with_shared_memory(triton_server: RunningServer) -> None:
-    """The error of a sidecar names the flag, and the flag is all it takes."""
+    """The error of a sidecar names the flag that enables it."""
     upstream = ("--upstream", f"oip+grpc://{triton_server.grpc_address}", *FREE)
     words = ("-m", "add_sub", "--shared-memory", "system")
     with serving(*upstream) as plain, serving(*upstream, "--enable", "shared_memory=map") as shared:
@@ -168,10 +168,12 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_triton_behind_a_key(guarded_server: RunningServer, carrier: str, tmp_path: Path) -> None:
-    """With the key in `probe.headers` a client needs none; with a wrong one nothing is told.
+def test_a_triton_that_requires_a_key(
+    guarded_server: RunningServer, carrier: str, tmp_path: Path
+) -> None:
+    """With the key in `probe.headers` clients need none; with a wrong one metadata is refused.
 
-    Over HTTP the fixture leaves health open, because it waits for the server there.
+    Over HTTP the fixture leaves health open, because it waits for the server.
     """
     server = guarded_server
     address = server.http_address if carrier == "http" else server.grpc_address
@@ -194,10 +196,10 @@ def test_a_triton_behind_a_key(guarded_server: RunningServer, carrier: str, tmp_
 
 
 @pytest.mark.parametrize("server", ["triton", "mlserver"])
-def test_performance_analyzer_with_the_counts_of_the_gateway(
+def test_performance_analyzer_with_gateway_statistics(
     request: pytest.FixtureRequest, server: str
 ) -> None:
-    """The gateway counts where `statistics` says so, and where the server has no statistics."""
+    """The gateway counts if `statistics` enables it, or if the server has no statistics."""
     behind: RunningServer = request.getfixturevalue(f"{server}_server")
     flags = ("--enable", "statistics=gateway") if server == "triton" else ()
     with serving("--upstream", f"oip+http://{behind.http_address}", *FREE, *flags) as sidecar:
@@ -242,7 +244,7 @@ def analyzed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runnin
 def test_model_analyzer_writes_its_report(
     analyzed_server: RunningServer, carrier: str, client: str, tmp_path: Path
 ) -> None:
-    """It loads the model it measures with a configuration, which takes two flags; then it reports it."""
+    """It loads its model with a configuration, which takes two flags, and reports the results."""
     analyzer = environment("model_analyzer") / "bin" / "model-analyzer"
     command = " ".join(perf_analyzer.command())
     program = tmp_path / "perf_analyzer"

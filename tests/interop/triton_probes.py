@@ -51,7 +51,7 @@ def _binary(size: Any, data: bytes, **more: Any) -> Http:
 
 
 def _management() -> Iterator[tuple[str, Probe]]:
-    """Yield questions that change nothing, and such about what is not there."""
+    """Yield read-only calls, some of them about models that do not exist."""
     for name, path in {
         "live": "health/live",
         "ready": "health/ready",
@@ -538,6 +538,6 @@ def probes() -> dict[str, Probe]:
     return {name: probe for group in groups for name, probe in group()}
 
 
-def ask_all(http_address: str, grpc_address: str) -> dict[str, Outcome]:
+def probe_all(http_address: str, grpc_address: str) -> dict[str, Outcome]:
     """Send all probes to a server; return the outcomes by name."""
     return {name: probe.ask((http_address, grpc_address)) for name, probe in probes().items()}

@@ -65,36 +65,36 @@ class Carries:
         way: Tells it from other ways of the same codec.
         listener: Options of the side that reads requests.
         upstream: Options of the side that writes them.
-        model: The one there is, where messages name none.
-        questions: Calls that are asked and answered alike.
+        model: The only model, where messages name none.
+        questions: Types of its calls.
         datatypes: Of inputs.
         reply_datatypes: Of outputs.
         text: BYTES elements must be UTF-8, in requests.
-        reply_text: Likewise in answers.
+        reply_text: Likewise in replies.
         finite: Floats of requests must be finite.
-        reply_finite: Likewise in answers.
+        reply_finite: Likewise in replies.
         binary: Tensors of requests are views of the message.
-        reply_binary: Likewise of answers.
+        reply_binary: Likewise of replies.
         copied: Datatypes whose tensors are no views all the same.
         least_rank: Of a tensor's shape.
         plain_models: Names of models need no encoding in a path.
-        versions: A model may be asked for by version.
+        versions: A request may name a version.
         ids: Types of request ids; numbers are written in decimal.
         needs_id: A request without an id gets one.
         parameters: Types of a request's own parameters.
         tensor_parameters: Of inputs and outputs.
-        reply_parameters: Of an answer.
+        reply_parameters: Of a reply.
         largest: Of integers in parameters, and of a timeout.
         sequences: Types of sequence ids.
         priority: The largest.
         timeouts: A queue timeout travels.
-        answers_model: An answer says which model and version answered.
-        least_outputs: Of an answer.
+        answers_model: A reply names its model and version.
+        least_outputs: Of a reply.
         asks_by_name: A request for all outputs names each of them.
-        selects: A request may ask for some outputs only.
-        ready_only: The index can be asked for ready models only.
+        selects: A request may name some outputs only.
+        ready_only: The index can be limited to ready models.
         index_names: The index has names only.
-        as_carried: What is left of an answer.
+        as_carried: Removes the parts of a reply that are not carried.
         errors: Codes that arrive as another one; the others arrive as themselves.
     """
 
@@ -282,7 +282,7 @@ _OIP = (
 
 
 def _graphpipe_as_carried(reply: Any) -> Any:
-    """Take away what its metadata has no field for; `platform` says who the server is."""
+    """Take away what its metadata has no field for; `platform` names the server."""
     if isinstance(reply, ModelMetadata):
         return ModelMetadata(name=reply.name, inputs=reply.inputs, outputs=reply.outputs)
     return reply
@@ -340,7 +340,7 @@ _GRAPHPIPE = (
 
 
 def _trtis_as_carried(reply: Any) -> Any:
-    """Take away the version that answered: there is always one, 1 where none was told."""
+    """Take away the version of the reply: it is always present, 1 where the reply has none."""
     if isinstance(reply, InferResponse):
         return reply.changed(model=ModelRef(reply.model.name))
     return reply

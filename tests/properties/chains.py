@@ -1,4 +1,4 @@
-"""Codecs joined as the gateway joins them: a call goes through each, and its answer comes back.
+"""Codecs joined as the gateway joins them: a call passes through each, and its reply returns.
 
 Each link is an upstream's half of a codec and a listener's half, with `Complete` before both, for
 what one protocol leaves out and the next one needs.  Nothing is sent: messages are joined into one
@@ -27,8 +27,8 @@ R = TypeVar("R")
 WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-class Answering:
-    """The end of a chain: keeps the call that arrived, and gives the one answer."""
+class ChainEnd:
+    """The end of a chain: keeps the received call and returns the one reply."""
 
     def __init__(self, call: Call[Any], reply: Any) -> None:
         self._reply = reply
@@ -36,7 +36,7 @@ class Answering:
         self.call: Call[Any] | None = None
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer; the metadata of the model are told as well, for `Complete`."""
+        """Return the reply, or the metadata of the model, which `Complete` requests."""
         if isinstance(call, ModelMetadataRequest) and not isinstance(self._reply, ModelMetadata):
             return cast("R", self._metadata)
         self.call = call
@@ -44,13 +44,13 @@ class Answering:
 
 
 class Told:
-    """A service that tells a model's metadata as the status of a server as well."""
+    """A service that also returns a model's metadata as the status of a server."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer; what is no question for a status goes through."""
+        """Return the status; other calls are forwarded."""
         if not isinstance(call, ServerStatusRequest):
             return cast("R", await self._inner(call))
         metadata = await self._inner(ModelMetadataRequest(model=call.about))
@@ -62,7 +62,7 @@ class Link:
 
     Attributes:
         request: The last wire request of an inference, as it arrived.
-        answer: Its wire answer, as it arrived.
+        response: Its wire response, as it arrived.
     """
 
     def __init__(self, carries: Carries, inner: Any) -> None:
@@ -70,22 +70,22 @@ class Link:
         self.upstream, self.listener = made(carries.upstream), made(carries.listener)
         self._inner = Told(inner)
         self.request: Any = None
-        self.answer: Any = None
+        self.response: Any = None
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Ask through the wire."""
+        """Send the call through the wire."""
         request = arrived(self.upstream.encode_call(call))
         read = self.listener.decode_call(request)
         reply = await self._inner(read)
-        answer = arrived(self.listener.encode_reply(read, reply))
+        response = arrived(self.listener.encode_reply(read, reply))
         if isinstance(call, InferRequest):
-            self.request, self.answer = request, answer
-        return cast("R", self.upstream.decode_reply(call, answer))
+            self.request, self.response = request, response
+        return cast("R", self.upstream.decode_reply(call, response))
 
 
-def chain(call: Call[Any], reply: Any, *ways: Carries) -> tuple[Any, Answering, list[Link]]:
-    """Return a service that asks through the codecs of *ways*, its end, and its links."""
-    end = Answering(call, reply)
+def chain(call: Call[Any], reply: Any, *ways: Carries) -> tuple[Any, ChainEnd, list[Link]]:
+    """Return a service that calls through the codecs of *ways*, its end, and its links."""
+    end = ChainEnd(call, reply)
     service: Any = Complete(end, WHOLE)
     links: list[Link] = []
     for way in reversed(ways):
@@ -95,8 +95,8 @@ def chain(call: Call[Any], reply: Any, *ways: Carries) -> tuple[Any, Answering, 
     return service, end, links
 
 
-async def ask(service: Any, call: Call[R]) -> R:
-    """Ask *service* as a client that needs everything in the answer."""
+async def send_call(service: Any, call: Call[R]) -> R:
+    """Call *service* as a client that needs a complete reply."""
     return cast("R", await service(call.with_context(needs=WHOLE)))
 
 
@@ -107,7 +107,7 @@ def bare(call: Call[Any] | None) -> Call[Any]:
 
 
 def _signature(call: Call[Any], reply: Any) -> ModelMetadata:
-    """Return the metadata of a model that takes *call* and gives *reply*."""
+    """Return the metadata of a model that accepts *call* and returns *reply*."""
     inputs = call.inputs if isinstance(call, InferRequest) else ()
     outputs = reply.outputs if isinstance(reply, InferResponse) else ()
     return ModelMetadata(

@@ -1,4 +1,4 @@
-"""For properties: a loop that is made once, and time for as many examples as are asked for."""
+"""For properties: one event loop for all examples, and a time limit by their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn questions of Open Inference's extensions, and answers to them."""
+"""Drawn calls of Open Inference's extensions, and replies to them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def extension_calls(
 
 
 def extension_replies(call: Call[Any]) -> SearchStrategy[Any]:
-    """Draw an answer to *call*."""
+    """Draw a reply to *call*."""
     if isinstance(call, ModelConfigRequest):
         sizes = st.integers(0, (1 << 31) - 1)
         return st.builds(

@@ -205,7 +205,7 @@ def inferences(draw: DrawFn, carries: Carries) -> InferRequest:
 
 @st.composite
 def responses(draw: DrawFn, carries: Carries, call: InferRequest) -> InferResponse:
-    """Draw an answer to *call*: the outputs it asks for, or any."""
+    """Draw a reply to *call*: the outputs that it names, or any."""
     names = [output.name for output in call.outputs]
     if not names:
         least = carries.least_outputs
@@ -233,7 +233,7 @@ def responses(draw: DrawFn, carries: Carries, call: InferRequest) -> InferRespon
 
 @functools.cache
 def calls(carries: Carries) -> SearchStrategy[Call[Any]]:
-    """Draw any question that is asked and answered alike."""
+    """Draw any call that *way* carries."""
     drawn: list[SearchStrategy[Any]] = []
     for kind in sorted(carries.questions, key=lambda one: one.__name__):
         if kind in EXTENSIONS:
@@ -251,7 +251,7 @@ def calls(carries: Carries) -> SearchStrategy[Call[Any]]:
 
 
 def replies(carries: Carries, call: Call[Any]) -> SearchStrategy[Any]:
-    """Draw an answer to *call*."""
+    """Draw a reply to *call*."""
     if type(call) in EXTENSIONS:
         return extension_replies(call)
     if isinstance(call, InferRequest):
@@ -294,6 +294,6 @@ def _indexes(carries: Carries) -> SearchStrategy[tuple[RepositoryEntry, ...]]:
 
 @st.composite
 def exchanges(draw: DrawFn, carries: Carries) -> tuple[Call[Any], Any]:
-    """Draw a question and its answer."""
+    """Draw a call and its reply."""
     call = draw(calls(carries))
     return call, draw(replies(carries, call))

@@ -24,7 +24,7 @@ _SHORT = 4096
 
 
 def test_every_compiled_function_is_compared() -> None:
-    """The extension has each function under the name of its Python version, and all are tested."""
+    """The extension has each function under its Python name, and all are tested."""
     public = {name for name in vars(compiled) if callable(getattr(compiled, name))}
     assert PARTS.keys() == PYTHON_VERSIONS.keys()
     assert PARTS.keys() <= public
@@ -41,7 +41,7 @@ def test_results_and_errors_are_the_same(name: str, random: Random) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", PARTS)
 def test_many_results_are_the_same(name: str) -> None:
-    """Both versions agree on many messages of each part, of which most differ by a bit."""
+    """Both versions agree on many messages of each part, most of which differ by one bit."""
     random = Random(20)  # noqa: S311  # inputs of a test
     for _ in range(_MESSAGES // _FLIPS):
         arguments = PARTS[name](random)
@@ -51,8 +51,8 @@ def test_many_results_are_the_same(name: str) -> None:
 
 
 @given(random=st.randoms(use_true_random=False), client=st.booleans())
-def test_frames_in_any_pieces_are_told_the_same(random: Random, client: bool) -> None:
-    """Whatever a peer sends over HTTP/2, however it is cut, both builds tell and write the same."""
+def test_http2_frames_are_read_the_same_by_both_builds(random: Random, client: bool) -> None:
+    """Events and output of both builds are equal for any frames in any pieces."""
     messages = [sent for sent in (ANSWERS if client else CALLS).values() if len(sent) < _SHORT]
     sent = damaged(random, b"".join(random.choices(messages, k=3)), b"\0\1\4\5\x80\xff")
     cuts = sorted(random.choices(range(len(sent) + 1), k=random.randrange(6)))

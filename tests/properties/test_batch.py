@@ -1,6 +1,6 @@
-"""Batch and Cache: however callers come, leave, fail and are late, each gets exactly its own.
+"""Batch and Cache: callers arrive, leave, fail and expire; each gets exactly its own reply.
 
-A test moves the clock, answers the target's calls by hand, in any order, and lets callers leave.
+A test moves the clock, resolves the target's calls in any order, and lets callers leave.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ METADATA = ModelMetadata(
 
 
 @dataclass(frozen=True)
-class Come:
-    """A caller comes.
+class Arrival:
+    """A caller arrives.
 
     Attributes:
-        kind: Requests of different kinds cannot be joined.
+        kind: Requests of different kinds cannot be batched.
         left_s: Time until its deadline; None for none.
-        wrong: The target refuses calls that it is part of.
+        wrong: The target rejects calls that contain it.
     """
 
     rows: int
@@ -57,9 +57,9 @@ class Come:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Callers come at the same time."""
+    """Callers arrive at the same time."""
 
-    comes: list[Come]
+    arrivals: list[Arrival]
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The target answers: the n-th of the calls in hand; or fails, having perhaps run."""
+class Resolve:
+    """The target resolves the n-th of its pending calls, or fails it, perhaps after running it."""
 
     index: int
     fails: bool
@@ -84,25 +84,25 @@ class Pass:
     seconds: float
 
 
-Step = Crowd | Leave | Answer | Pass
+Step = Crowd | Leave | Resolve | Pass
 
 TIMES = st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.1])
-COMES = st.builds(
-    Come,
+ARRIVALS = st.builds(
+    Arrival,
     rows=st.sampled_from([1, 2, 1, 3, 1, 2, 0, MOST, MOST + 1]),
     kind=st.sampled_from([0, 0, 0, 1]),
     left_s=st.sampled_from([None] * 8 + [0.1, 0.02, 0.004, 0.0]),
     wrong=st.sampled_from([False] * 7 + [True]),
     text=st.sampled_from([False, False, False, True]),
 )
-ANSWERS = st.builds(Answer, st.integers(0, 9), st.sampled_from([False, False, True]))
+RESOLVES = st.builds(Resolve, st.integers(0, 9), st.sampled_from([False, False, True]))
 OTHERS = st.one_of(
-    ANSWERS,
-    ANSWERS,
+    RESOLVES,
+    RESOLVES,
     st.builds(Pass, TIMES),
     st.builds(Leave, st.integers(0, 9)),
 )
-CROWDS = st.builds(Crowd, st.lists(COMES, min_size=2, max_size=8))
+CROWDS = st.builds(Crowd, st.lists(ARRIVALS, min_size=2, max_size=8))
 STEPS = st.lists(st.one_of(CROWDS, OTHERS), min_size=5, max_size=25)
 RULES = st.builds(
     BatchRules,
@@ -118,9 +118,9 @@ RULES = st.builds(
 
 @dataclass(eq=False)
 class Caller:
-    """One request: its values are its own, so that every row can be told from every other."""
+    """One request with values of its own, so that every row can be distinguished from others."""
 
-    come: Come
+    arrival: Arrival
     values: list[int]
     deadline: float | None
     task: asyncio.Task[InferResponse] = field(init=False)
@@ -129,9 +129,9 @@ class Caller:
     def call(self) -> InferRequest:
         return InferRequest(
             model=M,
-            inputs=(_tensor("x", self.values, text=self.come.text),),
+            inputs=(_tensor("x", self.values, text=self.arrival.text),),
             id=f"id{self.values[0]}" if self.values else "none",
-            parameters={"kind": self.come.kind},
+            parameters={"kind": self.arrival.kind},
             context=Context(deadline=self.deadline),
         )
 
@@ -152,15 +152,15 @@ def _values(tensor: Tensor) -> list[int]:
 
 
 Entry = tuple[InferRequest, asyncio.Future[InferResponse]]
-"""A call in hand, and what it is answered by."""
+"""A pending call and the future of its reply."""
 
 
 @dataclass(eq=False)
 class World:
-    """Callers before a layer before a target, and what the target has seen.
+    """Callers before a layer before a target, and the calls that the target received.
 
     Attributes:
-        ran: Values of calls that the target did not refuse.
+        ran: Values of calls that the target did not reject.
         failed: Values of calls that failed.
     """
 
@@ -173,21 +173,21 @@ class World:
     layer: Any = None
 
     async def target(self, call: Any, /) -> Any:
-        """Wait for the test to answer."""
+        """Wait until the test resolves the call."""
         if isinstance(call, ModelMetadataRequest):
             return METADATA
         self.seen.append(_values(call.inputs[0]))
-        answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-        entry = (call, answer)
+        reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        entry = (call, reply)
         self.waiting.append(entry)
         try:
-            return await answer
+            return await reply
         finally:
             if entry in self.waiting:
                 self.waiting.remove(entry)
 
-    def in_hand(self, rules: BatchRules) -> int:
-        """Return how many calls wait at the target but for those that are none of the layer's."""
+    def pending_batches(self, rules: BatchRules) -> int:
+        """Return the number of pending calls at the target that come from the layer."""
         inputs = [call.inputs[0] for call, _ in self.waiting]
         return sum(
             tensor.shape != (0, 1)
@@ -197,23 +197,23 @@ class World:
         )
 
     def is_wanted(self, entry: Entry) -> bool:
-        """Return whether somebody still waits for a call in hand."""
+        """Return whether a caller still waits for a pending call."""
         values = set(_values(entry[0].inputs[0]))
         owners = [one for one in self.callers if values & set(one.values)]
         return not owners or not all(one.task.done() for one in owners)
 
     def wrong(self) -> set[int]:
-        return {value for one in self.callers if one.come.wrong for value in one.values}
+        return {value for one in self.callers if one.arrival.wrong for value in one.values}
 
-    async def take(self, step: Step) -> None:
-        """Let something happen."""
+    async def apply(self, step: Step) -> None:
+        """Apply one step."""
         if isinstance(step, Crowd):
-            for come in step.comes:
-                self.come(come)
+            for arrival in step.arrivals:
+                self.arrive(arrival)
         elif isinstance(step, Pass):
             self.clock.advance(step.seconds)
-        elif isinstance(step, Answer) and self.waiting:
-            self.answer(*self.waiting.pop(step.index % len(self.waiting)), fails=step.fails)
+        elif isinstance(step, Resolve) and self.waiting:
+            self.resolve(*self.waiting.pop(step.index % len(self.waiting)), fails=step.fails)
         elif isinstance(step, Leave):
             staying = [one for one in self.callers if not one.task.done()]
             if staying:
@@ -222,31 +222,31 @@ class World:
                 leaver.task.cancel()
         await settle()
 
-    def come(self, step: Come) -> None:
+    def arrive(self, step: Arrival) -> None:
         first = sum(len(one.values) for one in self.callers) + 1
         deadline = None if step.left_s is None else self.clock.now + step.left_s
         caller = Caller(step, list(range(first, first + step.rows)), deadline)
         self.callers.append(caller)
         caller.task = asyncio.ensure_future(self.layer(caller.call()))
 
-    def answer(
-        self, call: InferRequest, answer: asyncio.Future[InferResponse], *, fails: bool
+    def resolve(
+        self, call: InferRequest, reply: asyncio.Future[InferResponse], *, fails: bool
     ) -> None:
         values = _values(call.inputs[0])
         if self.wrong() & set(values):
-            answer.set_exception(InvalidRequest("wrong"))
+            reply.set_exception(InvalidRequest("wrong"))
             return
         self.ran += values
         if fails:
             self.failed |= set(values)
-            answer.set_exception(UpstreamError("failed"))
+            reply.set_exception(UpstreamError("failed"))
             return
         text = call.inputs[0].datatype is Datatype.BYTES
         output = _tensor("y", [10 * value for value in values], text=text)
-        answer.set_result(InferResponse(model=M, outputs=(output,), id=call.id))
+        reply.set_result(InferResponse(model=M, outputs=(output,), id=call.id))
 
     async def finish(self) -> None:
-        """Let everything come to its end."""
+        """Resolve all calls until every caller has its result."""
         for _ in range(1000):
             await settle()
             if all(one.task.done() for one in self.callers):
@@ -254,11 +254,11 @@ class World:
             self.clock.advance(0.01)
             await settle()
             while self.waiting:
-                self.answer(*self.waiting.pop(0), fails=False)
-        assert [] == [one.come for one in self.callers if not one.task.done()]
+                self.resolve(*self.waiting.pop(0), fails=False)
+        assert [] == [one.arrival for one in self.callers if not one.task.done()]
 
-    def judge(self, caller: Caller) -> None:
-        """Check that the caller got its own rows, or an error that was its own."""
+    def check_caller(self, caller: Caller) -> None:
+        """Check that the caller got its own rows, or an error of its own."""
         if caller.task.cancelled():
             assert caller.has_left
             return
@@ -269,7 +269,7 @@ class World:
             assert (len(caller.values), 1) == reply.outputs[0].shape
             assert caller.call().id == reply.id
         elif isinstance(error, InvalidRequest):
-            assert caller.come.wrong
+            assert caller.arrival.wrong
         elif isinstance(error, DeadlineExceeded):
             assert caller.deadline is not None
             assert caller.deadline <= self.clock.now
@@ -280,34 +280,34 @@ class World:
 
 
 @given(steps=STEPS, rules=RULES)
-def test_each_gets_its_own_and_nothing_runs_twice(
+def test_each_caller_gets_its_own_result_once(
     run: Run, steps: list[Step], rules: BatchRules
 ) -> None:
-    """Own rows or own error; nothing lost, mixed, or sent again that may have run."""
+    """Results are neither lost nor mixed, and no request that may have run is sent again."""
 
     async def scenario() -> None:
         world = World()
         world.layer = Batch(world.target, rules, clock=world.clock, call_later=world.clock.later)
         for step in steps:
-            await world.take(step)
-            assert world.in_hand(rules) <= rules.in_flight
+            await world.apply(step)
+            assert world.pending_batches(rules) <= rules.in_flight
             assert all(map(world.is_wanted, world.waiting))
         await world.finish()
         for caller in world.callers:
-            world.judge(caller)
+            world.check_caller(caller)
         assert len(set(world.ran)) == len(world.ran)
-        _judge_calls(world, rules)
+        _check_calls(world, rules)
 
     run(scenario())
 
 
-def _judge_calls(world: World, rules: BatchRules) -> None:
+def _check_calls(world: World, rules: BatchRules) -> None:
     owner = {value: one for one in world.callers for value in one.values}
     for values in world.seen:
         members = list(dict.fromkeys(owner[value] for value in values))
         # Whole requests, in the order they came, of one kind and form.
         assert values == [value for one in members for value in one.values]
-        assert len({(one.come.kind, one.come.text) for one in members}) <= 1
+        assert len({(one.arrival.kind, one.arrival.text) for one in members}) <= 1
         if len(members) > 1:
             assert len(values) <= MOST
             assert members == sorted(members, key=world.callers.index)
@@ -316,65 +316,69 @@ def _judge_calls(world: World, rules: BatchRules) -> None:
 
 
 @given(steps=STEPS, rules=RULES)
-def test_no_place_is_lost(run: Run, steps: list[Step], rules: BatchRules) -> None:
-    """Whatever happened before, the next caller is answered after the delay, and memory is free."""
+def test_all_slots_are_free_after_any_history(
+    run: Run, steps: list[Step], rules: BatchRules
+) -> None:
+    """Later callers are batched after the delay, and no queue or task remains."""
 
     async def scenario() -> None:
         world = World()
         layer = Batch(world.target, rules, clock=world.clock, call_later=world.clock.later)
         world.layer = layer
         for step in steps:
-            await world.take(step)
+            await world.apply(step)
         await world.finish()
         seen = len(world.seen)
         for kind in range(rules.in_flight):
-            world.come(Come(1, kind, None, False, False))
+            world.arrive(Arrival(1, kind, None, False, False))
         await settle()
         world.clock.advance(rules.max_delay_s)
         await settle()
         assert rules.in_flight == len(world.waiting) == len(world.seen) - seen
         await world.finish()
         for caller in world.callers:
-            world.judge(caller)
+            world.check_caller(caller)
         assert ({}, set(), rules.in_flight) == (layer._queues, layer._tasks, layer._free_slots)
 
     run(scenario())
 
 
-ASKS = st.builds(
-    Come,
+EQUAL_ARRIVALS = st.builds(
+    Arrival,
     rows=st.just(1),
     kind=st.integers(0, 2),
     left_s=st.none(),
     wrong=st.just(False),
     text=st.just(False),
 )
-ASKED = st.lists(
-    st.builds(Crowd, st.lists(ASKS, min_size=1, max_size=4)) | OTHERS, min_size=5, max_size=25
+CACHE_STEPS = st.lists(
+    st.builds(Crowd, st.lists(EQUAL_ARRIVALS, min_size=1, max_size=4)) | OTHERS,
+    min_size=5,
+    max_size=25,
 )
 
 
-@given(steps=ASKED, max_bytes=st.sampled_from([0, 1028, 2056, 1 << 20]))
-def test_kept_answers_are_those_of_the_question(
+@given(steps=CACHE_STEPS, max_bytes=st.sampled_from([0, 1028, 2056, 1 << 20]))
+def test_cached_replies_are_those_of_equal_requests(
     run: Run, steps: list[Step], max_bytes: int
 ) -> None:
-    """Callers of the same question share calls and answers; of another one, never."""
+    """Equal requests share calls and replies; different ones never do."""
 
     async def scenario() -> None:
         world = World()
         cache = Cache(world.target, max_bytes=max_bytes, max_age_s=0.05, clock=world.clock)
 
         async def layer(call: InferRequest) -> InferResponse:
-            # The value is the question: callers of one kind ask the same.
+            # The value is the key: callers of one kind send equal requests.
             values = [100 + int(call.parameters["kind"])]
             inputs = (_tensor("x", values, text=False),)
             return await cache(call.changed(inputs=inputs, parameters={}))
 
         world.layer = layer
         for step in steps:
-            await world.take(step)
-            questions = [_values(call.inputs[0])[0] for call, _ in world.waiting]
-            assert len(set(questions)) == len(questions)
+            await world.apply(step)
+            values_in_flight = [_values(call.inputs[0])[0] for call, _ in world.waiting]
+            assert len(set(values_in_flight)) == len(values_in_flight)
             assert cache.used_bytes <= max_bytes
         await world.finish()
         for caller in world.callers:
@@ -382,12 +386,12 @@ def test_kept_answers_are_those_of_the_question(
                 assert caller.has_left
                 continue
             error = caller.task.exception()
-            question = 100 + caller.come.kind
+            value = 100 + caller.arrival.kind
             if error is None:
                 reply = caller.task.result()
-                assert ([10 * question], caller.call().id) == (_values(reply.outputs[0]), reply.id)
+                assert ([10 * value], caller.call().id) == (_values(reply.outputs[0]), reply.id)
             else:
                 assert isinstance(error, UpstreamError)
-                assert question in world.failed
+                assert value in world.failed
 
     run(scenario())

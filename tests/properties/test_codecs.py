@@ -1,4 +1,4 @@
-"""Codecs of the registry: what goes in comes out, alone and in pairs, and is not copied."""
+"""Codecs of the registry: calls and replies survive one codec and two, without copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from tests.properties.carries import CARRIES, WAYS, Carries
-from tests.properties.chains import ask, bare, chain
+from tests.properties.chains import bare, chain, send_call
 from tests.properties.conftest import Run
 from tests.properties.registered import REGISTERED, body_of
 from tests.properties.strategies import exchanges
@@ -31,8 +31,8 @@ _MANY = 4096
 
 
 @pytest.mark.parametrize("codec", REGISTERED)
-def test_every_codec_says_what_it_carries(codec: str) -> None:
-    """A codec of the registry has an entry in tests/properties/carries.py."""
+def test_every_codec_declares_what_it_carries(codec: str) -> None:
+    """Each codec of the registry has an entry in tests/properties/carries.py."""
     assert codec in {way.codec for way in CARRIES}, (
         f"{codec} has no entry in tests/properties/carries.py: say there what it cannot carry, "
         "and the properties and the matrix take it in"
@@ -42,23 +42,23 @@ def test_every_codec_says_what_it_carries(codec: str) -> None:
 @ALL_WAYS
 @SLOW
 @given(data=st.data())
-def test_questions_and_answers_survive(run: Run, way: Carries, data: st.DataObject) -> None:
+def test_calls_and_replies_round_trip(run: Run, way: Carries, data: st.DataObject) -> None:
     """decode_call(encode_call(c)) is c, and decode_reply(encode_reply(r)) is r."""
     call, reply = data.draw(exchanges(way))
     service, end, _ = chain(call, reply, way)
-    got = run(ask(service, call))
+    got = run(send_call(service, call))
     assert bare(call) == bare(end.call)
     assert way.as_carried(reply) == way.as_carried(got)
 
 
 @SLOW
 @given(data=st.data())
-def test_what_two_codecs_carry_survives_both(run: Run, data: st.DataObject) -> None:
-    """A call through one codec and then another arrives as it was sent, and its answer too."""
+def test_calls_and_replies_round_trip_through_two_codecs(run: Run, data: st.DataObject) -> None:
+    """Only the parts that both codecs carry are compared."""
     one, other, both = data.draw(st.sampled_from(PAIRS), label="pair")
     call, reply = data.draw(exchanges(both))
     service, end, _ = chain(call, reply, one, other)
-    got = run(ask(service, call))
+    got = run(send_call(service, call))
     found = bare(end.call)
     if both.needs_id and isinstance(call, InferRequest) and not call.id:
         found = found.changed(id="")  # one cannot carry an id, the other makes one up
@@ -75,7 +75,7 @@ def test_what_two_codecs_carry_survives_both(run: Run, data: st.DataObject) -> N
 def test_binary_tensors_are_views_of_their_message(
     run: Run, way: Carries, datatype: Datatype
 ) -> None:
-    """What is read as a tensor shares the memory of the message it came in."""
+    """A decoded tensor shares the memory of its message."""
     if datatype not in (way.datatypes & way.reply_datatypes) - way.copied:
         pytest.skip(f"{way.name} does not carry {datatype.name} as it is")
     values = np.zeros((1, _MANY), datatype.numpy_dtype)
@@ -83,15 +83,15 @@ def test_binary_tensors_are_views_of_their_message(
     call = InferRequest(model=way.model or ModelRef("m"), inputs=(sent,), id="1")
     reply = InferResponse(model=ModelRef("m"), outputs=(sent,))
     service, end, links = chain(call, reply, way)
-    got = run(ask(service, call))
+    got = run(send_call(service, call))
     assert isinstance(end.call, InferRequest)
     assert way.binary is _shares(end.call.inputs[0], links[0].request)
-    assert way.reply_binary is _shares(got.outputs[0], links[0].answer)
+    assert way.reply_binary is _shares(got.outputs[0], links[0].response)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.binary], ids=lambda way: way.name)
-def test_binary_tensors_are_written_without_a_copy(way: Carries) -> None:
-    """What is written of a large tensor is a view of it."""
+def test_binary_tensors_are_encoded_without_a_copy(way: Carries) -> None:
+    """The message contains a view of a large tensor."""
     values = np.arange(_MANY, dtype="<f4")
     sent = array_tensor("x", values.reshape(1, _MANY))
     call = InferRequest(model=way.model or ModelRef("m"), inputs=(sent,), id="1", batch_size=1)

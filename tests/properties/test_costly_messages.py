@@ -1,7 +1,7 @@
 """A seeded search for the messages that cost most, per request and per byte, for each protocol.
 
-Messages are legal in form, of any size and shape that the default limits allow or refuse. Each is read,
-answered by a model that gives its input back, and its answer written. The most expensive ones are
+Messages are legal in form, of any size and shape that the default limits allow or reject. Each is decoded,
+handled by a model that returns its input, and its reply encoded. The most expensive ones are
 varied further, and printed: `pytest -m slow -s tests/properties/test_costly_messages.py`.
 """
 
@@ -67,7 +67,7 @@ class Shape:
         unpacked: In protobuf: each number is a field.
         typed: In protobuf: typed contents, not raw ones.
         junk: In protobuf: unknown fields of the tensor.
-        classes: To be asked for; 0 for the values.
+        classes: Requested; 0 for the values.
         rows: Items of a batch; 0 for none.
         coded: Compressed by gzip.
     """
@@ -338,8 +338,8 @@ def grps_json(shape: Shape) -> Made:
 
 def grps_brpc(shape: Shape) -> Made:
     compress = brpc_oracle.GZIP if shape.coded else brpc_oracle.NONE
-    question = brpc_oracle.Question("Predict", grps_tensors(shape), compress=compress)
-    frame = question.bytes(1)
+    request = brpc_oracle.Question("Predict", grps_tensors(shape), compress=compress)
+    frame = request.bytes(1)
     return Frame((memoryview(frame),), 1), len(frame)
 
 
@@ -386,7 +386,7 @@ class Cost:
 
 @asynccontextmanager
 async def frontend_of(target: Target) -> Any:
-    """Serve models that give their input back, in the protocol of *target*."""
+    """Serve models that return their input, in the protocol of *target*."""
     spec = protocol(target.spec)
     binding: Any = getattr(spec, target.carrier)
     codec = binding.codec(DEFAULT_LIMITS, spec.options({}))
@@ -424,7 +424,7 @@ async def measured(frontend: Any, target: Target, shape: Shape) -> Cost:
 
 
 def rounds(rng: random.Random, found: list[Cost]) -> Iterator[Shape]:
-    """Give shapes to try: half at random, then variations of the most expensive ones."""
+    """Yield shapes to try: half at random, then variations of the most expensive ones."""
     for _ in range(SAMPLES // 2):
         yield drawn(rng)
     for _ in range(SAMPLES - SAMPLES // 2):
@@ -449,7 +449,7 @@ async def confirmed(
 
 @pytest.mark.parametrize("name", TARGETS)
 async def test_no_message_costs_much(name: str) -> None:
-    """At most 100 ms of the event loop for a message, and 2 us for a byte of it and its response."""
+    """A message may use 100 ms of the event loop, and 2 us per byte of it and its response."""
     target, rng, found = TARGETS[name], random.Random(SEED), list[Cost]()  # noqa: S311  # repeatable
     async with frontend_of(target) as frontend:
         await measured(frontend, target, Shape())

@@ -1,4 +1,4 @@
-"""Damaged messages, through every codec: they are read or refused, never anything else."""
+"""Damaged messages, through every codec: they are decoded or rejected, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -51,33 +51,33 @@ _NUMBER = re.compile(rb"\d+")
 @pytest.mark.parametrize("codec", sorted({way.codec for way in WAYS}))
 @SLOW
 @given(data=st.data())
-def test_damaged_messages_are_read_or_refused(codec: str, data: st.DataObject) -> None:
-    """Bits, bytes, numbers, headers and paths changed: a GatewayError, or another message."""
+def test_damaged_messages_decode_or_are_rejected(codec: str, data: st.DataObject) -> None:
+    """Changed bits, bytes, numbers, headers and paths decode, or raise a GatewayError."""
     # Ways of one codec read damage alike: they share the examples.
     way = data.draw(st.sampled_from([way for way in WAYS if way.codec == codec]), label="way")
-    request, answer, call = _written(way, *data.draw(exchanges(way)))
+    request, response, call = _encoded(way, *data.draw(exchanges(way)))
     _read_request(way, data.draw(_damaged(request), label="request"))
-    _read_answer(way, call, data.draw(_damaged(answer), label="answer"))
+    _read_response(way, call, data.draw(_damaged(response), label="answer"))
 
 
 @ALL_WAYS
-def test_every_prefix_is_read_or_refused(way: Carries) -> None:
-    """A message that breaks off at any byte is a GatewayError, or a shorter message."""
-    request, answer, call = _written(way, *_usual(way))
+def test_every_prefix_decodes_or_is_rejected(way: Carries) -> None:
+    """A message truncated at any byte decodes, or raises a GatewayError."""
+    request, response, call = _encoded(way, *_usual(way))
     for cut in _prefixes(request):
         _read_request(way, cut)
-    for cut in _prefixes(answer):
-        _read_answer(way, call, cut)
+    for cut in _prefixes(response):
+        _read_response(way, call, cut)
 
 
 @ALL_WAYS
-def test_every_bit_is_read_or_refused(way: Carries) -> None:
-    """A message with any one bit turned is a GatewayError, or another message."""
-    request, answer, call = _written(way, *_usual(way))
-    for turned in _bit_by_bit(request):
-        _read_request(way, turned)
-    for turned in _bit_by_bit(answer):
-        _read_answer(way, call, turned)
+def test_every_flipped_bit_decodes_or_is_rejected(way: Carries) -> None:
+    """A message with one flipped bit decodes, or raises a GatewayError."""
+    request, response, call = _encoded(way, *_usual(way))
+    for flipped in _bit_by_bit(request):
+        _read_request(way, flipped)
+    for flipped in _bit_by_bit(response):
+        _read_response(way, call, flipped)
 
 
 def _prefixes(wire: Any) -> Iterator[Any]:
@@ -89,19 +89,19 @@ def _prefixes(wire: Any) -> Iterator[Any]:
 def _bit_by_bit(wire: Any) -> Iterator[Any]:
     whole = b"".join(body_of(wire))
     for bit in range(8 * len(whole)):
-        turned = bytearray(whole)
-        turned[bit // 8] ^= 1 << bit % 8
-        yield with_body(wire, bytes(turned))
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield with_body(wire, bytes(flipped))
 
 
-def _written(way: Carries, call: Call[Any], reply: Any) -> tuple[Any, Any, Call[Any]]:
-    """Return a valid request, its answer, and the call that was asked."""
+def _encoded(way: Carries, call: Call[Any], reply: Any) -> tuple[Any, Any, Call[Any]]:
+    """Return a valid request, its response, and the call."""
     link = Link(way, None)
     if isinstance(call, InferRequest) and Need.BATCHING in link.upstream.needs:
         call, reply = call.changed(batch_size=1), reply.changed(batch_size=1)
     request = arrived(link.upstream.encode_call(call))
-    answer = arrived(link.listener.encode_reply(link.listener.decode_call(request), reply))
-    return request, answer, call
+    response = arrived(link.listener.encode_reply(link.listener.decode_call(request), reply))
+    return request, response, call
 
 
 def _usual(way: Carries) -> tuple[InferRequest, InferResponse]:
@@ -138,11 +138,11 @@ def _read_request(way: Carries, wire: Any) -> None:
         _within_time(lambda: upstream.encode_call(call))
 
 
-def _read_answer(way: Carries, call: Call[Any], wire: Any) -> None:
+def _read_response(way: Carries, call: Call[Any], wire: Any) -> None:
     codec = way.registered.make(way.upstream)
     reply = _within_time(lambda: codec.decode_reply(call, wire))
     if isinstance(reply, GatewayError):
-        # Said by the upstream, or its fault: `Upstream` must not blame the client.
+        # Sent by the upstream, or its fault: `Upstream` must not blame the client.
         assert reply.origin is not None or isinstance(reply, _UPSTREAMS_FAULT), repr(reply)
     elif reply is not None:
         listener = way.registered.make(way.listener)
@@ -150,7 +150,7 @@ def _read_answer(way: Carries, call: Call[Any], wire: Any) -> None:
 
 
 def _within_time(read: Callable[[], Any]) -> Any:
-    """Return what *read* gives, or the GatewayError it raises; anything else fails."""
+    """Return the result of *read*, or the GatewayError it raises; any other exception fails."""
     found: Any = None
     with within_processor_s(_LONGEST_S):
         try:

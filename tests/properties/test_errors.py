@@ -27,8 +27,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("way", "call", "code"), CASES)
-def test_codes_arrive(way: Carries, call: Call[Any], code: ErrorCode) -> None:
-    """An error a listener writes is the same error to an upstream, text included."""
+def test_error_codes_round_trip(way: Carries, call: Call[Any], code: ErrorCode) -> None:
+    """An error encoded by a listener decodes to the same error at the upstream, text included."""
     listener = way.registered.make(way.listener)
     upstream = way.registered.make(way.upstream)
     wire = arrived(listener.encode_error(call, ERROR_CLASSES[code]("what went wrong: 'x'")))
@@ -42,8 +42,8 @@ def test_codes_arrive(way: Carries, call: Call[Any], code: ErrorCode) -> None:
 
 @pytest.mark.parametrize("codec", REGISTERED.values(), ids=lambda codec: codec.name)
 @pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.value)
-def test_errors_of_requests_that_cannot_be_read(codec: Registered, code: ErrorCode) -> None:
-    """An error is written although there is no call, whatever is in its text."""
+def test_errors_of_undecodable_requests_can_be_encoded(codec: Registered, code: ErrorCode) -> None:
+    """An error without a call can be encoded, whatever its text."""
     made = codec.make({})
     for text in ("", "x" * 100_000, "\x00\n\udcff\U0001f600", 'q"\\'):
         wire = made.encode_error(None, ERROR_CLASSES[code](text))
@@ -51,15 +51,15 @@ def test_errors_of_requests_that_cannot_be_read(codec: Registered, code: ErrorCo
 
 
 @pytest.mark.parametrize("codec", REGISTERED.values(), ids=lambda codec: codec.name)
-def test_every_status_of_an_upstream_means_something(codec: Registered) -> None:
-    """Every status without a body is an error of ours, or an answer that cannot be used."""
+def test_every_upstream_status_without_body_is_an_error(codec: Registered) -> None:
+    """It raises a GatewayError, success included."""
     made = codec.make({})
-    for wire in _empty_answers(codec.carrier):
+    for wire in _empty_responses(codec.carrier):
         with pytest.raises(GatewayError):
             made.decode_reply(InferRequest(model=MODEL), wire)
 
 
-def _empty_answers(carrier: str) -> Iterator[Any]:
+def _empty_responses(carrier: str) -> Iterator[Any]:
     if carrier == "http":
         for status in range(100, 1000):
             yield HttpResponse(status, body=(b"",))

@@ -1,4 +1,4 @@
-"""Framers of the registry: the same frames however the bytes are cut."""
+"""Framers of the registry: the same frames from any pieces of the bytes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.skipif(not STREAMS, reason="no registered protocol has 
 
 
 @given(data=st.data())
-def test_frames_are_the_same_however_they_are_cut(data: st.DataObject) -> None:
-    """Requests and answers laid end to end are found again, whole, and nothing else."""
+def test_any_split_of_the_bytes_reads_the_same_frames(data: st.DataObject) -> None:
+    """Concatenated requests and responses are split into the same frames again."""
     way = data.draw(st.sampled_from(STREAMS))
     for sender, receiver, frames in _sides(data, way):
         sent = [b"".join(map(bytes, sender.send(frame))) for frame in frames]
-        apart = [found for one in sent for found in receiver.receive(one)]
-        assert [frame.correlation for frame in frames] == [frame.correlation for frame in apart]
+        separate = [found for one in sent for found in receiver.receive(one)]
+        assert [frame.correlation for frame in frames] == [frame.correlation for frame in separate]
         whole = b"".join(sent)
         cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=8).map(sorted))
         found: list[Frame] = []
@@ -33,14 +33,14 @@ def test_frames_are_the_same_however_they_are_cut(data: st.DataObject) -> None:
             if start < stop:  # no bytes at all mean the end
                 found += receiver.receive(whole[start:stop])
         found += receiver.receive(b"")
-        assert [_payload(frame) for frame in apart] == [_payload(frame) for frame in found]
+        assert [_payload(frame) for frame in separate] == [_payload(frame) for frame in found]
         if way.registered.binding.is_ordered:  # else a payload has its number as well
             assert [_payload(frame) for frame in frames] == [_payload(frame) for frame in found]
 
 
 @given(data=st.data())
-def test_streams_that_end_within_a_frame_are_refused(data: st.DataObject) -> None:
-    """A stream that breaks off gives whole frames and an error, never a cut frame."""
+def test_a_stream_that_ends_within_a_frame_is_an_error(data: st.DataObject) -> None:
+    """Whole frames are returned before, and an incomplete frame never is."""
     way = data.draw(st.sampled_from(STREAMS))
     for sender, receiver, frames in _sides(data, way):
         whole = b"".join(map(bytes, sender.send(frames[0])))
@@ -51,8 +51,8 @@ def test_streams_that_end_within_a_frame_are_refused(data: st.DataObject) -> Non
 
 
 @given(data=st.data(), noise=st.binary(min_size=1, max_size=64))
-def test_noise_is_frames_or_an_error(data: st.DataObject, noise: bytes) -> None:
-    """Whatever bytes come, a framer gives frames or raises a GatewayError."""
+def test_any_bytes_are_frames_or_an_error(data: st.DataObject, noise: bytes) -> None:
+    """A framer returns frames or raises a GatewayError."""
     way = data.draw(st.sampled_from(STREAMS))
     for _, receiver, frames in _sides(data, way):
         try:
@@ -64,7 +64,7 @@ def test_noise_is_frames_or_an_error(data: st.DataObject, noise: bytes) -> None:
 
 
 def _sides(data: st.DataObject, way: Carries) -> list[tuple[Framer, Framer, list[Frame]]]:
-    """Draw what clients send to servers, and servers to clients."""
+    """Draw the frames that clients send to servers, and those that servers send to clients."""
     binding = way.registered.binding
     drawn = data.draw(st.lists(exchanges(way), min_size=1, max_size=3))
     listener, upstream = way.registered.make(way.listener), way.registered.make(way.upstream)
@@ -73,7 +73,7 @@ def _sides(data: st.DataObject, way: Carries) -> list[tuple[Framer, Framer, list
         Frame(upstream.encode_call(call).payload, number if numbered else None)
         for number, (call, _) in enumerate(drawn)
     ]
-    answers = [
+    responses = [
         Frame(
             listener.encode_reply(listener.decode_call(arrived(request)), reply).payload,
             request.correlation,
@@ -83,7 +83,7 @@ def _sides(data: st.DataObject, way: Carries) -> list[tuple[Framer, Framer, list
     limits = DEFAULT_LIMITS
     return [
         (binding.client_framer(limits), binding.server_framer(limits), requests),
-        (binding.server_framer(limits), binding.client_framer(limits), answers),
+        (binding.server_framer(limits), binding.client_framer(limits), responses),
     ]
 
 

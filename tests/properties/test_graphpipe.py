@@ -87,10 +87,8 @@ def posted(body: bytes) -> InferRequest:
 
 
 @given(plain_requests(), st.booleans())
-def test_built_requests_are_read_as_the_oracle_reads_them(
-    plain: oracle.PlainRequest, trim: bool
-) -> None:
-    """Whatever the Builder builds, fields left out or not, means to us what it means to flatc."""
+def test_built_requests_are_read_as_by_the_oracle(plain: oracle.PlainRequest, trim: bool) -> None:
+    """Requests of the Builder, with or without all fields, are read as by flatc's classes."""
     body = oracle.build_request(plain, trim=trim)
     call = posted(body)
     read = oracle.read_request(body)
@@ -104,7 +102,7 @@ def test_built_requests_are_read_as_the_oracle_reads_them(
 
 @given(plain_requests())
 def test_written_requests_are_read_by_the_oracle(plain: oracle.PlainRequest) -> None:
-    """What we write is to flatc's classes what was asked to be written, config included."""
+    """The classes of flatc read the names, tensors and config of the call."""
     names = plain.input_names or ("",) * len(plain.tensors)
     outputs = [name for name in plain.output_names if name]
     call = InferRequest(
@@ -125,7 +123,7 @@ def test_written_requests_are_read_by_the_oracle(plain: oracle.PlainRequest) -> 
 
 
 @given(plain_requests())
-def test_requests_survive_writing_and_reading(plain: oracle.PlainRequest) -> None:
+def test_requests_round_trip(plain: oracle.PlainRequest) -> None:
     """decode_call(encode_call(call)) is the call, over both carriers."""
     call = posted(oracle.build_request(plain)).changed(context=Context())
     for codec, again in (
@@ -137,8 +135,8 @@ def test_requests_survive_writing_and_reading(plain: oracle.PlainRequest) -> Non
 
 
 @given(st.lists(plain_tensors(), min_size=1, max_size=4), st.booleans())
-def test_responses_are_the_same_both_ways(tensors: list[oracle.PlainTensor], trim: bool) -> None:
-    """Answers built by the Builder are read by us, and ours by flatc's classes, as the same."""
+def test_responses_agree_with_the_oracle(tensors: list[oracle.PlainTensor], trim: bool) -> None:
+    """Responses of the Builder decode, and encoded ones are read by flatc's classes."""
     call = InferRequest(model=MODEL)
     built = oracle.build_response(tensors, trim=trim)
     reply: InferResponse = HTTP.decode_reply(call, HttpResponse(200, body=(built,)))
@@ -152,7 +150,7 @@ def test_responses_are_the_same_both_ways(tensors: list[oracle.PlainTensor], tri
 
 @given(st.lists(plain_tensors(), min_size=1, max_size=4))
 def test_data_is_aligned_and_not_copied(tensors: list[oracle.PlainTensor]) -> None:
-    """Numeric data goes out as the buffer it came in, at a multiple of 64 from the start."""
+    """Numeric data is sent as the original buffer, at a multiple of 64 from the start."""
     reply = InferResponse(model=MODEL, outputs=tuple(map(tensor_of, tensors)))
     views = [
         as_raw(tensor)
@@ -186,7 +184,7 @@ def mutations(draw: st.DrawFn, base: bytes) -> bytes:
 
 
 def outcome(decode: Callable[[], Any]) -> Any:
-    """Return what *decode* gives; None when it refuses, which it must say why."""
+    """Return the result of *decode*; None if it raises an error, which must have a text."""
     try:
         return decode()
     except GatewayError as error:
@@ -196,7 +194,7 @@ def outcome(decode: Callable[[], Any]) -> Any:
 
 
 def read_all(codec_call: Any) -> None:
-    """Read every element a decoded call or reply hands out."""
+    """Read every element of a decoded call or reply."""
     tensors = codec_call.inputs if isinstance(codec_call, InferRequest) else codec_call.outputs
     for tensor in tensors:
         as_raw(tensor)
@@ -206,7 +204,7 @@ def read_all(codec_call: Any) -> None:
 def test_mutated_requests_raise_gateway_errors_or_decode(
     data: st.DataObject, plain: oracle.PlainRequest
 ) -> None:
-    """Whatever is cut off or overwritten, nothing but a GatewayError comes out."""
+    """Truncated or overwritten requests raise no other exception."""
     body = data.draw(mutations(oracle.build_request(plain)))
     wire = HttpRequest("POST", PATH, body=(memoryview(body),))
     call = outcome(lambda: HTTP.decode_call(wire))
@@ -215,10 +213,10 @@ def test_mutated_requests_raise_gateway_errors_or_decode(
 
 
 @given(st.data(), st.lists(plain_tensors(), max_size=3))
-def test_mutated_answers_raise_gateway_errors_or_decode(
+def test_mutated_responses_raise_gateway_errors_or_decode(
     data: st.DataObject, tensors: list[oracle.PlainTensor]
 ) -> None:
-    """An upstream's broken answer is a GatewayError too, whichever question it answers."""
+    """A damaged response raises no other exception, for any call and status."""
     metadata = oracle.PlainMetadata(
         "m", "1", "s", "d", (oracle.PlainIO("x", "BOOL as Uint8", (-1, 2), 1),), ()
     )
@@ -242,7 +240,7 @@ def test_mutated_answers_raise_gateway_errors_or_decode(
 
 @given(st.binary(max_size=200))
 def test_any_bytes_raise_gateway_errors_or_decode(body: bytes) -> None:
-    """Bytes that are no message at all are refused as cleanly."""
+    """Bytes that are no message raise a GatewayError, too."""
     outcome(lambda: HTTP.decode_call(HttpRequest("POST", PATH, body=(body,))))
     outcome(lambda: STREAM.decode_call(Frame((body,))))
 
@@ -256,10 +254,8 @@ DECLARED = st.builds(
 
 
 @given(st.lists(DECLARED, max_size=3), st.lists(DECLARED, max_size=3))
-def test_metadata_survives_writing_and_reading(
-    inputs: list[TensorMetadata], outputs: list[TensorMetadata]
-) -> None:
-    """Names, datatypes (BOOL and BF16 too) and shapes, unknown ones too, come back as they were."""
+def test_metadata_round_trip(inputs: list[TensorMetadata], outputs: list[TensorMetadata]) -> None:
+    """Names, datatypes (BOOL and BF16 too) and shapes survive, unknown ones included."""
     call = ModelMetadataRequest(model=MODEL)
     metadata = ModelMetadata(name="m", inputs=tuple(inputs), outputs=tuple(outputs))
     wire = HTTP.encode_reply(call, metadata)
@@ -271,10 +267,10 @@ def test_metadata_survives_writing_and_reading(
 
 
 @given(st.lists(st.binary(min_size=8, max_size=40), max_size=6), st.data())
-def test_frames_are_the_same_however_the_bytes_are_cut(
+def test_any_split_of_the_bytes_reads_the_same_frames(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
-    """A framer gives the frames that were sent, in order, from pieces of any size."""
+    """A framer returns the sent frames in order from pieces of any size."""
     writer = SizePrefixFramer(DEFAULT_LIMITS)
     sent = b"".join(b"".join(writer.send(Frame((payload,)))) for payload in payloads)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=10)))
@@ -288,8 +284,8 @@ def test_frames_are_the_same_however_the_bytes_are_cut(
 
 
 @given(st.binary(min_size=1, max_size=40))
-def test_config_is_carried_whole(config: bytes) -> None:
-    """Any config is a parameter on the way in, and the same bytes on the way out."""
+def test_config_round_trip(config: bytes) -> None:
+    """Any config decodes to a parameter and encodes to the same bytes."""
     plain = oracle.PlainRequest(config, (), (), ())
     call = posted(oracle.build_request(plain))
     assert 1 == len({CONFIG, CONFIG_BASE64} & set(call.parameters))

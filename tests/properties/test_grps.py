@@ -1,4 +1,4 @@
-"""Properties of grps's codecs: what is written is read, and nothing crashes whatever comes."""
+"""Properties of grps's codecs: encoded messages decode, and no bytes cause a crash."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tensors(draw: st.DrawFn, name: str) -> Tensor:
 
 @st.composite
 def requests(draw: st.DrawFn) -> InferRequest:
-    """Draw a request as grps can carry it: named tensors, or one without a name."""
+    """Draw a request that grps can carry: named tensors, or one without a name."""
     names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
     if len(names) == 1 and draw(st.booleans()):
         names = [""]
@@ -95,16 +95,16 @@ CODECS: list[Callable[[InferRequest], Any]] = [_http, _grpc, _brpc]
 
 
 @given(requests())
-def test_requests_arrive_as_they_were_sent(call: InferRequest) -> None:
-    """Model, names, datatypes, shapes and every bit of the elements, over all three."""
+def test_requests_round_trip(call: InferRequest) -> None:
+    """Model, names, datatypes, shapes and every bit of the elements survive, in all three forms."""
     for send in CODECS:
         found = send(call)
         assert (call.model, call.inputs) == (found.model, found.inputs)
 
 
 @given(requests())
-def test_answers_arrive_as_they_were_sent(call: InferRequest) -> None:
-    """The same for outputs, beside a call that asked with tensors."""
+def test_responses_round_trip(call: InferRequest) -> None:
+    """The outputs of a reply survive, for a call with tensors."""
     reply = InferResponse(model=ModelRef("m"), outputs=call.inputs)
     http = HTTP.decode_reply(call, HTTP.encode_reply(call, reply))
     grpc = GRPC.decode_reply(call, GRPC.encode_reply(call, reply))
@@ -130,8 +130,8 @@ MESSAGES = st.one_of(
 
 
 @given(MESSAGES)
-def test_messages_are_those_of_the_library(message: GrpsMessage) -> None:
-    """What is written is what protobuf's own library writes, once it has read it."""
+def test_messages_are_encoded_as_by_protobuf(message: GrpsMessage) -> None:
+    """The protobuf library encodes the decoded message with the same bytes."""
     data = b"".join(write_message(message))
     found = pb.GrpsMessage.FromString(data)
     again = found.SerializeToString(deterministic=True)
@@ -192,8 +192,8 @@ def _only_our_errors(attempt: Callable[[], Any]) -> GatewayError | None:
 
 
 @given(st.one_of(mutated(SEEDS), st.binary(max_size=60)))
-def test_no_bytes_crash_protobuf(data: bytes) -> None:
-    """Read or refused as the library has it, by a client's codec and a server's."""
+def test_any_bytes_decode_as_by_protobuf_or_are_rejected(data: bytes) -> None:
+    """Both halves of the codec raise only GatewayErrors, and agree with the library."""
     request = GrpcRequest(SERVICE + "Predict", (memoryview(data),))
     error = _only_our_errors(lambda: GRPC.decode_call(request))
     _only_our_errors(lambda: GRPC.decode_reply(CALL, GrpcResponse((memoryview(data),))))
@@ -208,14 +208,14 @@ def test_no_bytes_crash_protobuf(data: bytes) -> None:
 
 
 @given(st.one_of(mutated(DOCUMENTS), st.binary(max_size=60)))
-def test_no_bytes_crash_json(data: bytes) -> None:
-    """Read or refused; the refusal is always JSON."""
+def test_any_json_decodes_or_is_rejected(data: bytes) -> None:
+    """Only GatewayErrors are raised, and the encoded error is always JSON."""
     request = HttpRequest("POST", "/grps/v1/infer/predict", "", JSON, (memoryview(data),))
     error = _only_our_errors(lambda: HTTP.decode_call(request))
     for status in (200, 500):
-        answer = HttpResponse(status, JSON, (memoryview(data),))
-        _only_our_errors(lambda answer=answer: HTTP.decode_reply(CALL, answer))  # type: ignore[misc]
-        _only_our_errors(lambda answer=answer: HTTP.decode_item(STREAM, answer))  # type: ignore[misc]
+        response = HttpResponse(status, JSON, (memoryview(data),))
+        _only_our_errors(lambda response=response: HTTP.decode_reply(CALL, response))  # type: ignore[misc]
+        _only_our_errors(lambda response=response: HTTP.decode_item(STREAM, response))  # type: ignore[misc]
     if error is not None:
         document = orjson.loads(HTTP.encode_error(None, error).view)
         assert "FAILURE" == document["status"]["status"]
@@ -231,8 +231,8 @@ FRAMES = [
 
 
 @given(st.one_of(mutated(FRAMES), mutated([FRAMES[0] + FRAMES[1]]), st.binary(max_size=40)))
-def test_no_bytes_crash_a_connection(data: bytes) -> None:
-    """Frames come out or the stream is refused, and each frame is a call or an error."""
+def test_any_bytes_are_frames_or_rejected(data: bytes) -> None:
+    """Each frame is a call or an error."""
     framer = BaiduFramer(LIMITS)
     frames: list[Frame] = []
     _only_our_errors(lambda: frames.extend(framer.receive(data)))
@@ -247,8 +247,8 @@ def test_no_bytes_crash_a_connection(data: bytes) -> None:
     st.lists(st.sampled_from(FRAMES), min_size=1, max_size=4),
     st.lists(st.integers(1, 90), max_size=30),
 )
-def test_frames_do_not_depend_on_the_cuts(sent: list[bytes], cuts: list[int]) -> None:
-    """However the bytes come, the same frames come out."""
+def test_any_split_of_the_bytes_reads_the_same_frames(sent: list[bytes], cuts: list[int]) -> None:
+    """A framer returns the sent frames from pieces of any size."""
     data = b"".join(sent)
     framer = BaiduFramer(LIMITS)
     found: list[Frame] = []

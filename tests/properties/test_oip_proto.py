@@ -80,7 +80,7 @@ def slow_parameters(entries: Any) -> dict[str, str]:
 
 
 def slow_contents(tensor: Any, datatype: Datatype, count: int) -> bytes | None:
-    """Give the raw form of typed contents; None when there is no element."""
+    """Return the raw form of typed contents; None if they have no element."""
     contents = {name: list(getattr(tensor.contents, name)) for name in CONTENTS_NAMES.values()}
     contents = {name: values for name, values in contents.items() if values}
     if not contents:
@@ -154,7 +154,7 @@ def slow_request(data: bytes) -> Any:
 
 
 def slow_reply_head(message: Any) -> tuple[Any, ...]:
-    """Give the head of a response, without what cannot be used."""
+    """Return the head of a response, without fields that cannot be used."""
     limits = DEFAULT_LIMITS
     name, version = message.model_name, message.model_version
     parameters = {
@@ -179,7 +179,7 @@ def slow_response(data: bytes) -> Any:
 
 
 def comparable(read: Read) -> Any:
-    """Give what was read in the form of the slow reading."""
+    """Return a decoded message in the form of the slow reading."""
     message, request_id, found = read
 
     def plain(parameters: Any) -> dict[str, str]:
@@ -196,7 +196,7 @@ def comparable(read: Read) -> Any:
 
 
 def outcome(read: Any, data: Any) -> Any:
-    """Give what a reading makes of bytes; REFUSED for whatever error it may raise."""
+    """Return the result of a reading; REFUSED for any error that it may raise."""
     try:
         return read(data)
     except MalformedMessage as error:
@@ -206,7 +206,7 @@ def outcome(read: Any, data: Any) -> Any:
 
 
 def agree(expected: Any, found: Any) -> None:
-    """Compare the slow reading with ours; where ours is stricter by intent, that is enough."""
+    """Compare the slow reading with ours, unless ours is stricter by intent."""
     event("refused" if expected == REFUSED else "read")
     if found != STRICTER:
         assert expected == found
@@ -214,22 +214,22 @@ def agree(expected: Any, found: Any) -> None:
 
 @given(damaged(requests()))
 @example(spelled(tag(4, LEN), b"\x0a\x01k"))
-def test_requests_read_as_the_library_does(data: bytes) -> None:
-    """A request is read as the library reads it, or refused where that is refused."""
+def test_requests_decode_as_by_protobuf(data: bytes) -> None:
+    """A request decodes to the library's result, or is rejected where that rejects it."""
     found = outcome(lambda view: comparable(READER.request(view)), memoryview(data))
     agree(outcome(slow_request, data), found)
 
 
 @given(damaged(responses()))
-def test_responses_read_as_the_library_does(data: bytes) -> None:
-    """A response is read as the library reads it, or refused where that is refused."""
+def test_responses_decode_as_by_protobuf(data: bytes) -> None:
+    """A response decodes to the library's result, or is rejected where that rejects it."""
     found = outcome(lambda view: comparable(READER.response(view)), memoryview(data))
     agree(outcome(slow_response, data), found)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_as_the_library_does(data: bytes) -> None:
-    """Bytes of no kind are treated as the library treats them."""
+def test_any_bytes_decode_as_by_protobuf(data: bytes) -> None:
+    """Bytes that are no message decode to the library's result, or are rejected."""
     found = outcome(lambda view: comparable(READER.request(view)), memoryview(data))
     agree(outcome(slow_request, data), found)
 
@@ -288,8 +288,8 @@ def calls(draw: DrawFn) -> InferRequest:
 
 
 @given(calls())
-def test_calls_survive_the_wire(call: InferRequest) -> None:
-    """A request comes back from the wire as it was."""
+def test_calls_round_trip(call: InferRequest) -> None:
+    """A decoded call is equal to the encoded one."""
     wire = CODEC.encode_call(call)
     assert INFER == wire.method
     found = CODEC.decode_call(GrpcRequest(wire.method, (b"".join(wire.message),)))
@@ -297,10 +297,10 @@ def test_calls_survive_the_wire(call: InferRequest) -> None:
 
 
 @given(tensor_tuples(), CLEAN, CLEAN.filter(bool), CLEAN, HELD)
-def test_replies_survive_the_wire(
+def test_replies_round_trip(
     outputs: tuple[Tensor, ...], request_id: str, name: str, version: str, parameters: Any
 ) -> None:
-    """An answer comes back from the wire as it was."""
+    """A decoded reply is equal to the encoded one."""
     call = InferRequest(
         model=ModelRef("m"), id=request_id, outputs=tuple(RequestedOutput(t.name) for t in outputs)
     )
@@ -315,8 +315,8 @@ PLAIN: dict[str, Any] = {"sequence": None, "priority": 0, "timeout_us": None, "p
 
 
 @given(calls(), st.booleans())
-def test_calls_are_written_alike_at_once_and_in_full(call: InferRequest, plain: bool) -> None:
-    """Each call is written with the bytes of the writer that leaves nothing to another."""
+def test_calls_are_encoded_as_by_the_full_writer(call: InferRequest, plain: bool) -> None:
+    """The fast path of the codec writes the same bytes."""
     request = call.changed(**PLAIN) if plain else call
     model = request.model
     assert model is not None
@@ -327,10 +327,10 @@ def test_calls_are_written_alike_at_once_and_in_full(call: InferRequest, plain: 
 
 
 @given(tensor_tuples(), CLEAN)
-def test_replies_are_written_alike_at_once_and_in_full(
+def test_replies_are_encoded_as_by_the_full_writer(
     outputs: tuple[Tensor, ...], request_id: str
 ) -> None:
-    """Each answer is written with the bytes of the writer that leaves nothing to another."""
+    """The fast path of the codec writes the same bytes."""
     model = ModelRef("m")
     reply = InferResponse(model=model, outputs=outputs)
     parts = WRITER.response(model, request_id, {}, outputs)

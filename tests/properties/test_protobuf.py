@@ -157,7 +157,7 @@ def known_to_library(fields: Any) -> list[Any]:
 
 
 def has_field_0(fields: list[Any]) -> bool:
-    """Tell whether field number 0 occurs, in groups too."""
+    """Return whether field number 0 occurs, in groups too."""
     return any(
         number == 0 or (kind == pb.SGROUP and has_field_0(value)) for number, kind, value in fields
     )
@@ -246,7 +246,7 @@ def normal(descriptor: Descriptor, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Give what the library read: numbers as their bytes, so that NaN equals itself."""
+    """Return the library's message as plain values: numbers as bytes, so that NaN equals itself."""
     out: dict[str, Any] = {}
     for field, value in message.ListFields():
         kind: Any = field.message_type
@@ -304,14 +304,14 @@ KINDS: list[Any] = [
 
 
 @given(FIELDS | st.binary(max_size=40) | damaged(FIELDS))
-def test_scans_as_the_library_does(data: bytes) -> None:
-    """Any bytes are accepted exactly when the library accepts them, and mean the same."""
+def test_scans_as_protobuf(data: bytes) -> None:
+    """Any bytes are accepted exactly when the library accepts them, with the same fields."""
     compare_scan(data)
 
 
 @given(st.sampled_from(KINDS).flatmap(lambda k: st.tuples(st.just(k), any_message(k.DESCRIPTOR))))
-def test_reads_messages_as_the_library_does(case: tuple[Any, bytes]) -> None:
-    """Last one wins, packed and unpacked mix, nested messages merge, strangers are skipped."""
+def test_reads_messages_as_protobuf(case: tuple[Any, bytes]) -> None:
+    """The last value wins, packed and unpacked mix, messages merge, unknown fields are skipped."""
     compare_message(*case)
 
 
@@ -320,14 +320,14 @@ def test_reads_messages_as_the_library_does(case: tuple[Any, bytes]) -> None:
         lambda k: st.tuples(st.just(k), damaged(any_message(k.DESCRIPTOR)))
     )
 )
-def test_refuses_damage_as_the_library_does(case: tuple[Any, bytes]) -> None:
-    """Damaged messages are refused by both or read alike, and nothing but WireError is raised."""
+def test_rejects_damage_as_protobuf(case: tuple[Any, bytes]) -> None:
+    """Damaged messages are rejected by both or read with the same result."""
     compare_message(*case)
 
 
 @given(FIELDS, NUMBERS)
 def test_lifting_loses_nothing(data: bytes, number: int) -> None:
-    """What is lifted and what is left are together what was there."""
+    """The lifted and the remaining fields together are all fields."""
     view = memoryview(data)
     key = pb.tag(number, pb.LEN)
     rest, lifted = pb.lift(view, key)
@@ -338,8 +338,8 @@ def test_lifting_loses_nothing(data: bytes, number: int) -> None:
 
 
 @given(st.lists(U64, max_size=50))
-def test_packs_as_the_library_does(values: list[int]) -> None:
-    """Packed varints are the library's bytes, and read back."""
+def test_packs_varints_as_protobuf(values: list[int]) -> None:
+    """Packed varints have the library's bytes, and decode again."""
     array = np.array(values, np.uint64)
     expected = oip.InferTensorContents(uint64_contents=values).SerializeToString()
     head: pb.Parts = []

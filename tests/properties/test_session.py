@@ -1,4 +1,4 @@
-"""Sessions: whatever runs beside what, every answer is heard, once, and in an order that may be."""
+"""Sessions: whatever runs concurrently, every reply is sent once, and in a valid order."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from hypothesis import strategies as st
 from gateway.session import Session, SessionCall, SessionReply
 from tests.properties.conftest import Run
 
-Heard = tuple[int, int]
+Numbers = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one call does: before each answer, and before its end, it waits for so many turns."""
+    """The behaviour of a call: the loop iterations before each reply and before its end."""
 
-    lane: str | None
-    alone: bool
+    order_key: str | None
+    is_only: bool
     waits: tuple[int, ...]
 
     @property
-    def answers(self) -> int:
-        return 1 if self.alone else len(self.waits) - 1
+    def replies(self) -> int:
+        return 1 if self.is_only else len(self.waits) - 1
 
 
 @dataclass
 class Played:
-    """What was seen of a session while it was played.
+    """The record of a session.
 
     Attributes:
-        answers: Call and answer, by their numbers.
+        replies: Call and reply, by their numbers.
         running: Calls that run now.
-        most: So many ran at a time.
+        most: The maximum number of concurrent calls.
     """
 
-    answers: list[Heard] = field(default_factory=list)
+    replies: list[Numbers] = field(default_factory=list)
     running: dict[int, str | None] = field(default_factory=dict)
     most: int = 0
     starts: list[int] = field(default_factory=list)
@@ -48,8 +48,8 @@ class Played:
 PLANS = st.lists(
     st.builds(
         Plan,
-        lane=st.sampled_from([None, None, "a", "b"]),
-        alone=st.booleans(),
+        order_key=st.sampled_from([None, None, "a", "b"]),
+        is_only=st.booleans(),
         waits=st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple),
     ),
     max_size=12,
@@ -61,15 +61,19 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def call(number: int, plan: Plan, seen: Played) -> AsyncGenerator[SessionReply[Heard], None]:
-    assert plan.lane is None or plan.lane not in seen.running.values(), "two calls of one lane"
-    seen.running[number] = plan.lane
+async def call(
+    number: int, plan: Plan, seen: Played
+) -> AsyncGenerator[SessionReply[Numbers], None]:
+    assert plan.order_key is None or plan.order_key not in seen.running.values(), (
+        "two calls of one order key"
+    )
+    seen.running[number] = plan.order_key
     seen.starts.append(number)
     seen.most = max(seen.most, len(seen.running))
     try:
-        for answer in range(plan.answers):
-            await turns(plan.waits[answer])
-            yield SessionReply((number, answer), plan.alone)
+        for reply in range(plan.replies):
+            await turns(plan.waits[reply])
+            yield SessionReply((number, reply), plan.is_only)
         await turns(plan.waits[-1])
     finally:
         del seen.running[number]
@@ -78,14 +82,14 @@ async def call(number: int, plan: Plan, seen: Played) -> AsyncGenerator[SessionR
 async def play(plans: list[Plan], most: int, arrivals: list[int], reader: int) -> Played:
     seen = Played()
 
-    async def coming() -> AsyncIterator[SessionCall[Heard]]:
+    async def session_calls() -> AsyncIterator[SessionCall[Numbers]]:
         for number, plan in enumerate(plans):
             await turns(arrivals[number % len(arrivals)])
-            yield SessionCall(partial(call, number, plan, seen), plan.lane)
+            yield SessionCall(partial(call, number, plan, seen), plan.order_key)
 
     async with asyncio.timeout(10):
-        async for answer in Session[Heard](most).run(coming()):
-            seen.answers.append(answer)
+        async for reply in Session[Numbers](most).run(session_calls()):
+            seen.replies.append(reply)
             await turns(reader)
     return seen
 
@@ -96,25 +100,25 @@ async def play(plans: list[Plan], most: int, arrivals: list[int], reader: int) -
     arrivals=st.lists(st.integers(0, 3), min_size=1, max_size=3),
     reader=st.integers(0, 3),
 )
-def test_sessions_keep_their_promises(
+def test_sessions_keep_order_and_limit(
     run: Run, plans: list[Plan], most: int, arrivals: list[int], reader: int
 ) -> None:
-    """Nothing is lost, doubled or out of its order, and no more runs than may."""
+    """No reply is lost, repeated or out of order, and no more calls run than allowed."""
     seen = run(play(plans, most, arrivals, reader))
-    expected = {(n, answer) for n, plan in enumerate(plans) for answer in range(plan.answers)}
-    assert len(expected) == len(seen.answers)
-    assert expected == set(seen.answers)
+    expected = {(n, reply) for n, plan in enumerate(plans) for reply in range(plan.replies)}
+    assert len(expected) == len(seen.replies)
+    assert expected == set(seen.replies)
     assert {} == seen.running
     assert seen.most <= most
     for number, plan in enumerate(plans):
-        own = [answer for call_number, answer in seen.answers if call_number == number]
+        own = [reply for call_number, reply in seen.replies if call_number == number]
         assert sorted(own) == own
-        if plan.alone:  # every call before it has been heard, if it said anything
-            place = seen.answers.index((number, 0))
-            before = {call_number for call_number, _ in seen.answers[:place]}
-            assert {n for n in range(number) if plans[n].answers} <= before
-    for lane in ("a", "b"):
-        own = [number for number in seen.starts if plans[number].lane == lane]
+        if plan.is_only:  # every earlier call has replied before, if it replies at all
+            place = seen.replies.index((number, 0))
+            before = {call_number for call_number, _ in seen.replies[:place]}
+            assert {n for n in range(number) if plans[n].replies} <= before
+    for order_key in ("a", "b"):
+        own = [number for number in seen.starts if plans[number].order_key == order_key]
         assert sorted(own) == own
 
 
@@ -124,25 +128,25 @@ def test_sessions_keep_their_promises(
     count=st.integers(0, 8),
     late=st.integers(0, 6),
 )
-def test_who_leaves_leaves_nothing_running(
+def test_closing_a_session_ends_its_calls(
     run: Run, plans: list[Plan], most: int, count: int, late: int
 ) -> None:
-    """Closed at any moment, a session ends its calls, and has no task left."""
+    """Closed at any moment, a session leaves no running call and no task."""
 
     async def leave() -> None:
         seen = Played()
 
-        async def coming() -> AsyncIterator[SessionCall[Heard]]:
+        async def session_calls() -> AsyncIterator[SessionCall[Numbers]]:
             for number, plan in enumerate(plans):
-                yield SessionCall(partial(call, number, plan, seen), plan.lane)
+                yield SessionCall(partial(call, number, plan, seen), plan.order_key)
 
-        answers = Session[Heard](most).run(coming())
+        replies = Session[Numbers](most).run(session_calls())
         async with asyncio.timeout(10):
             for _ in range(count):
-                if await anext(answers, None) is None:
+                if await anext(replies, None) is None:
                     break
             await turns(late)
-            await answers.aclose()
+            await replies.aclose()
         assert {} == seen.running
         assert {asyncio.current_task()} == asyncio.all_tasks()
 

@@ -1,4 +1,4 @@
-"""Streams: what goes into each answer comes out, however the transport cuts it."""
+"""Streams: each item survives encoding and decoding, whatever pieces the transport makes."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ STREAMED = [
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-def test_the_ways_are_there() -> None:
-    """Their names are those of tests/properties/carries.py."""
+def test_four_ways_are_streamed() -> None:
+    """The names above exist in tests/properties/carries.py."""
     assert 4 == len(STREAMED)
 
 
 @pytest.mark.parametrize("way", STREAMED, ids=lambda way: way.name)
 @SLOW
 @given(data=st.data())
-def test_streams_survive(way: Carries, data: st.DataObject) -> None:
-    """The question of a stream, its answers, and errors among them arrive as they were sent."""
+def test_streams_round_trip(way: Carries, data: st.DataObject) -> None:
+    """The call, its items, and errors among them are decoded as they were encoded."""
     call = data.draw(inferences(way))
-    answers = data.draw(st.lists(responses(way, call), max_size=3))
+    items = data.draw(st.lists(responses(way, call), max_size=3))
     if data.draw(st.booleans(), label="an error at the end"):
         failed = UpstreamError(data.draw(st.from_regex(r"[!-~]( ?[!-~]){0,20}", fullmatch=True)))
-        answers.append(InferResponse(model=M, outputs=(), is_final=False, error=failed))
+        items.append(InferResponse(model=M, outputs=(), is_final=False, error=failed))
     upstream, listener = (
         way.registered.make(way.upstream),
         way.registered.make(way.listener),
@@ -51,10 +51,10 @@ def test_streams_survive(way: Carries, data: st.DataObject) -> None:
     read = listener.decode_call(arrived(upstream.encode_call(stream)))
     assert isinstance(read, StreamInferRequest)
     assert bare(call) == bare(read.request)
-    parts = [arrived(listener.encode_item(read, answer)) for answer in answers]
+    parts = [arrived(listener.encode_item(read, item)) for item in items]
     found = [upstream.decode_item(stream, part) for part in _cut(upstream, parts, data)]
-    assert len(answers) == len(found)
-    for sent, got in zip(answers, found, strict=True):
+    assert len(items) == len(found)
+    for sent, got in zip(items, found, strict=True):
         if sent.error is not None:
             assert got.error is not None
             assert sent.error.message == got.error.message
@@ -64,7 +64,7 @@ def test_streams_survive(way: Carries, data: st.DataObject) -> None:
 
 
 def _cut(codec: Any, parts: list[Any], data: st.DataObject) -> list[Any]:
-    """Return messages that were cut in other places than they were made, where that can be."""
+    """Return the messages from other pieces than those encoded, where the codec allows it."""
     if not parts or not hasattr(codec, "splitter"):
         return parts
     whole = b"".join(bytes(part.view) for part in parts)

@@ -1,4 +1,4 @@
-"""Both TensorRT v1 codecs: what they write they read, and no bytes break them."""
+"""Both TensorRT v1 codecs: encoded messages decode, and no bytes cause a crash."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tensors(draw: DrawFn, name: str, batch: tuple[int, ...]) -> Tensor:
 
 @st.composite
 def models(draw: DrawFn) -> tuple[ModelMetadata, InferRequest, InferResponse]:
-    """Draw a model with a request of whole shapes to it and its answer."""
+    """Draw a model with a request of whole shapes to it and its reply."""
     batches = draw(st.booleans())
     batch = (draw(st.integers(1, 3)),) if batches else ()
     names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
@@ -113,7 +113,7 @@ def as_server(wire: Any) -> Any:
 
 
 def as_client(wire: Any) -> Any:
-    """Return an answer as a client gets it: its body in one piece."""
+    """Return a response as a client gets it: its body in one piece."""
     body = (bytes(wire.view),)
     if isinstance(wire, GrpcResponse):
         return GrpcResponse(body)
@@ -121,8 +121,8 @@ def as_client(wire: Any) -> Any:
 
 
 @given(models(), CODECS)
-def test_request_comes_back(drawn: Any, codec: Any) -> None:
-    """Whole shapes, split off, written, read, and joined by the model's metadata, are the same."""
+def test_requests_round_trip(drawn: Any, codec: Any) -> None:
+    """A request split by batch, encoded, decoded and merged by the metadata is the same."""
     metadata, request, _reply = drawn
     wire = codec.encode_call(split_request(request, metadata))
     found = codec.decode_call(as_server(wire))
@@ -130,13 +130,13 @@ def test_request_comes_back(drawn: Any, codec: Any) -> None:
 
 
 @given(models(), CODECS)
-def test_answer_comes_back(drawn: Any, codec: Any) -> None:
-    """An answer split, written, read and joined has the same bytes, shapes and version."""
+def test_replies_round_trip(drawn: Any, codec: Any) -> None:
+    """Bytes, shapes and version of a split, encoded, decoded and merged reply are the same."""
     metadata, request, reply = drawn
-    apart = split_request(request, metadata)
-    call = codec.decode_call(as_server(codec.encode_call(apart)))
+    split_call = split_request(request, metadata)
+    call = codec.decode_call(as_server(codec.encode_call(split_call)))
     wire = codec.encode_reply(call, split_reply(reply, metadata, call.batch_size))
-    found = merge_batch_size(codec.decode_reply(apart, as_client(wire)), metadata)
+    found = merge_batch_size(codec.decode_reply(split_call, as_client(wire)), metadata)
     assert (reply.model, reply.id) == (found.model, found.id)
     assert [(one.name, one.shape, bytes(as_raw(one))) for one in reply.outputs] == [
         (one.name, one.shape, bytes(as_raw(one))) for one in found.outputs
@@ -144,11 +144,11 @@ def test_answer_comes_back(drawn: Any, codec: Any) -> None:
 
 
 @given(models(), CODECS)
-def test_signature_comes_back(drawn: Any, codec: Any) -> None:
-    """A model's signature survives the status that v1 clients read."""
+def test_model_metadata_round_trip(drawn: Any, codec: Any) -> None:
+    """A model's metadata survives the status that v1 clients read."""
     metadata, _request, _reply = drawn
     status = ServerStatus(is_ready=True, models=(ModelStatus(metadata),))
-    call = codec.decode_call(_status_question(codec))
+    call = codec.decode_call(_status_request(codec))
     assert call.about == ModelRef("m")
     wire = codec.encode_reply(call, status)
     found = codec.decode_reply(ModelMetadataRequest(model=ModelRef("m")), as_client(wire))
@@ -161,7 +161,7 @@ def test_signature_comes_back(drawn: Any, codec: Any) -> None:
         assert expected.shape == tensor.shape or math.prod(tensor.shape[-1:]) == 1
 
 
-def _status_question(codec: Any) -> Any:
+def _status_request(codec: Any) -> Any:
     if codec is HTTP:
         return HttpRequest("GET", "/api/status/m", "format=binary")
     return GrpcRequest("/nvidia.inferenceserver.GRPCService/Status", (b"\x0a\x01m",))
@@ -173,14 +173,14 @@ def damaged(draw: DrawFn) -> tuple[Exchange, Any, Any]:
     exchange = draw(st.sampled_from(EXCHANGES))
     request, response = exchange.request, exchange.response
     body = _damage(draw, bytes(request.view))
-    answer = _damage(draw, bytes(response.view))
+    response_body = _damage(draw, bytes(response.view))
     if isinstance(request, GrpcRequest):
-        return exchange, GrpcRequest(request.method, (body,)), GrpcResponse((answer,))
+        return exchange, GrpcRequest(request.method, (body,)), GrpcResponse((response_body,))
     path = _damage(draw, request.path.encode()).decode("latin-1")
     return (
         exchange,
         HttpRequest(request.method, path, request.query, _lines(draw, request.headers), (body,)),
-        HttpResponse(response.status, _lines(draw, response.headers), (answer,)),
+        HttpResponse(response.status, _lines(draw, response.headers), (response_body,)),
     )
 
 
@@ -204,8 +204,8 @@ def _damage(draw: DrawFn, data: bytes) -> bytes:
 
 
 @given(damaged())
-def test_damaged_messages_are_read_or_refused(drawn: tuple[Exchange, Any, Any]) -> None:
-    """Whatever the bytes, a codec reads them or raises a GatewayError, which it can write."""
+def test_damaged_messages_decode_or_are_rejected(drawn: tuple[Exchange, Any, Any]) -> None:
+    """A codec decodes any bytes, or raises a GatewayError that it can encode."""
     exchange, request, response = drawn
     codec = HTTP if exchange.carrier == "http" else GRPC
     call = None
@@ -214,19 +214,19 @@ def test_damaged_messages_are_read_or_refused(drawn: tuple[Exchange, Any, Any]) 
     except GatewayError as error:
         written = codec.encode_error(None, error)
         assert isinstance(written, HttpResponse | GrpcResponse)
-    question = codec.decode_call(exchange.request) if exchange.succeeds else call
-    if question is None or isinstance(question, ServerStatusRequest):
+    sent_call = codec.decode_call(exchange.request) if exchange.succeeds else call
+    if sent_call is None or isinstance(sent_call, ServerStatusRequest):
         return
     try:
-        reply = codec.decode_reply(question, response)
-        codec.encode_reply(question, reply)
+        reply = codec.decode_reply(sent_call, response)
+        codec.encode_reply(sent_call, reply)
     except GatewayError as error:
-        codec.encode_error(question, error)
+        codec.encode_error(sent_call, error)
 
 
 @given(st.binary(max_size=64), st.text(max_size=32), CODECS)
-def test_any_bytes_are_read_or_refused(data: bytes, line: str, codec: Any) -> None:
-    """Bytes of any kind are no bug."""
+def test_any_bytes_decode_or_are_rejected(data: bytes, line: str, codec: Any) -> None:
+    """Arbitrary bytes raise no other exception than a GatewayError."""
     if codec is HTTP:
         headers = Headers((("NV-InferRequest", line),))
         wire: Any = HttpRequest("POST", "/api/infer/m", "format=\x00", headers, (data,))

@@ -35,12 +35,12 @@ _ESCAPES = re.compile(r"\\(?:[abfnrtv\\'\"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2})")
 
 
 def known_escapes(text: str) -> bool:
-    """Tell whether every backslash begins an escape that both know alike."""
+    """Return whether every backslash begins an escape that both define equally."""
     return "\\" not in _ESCAPES.sub("", text)
 
 
 def by_library(text: str, kind: type[M], *, allow_unknown: bool = True) -> M | None:
-    """Return what the library reads; None where it refuses."""
+    """Return the message that the library reads; None if it rejects the text."""
     message = kind()
     try:
         with warnings.catch_warnings():
@@ -202,8 +202,8 @@ def agree(kind: type[Message], text: str) -> None:
 @example((pb.RequestStatus, "code: 7 msg: 'é' new { a: [1] b <> }"))
 @example((pb.RequestStatus, ""))
 @example((pb.RequestStatus, "code: 2147483648"))
-def test_reads_as_the_library(drawn: tuple[type[Message], str]) -> None:
-    """A text by the grammar means the same to both, or both refuse it."""
+def test_valid_text_is_read_as_by_protobuf(drawn: tuple[type[Message], str]) -> None:
+    """Both read the same message, or both reject the text."""
     agree(*drawn)
 
 
@@ -216,21 +216,21 @@ def test_reads_as_the_library(drawn: tuple[type[Message], str]) -> None:
 @example((pb.InferRequestHeader, "x: -"))
 @example((pb.InferRequestHeader, "x: 0888"))
 @example((pb.InferRequestHeader, "x {[a.b/c.d] {}}"))
-def test_refuses_as_the_library(drawn: tuple[type[Message], str]) -> None:
-    """A damaged text means the same to both, or both refuse it."""
+def test_damaged_text_is_read_as_by_protobuf(drawn: tuple[type[Message], str]) -> None:
+    """Both read the same message, or both reject the text."""
     agree(*drawn)
 
 
 @given(st.sampled_from(KINDS), st.text(max_size=40))
-def test_any_text_is_read_or_refused(kind: type[Message], text: str) -> None:
-    """Whatever stands there, the reader returns a message or says that it is malformed."""
+def test_any_text_is_read_or_malformed(kind: type[Message], text: str) -> None:
+    """The reader returns a message or raises MalformedMessage."""
     found = by_hand(text, kind)
     assert found is None or isinstance(found, kind)
 
 
 @pytest.mark.parametrize("opening", ["x {", "x <", "x: [{"])
-def test_depth_is_bounded(opening: str) -> None:
-    """Nesting beyond the bound is refused at once, however deep; up to it, it is read."""
+def test_nesting_is_limited(opening: str) -> None:
+    """Nesting up to the limit is read; any deeper text is rejected."""
     closing = {"x {": "}", "x <": ">", "x: [{": "}]"}[opening]
     inner = MAX_DEPTH - 1
     assert pb.RequestStatus() == by_hand(opening * inner + closing * inner, pb.RequestStatus)
@@ -240,8 +240,8 @@ def test_depth_is_bounded(opening: str) -> None:
 
 
 @pytest.mark.parametrize("text", [r"\q", r"\x", r"\777", r"\ud800", r"\U00110000", r"\N{DOT}"])
-def test_escapes_outside_the_language_are_refused(text: str) -> None:
-    """An escape that the language does not have is an error, as for the C++ library."""
+def test_unknown_escapes_are_rejected(text: str) -> None:
+    """An escape that the text format does not define is an error, as in the C++ library."""
     with pytest.raises(MalformedMessage, match="text is not RequestStatus"):
         parse_text(f'msg: "{text}"', pb.RequestStatus)
 
@@ -250,8 +250,8 @@ def test_escapes_outside_the_language_are_refused(text: str) -> None:
     ("text", "expected"),
     [(r"\?", "?"), (r"\u00e9", "é"), (r"\U0001F600", "😀"), (r"\u005cn", r"\n"), (r"\x414", "A4")],
 )
-def test_escapes_of_the_language_are_read(text: str, expected: str) -> None:
-    """Escapes that Python's library reads otherwise are read as the language defines them."""
+def test_standard_escapes_are_read(text: str, expected: str) -> None:
+    """Escapes that Python's library reads differently are read as the text format defines them."""
     assert parse_text(f'msg: "{text}"', pb.RequestStatus).msg == expected
 
 
@@ -327,20 +327,20 @@ def read_back(line: str, kind: type[M]) -> M:
 
 
 @given(REQUESTS)
-def test_request_line_means_its_message(header: pb.InferRequestHeader) -> None:
-    """NV-InferRequest as it is written reads back as the same message."""
+def test_request_line_round_trip(header: pb.InferRequestHeader) -> None:
+    """An encoded NV-InferRequest decodes to the same message."""
     assert header == read_back(request_line(header), pb.InferRequestHeader)
 
 
 @given(RESPONSES)
-def test_response_line_means_its_message(header: pb.InferResponseHeader) -> None:
-    """NV-InferResponse as it is written reads back as the same message."""
+def test_response_line_round_trip(header: pb.InferResponseHeader) -> None:
+    """An encoded NV-InferResponse decodes to the same message."""
     assert str(header) == str(read_back(response_line(header), pb.InferResponseHeader))
 
 
 @given(st.sampled_from(range(1, 9)), st.text(max_size=20), UINT64)
-def test_status_line_means_its_message(code: int, text: str, number: int) -> None:
-    """NV-Status as it is written reads back as the same message, whatever the text holds."""
+def test_status_line_round_trip(code: int, text: str, number: int) -> None:
+    """An encoded NV-Status decodes to the same message, whatever its text."""
     found = read_back(status_line(code, text, "inference:0", number), pb.RequestStatus)
     assert (code, number) == (found.code, found.request_id)
     assert text.encode("utf-8", "replace").decode() == found.msg
@@ -349,12 +349,12 @@ def test_status_line_means_its_message(code: int, text: str, number: int) -> Non
 
 @given(st.floats(width=32, allow_nan=False))
 def test_float_text_keeps_the_value(value: float) -> None:
-    """A float of 32 bits survives its text."""
+    """A float of 32 bits survives its text form."""
     assert np.float32(float(float_text(value))) == np.float32(value)
 
 
-def test_long_response_line_leaves_classes_out() -> None:
-    """Classes are left out of a line that proxies and the client's HTTP library would not take."""
+def test_a_long_response_line_omits_the_classes() -> None:
+    """Proxies and the client's HTTP library reject lines that are too long."""
     header = pb.InferResponseHeader(model_name="m")
     output = header.output.add(name="o")
     classes = output.batch_classes.add()

@@ -22,18 +22,18 @@ def _printed(script: str, accelerator: str) -> str:
 
 
 def test_the_extension_is_used_if_it_is_built() -> None:
-    """Nothing but the extension is needed for it to be used."""
+    """No setting is needed to use it."""
     pytest.importorskip(EXTENSION, reason="the extension is not built: no C compiler")
     assert _printed(_BUILD, "") == "compiled"
 
 
 def test_a_variable_selects_plain_python() -> None:
-    """GATEWAY_ACCELERATOR=off wins over an extension that is built."""
+    """GATEWAY_ACCELERATOR=off disables an extension that is built."""
     assert _printed(_BUILD, "off") == "plain Python"
 
 
 def test_without_the_extension_the_gateway_is_plain_python() -> None:
-    """An extension that is not built is no error, and functions are those in Python."""
+    """A missing extension is not an error, and the functions are those in Python."""
     name = "gateway.protocols.oip.json.templates"
     script = f"{_ABSENT}{_BUILD}; from {name} import split_holes; print(split_holes.__module__)"
     assert _printed(script, "") == f"plain Python\n{name}"

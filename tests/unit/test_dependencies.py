@@ -1,4 +1,4 @@
-"""The lowest versions a plain install accepts are those whose known weaknesses are mended."""
+"""The lowest versions accepted by a plain install are those with fixes of known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def number(version: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", LOWEST)
-def test_lowest_version_has_no_known_weakness(name: str) -> None:
-    """What is accepted begins at a version that is mended, or later."""
+def test_lowest_versions_have_no_known_vulnerability(name: str) -> None:
+    """The lower bound of a dependency is a version with the fix, or later."""
     bounds = re.findall(r">=([0-9.]+)", required()[name])
     assert len(bounds) == 1
     assert number(bounds[0]) >= number(LOWEST[name])
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_versions_between_that_are_not_mended_are_left_out(name: str) -> None:
-    """Later lines that were mended later are excluded up to their own mending."""
+def test_unfixed_later_versions_are_excluded(name: str) -> None:
+    """Later release lines are excluded up to their own fix."""
     excluded = re.findall(r"!=([0-9.*]+)", required()[name])
     assert set(BROKEN[name]) <= set(excluded)

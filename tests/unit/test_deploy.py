@@ -1,4 +1,4 @@
-"""Deployment files say what the gateway understands; no cluster and no container engine needed."""
+"""Deployment files are valid for the gateway; they need no cluster and no container engine."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ GATEWAYS = [
 ]
 
 
-def test_there_are_manifests() -> None:
-    """Both ways of running on Kubernetes are there."""
+def test_service_and_sidecar_have_manifests() -> None:
+    """Both ways to run on Kubernetes have a manifest with the gateway."""
     assert ["service.yaml", "sidecar.yaml"] == sorted(name for name, _ in GATEWAYS)
 
 
 @pytest.mark.parametrize(("name", "container"), GATEWAYS)
-def test_containers_have_no_power(name: str, container: dict[str, Any]) -> None:
-    """Not root, nothing writable, no capabilities, a bound on memory."""
+def test_containers_are_unprivileged(name: str, container: dict[str, Any]) -> None:
+    """They run without root, writable files and capabilities, and with a memory limit."""
     security = container["securityContext"]
     assert security["runAsNonRoot"], name
     assert security["readOnlyRootFilesystem"]
@@ -54,15 +54,15 @@ def test_containers_have_no_power(name: str, container: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "container"), GATEWAYS)
-def test_probes_ask_ports_that_are_there(name: str, container: dict[str, Any]) -> None:
-    """Each probe's port is one of the container's."""
+def test_probes_use_ports_of_their_container(name: str, container: dict[str, Any]) -> None:
+    """The port of each probe is declared by the container."""
     ports = {port["name"] for port in container["ports"]}
     for probe in ("livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"]["port"] in ports, name
 
 
-def test_the_sidecars_flags_make_a_configuration() -> None:
-    """The flags in the manifest are the command line's own."""
+def test_the_sidecars_flags_are_a_valid_configuration() -> None:
+    """The command line accepts the flags of the manifest."""
     (container,) = [found for name, found in GATEWAYS if name == "sidecar.yaml"]
     verb, *flags = container["args"]
     values = dict(zip(flags[::2], flags[1::2], strict=True))
@@ -76,8 +76,8 @@ def test_the_sidecars_flags_make_a_configuration() -> None:
     assert [] == check(load_text(yaml.safe_dump(settings)))
 
 
-def test_the_config_map_is_a_configuration() -> None:
-    """The file in the ConfigMap loads, and its ports are those of the Service."""
+def test_the_config_map_is_a_valid_configuration() -> None:
+    """Its ports are those of the container."""
     parts = documents(ROOT / "deploy" / "kubernetes" / "service.yaml")
     (text,) = [part["data"]["gateway.yaml"] for part in parts if part["kind"] == "ConfigMap"]
     loaded = load_text(text)
@@ -90,8 +90,8 @@ def test_the_config_map_is_a_configuration() -> None:
     assert (ports["http"], ports["grpc"]) == (listener.http.port, listener.grpc.port)
 
 
-def test_the_image_starts_with_a_file_that_loads() -> None:
-    """The configuration copied into the image is good, and its HTTP port is the one checked."""
+def test_the_configuration_of_the_image_is_valid() -> None:
+    """The health check uses its HTTP port."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     (source,) = re.findall(r"COPY (config/\S+) /etc/gateway/gateway.yaml", dockerfile)
     loaded = load_file(ROOT / source, {})
@@ -102,8 +102,8 @@ def test_the_image_starts_with_a_file_that_loads() -> None:
     assert re.search(r"^USER 10001$", dockerfile, re.MULTILINE)
 
 
-def test_the_image_can_have_the_extra_of_kubernetes() -> None:
-    """The extras that comments and the default name exist, and reach pip."""
+def test_the_extras_of_the_image_exist() -> None:
+    """The default and the documented extras are declared by the project and passed to pip."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     (default,) = re.findall(r"^ARG EXTRAS=(\S+)$", dockerfile, re.MULTILINE)
     (with_kubernetes,) = re.findall(r"--build-arg EXTRAS=(\S+)", dockerfile)
@@ -116,7 +116,7 @@ def test_the_image_can_have_the_extra_of_kubernetes() -> None:
 
 
 def test_compose_is_read_only() -> None:
-    """The compose file runs the gateway with nothing writable and no capabilities."""
+    """The compose file runs the gateway without writable files and capabilities."""
     service = documents(ROOT / "deploy" / "compose.yaml")[0]["services"]["gateway"]
     assert service["read_only"]
     assert ["ALL"] == service["cap_drop"]

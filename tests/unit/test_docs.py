@@ -61,7 +61,7 @@ def headings(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what links to the headings of *page* end in, as GitHub makes it."""
+    """Return the fragments of links to the headings of *page*, as GitHub forms them."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(page)
     }
@@ -102,7 +102,7 @@ def word_count(sentence: str) -> int:
 
 
 def test_citations_name_existing_sections() -> None:
-    """A page or a section of the documentation that code or a test cites exists."""
+    """Each page and section cited by code or a test exists."""
     found = {name_of(path): list(wrong_citations(path.read_text("utf-8"))) for path in CITING}
     assert {} == {name: wrong for name, wrong in found.items() if wrong}
 
@@ -130,7 +130,7 @@ def test_links_lead_to_existing_files_and_headings(path: Path) -> None:
 
 
 def test_wrong_citations_are_found() -> None:
-    """A missing page and a missing section are noticed, even where the citation has two lines."""
+    """A missing page and a missing section are reported, even for a citation in two lines."""
     page = "docs/protocols/" + "open-inference.md"
     text = f'# Source: {page}, "3. Tensors as JSON" and\n    # "3. Tensors\n    # as XML".\n'
     assert [f"no section '3. Tensors as XML' in {page}"] == list(wrong_citations(text))
@@ -146,7 +146,7 @@ def test_sentences_are_found_in_tables_and_lists() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
 def test_sentences_are_short(name: str) -> None:
-    """No sentence of the introductions has more than 30 words, and 18 are the average at most."""
+    """A sentence has at most 30 words, and the average is at most 18."""
     found = sentences((ROOT / name).read_text("utf-8"))
     assert [] == [sentence for sentence in found if word_count(sentence) > MAX_WORDS]
     # Cells of tables are short; without them the average is the one of the prose.

@@ -45,7 +45,7 @@ from tests.fakes import FakeCodec, FakeStream, ScriptedService, settle
 
 
 class TextCodec(FakeCodec):
-    """Calls are texts: "live", "stream", "known", anything else is malformed."""
+    """Calls are texts: "live", "stream", "known" and "bug"; any other text is malformed."""
 
     def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
         if wire == "live":
@@ -62,33 +62,33 @@ class TextCodec(FakeCodec):
         return f"item {item.id}"
 
 
-async def answers(service: Any, wire: str, **settings: Any) -> list[str]:
+async def responses_of(service: Any, wire: str, **settings: Any) -> list[str]:
     frontend: Frontend[str, str] = Frontend(TextCodec(), service, **settings)
-    return [answer async for answer in frontend(wire)]
+    return [response async for response in frontend(wire)]
 
 
-def response(number: str) -> InferResponse:
+def infer_response(number: str) -> InferResponse:
     return InferResponse(model=ModelRef("m"), outputs=(), id=number)
 
 
-async def test_writes_the_reply() -> None:
-    """A call is decoded, answered and its reply encoded."""
-    assert ["reply True"] == await answers(ScriptedService(True), "live")
+async def test_encodes_the_reply() -> None:
+    """A request is decoded, its call handled, and the reply encoded."""
+    assert ["reply True"] == await responses_of(ScriptedService(True), "live")
 
 
-async def test_gives_a_call_without_an_id_one() -> None:
-    """A call whose client sent no request id gets one; two calls get different ones."""
+async def test_a_call_without_a_request_id_gets_one() -> None:
+    """Two calls get different ids."""
     service = ScriptedService(True, True)
     frontend: Frontend[str, str] = Frontend(TextCodec(), service)
     for _ in range(2):
-        assert [answer async for answer in frontend("live")]
+        assert [response async for response in frontend("live")]
     first, second = (call.context.request_id for call in service.calls)
     assert first
     assert first != second
 
 
-async def test_a_codec_may_give_a_call_its_id_at_once() -> None:
-    """It is told the id; a call that it leaves without one gets it all the same."""
+async def test_a_codec_may_set_the_request_id_itself() -> None:
+    """The id is an argument; a call that the codec leaves without one gets it from the frontend."""
 
     class Naming(TextCodec):
         def decode_call(self, wire: str, request_id: str = "", /) -> Call[Any]:
@@ -106,18 +106,18 @@ async def test_a_codec_may_give_a_call_its_id_at_once() -> None:
     assert "mine" == found[2]
 
 
-async def test_keeps_the_id_of_the_client() -> None:
-    """A request id that came with the call stays."""
+async def test_keeps_the_request_id_of_the_client() -> None:
+    """A request id in the request is not replaced."""
     service = ScriptedService(True)
-    await answers(service, "known")
+    await responses_of(service, "known")
     assert "mine" == service.calls[0].context.request_id
 
 
-async def test_answers_bad_bytes_in_the_protocols_form_and_counts_them() -> None:
-    """Bytes that are no call never reach the service; the refusal is told."""
+async def test_a_malformed_request_is_rejected_and_reported() -> None:
+    """It never reaches the service; the codec encodes the error."""
     refused: list[tuple[str, GatewayError]] = []
     service = ScriptedService()
-    found = await answers(
+    found = await responses_of(
         service, "?", on_rejected=lambda name, error: refused.append((name, error))
     )
     assert ["invalid_argument: '?' is no call"] == found
@@ -125,34 +125,34 @@ async def test_answers_bad_bytes_in_the_protocols_form_and_counts_them() -> None
     assert [] == service.calls
 
 
-async def test_answers_an_error_of_the_service() -> None:
-    """What the service raises is encoded by the caller's own codec."""
-    assert ["not_found: gone"] == await answers(ScriptedService(NotFound("gone")), "live")
+async def test_encodes_an_error_of_the_service() -> None:
+    """The codec that decoded the call encodes the error."""
+    assert ["not_found: gone"] == await responses_of(ScriptedService(NotFound("gone")), "live")
 
 
-async def test_hides_what_a_bug_says() -> None:
-    """An exception that is no GatewayError is answered without its text."""
+async def test_hides_the_text_of_an_internal_error() -> None:
+    """Only the text of a GatewayError is sent to the client."""
     expected = ["internal: internal error of the gateway"]
-    assert expected == await answers(ScriptedService(ValueError("secret")), "live")
-    assert expected == await answers(ScriptedService(), "bug")
+    assert expected == await responses_of(ScriptedService(ValueError("secret")), "live")
+    assert expected == await responses_of(ScriptedService(), "bug")
 
 
-async def test_writes_each_item_of_a_stream_and_closes_it() -> None:
-    """Every answer of a stream is encoded, and the stream is closed at its end."""
-    stream = FakeStream([response("1"), response("2")])
-    assert ["item 1", "item 2"] == await answers(ScriptedService(stream), "stream")
+async def test_encodes_each_item_of_a_stream_and_closes_it() -> None:
+    """The stream is closed after its last item."""
+    stream = FakeStream([infer_response("1"), infer_response("2")])
+    assert ["item 1", "item 2"] == await responses_of(ScriptedService(stream), "stream")
     assert 1 == stream.closed
 
 
-async def test_says_an_error_in_mid_stream() -> None:
-    """An error after the first item is one more answer, and the last."""
-    stream = FakeStream([response("1"), NotFound("lost")])
-    assert ["item 1", "not_found: lost"] == await answers(ScriptedService(stream), "stream")
+async def test_encodes_an_error_within_a_stream() -> None:
+    """An error after the first item is the last response."""
+    stream = FakeStream([infer_response("1"), NotFound("lost")])
+    assert ["item 1", "not_found: lost"] == await responses_of(ScriptedService(stream), "stream")
 
 
 async def test_closes_the_stream_of_a_client_that_leaves() -> None:
     """Closing the frontend's generator closes the service's stream."""
-    stream = FakeStream([response("1"), response("2")])
+    stream = FakeStream([infer_response("1"), infer_response("2")])
     frontend: Frontend[str, str] = Frontend(TextCodec(), ScriptedService(stream))
     generator = frontend("stream")
     assert "item 1" == await anext(generator)
@@ -160,8 +160,8 @@ async def test_closes_the_stream_of_a_client_that_leaves() -> None:
     assert 1 == stream.closed
 
 
-async def test_a_stream_without_aclose_is_fine() -> None:
-    """An iterator that cannot be closed is read to its end."""
+async def test_a_stream_without_aclose_is_read_to_its_end() -> None:
+    """An iterator without `aclose` is accepted."""
 
     class Plain:
         def __init__(self) -> None:
@@ -174,42 +174,46 @@ async def test_a_stream_without_aclose_is_fine() -> None:
             if not self._remaining:
                 raise StopAsyncIteration
             self._remaining -= 1
-            return response("1")
+            return infer_response("1")
 
-    assert ["item 1"] == await answers(ScriptedService(Plain()), "stream")
+    assert ["item 1"] == await responses_of(ScriptedService(Plain()), "stream")
 
 
 async def test_responses_have_the_request_id() -> None:
-    """Replies, errors, refusals and the first item of a stream carry the id."""
+    """Replies, errors, rejections and the first item of a stream have the id."""
 
-    def attach_id(answer: str, request_id: str) -> str:
-        return f"{answer} [{request_id}]"
+    def attach_id(text: str, request_id: str) -> str:
+        return f"{text} [{request_id}]"
 
-    assert ["reply True [mine]"] == await answers(
+    assert ["reply True [mine]"] == await responses_of(
         ScriptedService(True), "known", attach_request_id=attach_id
     )
-    failed = await answers(ScriptedService(NotFound("gone")), "known", attach_request_id=attach_id)
+    failed = await responses_of(
+        ScriptedService(NotFound("gone")), "known", attach_request_id=attach_id
+    )
     assert ["not_found: gone [mine]"] == failed
-    stream = FakeStream([response("1"), response("2")])
-    first, second = await answers(ScriptedService(stream), "stream", attach_request_id=attach_id)
+    stream = FakeStream([infer_response("1"), infer_response("2")])
+    first, second = await responses_of(
+        ScriptedService(stream), "stream", attach_request_id=attach_id
+    )
     assert first.startswith("item 1 [")
     assert "item 2" == second
     refused: list[GatewayError] = []
-    (text,) = await answers(
+    (text,) = await responses_of(
         ScriptedService(),
         "?",
         attach_request_id=attach_id,
         on_rejected=lambda _name, error: refused.append(error),
     )
     assert f"invalid_argument: '?' is no call [{refused[0].request_id}]" == text
-    (text,) = await answers(
+    (text,) = await responses_of(
         ScriptedService(), "?", attach_request_id=attach_id, read_request_id=lambda _wire: "own"
     )
     assert "invalid_argument: '?' is no call [own]" == text
 
 
-def test_http_and_grpc_responses_have_the_request_id_in_their_own_form() -> None:
-    """What becomes a header over HTTP, trailing metadata over gRPC; everything else stays."""
+def test_the_request_id_is_a_header_or_trailing_metadata() -> None:
+    """It is a header over HTTP and trailing metadata over gRPC; all else stays the same."""
     http = attach_http_request_id(
         HttpResponse(200, Headers([("A", "b")]), (b"x",), is_compressible=True), "id"
     )
@@ -220,7 +224,7 @@ def test_http_and_grpc_responses_have_the_request_id_in_their_own_form() -> None
 
 
 class Gate:
-    """Lets everything through but what is in *full* and answers of *long*; counts who is in."""
+    """Admits all messages but *full* and all responses but *long*; counts the admitted messages."""
 
     def __init__(self, *, full: frozenset[str] = frozenset(), long: str = "") -> None:
         self.max_calls = 8
@@ -238,41 +242,41 @@ class Gate:
         finally:
             self.inside -= 1
 
-    def check_response(self, answer: str, /) -> None:
-        if answer == self._long:
+    def check_response(self, response: str, /) -> None:
+        if response == self._long:
             raise TooLarge("too long")
 
-    def hold(self, _answer: str, /) -> AbstractContextManager[None]:
+    def hold(self, _response: str, /) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 async def session_of(service: Any, *wires: str, gate: Gate | None = None) -> list[str]:
-    async def coming() -> AsyncIterator[str]:
+    async def messages() -> AsyncIterator[str]:
         for wire in wires:
             yield wire
 
     frontend: Frontend[str, str] = Frontend(TextCodec(), service)
-    return [answer async for answer in frontend.session(coming(), gate or Gate())]
+    return [response async for response in frontend.session(messages(), gate or Gate())]
 
 
-async def test_answers_the_messages_of_a_session_in_their_order() -> None:
-    """Each message is a call; one that cannot be read is answered in its place, and all goes on."""
+async def test_session_messages_are_handled_in_order() -> None:
+    """A malformed message gets an error in its position, and the session continues."""
     service = ScriptedService(True, False)
     found = await session_of(service, "live", "?", "live")
     assert ["reply True", "invalid_argument: '?' is no call", "reply False"] == found
 
 
-async def test_numbers_sessions() -> None:
-    """The calls of one stream carry its number, those of another another one."""
+async def test_calls_have_the_number_of_their_session() -> None:
+    """Calls of one session share the number; another session has another one."""
     service = ScriptedService(always=True)
     frontend: Frontend[str, str] = Frontend(TextCodec(), service)
 
-    async def coming(*wires: str) -> AsyncIterator[str]:
+    async def messages(*wires: str) -> AsyncIterator[str]:
         for wire in wires:
             yield wire
 
     for wires in (("live", "live"), ("live",)):
-        assert [each async for each in frontend.session(coming(*wires), Gate())]
+        assert [each async for each in frontend.session(messages(*wires), Gate())]
     first, second, other = (call.context.session for call in service.calls)
     assert first is not None
     assert first == second
@@ -283,14 +287,14 @@ class Model:
     """A model whose first stream ends last, and its configuration."""
 
     def __init__(self, configuration: ModelConfiguration | GatewayError) -> None:
-        self.questions = 0
+        self.config_requests = 0
         self._configuration = configuration
         self._started = 0
         self._second_ended = asyncio.Event()
 
     async def __call__(self, call: Call[Any]) -> Any:
         if isinstance(call, ModelConfigRequest):
-            self.questions += 1
+            self.config_requests += 1
             if isinstance(self._configuration, GatewayError):
                 raise self._configuration
             return self._configuration
@@ -302,10 +306,10 @@ class Model:
             await self._second_ended.wait()
             self._second_ended.clear()
             await settle()
-            yield response("first")
+            yield infer_response("first")
         else:
             self._second_ended.set()
-            yield response("second")
+            yield infer_response("second")
 
 
 DECOUPLED = ModelConfiguration({"model_transaction_policy": {"decoupled": True}})
@@ -319,33 +323,33 @@ DECOUPLED = ModelConfiguration({"model_transaction_policy": {"decoupled": True}}
         (ModelNotFound("m"), ["item first", "item second"]),
     ],
 )
-async def test_only_decoupled_models_reply_to_a_session_in_any_order(
+async def test_only_decoupled_models_may_reply_out_of_order(
     configuration: ModelConfiguration | GatewayError, expected: list[str]
 ) -> None:
-    """The model's transaction policy is asked for once, and a failure keeps the order."""
+    """The model configuration is requested once; without one, the order is kept."""
     model = Model(configuration)
     frontend: Frontend[str, str] = Frontend(TextCodec(), model)
 
-    async def coming() -> AsyncIterator[str]:
+    async def messages() -> AsyncIterator[str]:
         yield "stream"
         yield "stream"
 
     for _ in range(2):
-        assert expected == [each async for each in frontend.session(coming(), Gate())]
-    assert 1 == model.questions
+        assert expected == [each async for each in frontend.session(messages(), Gate())]
+    assert 1 == model.config_requests
 
 
-async def test_a_message_without_a_place_is_refused_in_the_session() -> None:
-    """What the transport refuses is answered, and the stream goes on."""
+async def test_a_rejected_message_does_not_end_the_session() -> None:
+    """A message that is not admitted gets an error, and the session continues."""
     gate = Gate(full=frozenset({"known"}))
     found = await session_of(ScriptedService(True), "known", "live", gate=gate)
     assert ["overloaded: no place", "reply True"] == found
     assert 0 == gate.inside
 
 
-async def test_an_answer_that_is_too_large_is_refused_in_the_session() -> None:
-    """An answer the transport cannot send becomes an error, and the call ends there."""
-    stream = FakeStream([response("1"), response("2"), response("3")])
+async def test_an_oversized_reply_becomes_an_error_in_the_session() -> None:
+    """A reply that the transport cannot send ends its call."""
+    stream = FakeStream([infer_response("1"), infer_response("2"), infer_response("3")])
     gate = Gate(long="item 2")
     assert ["item 1", "too_large: too long"] == await session_of(
         ScriptedService(stream), "stream", gate=gate
@@ -354,8 +358,8 @@ async def test_an_answer_that_is_too_large_is_refused_in_the_session() -> None:
     assert 0 == gate.inside
 
 
-class WordyCodec(TextCodec, StreamCodec[str, str]):
-    """Has words of its own for how streams end."""
+class TerminalCodec(TextCodec, StreamCodec[str, str]):
+    """Has messages of its own for how streams end."""
 
     def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
         return True
@@ -367,45 +371,49 @@ class WordyCodec(TextCodec, StreamCodec[str, str]):
         return f"late {error.message}"
 
 
-async def wordy(*items: InferResponse | BaseException) -> list[str]:
+async def terminal_responses(*items: InferResponse | BaseException) -> list[str]:
     service = ScriptedService(FakeStream(items))
-    frontend: Frontend[str, str] = Frontend(WordyCodec(), service)
-    return [answer async for answer in frontend("stream")]
+    frontend: Frontend[str, str] = Frontend(TerminalCodec(), service)
+    return [response async for response in frontend("stream")]
 
 
-async def test_a_codec_may_have_words_for_the_end_of_a_stream() -> None:
-    """They come after the last answer, and alone when there was none; nothing may be said."""
+async def test_a_codec_may_encode_the_end_of_a_stream() -> None:
+    """The end follows the last item, is the only message of an empty stream, or is left out."""
     more = InferResponse(model=ModelRef("m"), outputs=(), id="1", is_final=False)
-    assert ["item 1", "end after 1"] == await wordy(more)
-    assert ["end after None"] == await wordy()
-    assert ["item 2"] == await wordy(response("2"))
+    assert ["item 1", "end after 1"] == await terminal_responses(more)
+    assert ["end after None"] == await terminal_responses()
+    assert ["item 2"] == await terminal_responses(infer_response("2"))
 
 
-async def test_a_codec_may_have_words_for_an_error_after_an_answer() -> None:
-    """Before the first answer an error is said as always."""
-    assert ["item 1", "late lost"] == await wordy(response("1"), NotFound("lost"))
-    assert ["not_found: lost"] == await wordy(NotFound("lost"))
+async def test_a_codec_may_encode_late_errors_differently() -> None:
+    """An error before the first item has the usual form."""
+    assert ["item 1", "late lost"] == await terminal_responses(
+        infer_response("1"), NotFound("lost")
+    )
+    assert ["not_found: lost"] == await terminal_responses(NotFound("lost"))
 
 
 def failed(*, final: bool = False) -> InferResponse:
     return InferResponse(model=ModelRef("m"), outputs=(), is_final=final, error=NotFound("lost"))
 
 
-async def test_an_answer_that_is_an_error_ends_a_stream_that_cannot_go_on() -> None:
-    """In a protocol without words for it, and where the first answer decides what the stream is."""
-    stream = FakeStream([response("1"), failed(), response("2")])
-    assert ["item 1", "not_found: lost"] == await answers(ScriptedService(stream), "stream")
+async def test_an_error_item_may_end_its_stream() -> None:
+    """It does so in a protocol without error items, and as the first item of a terminal stream."""
+    stream = FakeStream([infer_response("1"), failed(), infer_response("2")])
+    assert ["item 1", "not_found: lost"] == await responses_of(ScriptedService(stream), "stream")
     assert 1 == stream.closed
-    assert ["not_found: lost"] == await wordy(failed(), response("2"))
+    assert ["not_found: lost"] == await terminal_responses(failed(), infer_response("2"))
 
 
-async def test_an_answer_that_is_an_error_is_one_among_others() -> None:
-    """Where the protocol has words for it, the stream goes on."""
-    assert ["item 1", "item ", "item 2"] == await wordy(response("1"), failed(), response("2"))
+async def test_an_error_item_may_be_followed_by_others() -> None:
+    """In a protocol with error items, the stream continues."""
+    assert ["item 1", "item ", "item 2"] == await terminal_responses(
+        infer_response("1"), failed(), infer_response("2")
+    )
 
 
-async def test_refuses_a_message_with_its_call() -> None:
-    """A transport that refuses what it has read is answered by the codec that knows the call."""
+async def test_rejects_a_message_in_the_form_of_its_call() -> None:
+    """The codec that decodes the call encodes the error of the transport."""
     refused: list[str] = []
     frontend: Frontend[str, str] = Frontend(
         TextCodec(),
@@ -418,7 +426,7 @@ async def test_refuses_a_message_with_its_call() -> None:
 
 
 class HeavyCodec(TextCodec):
-    """Calls are numbers: so many items of work."""
+    """Calls are numbers: their items of work."""
 
     def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
         charge(float(wire))
@@ -431,18 +439,18 @@ class HeavyCodec(TextCodec):
 
 
 @pytest.mark.parametrize("items", ["1", "1000000"])
-async def test_long_messages_are_read_and_written_on_another_thread(items: str) -> None:
-    """Short ones on the event loop."""
+async def test_long_messages_are_processed_on_another_thread(items: str) -> None:
+    """Short messages are decoded and encoded on the event loop."""
     codec = HeavyCodec()
     frontend: Frontend[str, str] = Frontend(codec, ScriptedService(items))
     written_by = int(str(await frontend.handle(items)))
-    is_here = items == "1"
-    assert is_here is (codec.decoded_by == threading.get_ident())
-    assert is_here is (written_by == threading.get_ident())
+    is_on_loop = items == "1"
+    assert is_on_loop is (codec.decoded_by == threading.get_ident())
+    assert is_on_loop is (written_by == threading.get_ident())
 
 
-async def test_what_is_wrong_with_a_long_message_is_a_refusal() -> None:
-    """An error on the other thread is answered as one on the event loop."""
+async def test_a_malformed_long_message_is_rejected() -> None:
+    """An error on the other thread is encoded as one on the event loop."""
     refused: list[str] = []
 
     class Broken(HeavyCodec):
@@ -458,7 +466,7 @@ async def test_what_is_wrong_with_a_long_message_is_a_refusal() -> None:
 
 
 async def test_a_request_that_blocks_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With protocol and model; short requests are not."""
+    """The report has protocol, model and time."""
     times = iter([0.0, 0.05, 1.0, 1.2, 1.2])
     monkeypatch.setattr("gateway.frontend.monotonic", lambda: next(times))
     blocked: list[tuple[str, str, float]] = []
@@ -475,12 +483,12 @@ async def test_a_request_that_blocks_the_loop_is_reported(monkeypatch: pytest.Mo
 
 
 class ListTap:
-    """A tap that keeps everything, or nothing."""
+    """A tap that records all calls, or none."""
 
     def __init__(self, *, chooses: bool = True) -> None:
         self.chooses = chooses
         self.exchanges: list[TappedCall] = []
-        self.refusals: list[tuple[str, Any, str, Any]] = []
+        self.rejections: list[tuple[str, Any, str, Any]] = []
 
     def begin(self, call: Call[Any], /) -> TappedCall | None:
         return TappedCall(call, 0.0) if self.chooses else None
@@ -489,16 +497,16 @@ class ListTap:
         self.exchanges.append(exchange)
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
-        self.refusals.append((codec, wire, error.message, response))
+        self.rejections.append((codec, wire, error.message, response))
 
 
 async def tapped(tap: ListTap, service: Any, wire: str) -> list[str]:
     frontend: Frontend[str, str] = TappedFrontend(TextCodec(), service, tap)
-    return [answer async for answer in frontend(wire)]
+    return [response async for response in frontend(wire)]
 
 
 async def test_a_tap_receives_call_reply_and_response() -> None:
-    """A unary call ends with its reply and the message to the client."""
+    """A unary call ends with its reply and its response."""
     tap = ListTap()
     assert ["reply True"] == await tapped(tap, ScriptedService(True), "live")
     (exchange,) = tap.exchanges
@@ -511,7 +519,7 @@ async def test_a_tap_receives_call_reply_and_response() -> None:
 async def test_a_tap_receives_the_items_of_a_stream() -> None:
     """Each reply of a stream has its time, and an error ends it."""
     tap = ListTap()
-    stream = FakeStream([response("1"), response("2"), NotFound("gone")])
+    stream = FakeStream([infer_response("1"), infer_response("2"), NotFound("gone")])
     responses = await tapped(tap, ScriptedService(stream), "stream")
     (exchange,) = tap.exchanges
     assert [item.id for _, item in exchange.items] == ["1", "2"]
@@ -520,26 +528,26 @@ async def test_a_tap_receives_the_items_of_a_stream() -> None:
     assert stream.closed
 
 
-async def test_a_tap_receives_errors_and_refusals() -> None:
-    """An error of the service ends the call, and a message that is no call is refused."""
+async def test_a_tap_receives_errors_and_rejections() -> None:
+    """An error of the service ends the call; a malformed request is a rejection."""
     tap = ListTap()
     await tapped(tap, ScriptedService(NotFound("gone")), "live")
     assert tap.exchanges[0].error == (ErrorCode.NOT_FOUND, "gone")
     responses = await tapped(tap, ScriptedService(), "rubbish")
-    assert tap.refusals == [("text", "rubbish", "'rubbish' is no call", responses[0])]
+    assert tap.rejections == [("text", "rubbish", "'rubbish' is no call", responses[0])]
 
 
-async def test_a_tap_that_chooses_nothing_changes_nothing() -> None:
+async def test_a_tap_that_ignores_a_call_records_nothing() -> None:
     """The responses are those of a frontend without a tap."""
     tap = ListTap(chooses=False)
     assert ["reply True"] == await tapped(tap, ScriptedService(True), "live")
-    items = [response("1")]
+    items = [infer_response("1")]
     assert ["item 1"] == await tapped(tap, ScriptedService(FakeStream(items)), "stream")
     assert tap.exchanges == []
 
 
-async def test_a_broken_tap_costs_no_response() -> None:
-    """A defect of a tap is logged, and the client gets its response."""
+async def test_a_failing_tap_does_not_affect_the_response() -> None:
+    """The client gets its response."""
 
     class Broken(ListTap):
         def end(self, exchange: TappedCall, /) -> None:
@@ -548,8 +556,8 @@ async def test_a_broken_tap_costs_no_response() -> None:
     assert ["reply True"] == await tapped(Broken(), ScriptedService(True), "live")
 
 
-async def test_a_client_that_leaves_ends_a_tapped_call() -> None:
-    """A cancelled call is recorded as cancelled."""
+async def test_a_cancelled_call_is_recorded_as_cancelled() -> None:
+    """A client that leaves ends the recorded call."""
     tap = ListTap()
     task = asyncio.ensure_future(tapped(tap, ScriptedService(), "live"))
     await asyncio.sleep(0)
@@ -561,7 +569,7 @@ async def test_a_client_that_leaves_ends_a_tapped_call() -> None:
 
 
 class LongInference(TextCodec):
-    """Requests are names of inputs, and take long to read."""
+    """Requests are names of inputs, and take long to decode."""
 
     def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
         compare_inputs(ModelRef("m"), wire.split(","))
@@ -569,16 +577,16 @@ class LongInference(TextCodec):
         return InferRequest(model=ModelRef("m"))
 
 
-async def test_a_long_message_with_other_inputs_is_refused() -> None:
-    """The model is asked once for its inputs; the elements of other ones are not read."""
+async def test_a_long_message_with_unknown_inputs_is_rejected() -> None:
+    """The metadata is requested once; elements of unknown inputs are not read."""
     model_metadata = ModelMetadata(
         name="m", platform="python", inputs=(TensorMetadata("a", Datatype.FP32, (-1,)),)
     )
 
-    def answer(call: Call[Any]) -> Any:
+    def reply_to(call: Call[Any]) -> Any:
         return model_metadata if type(call) is ModelMetadataRequest else "x"
 
-    service = ScriptedService(always=answer)
+    service = ScriptedService(always=reply_to)
     frontend: Frontend[str, str] = Frontend(LongInference(), service)
     expected = "invalid_argument: model 'm' has no input 'b'; its inputs are 'a'"
     assert expected == await frontend.handle("a,b")

@@ -28,52 +28,52 @@ async def check(known_inputs: KnownInputs, *names: str) -> None:
     await known_inputs.check(UncheckedInputs(M, names), CONTEXT)
 
 
-async def test_a_model_that_replies_at_once() -> None:
-    """The first message is compared, as those of a model in the same process."""
+async def test_the_first_message_of_a_local_model_is_compared() -> None:
+    """A model in the same process replies to the metadata request at once."""
     service = ScriptedService(metadata("a", "b"))
     known_inputs = KnownInputs(service)
     assert not known_inputs.accepts(M, ("a",))
     with pytest.raises(InvalidRequest, match="has no input 'x'; its inputs are 'a', 'b'"):
         await check(known_inputs, "a", "x")
-    (question,) = service.calls
-    assert isinstance(question, ModelMetadataRequest)
-    assert (M, CONTEXT) == (question.model, question.context)
+    (request,) = service.calls
+    assert isinstance(request, ModelMetadataRequest)
+    assert (M, CONTEXT) == (request.model, request.context)
     assert known_inputs.accepts(M, ("b", "a"))
     assert not known_inputs.accepts(M, ("x",))
     assert not known_inputs.accepts(ModelRef("other"), ("a",))
 
 
 class Slow:
-    """Replies when it is told to."""
+    """Replies once the test sets `go`."""
 
     def __init__(self, found: ModelMetadata) -> None:
-        self.question_count = 0
+        self.request_count = 0
         self.go = asyncio.Event()
         self._found = found
 
     async def __call__(self, _call: Call[Any], /) -> Any:
-        self.question_count += 1
+        self.request_count += 1
         await self.go.wait()
         return self._found
 
 
-async def test_nothing_waits_for_a_server() -> None:
-    """The first messages pass; one question is asked, and its reply serves later ones."""
+async def test_a_message_does_not_wait_for_the_metadata() -> None:
+    """The first messages pass; one request for metadata serves later ones."""
     service = Slow(metadata("a"))
     known_inputs = KnownInputs(service)
     await check(known_inputs, "x")
     await check(known_inputs, "x")
-    assert 1 == service.question_count
+    assert 1 == service.request_count
     service.go.set()
     await settle()
     with pytest.raises(InvalidRequest):
         await check(known_inputs, "x")
-    assert 2 == service.question_count
+    assert 2 == service.request_count
     assert not known_inputs.accepts(M, ("x",))
 
 
-async def test_a_mismatch_is_asked_again() -> None:
-    """A model may have changed, or a caller's route may lead to another one."""
+async def test_a_mismatch_requests_the_metadata_again() -> None:
+    """The model may have changed, or the caller's route may lead to another one."""
     service = ScriptedService(metadata("a"), metadata("a", "x"), metadata("a"))
     known_inputs = KnownInputs(service)
     await check(known_inputs, "a")
@@ -91,8 +91,8 @@ def accepts_all(known_inputs: KnownInputs, names: Collection[str]) -> bool:
 @pytest.mark.parametrize(
     "found", [metadata("a", platform=""), metadata(), Unavailable("no server is there")]
 )
-async def test_models_whose_inputs_are_not_compared(found: Any) -> None:
-    """MLServer names no platform and accepts other inputs; a server may not reply at all."""
+async def test_some_models_are_not_compared(found: Any) -> None:
+    """MLServer has no platform and accepts other inputs; a server may not reply at all."""
     known_inputs = KnownInputs(ScriptedService(found))
     await check(known_inputs, "x")
     assert accepts_all(known_inputs, ("x", "y"))

@@ -129,18 +129,18 @@ def test_a_class_name_occurs_once() -> None:
     assert {} == repeated
 
 
-def test_roles_are_still_repeated() -> None:
-    """An exception that nothing needs any more is removed from the list."""
+def test_every_role_is_still_repeated() -> None:
+    """An exception that is not needed any more is removed from the list."""
     assert ROLES == {name for name, paths in classes().items() if len(paths) > 1} & ROLES
 
 
-def test_no_class_is_called_by_a_household_word() -> None:
+def test_no_class_has_a_household_name() -> None:
     """Classes have standard terms for names."""
     assert set() == BANNED_CLASSES & set(classes())
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_is_called_by_its_contents(path: Path) -> None:
+def test_a_module_is_named_after_its_contents(path: Path) -> None:
     """Module names are nouns of the field, and carriers are folders, not prefixes."""
     assert path.stem not in HOUSEHOLD_WORDS
     assert not path.stem.startswith(("http_", "grpc_", "http1_", "http2_")) or (
@@ -153,8 +153,8 @@ def test_a_module_is_called_by_its_contents(path: Path) -> None:
     [path.parent for path in modules() if path.name == "__init__.py"],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
-def test_a_package_says_what_lives_there(package: Path) -> None:
-    """The first lines of `__init__` are a docstring of more than a placeholder."""
+def test_a_package_has_a_docstring(package: Path) -> None:
+    """The docstring of `__init__` has more than four words."""
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     assert text is not None
     assert len(text.split()) > 4
@@ -202,20 +202,20 @@ def participles(text: str) -> list[tuple[int, str]]:
         "match x:\n case [*told]: pass",
     ],
 )
-def test_participles_are_found_wherever_a_name_is_stored(text: str) -> None:
+def test_participles_are_found_in_every_stored_name(text: str) -> None:
     """Underscores around a name do not hide it."""
     assert ["told"] == [name.strip("_") for _, name in participles(text)]
 
 
 @pytest.mark.parametrize("text", ["f(told=x.told)", "x[told]", "is_told = untold = 'told'"])
-def test_names_of_others_are_not_participles(text: str) -> None:
-    """What is only read, or only contains such a word, is not counted."""
+def test_names_that_are_only_read_are_not_counted(text: str) -> None:
+    """Names that only contain such a word are not counted, either."""
     assert [] == participles(text)
 
 
 @pytest.mark.parametrize("root", NOUN_ROOTS)
 def test_values_are_named_by_nouns(root: str) -> None:
-    """A participle such as `told` does not say what a variable holds or a function does."""
+    """A participle does not describe the content of a variable or the purpose of a function."""
     path = REPOSITORY / root
     paths = [path] if path.is_file() else sorted(path.rglob("*.py"))
     assert paths

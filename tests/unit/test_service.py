@@ -10,8 +10,8 @@ from gateway.service import Dispatch, inference_entry_of
 from tests.fakes import ScriptedService
 
 
-async def test_dispatch_picks_by_type() -> None:
-    """The method of the call's own type answers."""
+async def test_dispatch_selects_the_method_by_type() -> None:
+    """The method for the call's type is called."""
 
     async def live(_call: ServerLiveRequest) -> bool:
         return True
@@ -19,14 +19,14 @@ async def test_dispatch_picks_by_type() -> None:
     assert await Dispatch("it", {ServerLiveRequest: live})(ServerLiveRequest()) is True
 
 
-async def test_dispatch_refuses_what_it_has_no_method_for() -> None:
-    """A call without a method is Unsupported, and the text names both."""
+async def test_dispatch_rejects_other_types() -> None:
+    """A call without a method is Unsupported, and the text names service and call."""
     with pytest.raises(Unsupported, match="it does not support ServerReadyRequest"):
         await Dispatch("it", {})(ServerReadyRequest())
 
 
-async def test_an_inference_goes_to_the_method_for_inferences() -> None:
-    """A service without such a method is called."""
+async def test_an_inference_uses_handle_inference() -> None:
+    """A service without that method is called directly."""
 
     class Both:
         async def __call__(self, _call: Any, /) -> Any:

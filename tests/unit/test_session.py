@@ -1,4 +1,4 @@
-"""The calls of one bidirectional stream: what runs beside what, and what is heard when."""
+"""The calls of one bidirectional stream: concurrency, and the order of replies."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from tests.fakes import settle
 
 
 class Calls:
-    """Calls that are answered by hand: `say` gives a call an answer, None ends it."""
+    """Calls controlled by the test: `reply` adds replies to a call, `end` ends it."""
 
     def __init__(self) -> None:
         self.starts: list[str] = []
         self.closed: list[str] = []
         self._queues: dict[str, asyncio.Queue[SessionReply[str] | None]] = {}
 
-    def create(self, name: str, lane: str | None = None) -> SessionCall[str]:
+    def create(self, name: str, order_key: str | None = None) -> SessionCall[str]:
         self._queues[name] = asyncio.Queue()
-        return SessionCall(partial(self._answers, name), lane)
+        return SessionCall(partial(self._replies, name), order_key)
 
-    def say(self, name: str, *answers: str) -> None:
-        for answer in answers:
-            self._queues[name].put_nowait(SessionReply(answer, is_only=False))
+    def reply(self, name: str, *replies: str) -> None:
+        for text in replies:
+            self._queues[name].put_nowait(SessionReply(text, is_only=False))
 
     def end(self, name: str) -> None:
         self._queues[name].put_nowait(None)
 
-    def only(self, name: str, answer: str) -> None:
-        self._queues[name].put_nowait(SessionReply(answer, is_only=True))
+    def only(self, name: str, text: str) -> None:
+        self._queues[name].put_nowait(SessionReply(text, is_only=True))
         self.end(name)
 
-    async def _answers(self, name: str) -> AsyncGenerator[SessionReply[str], None]:
+    async def _replies(self, name: str) -> AsyncGenerator[SessionReply[str], None]:
         self.starts.append(name)
         try:
             while (reply := await self._queues[name].get()) is not None:
@@ -47,17 +47,17 @@ class Calls:
             self.closed.append(name)
 
 
-class Open:
-    """A session whose calls come one by one; remembers what was heard."""
+class OpenSession:
+    """A session whose calls the test adds one by one; records the replies."""
 
     def __init__(self, most: int = 8) -> None:
         self.replies: list[str] = []
         self.call_count = 0
         self._coming: asyncio.Queue[SessionCall[str] | None] = asyncio.Queue()
-        self._answers = Session[str](most).run(self._calls())
+        self._replies = Session[str](most).run(self._calls())
         self.task = asyncio.ensure_future(self._listen())
 
-    async def come(self, *calls: SessionCall[str]) -> None:
+    async def add(self, *calls: SessionCall[str]) -> None:
         for call in calls:
             self._coming.put_nowait(call)
         await settle()
@@ -72,14 +72,14 @@ class Open:
             yield call
 
     async def _listen(self) -> None:
-        async for answer in self._answers:
-            self.replies.append(answer)
+        async for reply in self._replies:
+            self.replies.append(reply)
 
 
-async def test_only_answers_are_heard_in_the_order_of_their_calls() -> None:
-    """A later call that is done first waits for the earlier ones, however many there are."""
-    calls, session = Calls(), Open()
-    await session.come(calls.create("a"), calls.create("b"), calls.create("c"))
+async def test_single_replies_are_sent_in_the_order_of_their_calls() -> None:
+    """The reply of a later call waits until all earlier calls have replied."""
+    calls, session = Calls(), OpenSession()
+    await session.add(calls.create("a"), calls.create("b"), calls.create("c"))
     assert ["a", "b", "c"] == calls.starts
     for name in ("c", "b", "a"):
         assert [] == session.replies
@@ -94,12 +94,12 @@ def decoupled(call: SessionCall[str]) -> SessionCall[str]:
     return replace(call, is_decoupled=lambda: True)
 
 
-async def test_calls_of_decoupled_models_neither_wait_nor_hold_others_back() -> None:
-    """A slow request held back later ones: Triton promises no order for such models."""
-    calls, session = Calls(), Open()
+async def test_calls_of_decoupled_models_are_unordered() -> None:
+    """A slow request once delayed later ones; Triton promises no order for such models."""
+    calls, session = Calls(), OpenSession()
     names = ("slow", "plain", "quick", "last")
     slow, plain, quick, last = map(calls.create, names)
-    await session.come(decoupled(slow), plain, decoupled(quick), last)
+    await session.add(decoupled(slow), plain, decoupled(quick), last)
     assert [*names] == calls.starts
     for name, replies in (
         ("quick", ["quick"]),
@@ -113,24 +113,24 @@ async def test_calls_of_decoupled_models_neither_wait_nor_hold_others_back() -> 
     await session.close_half()
 
 
-async def test_a_reply_that_waits_is_sent_once_its_model_proves_decoupled() -> None:
-    """The order is kept while the question is open; a call that is alone causes no question."""
-    calls, session = Calls(), Open()
+async def test_a_waiting_reply_is_sent_once_its_model_is_decoupled() -> None:
+    """The order is kept while the query is pending; a single call causes no query."""
+    calls, session = Calls(), OpenSession()
     verdict: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    questions: list[str] = []
+    queries: list[str] = []
 
     async def is_decoupled(name: str) -> bool:
-        questions.append(name)
+        queries.append(name)
         return await asyncio.shield(verdict)
 
     slow, quick = (
         replace(calls.create(name), is_decoupled=partial(is_decoupled, name))
         for name in ("slow", "quick")
     )
-    await session.come(slow)
-    assert [] == questions
-    await session.come(quick)
-    assert ["slow", "quick"] == questions
+    await session.add(slow)
+    assert [] == queries
+    await session.add(quick)
+    assert ["slow", "quick"] == queries
     calls.only("quick", "quick")
     await settle()
     assert [] == session.replies
@@ -142,50 +142,50 @@ async def test_a_reply_that_waits_is_sent_once_its_model_proves_decoupled() -> N
     assert ["quick", "slow"] == session.replies
 
 
-async def test_a_session_ends_while_a_question_is_open() -> None:
-    """Nobody waits for the order of replies that have been sent."""
-    calls, session = Calls(), Open()
+async def test_a_session_ends_while_a_query_is_pending() -> None:
+    """The order no longer matters once all replies are sent."""
+    calls, session = Calls(), OpenSession()
     never = asyncio.Event().wait
     first, second = (
         replace(calls.create(name), is_decoupled=never) for name in ("first", "second")
     )
-    await session.come(first, second)
+    await session.add(first, second)
     for name in ("second", "first"):
         calls.only(name, name)
     await session.close_half()
     assert ["first", "second"] == session.replies
 
 
-async def test_a_session_that_is_closed_before_a_question_is_asked_leaves_no_coroutine() -> None:
-    """The client may leave in the turn of the event loop in which its messages arrive."""
+async def test_a_session_closed_before_a_query_closes_the_coroutine() -> None:
+    """The client may leave in the loop iteration in which its messages arrive."""
 
-    async def answer() -> bool:
+    async def never_awaited() -> bool:
         raise AssertionError
 
-    questions: list[Coroutine[Any, Any, bool]] = []
+    queries: list[Coroutine[Any, Any, bool]] = []
 
     def is_decoupled() -> Coroutine[Any, Any, bool]:
-        questions.append(answer())
-        return questions[-1]
+        queries.append(never_awaited())
+        return queries[-1]
 
-    async def come() -> AsyncIterator[SessionCall[str]]:
+    async def add() -> AsyncIterator[SessionCall[str]]:
         for name in ("first", "second"):
             yield replace(Calls().create(name), is_decoupled=is_decoupled)
 
-    reading = asyncio.ensure_future(anext(Session[str](8).run(come())))
+    reading = asyncio.ensure_future(anext(Session[str](8).run(add())))
     await asyncio.sleep(0)  # the messages arrive in the next turn
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert ["CORO_CLOSED"] * 2 == list(map(inspect.getcoroutinestate, questions))
+    assert ["CORO_CLOSED"] * 2 == list(map(inspect.getcoroutinestate, queries))
 
 
-async def test_many_answers_are_heard_as_they_come() -> None:
-    """Calls with several answers interleave, and wait for nobody."""
-    calls, session = Calls(), Open()
-    await session.come(calls.create("a"), calls.create("b"))
-    for name, answer in (("b", "b0"), ("a", "a0"), ("b", "b1"), ("a", "a1")):
-        calls.say(name, answer)
+async def test_stream_replies_are_sent_at_once() -> None:
+    """Calls with several replies interleave."""
+    calls, session = Calls(), OpenSession()
+    await session.add(calls.create("a"), calls.create("b"))
+    for name, text in (("b", "b0"), ("a", "a0"), ("b", "b1"), ("a", "a1")):
+        calls.reply(name, text)
         await settle()
     calls.end("a")
     calls.end("b")
@@ -193,36 +193,36 @@ async def test_many_answers_are_heard_as_they_come() -> None:
     assert ["b0", "a0", "b1", "a1"] == session.replies
 
 
-async def test_an_only_answer_waits_no_longer_than_to_the_first_of_an_earlier_stream() -> None:
-    """A stream that has begun is heard: what comes after it need not wait for its end."""
-    calls, session = Calls(), Open()
-    await session.come(calls.create("stream"), calls.create("single"))
+async def test_a_single_reply_waits_for_the_start_of_a_stream() -> None:
+    """It does not wait for the end of an earlier stream."""
+    calls, session = Calls(), OpenSession()
+    await session.add(calls.create("stream"), calls.create("single"))
     calls.only("single", "single")
     await settle()
     assert [] == session.replies
-    calls.say("stream", "s0")
+    calls.reply("stream", "s0")
     await settle()
     assert ["s0", "single"] == session.replies
-    calls.say("stream", "s1")
+    calls.reply("stream", "s1")
     calls.end("stream")
     await session.close_half()
     assert ["s0", "single", "s1"] == session.replies
 
 
-async def test_a_call_without_an_answer_keeps_nobody_waiting() -> None:
-    """One that ends unheard lets the next be heard."""
-    calls, session = Calls(), Open()
-    await session.come(calls.create("none"), calls.create("single"))
+async def test_a_call_without_reply_does_not_block_later_ones() -> None:
+    """The next reply is sent when the call ends."""
+    calls, session = Calls(), OpenSession()
+    await session.add(calls.create("none"), calls.create("single"))
     calls.only("single", "single")
     calls.end("none")
     await session.close_half()
     assert ["single"] == session.replies
 
 
-async def test_calls_of_one_lane_run_one_after_the_other() -> None:
-    """A sequence's next call begins when the one before has ended; others do not wait."""
-    calls, session = Calls(), Open()
-    await session.come(calls.create("s1", "s"), calls.create("s2", "s"), calls.create("free"))
+async def test_calls_with_one_order_key_run_sequentially() -> None:
+    """The next call of a sequence starts when the previous one has ended; others do not wait."""
+    calls, session = Calls(), OpenSession()
+    await session.add(calls.create("s1", "s"), calls.create("s2", "s"), calls.create("free"))
     assert ["s1", "free"] == calls.starts
     calls.only("s1", "1")
     await settle()
@@ -233,10 +233,10 @@ async def test_calls_of_one_lane_run_one_after_the_other() -> None:
     assert ["1", "2", "f"] == session.replies
 
 
-async def test_takes_no_more_calls_than_it_may_run() -> None:
-    """The next message is not even read before a call has ended."""
-    calls, session = Calls(), Open(most=2)
-    await session.come(calls.create("a"), calls.create("b"), calls.create("c"))
+async def test_reads_no_more_calls_than_may_run() -> None:
+    """The next message is read only when a call has ended."""
+    calls, session = Calls(), OpenSession(most=2)
+    await session.add(calls.create("a"), calls.create("b"), calls.create("c"))
     assert 2 == session.call_count
     calls.only("a", "A")
     await settle()
@@ -247,30 +247,30 @@ async def test_takes_no_more_calls_than_it_may_run() -> None:
     assert ["A", "B", "C"] == session.replies
 
 
-async def test_makes_no_more_than_is_taken() -> None:
-    """While nobody listens a call is asked for one answer, and the session holds one more."""
-    made: list[int] = []
+async def test_a_slow_reader_bounds_the_produced_replies() -> None:
+    """A call produces at most two replies more than the client has read."""
+    yielded: list[int] = []
 
     async def endless() -> AsyncGenerator[SessionReply[int], None]:
         for number in range(1_000_000):
-            made.append(number)
+            yielded.append(number)
             yield SessionReply(number, is_only=False)
 
     async def calls() -> AsyncIterator[SessionCall[int]]:
         yield SessionCall(endless)
 
-    answers = Session[int](8).run(calls())
-    assert 0 == await anext(answers)
+    replies = Session[int](8).run(calls())
+    assert 0 == await anext(replies)
     await settle()
-    assert 3 >= len(made)
-    await answers.aclose()
+    assert 3 >= len(yielded)
+    await replies.aclose()
 
 
-async def test_closing_it_ends_the_calls() -> None:
-    """A client that leaves leaves nothing running, neither calls nor those that wait."""
-    calls, session = Calls(), Open()
-    await session.come(calls.create("a", "s"), calls.create("b", "s"), calls.create("c"))
-    calls.say("c", "c0")
+async def test_closing_a_session_ends_its_calls() -> None:
+    """Running calls are closed, and queued ones never start."""
+    calls, session = Calls(), OpenSession()
+    await session.add(calls.create("a", "s"), calls.create("b", "s"), calls.create("c"))
+    calls.reply("c", "c0")
     await settle()
     session.task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -279,8 +279,8 @@ async def test_closing_it_ends_the_calls() -> None:
 
 
 @pytest.mark.parametrize("broken", ["calls", "answers"])
-async def test_a_bug_is_raised_and_ends_all(broken: str) -> None:
-    """What calls, or an answering that is to raise nothing, raise comes out; the rest is ended."""
+async def test_an_unexpected_exception_ends_all_calls(broken: str) -> None:
+    """It is raised from the session, whether the source of calls or a reply raises it."""
     cancellations: list[str] = []
 
     async def waits() -> AsyncGenerator[SessionReply[str], None]:
@@ -303,12 +303,12 @@ async def test_a_bug_is_raised_and_ends_all(broken: str) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        [answer async for answer in Session[str](8).run(calls())]
+        [reply async for reply in Session[str](8).run(calls())]
     assert ["waits"] == cancellations
 
 
-async def test_nothing_asked_nothing_said() -> None:
+async def test_an_empty_session_has_no_replies() -> None:
     """A stream that ends without a message ends the session."""
-    session = Open()
+    session = OpenSession()
     await session.close_half()
     assert [] == session.replies

@@ -55,8 +55,8 @@ class TextCodec(FakeCodec):
 
 
 class TextClient:
-    def __init__(self, *answers: str) -> None:
-        self._answers = answers
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
         self.sent: list[tuple[str, float | None]] = []
         self.closed_streams = 0
 
@@ -64,13 +64,13 @@ class TextClient:
         self, wire: str, /, *, deadline: float | None, decode: Callable[[str], Any]
     ) -> Any:
         self.sent.append((wire, deadline))
-        return decode(self._answers[0])
+        return decode(self._texts[0])
 
     async def stream(self, wire: str, /, *, deadline: float | None) -> AsyncIterator[str]:
         self.sent.append((wire, deadline))
         try:
-            for answer in self._answers:
-                yield answer
+            for text in self._texts:
+                yield text
         finally:
             self.closed_streams += 1
 
@@ -85,22 +85,22 @@ def upstream(client: TextClient, error: GatewayError | None = None) -> Upstream[
 STREAM = StreamInferRequest(request=InferRequest())
 
 
-async def test_asks_and_reads_the_answer() -> None:
-    """A call is encoded, sent without a deadline, and its answer decoded."""
+async def test_encodes_a_call_and_decodes_its_reply() -> None:
+    """The call is sent without a deadline."""
     client = TextClient("yes")
     assert await upstream(client)(ServerLiveRequest()) is True
     assert [("ServerLiveRequest", None)] == client.sent
 
 
 async def test_sends_the_deadline_less_its_margin() -> None:
-    """The far end is given 5 ms less, so that its answer is back in time."""
+    """The upstream's deadline is 5 ms earlier, so that its response arrives in time."""
     client = TextClient("yes")
     await upstream(client)(ServerLiveRequest(context=Context(deadline=10.0)))
     assert pytest.approx(9.995) == client.sent[0][1]
 
 
 @pytest.mark.parametrize("error", [MalformedMessage("odd"), TooLarge("big")])
-async def test_an_unreadable_answer_is_the_upstreams_fault(error: GatewayError) -> None:
+async def test_an_undecodable_response_is_an_upstream_error(error: GatewayError) -> None:
     """Errors of decoding become UpstreamProtocolError, which names the upstream."""
     with pytest.raises(UpstreamProtocolError, match=r"'far'.*(odd|big)"):
         await upstream(TextClient("?"), error)(ServerLiveRequest())
@@ -109,30 +109,30 @@ async def test_an_unreadable_answer_is_the_upstreams_fault(error: GatewayError) 
 @pytest.mark.parametrize(
     "error", [InvalidRequest("no"), TooLarge("you", origin=Origin("text", "wire"))]
 )
-async def test_an_error_the_upstream_sent_stays_itself(error: GatewayError) -> None:
-    """What the upstream said in good form is passed on as it is."""
+async def test_an_error_sent_by_the_upstream_is_unchanged(error: GatewayError) -> None:
+    """A well-formed error of the upstream is raised as it is."""
     with pytest.raises(type(error)) as caught:
         await upstream(TextClient("?"), error)(ServerLiveRequest())
     assert error is caught.value
 
 
-async def test_reads_a_stream_and_closes_it() -> None:
-    """Each answer of a stream is decoded, and the client's stream is closed."""
+async def test_decodes_a_stream_and_closes_it() -> None:
+    """Each item is decoded, and the client's stream is closed."""
     client = TextClient("a", "b")
     items = await upstream(client)(STREAM)
     assert ["a", "b"] == [item.id async for item in items]
     assert 1 == client.closed_streams
 
 
-async def test_a_bad_item_ends_the_stream() -> None:
-    """An item that cannot be read is the upstream's fault."""
+async def test_an_undecodable_item_ends_the_stream() -> None:
+    """It raises UpstreamProtocolError."""
     items = await upstream(TextClient("a"), MalformedMessage("odd"))(STREAM)
     with pytest.raises(UpstreamProtocolError):
         await anext(items)
 
 
-async def test_an_error_item_the_upstream_sent_stays_itself() -> None:
-    """An error in a stream that the upstream wrote itself is passed on."""
+async def test_an_error_item_sent_by_the_upstream_is_unchanged() -> None:
+    """A well-formed error in a stream is raised as it is."""
     error = TooLarge("you", origin=Origin("text", "wire"))
     items = await upstream(TextClient("a"), error)(STREAM)
     with pytest.raises(TooLarge):
@@ -146,8 +146,8 @@ def metadata(name: str) -> ServerMetadata:
 READY = ModelReadyRequest(model=ModelRef("m"))
 
 
-async def test_asks_a_server_once_who_it_is() -> None:
-    """Calls that come together wait for one question, and the same upstream answers them."""
+async def test_the_dialect_is_detected_once() -> None:
+    """Concurrent calls wait for one metadata request, and share the detected upstream."""
     names: list[str] = []
     plain = ScriptedService(metadata("triton"))
     dialect_service = ScriptedService(always=True)
@@ -163,15 +163,15 @@ async def test_asks_a_server_once_who_it_is() -> None:
     assert [ServerMetadataRequest] == [type(call) for call in plain.calls]
 
 
-async def test_questions_alike_in_every_dialect_settle_nothing() -> None:
-    """Readiness probes work before anybody knows the dialect."""
+async def test_liveness_and_readiness_need_no_dialect() -> None:
+    """These calls are equal in every dialect and do not start the detection."""
     service = DialectDetectingUpstream(ScriptedService(True, True), lambda _name: ScriptedService())
     assert await service(ServerReadyRequest()) is True
     assert await service(ServerLiveRequest()) is True
 
 
-async def test_a_server_that_is_away_is_asked_again() -> None:
-    """While the question fails so do the calls; the next one asks again."""
+async def test_a_failed_detection_is_repeated() -> None:
+    """Calls fail with the detection; the next call starts it again."""
     plain = ScriptedService(Unavailable("away"), metadata("kserve"))
     names: list[str] = []
 
@@ -186,8 +186,8 @@ async def test_a_server_that_is_away_is_asked_again() -> None:
     assert ["kserve"] == names
 
 
-async def test_a_server_that_will_not_say_has_no_name() -> None:
-    """An error that the server itself answered with settles the dialect by no name."""
+async def test_a_rejected_detection_selects_no_dialect() -> None:
+    """After an error sent by the server itself the name is empty."""
     refusal = InvalidRequest("no such path", origin=Origin("text", "wire"))
     names: list[str] = []
 
@@ -199,8 +199,8 @@ async def test_a_server_that_will_not_say_has_no_name() -> None:
     assert [""] == names
 
 
-async def test_an_answer_over_the_limit_is_the_upstreams_fault() -> None:
-    """A client that stops reading a huge answer does not make the caller's request too large."""
+async def test_an_oversized_response_is_an_upstream_error() -> None:
+    """The caller's own request is not reported as too large."""
 
     class Full(TextClient):
         async def send(
@@ -213,7 +213,7 @@ async def test_an_answer_over_the_limit_is_the_upstreams_fault() -> None:
 
 
 class NoStreams(TextCodec):
-    """Has no form for streams."""
+    """A protocol without streams."""
 
     def encode_call(self, call: Call[Any], /) -> str:
         if isinstance(call, StreamInferRequest):
@@ -224,8 +224,8 @@ class NoStreams(TextCodec):
         return self.decode_item(StreamInferRequest(request=InferRequest()), wire)
 
 
-async def test_a_stream_of_a_protocol_without_streams_has_one_answer() -> None:
-    """The one inference is asked for, with what travels beside the stream, and is the last answer."""
+async def test_a_protocol_without_streams_sends_one_inference() -> None:
+    """The inference has the context of the stream, and its reply is the last item."""
     client = TextClient("only")
     upstream: Upstream[str, str] = Upstream("u", NoStreams(), client)
     context = Context(deadline=10.0)
@@ -236,7 +236,7 @@ async def test_a_stream_of_a_protocol_without_streams_has_one_answer() -> None:
 
 
 class SingleFirst(TextCodec):
-    """Prefers the single reply; a decoupled model refuses to be asked for it."""
+    """Prefers the single reply, which a decoupled model rejects."""
 
     prefers_single_reply = True
 
@@ -256,15 +256,15 @@ class SingleFirst(TextCodec):
         return self.decode_item(STREAM, wire)
 
 
-async def test_a_single_reply_is_preferred_to_a_stream_that_carries_less() -> None:
-    """A model that has one reply gives it the usual way."""
+async def test_a_codec_may_prefer_the_single_reply() -> None:
+    """A stream call of a model with one reply is sent as one inference."""
     client = TextClient("only")
     found = [item.id async for item in await Upstream("u", SingleFirst(), client)(STREAM)]
     assert (["only"], ["InferRequest"]) == (found, [text for text, _ in client.sent])
 
 
-async def test_a_decoupled_model_is_asked_for_a_stream_and_remembered() -> None:
-    """It refuses once before it runs; from then on it is asked for a stream at once."""
+async def test_a_decoupled_model_is_called_as_a_stream() -> None:
+    """It rejects the first inference; later calls are streams at once."""
     client = TextClient("a", "b")
     upstream: Upstream[str, str] = Upstream("u", SingleFirst(decoupled=True), client)
     for _ in range(2):
@@ -274,8 +274,8 @@ async def test_a_decoupled_model_is_asked_for_a_stream_and_remembered() -> None:
     assert 2 == client.closed_streams
 
 
-async def test_a_decoupled_model_that_no_stream_reaches_says_why() -> None:
-    """The refusal has the server's words and what the stream cannot carry."""
+async def test_a_decoupled_model_without_a_stream_form_is_rejected() -> None:
+    """The error has the server's text and the reason why no stream is possible."""
     codec = SingleFirst(decoupled=True, streams=False)
     items = await Upstream("u", codec, TextClient("x"))(STREAM)
     with pytest.raises(Unsupported, match="the model is decoupled; no shape for it"):
@@ -283,10 +283,10 @@ async def test_a_decoupled_model_that_no_stream_reaches_says_why() -> None:
 
 
 @pytest.mark.parametrize("call", [STREAM, STREAM.request], ids=["stream", "single"])
-async def test_the_way_out_of_a_decoupled_model_was_missing_once_it_was_known(
+async def test_later_rejections_of_a_decoupled_model_have_the_reason(
     call: Call[Any],
 ) -> None:
-    """Later refusals, and those of single requests, say what the stream cannot carry, too."""
+    """Stream and unary calls report it once the model is known to be decoupled."""
     codec = SingleFirst(decoupled=True)
     service: Upstream[str, str] = Upstream("u", codec, TextClient("a"))
     assert ["a"] == [item.id async for item in await service(STREAM)]
@@ -301,7 +301,7 @@ async def test_the_way_out_of_a_decoupled_model_was_missing_once_it_was_known(
 
 
 class LongStreams(SingleFirst):
-    """Writes requests for streams, which cost so many items of work."""
+    """Encodes stream calls that cost *items* of work."""
 
     def __init__(self, items: int, *, decoupled: bool) -> None:
         super().__init__(decoupled=decoupled)
@@ -318,19 +318,19 @@ class LongStreams(SingleFirst):
 
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("items", [1, 1_000_000])
-async def test_long_requests_for_streams_are_written_on_another_thread(
+async def test_long_stream_calls_are_encoded_on_another_thread(
     items: int, *, decoupled: bool
 ) -> None:
-    """Short ones on the event loop, which a long one would block for tenths of a second."""
+    """Short ones are encoded on the event loop, which a long one would block."""
     codec = LongStreams(items, decoupled=decoupled)
     service: Upstream[str, str] = Upstream("u", codec, TextClient("a", "b"))
     assert ["a", "b"] == [item.id async for item in await service(STREAM)]
-    is_here = items == 1
-    assert is_here is (codec.written_by == threading.get_ident())
+    is_on_loop = items == 1
+    assert is_on_loop is (codec.written_by == threading.get_ident())
 
 
 class Halves:
-    """Cuts parts at semicolons."""
+    """Splits parts at semicolons."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -350,22 +350,22 @@ class Cutting(TextCodec, FramingCodec[str, str]):
         return Halves()
 
 
-async def test_messages_are_cut_out_where_the_codec_has_to() -> None:
-    """Parts of a stream become whole messages, wherever they were cut."""
+async def test_a_framing_codec_splits_parts_into_messages() -> None:
+    """Messages may span several parts."""
     upstream: Upstream[str, str] = Upstream("u", Cutting(), TextClient("a;b", "c;", "d;"))
     call = StreamInferRequest(request=InferRequest())
     assert ["a", "bc", "d"] == [item.id async for item in await upstream(call)]
 
 
-async def test_what_only_the_end_completes_is_a_message_too() -> None:
-    """The splitter may give the last message at the end of the stream."""
+async def test_the_end_of_a_stream_may_complete_a_message() -> None:
+    """The splitter may return the last message at the end."""
     upstream: Upstream[str, str] = Upstream("u", Cutting(), TextClient("a;", "!b"))
     call = StreamInferRequest(request=InferRequest())
     assert ["a", "!b"] == [item.id async for item in await upstream(call)]
 
 
-async def test_a_stream_that_ends_within_a_message_is_broken() -> None:
-    """What is left at its end is the upstream's fault."""
+async def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
+    """The incomplete message is an error of the upstream."""
     upstream: Upstream[str, str] = Upstream("u", Cutting(), TextClient("a;b"))
     items = await upstream(StreamInferRequest(request=InferRequest()))
     assert "a" == (await anext(items)).id
@@ -374,7 +374,7 @@ async def test_a_stream_that_ends_within_a_message_is_broken() -> None:
 
 
 class QueueTimeouts(TextClient):
-    """Notes the queue timeout that holds when a request is sent."""
+    """Records the queue timeout in effect when a request is sent."""
 
     def __init__(self) -> None:
         super().__init__("yes", "no")
@@ -388,12 +388,12 @@ class QueueTimeouts(TextClient):
 
     async def stream(self, wire: str, /, *, deadline: float | None) -> AsyncIterator[str]:
         self.found.append(QUEUE_TIMEOUT_US.get())
-        async for answer in super().stream(wire, deadline=deadline):
-            yield answer
+        async for text in super().stream(wire, deadline=deadline):
+            yield text
 
 
-async def test_the_queue_timeout_of_a_request_bounds_its_wait_for_a_connection() -> None:
-    """Each request has its own, also behind one that had another."""
+async def test_a_request_is_sent_with_its_queue_timeout() -> None:
+    """Each request has its own, and the previous value is restored afterwards."""
     client = QueueTimeouts()
     service = upstream(client)
     for timeout_us in (30, 60, None, 30):

@@ -1,4 +1,4 @@
-"""Upstreams and frontends of requests that are still arriving."""
+"""Upstreams and frontends with requests whose bodies are still arriving."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MODEL = ModelRef("m")
 
 
 class Whole(FakeCodec):
-    """A codec that writes an inference as the bytes of its input."""
+    """A codec that encodes an inference as the bytes of its input."""
 
     def encode_call(self, call: Call[Any], /) -> str:
         assert isinstance(call, InferRequest)
         return bytes(as_raw(call.inputs[0])).decode()
 
 
-class Passing(Whole, CutThroughCodec[str, str]):
-    """One that can also write it while it comes."""
+class CutThrough(Whole, CutThroughCodec[str, str]):
+    """A codec that can also encode an inference while its body arrives."""
 
     def __init__(self, *, passes: bool = True) -> None:
         self.passes = passes
@@ -40,8 +40,8 @@ class Passing(Whole, CutThroughCodec[str, str]):
         return "arriving" if self.passes else None
 
 
-class Client:
-    """A client that answers with what it is sent."""
+class EchoClient:
+    """A client that replies with its request."""
 
     def __init__(self, *, sends_rest: bool) -> None:
         self.sends_rest = sends_rest
@@ -52,7 +52,7 @@ class Client:
         return decode(wire)
 
 
-def waiting(source: FakeArriving) -> InferRequest:
+def streaming_call(source: FakeArriving) -> InferRequest:
     data = StreamedData(source, source.start, source.end - source.start)
     tensor = streamed_tensor("a", Datatype.UINT8, (data.size_bytes,), data)
     return InferRequest(model=MODEL, inputs=(tensor,))
@@ -61,33 +61,33 @@ def waiting(source: FakeArriving) -> InferRequest:
 @pytest.mark.parametrize(
     ("codec", "sends_rest", "expected"),
     [
-        (Passing(), True, "arriving"),
-        (Passing(), False, "yz"),
-        (Passing(passes=False), True, "yz"),
+        (CutThrough(), True, "arriving"),
+        (CutThrough(), False, "yz"),
+        (CutThrough(passes=False), True, "yz"),
         (Whole(), True, "yz"),
     ],
 )
-async def test_it_is_passed_on_only_where_codec_and_client_can(
+async def test_cut_through_needs_support_of_codec_and_client(
     codec: Any, sends_rest: bool, expected: str
 ) -> None:
-    """Otherwise it is waited for and written as ever."""
-    client: Any = Client(sends_rest=sends_rest)
+    """Otherwise the whole body is awaited and encoded."""
+    client: Any = EchoClient(sends_rest=sends_rest)
     upstream: Upstream[str, str] = Upstream("u", codec, client)
-    assert expected == await upstream(waiting(FakeArriving(b"xyz", 1)))
+    assert expected == await upstream(streaming_call(FakeArriving(b"xyz", 1)))
 
 
-async def test_nothing_is_written_twice() -> None:
-    """A call of which a part has gone is an error, whatever asks for it again."""
+async def test_a_partly_sent_body_is_not_sent_again() -> None:
+    """A call whose body has been started raises Unavailable."""
     source = FakeArriving(b"xyz", 1)
     source.is_started = True
-    codec, client = Passing(), Client(sends_rest=True)
+    codec, client = CutThrough(), EchoClient(sends_rest=True)
     upstream: Upstream[Any, Any] = Upstream("u", codec, client)  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
-        await upstream(waiting(source))
+        await upstream(streaming_call(source))
 
 
-class Heads(FakeCodec, CutThroughCodec[str, str]):
-    """A codec of texts: "early" begins with its head, "whole" does not; else it is malformed."""
+class EarlyCodec(FakeCodec, CutThroughCodec[str, str]):
+    """The text "early" is decoded from its head, "whole" needs the body; others are malformed."""
 
     def early_bytes(self, wire: str, /) -> int | None:
         return 5 if wire in ("early", "whole") else None
@@ -97,7 +97,7 @@ class Heads(FakeCodec, CutThroughCodec[str, str]):
             raise ZeroDivisionError
         if wire not in ("early", "whole"):
             raise MalformedMessage(f"{wire!r} is no call")
-        return waiting(FakeArriving(b"xyz", 1)) if wire == "early" else None
+        return streaming_call(FakeArriving(b"xyz", 1)) if wire == "early" else None
 
     def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
         return InferRequest(model=ModelRef(wire))
@@ -106,32 +106,32 @@ class Heads(FakeCodec, CutThroughCodec[str, str]):
         raise AssertionError(call)
 
 
-async def ask_early(wire: str, service: Any, refused: list[str]) -> Any:
-    """Ask a frontend early."""
+async def call_early(wire: str, service: Any, refused: list[str]) -> Any:
+    """Let a frontend handle a request before its body is complete."""
 
     async def whole() -> str:
         if refused:
             raise Overloaded(refused[0])
         return "all of it"
 
-    codec: Any = Heads()
+    codec: Any = EarlyCodec()
     frontend: Frontend[str, str] = Frontend(codec, service)
     return await frontend.handle_early(wire, whole)
 
 
-async def test_a_frontend_begins_with_the_head() -> None:
-    """Its service is called while bytes are still to come; the call has an id."""
+async def test_a_frontend_calls_the_service_early() -> None:
+    """The call still has a streaming body, and a request id."""
     service = ScriptedService(True)
-    assert "reply True" == await ask_early("early", service, [])
+    assert "reply True" == await call_early("early", service, [])
     (call,) = service.calls
     assert streaming_body_of(call) is not None
     assert call.context.request_id
 
 
-async def test_a_frontend_waits_where_the_codec_needs_all() -> None:
-    """The whole request is read when it has come."""
+async def test_a_frontend_waits_for_the_body_if_the_codec_needs_it() -> None:
+    """The whole request is decoded."""
     service = ScriptedService(True)
-    assert "reply True" == await ask_early("whole", service, [])
+    assert "reply True" == await call_early("whole", service, [])
     assert ModelRef("all of it") == service.calls[0].model
 
 
@@ -143,16 +143,16 @@ async def test_a_frontend_waits_where_the_codec_needs_all() -> None:
         ("whole", ["no room"], "overloaded: no room"),
     ],
 )
-async def test_what_is_wrong_is_said_in_the_protocols_form(
+async def test_errors_of_early_requests_are_encoded(
     wire: str, refused: list[str], message: str
 ) -> None:
-    """A wrong head, a bug and a body that there is no room for are answers."""
-    assert message == await ask_early(wire, ScriptedService(), refused)
+    """A malformed head, a bug and a lack of memory are responses of the protocol."""
+    assert message == await call_early(wire, ScriptedService(), refused)
 
 
-def test_a_frontend_says_how_much_is_enough() -> None:
-    """As its codec does; one whose codec reads whole requests only needs all."""
-    codec: Any = Heads()
+def test_early_bytes_are_those_of_the_codec() -> None:
+    """A codec that needs whole requests has none."""
+    codec: Any = EarlyCodec()
     plain: Any = Whole()
     service = ScriptedService()
     assert 5 == Frontend(codec, service).early_bytes("early")

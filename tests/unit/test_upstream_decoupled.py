@@ -1,4 +1,4 @@
-"""Upstream: the single reply of a model that gives any number of them."""
+"""Upstream: the single reply of a model that returns any number of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFUSED = Decoupled("ModelInfer RPC doesn't support models with decoupled transa
 
 
 class Values(FakeCodec):
-    """Its messages are the calls and replies themselves."""
+    """A codec whose messages are the calls and replies themselves."""
 
     def encode_call(self, call: Call[Any], /) -> Any:
         return call
@@ -52,7 +52,7 @@ class Unary(Values):
 
 
 class Server:
-    """Refuses inferences that are not streams."""
+    """A client that rejects inferences outside of streams."""
 
     def __init__(self, items: Sequence[InferResponse] = (ITEM,)) -> None:
         self.requests: list[str] = []
@@ -80,8 +80,8 @@ class Server:
     async def close(self) -> None: ...
 
 
-async def test_a_model_that_wants_a_stream_gets_one() -> None:
-    """The one reply of its stream is the reply; the next call is a stream at once."""
+async def test_a_decoupled_model_is_called_as_a_stream() -> None:
+    """The one item of the stream is the reply; the next call is a stream at once."""
     server = Server([ITEM, END])
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     for _ in range(2):
@@ -90,8 +90,8 @@ async def test_a_model_that_wants_a_stream_gets_one() -> None:
     assert 2 == server.closed_streams
 
 
-async def test_a_queue_timeout_changes_nothing() -> None:
-    """A request that may not wait long is sent as a stream, too."""
+async def test_a_call_with_a_queue_timeout_becomes_a_stream_too() -> None:
+    """Its reply is the only item of the stream."""
     server = Server()
     call = CALL.changed(timeout_us=60_000_000)
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
@@ -107,10 +107,8 @@ async def _any_stream(_wire: Any, /, *, deadline: float | None) -> AsyncGenerato
 @pytest.mark.parametrize(
     ("items", "count"), [([], "no response"), ([ITEM, ITEM, ITEM], "more than one response")]
 )
-async def test_another_number_of_replies_is_an_error(
-    items: list[InferResponse], count: str
-) -> None:
-    """No reply, or several, is an error that names the way out; the stream is closed."""
+async def test_no_reply_or_several_are_an_error(items: list[InferResponse], count: str) -> None:
+    """The error suggests a streaming call, and the stream is closed."""
     server = Server(items)
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     text = f"decoupled model 'm' sent {count}; use a streaming call"
@@ -119,16 +117,16 @@ async def test_another_number_of_replies_is_an_error(
     assert 1 == server.closed_streams
 
 
-async def test_a_reply_that_is_an_error_is_raised() -> None:
-    """An error in the stream is the reply."""
+async def test_an_error_item_is_raised() -> None:
+    """An error in the stream is the result of the call."""
     failed = InferResponse(model=M, outputs=(), is_final=False, error=UpstreamError("no"))
     upstream: Upstream[Any, Any] = Upstream("u", Values(), Server([failed]))
     with pytest.raises(UpstreamError, match="no"):
         await upstream(CALL)
 
 
-async def test_other_errors_and_calls_pass() -> None:
-    """Another error is raised as it is, and another question has its reply."""
+async def test_other_errors_and_calls_are_unchanged() -> None:
+    """Other errors do not lead to a stream, and other calls have their replies."""
     server = Server()
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     for error in (NotFound("none"), Unsupported("no")):
@@ -139,8 +137,8 @@ async def test_other_errors_and_calls_pass() -> None:
     assert ["InferRequest", "InferRequest", "ModelReadyRequest"] == server.requests
 
 
-async def test_a_protocol_without_streams_raises_the_refusal() -> None:
-    """There is no other way to ask, and each call ends."""
+async def test_a_protocol_without_streams_raises_decoupled() -> None:
+    """Each call fails with the error of the server."""
     server = Server()
     upstream: Upstream[Any, Any] = Upstream("u", Unary(), server)
     for _ in range(2):
@@ -149,8 +147,8 @@ async def test_a_protocol_without_streams_raises_the_refusal() -> None:
     assert {"InferRequest"} == set(server.requests)
 
 
-async def test_forgets_the_oldest_of_too_many_models() -> None:
-    """What is remembered is bounded; a model that is forgotten is asked as at first."""
+async def test_the_oldest_decoupled_models_are_forgotten() -> None:
+    """The number of known models is limited; a forgotten one is called as at first."""
     server = Server()
     upstream: Upstream[Any, Any] = Upstream("u", Values(), server)
     for number in range(1025):

@@ -41,14 +41,14 @@ def model(
 
 
 def identity(element_type: int, dims: Dims = ("n",)) -> bytes:
-    """Write a model that gives its input X back as Y."""
+    """Write a model that returns its input X as Y."""
     return model(
         [("Identity", ["X"], ["Y"])], [("X", element_type, dims)], [("Y", element_type, dims)]
     )
 
 
 def sum_of_two(dims: Dims = ("n", 2)) -> bytes:
-    """Write a model that gives the sum of A and B, FP32, as C."""
+    """Write a model that returns the sum of A and B, FP32, as C."""
     return model([("Add", ["A", "B"], ["C"])], [("A", 1, dims), ("B", 1, dims)], [("C", 1, dims)])
 
 

@@ -1,4 +1,4 @@
-"""Backends: places, queue, cancellation, faults, and the checks of requests and outputs."""
+"""Backends: instances, queue, cancellation, errors, and the checks of requests and outputs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def double(inputs: Inputs, _job: Job) -> Arrays:
 
 
 class Model(Backend):
-    """A model whose `infer` is a function of the test's."""
+    """A model whose `infer` is a function of the test."""
 
     def __init__(self, function: Callable[[Inputs, Job], Arrays] = double, **settings: Any) -> None:
         super().__init__("m", **settings)
@@ -117,15 +117,15 @@ class Gate:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
+    """Wait until *condition* holds, which another thread makes true."""
     end = time.monotonic() + 5
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.001)
 
 
-async def test_answers_metadata_readiness_and_inference() -> None:
-    """A loaded model answers in its own name and version, with the request's id."""
+async def test_a_loaded_model_handles_metadata_readiness_and_inference() -> None:
+    """Replies have the model's name and version and the request's id."""
     model = await started()
     assert METADATA == await model(ModelMetadataRequest(model=M))
     assert await model(ModelReadyRequest(model=M)) is True
@@ -135,8 +135,8 @@ async def test_answers_metadata_readiness_and_inference() -> None:
     await model.stop()
 
 
-async def test_not_loaded_is_not_ready() -> None:
-    """Before it is loaded and after it is unloaded a model refuses, and says so."""
+async def test_an_unloaded_model_is_not_ready() -> None:
+    """Before loading and after unloading, calls raise NotReady."""
     model = Model()
     for _ in range(2):
         assert await model(ModelReadyRequest(model=M)) is False
@@ -155,7 +155,7 @@ async def test_not_loaded_is_not_ready() -> None:
         await model.on_thread(lambda: None)
 
 
-async def test_loading_twice_loads_once_and_again_after_unloading() -> None:
+async def test_a_loaded_model_is_not_loaded_again() -> None:
     """Starting a loaded model changes nothing; a stopped one can be started again."""
     model = await started()
     await model.start()
@@ -167,8 +167,8 @@ async def test_loading_twice_loads_once_and_again_after_unloading() -> None:
     await model.stop()
 
 
-async def test_load_error_rises_and_leaves_nothing() -> None:
-    """A model that cannot be loaded says why and is not ready."""
+async def test_a_load_error_is_raised_by_start() -> None:
+    """The model is not loaded afterwards and has no threads."""
     model = Model()
     model.load_error = LoadError("no such file")
     with pytest.raises(LoadError, match="no such file"):
@@ -177,12 +177,12 @@ async def test_load_error_rises_and_leaves_nothing() -> None:
 
 
 async def test_other_calls_are_unsupported() -> None:
-    """A model is not a server."""
+    """A model does not handle calls about the server."""
     with pytest.raises(Unsupported, match="model 'm' does not support ServerLiveRequest"):
         await Model()(ServerLiveRequest())
 
 
-def changed(*inputs: Tensor, outputs: tuple[RequestedOutput, ...] = ()) -> InferRequest:
+def request_with(*inputs: Tensor, outputs: tuple[RequestedOutput, ...] = ()) -> InferRequest:
     return InferRequest(model=M, inputs=inputs, outputs=outputs)
 
 
@@ -193,39 +193,39 @@ IN_A, IN_B = CALL.inputs
     ("call", "message"),
     [
         (
-            changed(IN_A),
+            request_with(IN_A),
             "model 'm version 1' needs input 'B', the request has 'A'",
         ),
-        (changed(), "model 'm version 1' needs input 'A', the request has none"),
+        (request_with(), "model 'm version 1' needs input 'A', the request has none"),
         (
-            changed(IN_A, IN_B, IN_B.renamed("C")),
+            request_with(IN_A, IN_B, IN_B.renamed("C")),
             "model 'm version 1' has no input 'C'; its inputs are 'A', 'B'",
         ),
-        (changed(IN_A, IN_A), "the request has input 'A' twice"),
+        (request_with(IN_A, IN_A), "the request has input 'A' twice"),
         (
-            changed(array_tensor("A", A.astype(np.int64)), IN_B),
+            request_with(array_tensor("A", A.astype(np.int64)), IN_B),
             "input 'A' has datatype INT64, model 'm version 1' needs INT32",
         ),
         (
-            changed(Tensor("A", None, (1, 2), IN_A.data), IN_B),
+            request_with(Tensor("A", None, (1, 2), IN_A.data), IN_B),
             "input 'A' has datatype none, model 'm version 1' needs INT32",
         ),
         (
-            changed(array_tensor("A", np.zeros((1, 3), np.int32)), IN_B),
+            request_with(array_tensor("A", np.zeros((1, 3), np.int32)), IN_B),
             "input 'A' has shape [1, 3], model 'm version 1' needs [-1, 2]",
         ),
         (
-            changed(Tensor("A", Datatype.INT32, None, IN_A.data), IN_B),
+            request_with(Tensor("A", Datatype.INT32, None, IN_A.data), IN_B),
             "input 'A' has shape none, model 'm version 1' needs [-1, 2]",
         ),
         (
-            changed(IN_A, IN_B, outputs=(RequestedOutput("Q"),)),
+            request_with(IN_A, IN_B, outputs=(RequestedOutput("Q"),)),
             "model 'm version 1' has no output 'Q'; its outputs are 'Y', 'Z'",
         ),
     ],
 )
-async def test_requests_that_do_not_fit(call: InferRequest, message: str) -> None:
-    """A request that does not fit the metadata is refused before the model runs."""
+async def test_a_request_unlike_the_metadata_is_rejected(call: InferRequest, message: str) -> None:
+    """The model does not run."""
     model = await started(lambda _inputs, _job: pytest.fail("the model ran"))
     calls: list[Any] = [call, StreamInferRequest(model=M, request=call)]
     for request in calls:
@@ -235,8 +235,8 @@ async def test_requests_that_do_not_fit(call: InferRequest, message: str) -> Non
 
 
 @pytest.mark.parametrize("inputs", [(IN_A, IN_B), (IN_B, IN_A)], ids=["declared", "other"])
-async def test_inputs_come_in_the_models_order(inputs: tuple[Tensor, ...]) -> None:
-    """In whatever order they are sent, a model is given its inputs as it declares them."""
+async def test_inputs_are_passed_in_the_models_order(inputs: tuple[Tensor, ...]) -> None:
+    """The order of the request makes no difference."""
     names: list[str] = []
 
     def infer(arrays: Inputs, _job: Job) -> Arrays:
@@ -250,15 +250,15 @@ async def test_inputs_come_in_the_models_order(inputs: tuple[Tensor, ...]) -> No
 
 
 async def test_classification_is_unsupported() -> None:
-    """Classes are refused by name, not answered with something else."""
+    """A request for classes is rejected by name."""
     model = await started()
     with pytest.raises(Unsupported, match="classification of output 'Y' is not supported"):
         await model(CALL.changed(outputs=(RequestedOutput("Y", classes=3),)))
     await model.stop()
 
 
-async def test_outputs_come_in_the_models_order() -> None:
-    """Only the outputs asked for are answered, in the model's order, once each."""
+async def test_outputs_are_returned_in_the_models_order() -> None:
+    """Only requested outputs are returned, once each."""
     model = await started()
     for names, expected in (("Z", ["Z"]), ("ZY", ["Y", "Z"]), ("YY", ["Y"])):
         reply = await model(CALL.changed(outputs=tuple(map(RequestedOutput, names))))
@@ -266,7 +266,7 @@ async def test_outputs_come_in_the_models_order() -> None:
     await model.stop()
 
 
-def giving(arrays: Mapping[str, npt.NDArray[Any]]) -> Callable[[Inputs, Job], Arrays]:
+def returning(arrays: Mapping[str, npt.NDArray[Any]]) -> Callable[[Inputs, Job], Arrays]:
     return lambda _inputs, _job: arrays
 
 
@@ -293,20 +293,20 @@ def giving(arrays: Mapping[str, npt.NDArray[Any]]) -> Callable[[Inputs, Job], Ar
         ),
     ],
 )
-async def test_outputs_that_do_not_fit_are_the_models_fault(
+async def test_an_output_unlike_the_metadata_is_an_upstream_error(
     arrays: Mapping[str, npt.NDArray[Any]], message: str
 ) -> None:
-    """What a model gives is checked against what it declares."""
-    model = await started(giving(arrays))
+    """The outputs of a model are checked against its metadata."""
+    model = await started(returning(arrays))
     with pytest.raises(UpstreamError, match=f"^model 'm version 1' {re.escape(message)}$"):
         await model(CALL)
     await model.stop()
 
 
 async def test_outputs_are_not_copied() -> None:
-    """An output shares the model's memory; text and strings become BYTES."""
+    """An output shares the model's memory; strings become BYTES."""
     outputs = {"Y": A, "Z": np.array(["é"], object)}
-    model = await started(giving(outputs))
+    model = await started(returning(outputs))
     reply = await model(CALL)
     assert np.shares_memory(A, reply.outputs[0].data.array)  # type: ignore[union-attr]  # ArrayData
     assert array_tensor("Z", np.array(["é".encode()], object)) == reply.outputs[1]
@@ -323,10 +323,10 @@ async def test_outputs_are_not_copied() -> None:
         (RuntimeError("x" * 9000), "RuntimeError: " + "x" * 486),
     ],
 )
-async def test_what_a_model_raises_is_passed_on_in_one_line(
+async def test_an_exception_of_a_model_is_reported_in_one_line(
     error: BaseException, text: str
 ) -> None:
-    """A model's failure is its own text without a traceback, and is logged once."""
+    """The error has the exception's text without a traceback, and is logged once."""
 
     def fail(_inputs: Inputs, _job: Job) -> Arrays:
         raise error
@@ -341,8 +341,8 @@ async def test_what_a_model_raises_is_passed_on_in_one_line(
     await model.stop()
 
 
-async def test_a_model_may_refuse_in_the_gateways_terms() -> None:
-    """An error of ours passes as it is."""
+async def test_a_gateway_error_of_a_model_is_raised_unchanged() -> None:
+    """The caller gets the error that the model raised."""
     error = InvalidRequest("A must be positive")
 
     def refuse(_inputs: Inputs, _job: Job) -> Arrays:
@@ -356,7 +356,7 @@ async def test_a_model_may_refuse_in_the_gateways_terms() -> None:
 
 
 async def test_the_event_loop_runs_while_a_model_blocks() -> None:
-    """Other work goes on while a model runs."""
+    """A blocking model runs on a thread of its own."""
     gate = Gate()
     model = await started(gate)
     task = asyncio.ensure_future(model(CALL))
@@ -368,8 +368,8 @@ async def test_the_event_loop_runs_while_a_model_blocks() -> None:
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-async def test_so_many_run_at_a_time(instances: int) -> None:
-    """As many inferences run as there are instances; the others wait for a place."""
+async def test_instances_limit_the_concurrent_inferences(instances: int) -> None:
+    """Further calls wait for an instance."""
     gate = Gate()
     model = await started(gate, instances=instances)
     tasks = [asyncio.ensure_future(model(CALL)) for _ in range(4)]
@@ -383,8 +383,8 @@ async def test_so_many_run_at_a_time(instances: int) -> None:
 
 
 @pytest.mark.parametrize("queue", [0, 2])
-async def test_full_queue_refuses(queue: int) -> None:
-    """One more than runs and waits is refused; the last that may wait is not."""
+async def test_a_full_queue_rejects_calls(queue: int) -> None:
+    """The last queued call still runs; one more is rejected."""
     gate = Gate()
     model = await started(gate, queue=queue)
     tasks = [asyncio.ensure_future(model(CALL)) for _ in range(1 + queue)]
@@ -400,8 +400,8 @@ async def test_full_queue_refuses(queue: int) -> None:
     await model.stop()
 
 
-async def test_call_cancelled_while_it_waits_never_runs() -> None:
-    """A caller that leaves before its turn costs the model nothing."""
+async def test_a_call_cancelled_in_the_queue_never_runs() -> None:
+    """It leaves the queue at once."""
     gate = Gate()
     model = await started(gate)
     first, second = (asyncio.ensure_future(model(CALL)) for _ in range(2))
@@ -414,8 +414,8 @@ async def test_call_cancelled_while_it_waits_never_runs() -> None:
     await model.stop()
 
 
-async def test_call_cancelled_while_it_runs_tells_the_model_and_keeps_its_place() -> None:
-    """The model learns that nobody waits; the thread's place is free only when it has ended."""
+async def test_a_call_cancelled_while_running_keeps_its_instance() -> None:
+    """The job is marked as cancelled; the instance is free only when its thread has ended."""
     gate = Gate()
     model = await started(gate)
     first = asyncio.ensure_future(model(CALL))
@@ -432,11 +432,11 @@ async def test_call_cancelled_while_it_runs_tells_the_model_and_keeps_its_place(
     await model.stop()
 
 
-async def test_failure_of_an_abandoned_call_is_nobodys() -> None:
-    """A model that fails after its caller left disturbs no one, nor the log."""
+async def test_a_failure_after_cancellation_is_ignored() -> None:
+    """It does not reach the loop's exception handler."""
     gate = Gate()
-    complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, found: complaints.append(found))
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, found: failures.append(found))
 
     def fail(inputs: Inputs, job: Job) -> Arrays:
         gate(inputs, job)
@@ -452,11 +452,11 @@ async def test_failure_of_an_abandoned_call_is_nobodys() -> None:
     assert task.cancelled()
     del task
     gc.collect()
-    assert [] == complaints
+    assert [] == failures
 
 
-async def test_deadline_that_passed_in_the_queue() -> None:
-    """A request whose time is over when its turn comes is not run."""
+async def test_a_call_whose_deadline_passes_in_the_queue_never_runs() -> None:
+    """It raises DeadlineExceeded, and its instance is free."""
     gate, clock = Gate(), FakeClock(100.0)
     model = await started(gate, clock=clock)
     first = asyncio.ensure_future(model(CALL))
@@ -468,13 +468,13 @@ async def test_deadline_that_passed_in_the_queue() -> None:
     with pytest.raises(DeadlineExceeded, match="deadline exceeded while the request was queued"):
         await second
     assert 1 == len(gate.jobs)
-    assert M == (await model(CALL)).model, "the place is free"
+    assert M == (await model(CALL)).model, "the instance is free"
     await model.stop()
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_queue_timeout_ends_the_wait_and_not_the_work(is_stream: bool) -> None:
-    """A request that runs keeps running; one that waits too long is refused."""
+async def test_a_queue_timeout_ends_only_the_wait(is_stream: bool) -> None:
+    """A running request keeps running; a queued one is rejected after its timeout."""
     gate = Gate()
     model = await started(gate)
     request = CALL.changed(timeout_us=1)
@@ -488,8 +488,8 @@ async def test_a_queue_timeout_ends_the_wait_and_not_the_work(is_stream: bool) -
     await model.stop()
 
 
-async def test_stop_waits_for_what_runs() -> None:
-    """Unloading comes after the last inference."""
+async def test_stop_waits_for_running_inferences() -> None:
+    """The model is unloaded after the last one."""
     gate = Gate()
     model = await started(gate)
     task = asyncio.ensure_future(model(CALL))
@@ -502,8 +502,8 @@ async def test_stop_waits_for_what_runs() -> None:
     assert 1 == model.unloads
 
 
-async def test_stop_gives_up_on_a_model_that_hangs() -> None:
-    """A model that does not end does not hold up the gateway's end."""
+async def test_stop_times_out_on_a_hanging_model() -> None:
+    """It logs a warning and does not unload the model."""
     gate = Gate()
     model = await started(gate)
     task = asyncio.ensure_future(model(CALL))
@@ -515,8 +515,8 @@ async def test_stop_gives_up_on_a_model_that_hangs() -> None:
     assert M == (await task).model
 
 
-async def test_job_tells_the_model_about_the_request() -> None:
-    """A model may look at id, parameters, deadline and outputs, and add parameters."""
+async def test_the_job_has_the_fields_of_the_request() -> None:
+    """A model reads id, parameters, deadline and outputs, and may add reply parameters."""
     jobs: list[Job] = []
 
     def look(inputs: Inputs, job: Job) -> Arrays:
@@ -545,8 +545,8 @@ async def test_job_tells_the_model_about_the_request() -> None:
     await model.stop()
 
 
-async def test_a_model_that_changes_its_parameters_changes_nobody_elses() -> None:
-    """Calls of equal text may share them: each call finds what its caller sent."""
+async def test_parameters_changed_by_a_model_stay_in_its_call() -> None:
+    """Equal calls may share their parameters, but each job has a copy."""
     seen = []
 
     def take(inputs: Inputs, job: Job) -> Arrays:
@@ -562,17 +562,17 @@ async def test_a_model_that_changes_its_parameters_changes_nobody_elses() -> Non
     await model.stop()
 
 
-async def test_stream_of_a_plain_model_has_one_answer() -> None:
-    """A model that is not decoupled answers a stream once, and the answer is final."""
+async def test_a_stream_of_a_plain_model_has_one_reply() -> None:
+    """The reply of a model that is not decoupled is final."""
     model = await started()
     items = await model(StreamInferRequest(model=M, request=CALL))
     assert [True] == [item.is_final async for item in items]
-    assert M == (await model(CALL)).model, "the place is free"
+    assert M == (await model(CALL)).model, "the instance is free"
     await model.stop()
 
 
-async def test_stream_that_is_not_read_gives_its_place_back_when_closed() -> None:
-    """A place taken for a stream is free once the stream is closed."""
+async def test_closing_an_unread_stream_frees_its_instance() -> None:
+    """Until then, further calls are rejected."""
     model = await started(queue=0)
     items = await model(StreamInferRequest(model=M, request=CALL))
     with pytest.raises(Overloaded):
@@ -582,8 +582,8 @@ async def test_stream_that_is_not_read_gives_its_place_back_when_closed() -> Non
     await model.stop()
 
 
-def test_there_must_be_an_instance() -> None:
-    """A model without instances is a mistake of the configuration."""
+def test_a_model_needs_at_least_one_instance() -> None:
+    """Zero instances are a ValueError."""
     with pytest.raises(ValueError, match="model 'm': instances is 0; expected at least 1"):
         Model(instances=0)
 
@@ -599,20 +599,22 @@ def test_there_must_be_an_instance() -> None:
         ((2, 3), (-1, 2), False),
     ],
 )
-def test_fits(shape: tuple[int, ...], declared: tuple[int, ...] | None, expected: bool) -> None:
-    """A shape fits when every dimension is as declared or may vary."""
+def test_shape_matches(
+    shape: tuple[int, ...], declared: tuple[int, ...] | None, expected: bool
+) -> None:
+    """Every dimension must be equal to the declared one, unless that may vary."""
     assert expected == shape_matches(shape, declared)
 
 
-def test_load_error_has_a_code_every_protocol_knows() -> None:
-    """A LoadError can be answered like any other error."""
+def test_a_load_error_has_the_code_not_ready() -> None:
+    """Every protocol can encode it."""
     assert isinstance(LoadError("x"), GatewayError)
     assert "not_ready" == LoadError.code.value
 
 
 @pytest.mark.parametrize("instances", [1, 3])
-async def test_no_two_jobs_have_one_instance(instances: int) -> None:
-    """Each inference that runs has an instance of its own, which is free again when it ended."""
+async def test_each_running_inference_has_its_own_instance(instances: int) -> None:
+    """The instance is free again when the inference ends."""
     gate = Gate()
     model = await started(gate, instances=instances)
     calls = [asyncio.ensure_future(model(CALL)) for _ in range(instances + 1)]
@@ -624,8 +626,8 @@ async def test_no_two_jobs_have_one_instance(instances: int) -> None:
     await model.stop()
 
 
-async def test_a_model_that_ran_too_long_is_whole_when_it_starts_again() -> None:
-    """What was not given back when the model stopped is not missing afterwards."""
+async def test_a_restarted_model_has_all_its_instances() -> None:
+    """An instance that was busy when the model stopped is available again."""
     gate = Gate()
     model = await started(gate)
     slow_call = asyncio.ensure_future(model(CALL))

@@ -1,4 +1,4 @@
-"""The example models compute what they say."""
+"""The example models compute their documented results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fakes import settle
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 
 
-async def ask(name: str, *inputs: Tensor, **fields: Any) -> InferResponse:
+async def infer(name: str, *inputs: Tensor, **fields: Any) -> InferResponse:
     model = PythonBackend("m", f"gateway.backends.examples:{name}")
     await model.start()
     try:
@@ -37,10 +37,10 @@ def values(reply: InferResponse) -> list[Any]:
 async def test_simple_adds_and_subtracts() -> None:
     """OUTPUT0 is the sum, OUTPUT1 the difference."""
     inputs = array_tensor("INPUT0", ROW), array_tensor("INPUT1", ROW * 2)
-    assert [(ROW * 3).tolist(), (-ROW).tolist()] == values(await ask("simple", *inputs))
+    assert [(ROW * 3).tolist(), (-ROW).tolist()] == values(await infer("simple", *inputs))
 
 
-async def streamed(name: str, *inputs: Tensor, **fields: Any) -> list[InferResponse]:
+async def infer_stream(name: str, *inputs: Tensor, **fields: Any) -> list[InferResponse]:
     model = PythonBackend("m", f"gateway.backends.examples:{name}")
     await model.start()
     try:
@@ -50,61 +50,63 @@ async def streamed(name: str, *inputs: Tensor, **fields: Any) -> list[InferRespo
         await model.stop()
 
 
-async def test_speak_gives_a_word_at_a_time() -> None:
-    """A stream has an answer for each word, and no more than were asked for."""
+async def test_speak_streams_a_reply_per_word() -> None:
+    """The parameter max_tokens limits the number of replies."""
     text = items_tensor("text", (1,), ["zwölf Boxkämpfer  jagen".encode()])
-    replies = await streamed("speak", text, parameters={"pause_ms": 0})
+    replies = await infer_stream("speak", text, parameters={"pause_ms": 0})
     assert [["zwölf"], [" Boxkämpfer"], ["  jagen"]] == [
         [bytes(token).decode() for token in as_items(reply.outputs[0])] for reply in replies
     ]
-    assert 2 == len(await streamed("speak", text, parameters={"pause_ms": 0, "max_tokens": 2}))
+    assert 2 == len(await infer_stream("speak", text, parameters={"pause_ms": 0, "max_tokens": 2}))
 
 
-async def test_speak_says_all_at_once_without_a_stream() -> None:
-    """Who takes one answer gets the words together; what is no text is the caller's mistake."""
-    reply = await ask("speak", items_tensor("text", (1,), [b"a b c"]), parameters={"max_tokens": 2})
+async def test_speak_joins_the_words_without_a_stream() -> None:
+    """Text that is not UTF-8 is an invalid request."""
+    reply = await infer(
+        "speak", items_tensor("text", (1,), [b"a b c"]), parameters={"max_tokens": 2}
+    )
     assert [[b"a b"]] == values(reply)
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        await ask("speak", items_tensor("text", (1,), [b"\xff"]))
+        await infer("speak", items_tensor("text", (1,), [b"\xff"]))
 
 
-async def test_simple_string_does_so_in_decimal() -> None:
-    """Numbers as text may have any size; what is no number is the caller's mistake."""
+async def test_simple_string_adds_decimal_text() -> None:
+    """Numbers may have any size; an element that is not a number is an invalid request."""
     big = 1 << 70
     first = items_tensor("INPUT0", (1, 16), [str(big).encode()] * 16)
     second = items_tensor("INPUT1", (1, 16), [b"-1"] * 16)
     expected = [[[str(big - 1).encode()] * 16], [[str(big + 1).encode()] * 16]]
-    assert expected == values(await ask("simple_string", first, second))
+    assert expected == values(await infer("simple_string", first, second))
     wrong = items_tensor("INPUT1", (1, 16), [b"1"] * 15 + [b"one"])
     with pytest.raises(InvalidRequest, match=r"input 'INPUT1' has element b'one' at \[0, 15\]"):
-        await ask("simple_string", first, wrong)
+        await infer("simple_string", first, wrong)
 
 
 @pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 3), (1, 2, 1, 2, 1)], ids=str)
-async def test_identity_gives_back_every_datatype_and_shape(
+async def test_identity_returns_every_datatype_and_shape(
     datatype: Datatype, shape: tuple[int, ...]
 ) -> None:
-    """There is an identity for each datatype, and it takes any shape."""
+    """Each datatype has an identity model, which accepts any shape."""
     count = int(np.prod(shape))
     if datatype is Datatype.BYTES:
         tensor = items_tensor("INPUT0", shape, [b"\xff\x00" * n for n in range(count)])
     else:
         array = np.arange(count).astype(datatype.numpy_dtype).reshape(shape)
         tensor = array_tensor("INPUT0", array, datatype)
-    reply = await ask(f"identity_{datatype.name.lower()}", tensor)
+    reply = await infer(f"identity_{datatype.name.lower()}", tensor)
     assert (tensor.renamed("OUTPUT0"),) == reply.outputs
 
 
-async def test_slow_gives_the_number_back() -> None:
-    """It waits so many milliseconds; a negative number is none."""
+async def test_slow_returns_its_input() -> None:
+    """It waits as many milliseconds; a negative number is no wait."""
     for number in (1, -5):
         tensor = array_tensor("INPUT0", np.array([number], np.int32))
-        assert [[number]] == values(await ask("slow", tensor))
+        assert [[number]] == values(await infer("slow", tensor))
 
 
-async def test_slow_ends_when_its_caller_leaves() -> None:
-    """A caller that leaves frees the model long before its time."""
+async def test_slow_ends_when_its_call_is_cancelled() -> None:
+    """The instance is free long before the time has passed."""
     model = PythonBackend("m", "gateway.backends.examples:slow")
     await model.start()
     tensor = array_tensor("INPUT0", np.array([60_000], np.int32))
@@ -116,14 +118,14 @@ async def test_slow_ends_when_its_caller_leaves() -> None:
     assert model._pool.is_idle, "it did not run for a minute"
 
 
-async def test_fail_fails() -> None:
-    """It fails in its own words."""
+async def test_fail_raises_its_error() -> None:
+    """The call fails with the text of the model."""
     with pytest.raises(UpstreamError, match="failed: ValueError: this model fails on purpose"):
-        await ask("fail", array_tensor("INPUT0", np.array([0], np.int32)))
+        await infer("fail", array_tensor("INPUT0", np.array([0], np.int32)))
 
 
-async def test_repeat_stream_answers_once_for_each_element() -> None:
-    """Each answer has the element and its index."""
+async def test_repeat_stream_replies_once_per_element() -> None:
+    """Each reply has the element and its index."""
     model = PythonBackend("m", "gateway.backends.examples:repeat_stream")
     await model.start()
     tensor = array_tensor("IN", np.array([7, 9], np.int32))
@@ -133,16 +135,16 @@ async def test_repeat_stream_answers_once_for_each_element() -> None:
     await model.stop()
 
 
-async def test_params_echo_gives_the_parameters_back() -> None:
-    """As JSON in an output, and as parameters of the answer."""
+async def test_params_echo_returns_the_parameters() -> None:
+    """They are JSON in an output, and parameters of the reply."""
     tensor = array_tensor("INPUT0", np.zeros(0, np.int32))
-    reply = await ask("params_echo", tensor, parameters={"b": True, "a": 1.5, "c": "x", "d": 3})
+    reply = await infer("params_echo", tensor, parameters={"b": True, "a": 1.5, "c": "x", "d": 3})
     assert [[b'{"a": 1.5, "b": true, "c": "x", "d": 3}']] == values(reply)
     assert {"echo_a": 1.5, "echo_b": True, "echo_c": "x", "echo_d": 3} == reply.parameters
 
 
-async def test_sequence_sum_remembers_each_sequence_until_its_end() -> None:
-    """Numbers and texts are ids; what was not begun, or has ended, is refused."""
+async def test_sequence_sum_keeps_each_sequence_until_its_end() -> None:
+    """Ids are numbers or text; a sequence that was not started, or has ended, is rejected."""
     model = PythonBackend("m", "gateway.backends.examples:SequenceSum")
     await model.start()
 
@@ -165,8 +167,8 @@ async def test_sequence_sum_remembers_each_sequence_until_its_end() -> None:
     await model.stop()
 
 
-async def test_sequence_sum_forgets_the_sequence_begun_first() -> None:
-    """What is remembered is bounded, for clients that never end theirs."""
+async def test_sequence_sum_drops_the_oldest_sequence() -> None:
+    """The number of sequences is limited, for clients that never end theirs."""
     total = SequenceSum()
     one = {"INPUT": np.array([[1]], np.int32)}
     for number in range(1, 1002):

@@ -1,4 +1,4 @@
-"""InstancePool: who gets which instance, and when."""
+"""InstancePool: the order in which callers acquire instances."""
 
 from __future__ import annotations
 
@@ -12,115 +12,115 @@ from gateway.ir.errors import Overloaded, QueueTimeout
 from tests.fakes import settle
 
 
-def places(instances: int, queue: int = 8) -> InstancePool:
+def pool_of(instances: int, queue: int = 8) -> InstancePool:
     return InstancePool(ModelRef("m", "1"), instances, queue)
 
 
-async def test_no_two_have_one_instance() -> None:
-    """Each gets an instance of its own until there is none; the next waits for one given back."""
-    some = places(2)
-    assert some.is_idle
-    instances = {await some.acquire(), await some.acquire()}
+async def test_each_caller_has_its_own_instance() -> None:
+    """When all instances are acquired, the next caller waits for a released one."""
+    pool = pool_of(2)
+    assert pool.is_idle
+    instances = {await pool.acquire(), await pool.acquire()}
     assert {0, 1} == instances
-    third = asyncio.ensure_future(some.acquire())
+    third = asyncio.ensure_future(pool.acquire())
     await settle()
-    assert (1, False) == (some.waiting, third.done())
-    some.release(1)
+    assert (1, False) == (pool.waiting, third.done())
+    pool.release(1)
     assert 1 == await third
-    assert (0, False) == (some.waiting, some.is_idle)
+    assert (0, False) == (pool.waiting, pool.is_idle)
 
 
 async def test_first_come_first_served() -> None:
-    """Those who wait are served in the order they came."""
-    some = places(1)
-    place = await some.acquire()
+    """Waiting callers acquire instances in their order of arrival."""
+    pool = pool_of(1)
+    instance = await pool.acquire()
     order: list[str] = []
 
     async def wait(name: str) -> None:
-        instance = await some.acquire()
+        instance = await pool.acquire()
         order.append(name)
-        some.release(instance)
+        pool.release(instance)
 
     waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
     await settle()
-    some.release(place)
+    pool.release(instance)
     await asyncio.gather(*waiting)
     assert ["a", "b", "c"] == order
 
 
-async def test_a_full_queue_refuses() -> None:
-    """Beyond the queue nobody waits; the text tells how many run and wait."""
-    some = places(1, queue=1)
-    await some.acquire()
-    waiting = asyncio.ensure_future(some.acquire())
+async def test_a_full_queue_rejects_callers() -> None:
+    """The error has the number of running and queued inferences."""
+    pool = pool_of(1, queue=1)
+    await pool.acquire()
+    waiting = asyncio.ensure_future(pool.acquire())
     await settle()
     text = r"is overloaded: 1 inferences running and 1 queued \(options instances, queue\)"
     with pytest.raises(Overloaded, match=text) as caught:
-        await some.acquire()
+        await pool.acquire()
     assert "queue" == caught.value.limit
     waiting.cancel()
 
 
 async def test_a_queue_timeout_bounds_the_wait() -> None:
-    """A request that waits too long leaves the queue; with a free instance it never waits."""
-    some = places(1)
-    place = await some.acquire(timeout_us=1)
+    """A caller that waits too long leaves the queue; a free instance needs no wait."""
+    pool = pool_of(1)
+    instance = await pool.acquire(timeout_us=1)
     with pytest.raises(QueueTimeout, match="an instance of model 'm version 1' longer than 30 us"):
-        await some.acquire(timeout_us=30)
-    assert some.waiting == 0
-    some.release(place)
-    assert some.is_idle
+        await pool.acquire(timeout_us=30)
+    assert pool.waiting == 0
+    pool.release(instance)
+    assert pool.is_idle
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["while it waits", "as it is served"])
-async def test_who_leaves_the_queue_leaves_no_hole(at_once: bool) -> None:
-    """An instance given to one who has just left goes to the next."""
-    some = places(1)
-    place = await some.acquire()
-    leaver, stayer = (asyncio.ensure_future(some.acquire()) for _ in range(2))
+async def test_a_cancelled_waiter_passes_its_instance_on(at_once: bool) -> None:
+    """An instance granted to a cancelled caller is acquired by the next one."""
+    pool = pool_of(1)
+    instance = await pool.acquire()
+    leaver, stayer = (asyncio.ensure_future(pool.acquire()) for _ in range(2))
     await settle()
     if at_once:
-        some.release(place)
+        pool.release(instance)
     leaver.cancel()
     await settle()
     if not at_once:
-        some.release(place)
+        pool.release(instance)
     assert 0 == await stayer
     assert leaver.cancelled()
-    some.release(0)
-    assert some.is_idle
+    pool.release(0)
+    assert pool.is_idle
 
 
-async def test_a_sequence_keeps_to_one_instance() -> None:
-    """Requests of a sequence wait for their own instance while others are free."""
-    some = places(4)
+async def test_a_sequence_uses_one_instance() -> None:
+    """Its requests wait for that instance while others are free."""
+    pool = pool_of(4)
     sequence = Sequence("chat", start=True)
-    own = await some.acquire(sequence)
+    own = await pool.acquire(sequence)
     assert instance_of(sequence, 4) == own
-    second = asyncio.ensure_future(some.acquire(Sequence("chat")))
+    second = asyncio.ensure_future(pool.acquire(Sequence("chat")))
     await settle()
-    other = await some.acquire()
+    other = await pool.acquire()
     assert (False, True) == (second.done(), other != own)
-    some.release(other)
+    pool.release(other)
     await settle()
     assert not second.done()
-    some.release(own)
+    pool.release(own)
     assert own == await second
 
 
 def test_sequences_are_spread_over_the_instances() -> None:
-    """Ids, numbers as well as text, fall on every instance."""
+    """Numeric and text ids reach every instance."""
     assert {0, 1, 2} == {instance_of(Sequence(number), 3) for number in range(1, 30)}
     assert {0, 1, 2} == {instance_of(Sequence(f"s{number}"), 3) for number in range(30)}
 
 
-async def test_taking_all_waits_for_those_who_run_and_wait() -> None:
-    """What waits already is served before everything is taken."""
-    some = places(2, queue=1)
-    first = await some.acquire()
-    everything = asyncio.ensure_future(some.acquire_all())
+async def test_acquire_all_waits_for_running_callers() -> None:
+    """It completes when every instance has been released."""
+    pool = pool_of(2, queue=1)
+    first = await pool.acquire()
+    everything = asyncio.ensure_future(pool.acquire_all())
     await settle()
     assert not everything.done()
-    some.release(first)
+    pool.release(first)
     await everything
-    assert not some.is_idle
+    assert not pool.is_idle

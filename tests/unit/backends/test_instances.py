@@ -1,4 +1,4 @@
-"""Instances: as many inferences truly run at once, in what each needs for itself; one more waits."""
+"""Instances: inferences run concurrently up to their number; one more waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEQUENCE = InferRequest(model=ModelRef("m"), inputs=(ONE,), sequence=Sequence(7)
 
 
 class Meeting:
-    """Lets nobody through before *size* are there at once; counts who comes."""
+    """Blocks callers until *size* of them wait; counts the calls."""
 
     def __init__(self, size: int) -> None:
         self.come = 0
@@ -44,8 +44,8 @@ class Meeting:
         self._barrier.wait(5)
 
 
-async def ask_all(model: Backend, calls: int) -> None:
-    """Ask *calls* times at once, and stop the model."""
+async def infer_all(model: Backend, calls: int) -> None:
+    """Make *calls* inferences at once, and stop the model."""
     try:
         await asyncio.gather(*(model(CALL) for _ in range(calls)))
     finally:
@@ -53,8 +53,8 @@ async def ask_all(model: Backend, calls: int) -> None:
 
 
 @pytest.mark.parametrize("instances", [2, 4])
-async def test_a_function_runs_so_often_at_once(instances: int) -> None:
-    """Inferences that wait for one another inside the model meet there."""
+async def test_a_function_runs_on_all_instances_at_once(instances: int) -> None:
+    """Inferences that wait for each other inside the model finish."""
     meeting = Meeting(instances)
 
     def meet(inputs: Arrays) -> Arrays:
@@ -63,27 +63,27 @@ async def test_a_function_runs_so_often_at_once(instances: int) -> None:
 
     model = PythonBackend("m", meet, inputs=X, outputs=Y, instances=instances)
     await model.start()
-    await ask_all(model, 2 * instances)
+    await infer_all(model, 2 * instances)
     assert 2 * instances == meeting.come
 
 
-class Once:
-    """Fails when two inferences are in one object; remembers how many it ran."""
+class CountingModel:
+    """Fails when two inferences use one object; counts its inferences."""
 
-    made: list[Once]
+    objects: list[CountingModel]
     inputs, outputs = X, Y
 
     def __init__(self, meeting: Meeting) -> None:
-        self.made.append(self)
+        self.objects.append(self)
         self.ran = self.closed = 0
         self._meeting = meeting
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        assert self._alone.acquire(blocking=False)
+        assert self._lock.acquire(blocking=False)
         self._meeting()
         self.ran += 1
-        self._alone.release()
+        self._lock.release()
         return {"Y": inputs["X"]}
 
     def close(self) -> None:
@@ -91,48 +91,48 @@ class Once:
 
 
 async def test_a_class_has_an_object_for_each_instance() -> None:
-    """Objects run side by side, each of them one inference at a time; all are closed."""
-    Once.made = []
-    model = PythonBackend("m", Once, options={"meeting": Meeting(3)}, instances=3)
+    """The objects run concurrently, each one inference at a time; all are closed."""
+    CountingModel.objects = []
+    model = PythonBackend("m", CountingModel, options={"meeting": Meeting(3)}, instances=3)
     await model.start()
-    await ask_all(model, 6)
+    await infer_all(model, 6)
     assert ([2, 2, 2], [1, 1, 1]) == (
-        [one.ran for one in Once.made],
-        [one.closed for one in Once.made],
+        [one.ran for one in CountingModel.objects],
+        [one.closed for one in CountingModel.objects],
     )
 
 
-async def test_a_sequence_stays_in_one_object() -> None:
-    """What an object keeps between the requests of a sequence is there for the next one."""
-    Once.made = []
-    model = PythonBackend("m", Once, options={"meeting": Meeting(1)}, instances=3)
+async def test_a_sequence_keeps_its_object() -> None:
+    """All requests of a sequence reach the object that has its state."""
+    CountingModel.objects = []
+    model = PythonBackend("m", CountingModel, options={"meeting": Meeting(1)}, instances=3)
     await model.start()
     for _ in range(3):
         await model(SEQUENCE)
     await model.stop()
-    assert [0, 0, 3] == sorted(one.ran for one in Once.made)
+    assert [0, 0, 3] == sorted(one.ran for one in CountingModel.objects)
 
 
-class SecondFails(Once):
-    """Cannot be made twice."""
+class SecondFails(CountingModel):
+    """Its second object cannot be created."""
 
     def __init__(self, meeting: Meeting) -> None:
         super().__init__(meeting)
-        if len(self.made) > 1:
+        if len(self.objects) > 1:
             raise RuntimeError("no second one")
 
 
-async def test_objects_made_before_one_that_fails_are_closed() -> None:
-    """A class that cannot be made often enough leaves nothing behind."""
-    Once.made = []
+async def test_a_failed_object_closes_those_created_before() -> None:
+    """A class that cannot be created for each instance leaves no open object."""
+    CountingModel.objects = []
     model = PythonBackend("m", SecondFails, options={"meeting": Meeting(1)}, instances=2)
     with pytest.raises(LoadError, match="cannot be created: RuntimeError: no second one"):
         await model.start()
-    assert [1, 0] == [one.closed for one in Once.made]
+    assert [1, 0] == [one.closed for one in CountingModel.objects]
 
 
 class Session:
-    """A session that lets nobody through before all are in it."""
+    """A session that blocks its calls until *meeting* is complete."""
 
     def __init__(self, inner: Any, meeting: Meeting) -> None:
         self._inner = inner
@@ -152,21 +152,21 @@ def onnx(folder: Path, instances: int, device: str = "cpu") -> Any:
     return OnnxBackend("m", path, "1", OnnxOptions(device=device), instances=instances)
 
 
-async def test_one_onnx_session_runs_so_often_at_once(tmp_path: Path) -> None:
-    """On the CPU the instances share one session, and one copy of the weights."""
+async def test_one_onnx_session_runs_on_all_instances_at_once(tmp_path: Path) -> None:
+    """On the CPU the instances share one session and one copy of the weights."""
     model = onnx(tmp_path, 3)
     await model.start()
     assert 1 == len(model._sessions)
     meeting = Meeting(3)
     model._sessions = [Session(model._sessions[0], meeting)]
-    await ask_all(model, 3)
+    await infer_all(model, 3)
     assert 3 == meeting.come
 
 
 async def test_on_a_gpu_each_instance_has_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sessions of a GPU run one call at a time: there is one for each instance."""
+    """A session on a GPU runs one call at a time."""
     model = onnx(tmp_path, 3, "auto")
     opened = model._open
     meeting = Meeting(3)
@@ -186,13 +186,13 @@ async def test_on_a_gpu_each_instance_has_a_session(
     monkeypatch.setattr("gateway.backends.onnx._run_bound", run_bound)
     await model.start()
     assert 3 == len(model._sessions)
-    await ask_all(model, 3)
+    await infer_all(model, 3)
     assert (3, 3) == (meeting.come, len(used))
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-async def test_one_more_waits(instances: int) -> None:
-    """Beyond the instances an inference is not begun before one of them has ended."""
+async def test_an_inference_beyond_the_instances_waits(instances: int) -> None:
+    """It starts when one of the others has ended."""
     starts: list[int] = []
     gate = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Job: a model learns that nobody waits any more, whenever it asks."""
+"""Job: a model can see at any time that its call is cancelled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gateway.ir.context import ModelRef
 M = ModelRef("m", "1")
 
 
-def test_who_asked_before_is_told() -> None:
-    """An event taken while the job runs is set when the job is cancelled."""
+def test_an_event_read_before_cancellation_is_set() -> None:
+    """An event read while the job runs is set by its cancellation."""
     job = Job(M)
     event = job.cancelled
     assert not event.is_set()
@@ -19,16 +19,16 @@ def test_who_asked_before_is_told() -> None:
     assert event.is_set()
 
 
-def test_who_asks_after_is_told() -> None:
-    """A model that looks for the first time after the end finds the event set, and always one."""
+def test_an_event_read_after_cancellation_is_set() -> None:
+    """Every read returns the same event."""
     job = Job(M)
     job.cancel()
     assert job.cancelled.is_set()
     assert job.cancelled is job.cancelled
 
 
-def test_a_thread_that_waits_goes_on() -> None:
-    """A model that waits on a thread of its own is woken."""
+def test_cancellation_wakes_a_waiting_thread() -> None:
+    """A model may wait for the event on a thread of its own."""
     job = Job(M)
     woken: list[bool] = []
     thread = threading.Thread(target=lambda: woken.append(job.cancelled.wait(10)))

@@ -30,7 +30,7 @@ DEMO = Path(gateway.demo.__file__).parent / "models"
 M = ModelRef("m", "1")
 
 
-def written(folder: Path, content: bytes) -> Path:
+def write_model(folder: Path, content: bytes) -> Path:
     path = folder / "model.onnx"
     path.write_bytes(content)
     return path
@@ -42,7 +42,7 @@ async def started(path: Path, options: OnnxOptions | None = None) -> OnnxBackend
     return model
 
 
-async def ask(model: OnnxBackend, *inputs: Tensor) -> InferResponse:
+async def infer(model: OnnxBackend, *inputs: Tensor) -> InferResponse:
     return await model(InferRequest(model=M, inputs=inputs))
 
 
@@ -52,28 +52,28 @@ def fp32(name: str, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (1, 2, 1, 2, 1)], ids=str)
-async def test_every_datatype_goes_in_and_out(
+async def test_every_datatype_round_trip(
     tmp_path: Path, datatype: Datatype, shape: tuple[int, ...]
 ) -> None:
-    """What the model gives back is bit for bit what it was given."""
+    """The output of the identity model equals its input bit for bit."""
     dims = [f"d{axis}" for axis in range(len(shape))]
     element_type = onnx_models.ELEMENT_TYPES[datatype.name]
-    model = await started(written(tmp_path, onnx_models.identity(element_type, dims)))
+    model = await started(write_model(tmp_path, onnx_models.identity(element_type, dims)))
     count = int(np.prod(shape))
     if datatype is Datatype.BYTES:
         tensor = items_tensor("X", shape, [f"é\0{n}".encode() for n in range(count)])
     else:
         array = np.arange(count).astype(datatype.numpy_dtype).reshape(shape)
         tensor = array_tensor("X", array, datatype)
-    assert (tensor.renamed("Y"),) == (await ask(model, tensor)).outputs
+    assert (tensor.renamed("Y"),) == (await infer(model, tensor)).outputs
     await model.stop()
 
 
-async def test_metadata_is_the_files(tmp_path: Path) -> None:
-    """Names, datatypes and shapes come from the file; named dimensions vary."""
+async def test_metadata_is_read_from_the_file(tmp_path: Path) -> None:
+    """Names, datatypes and shapes are those of the file; named dimensions vary."""
     labels = tmp_path / "labels.txt"
     labels.write_text("no\nyes\n", encoding="utf-8")
-    path = written(tmp_path, onnx_models.sum_of_two(("batch", 2)))
+    path = write_model(tmp_path, onnx_models.sum_of_two(("batch", 2)))
     options = OnnxOptions(max_batch_size=16, labels={"C": labels}, threads=1, warm_up=True)
     model = await started(path, options)
     shape = (-1, 2)
@@ -91,37 +91,37 @@ async def test_metadata_is_the_files(tmp_path: Path) -> None:
         _ = model.metadata
 
 
-async def test_unaligned_and_strided_inputs_are_laid_out(tmp_path: Path) -> None:
-    """Views into a received message, and arrays with gaps, give the right sums."""
-    model = await started(written(tmp_path, onnx_models.sum_of_two()))
+async def test_unaligned_and_strided_inputs_are_copied(tmp_path: Path) -> None:
+    """Views into received messages and arrays with gaps have the right sums."""
+    model = await started(write_model(tmp_path, onnx_models.sum_of_two()))
     body = b"x" + np.arange(6, dtype="<f4").tobytes()
     unaligned = np.frombuffer(body, np.uint8)[1:].view("<f4").reshape(3, 2)
     strided = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
     assert (False, False) == (unaligned.flags.aligned, strided.flags.c_contiguous)
-    reply = await ask(model, array_tensor("A", unaligned), array_tensor("B", strided))
+    reply = await infer(model, array_tensor("A", unaligned), array_tensor("B", strided))
     assert (unaligned + strided).tolist() == as_numpy(reply.outputs[0]).tolist()
     await model.stop()
 
 
-async def test_inputs_that_disagree_are_the_callers_mistake(tmp_path: Path) -> None:
+async def test_inputs_with_unequal_dimensions_are_rejected(tmp_path: Path) -> None:
     """A dimension that two inputs share by name has one size."""
-    model = await started(written(tmp_path, onnx_models.sum_of_two(("batch", 2))))
+    model = await started(write_model(tmp_path, onnx_models.sum_of_two(("batch", 2))))
     message = (
         "dimension 0 of input 'B' is 4; expected 3 as in input 'A', "
         "because both are 'batch' of model 'm version 1'"
     )
     with pytest.raises(InvalidRequest, match=re.escape(message)):
-        await ask(model, fp32("A", 3, 2), fp32("B", 4, 2))
+        await infer(model, fp32("A", 3, 2), fp32("B", 4, 2))
     await model.stop()
 
 
 async def test_text_must_be_utf8(tmp_path: Path) -> None:
-    """Bytes that are no text are refused, not changed."""
-    model = await started(written(tmp_path, onnx_models.identity(8)))
+    """Bytes that are not UTF-8 are rejected, not changed."""
+    model = await started(write_model(tmp_path, onnx_models.identity(8)))
     with pytest.raises(
         InvalidRequest, match=r"input 'X' has an element at \[1\] that is not UTF-8"
     ):
-        await ask(model, items_tensor("X", (2,), [b"good", b"\xff"]))
+        await infer(model, items_tensor("X", (2,), [b"good", b"\xff"]))
     await model.stop()
 
 
@@ -134,26 +134,26 @@ def broadcast(node: str = "Add") -> bytes:
     )
 
 
-async def test_failure_inside_the_model_is_its_own(tmp_path: Path) -> None:
-    """What ONNX Runtime cannot compute is the model's failure, in one line."""
-    model = await started(written(tmp_path, broadcast()))
+async def test_a_failure_in_the_model_is_an_upstream_error(tmp_path: Path) -> None:
+    """The error of ONNX Runtime is reported in one line."""
+    model = await started(write_model(tmp_path, broadcast()))
     with pytest.raises(UpstreamError, match="model 'm version 1' failed: Fail: ") as caught:
-        await ask(model, fp32("A", 3), fp32("B", 2))
+        await infer(model, fp32("A", 3), fp32("B", 2))
     assert "\n" not in caught.value.message
     await model.stop()
 
 
-async def test_what_the_runtime_calls_invalid_is_the_callers(tmp_path: Path) -> None:
-    """An index that is out of bounds is an input's fault."""
+async def test_an_invalid_argument_of_the_runtime_is_the_callers(tmp_path: Path) -> None:
+    """An index out of bounds is an invalid request."""
     gather = onnx_models.model(
         [("Gather", ["A", "I"], ["C"])],
         [("A", 1, ["n"]), ("I", 7, ["m"])],
         [("C", 1, ["m"])],
     )
-    model = await started(written(tmp_path, gather))
+    model = await started(write_model(tmp_path, gather))
     index = array_tensor("I", np.array([9], np.int64))
     with pytest.raises(InvalidRequest, match=r"model 'm version 1': .*out of data bounds"):
-        await ask(model, fp32("A", 3), index)
+        await infer(model, fp32("A", 3), index)
     await model.stop()
 
 
@@ -191,7 +191,7 @@ async def test_what_the_runtime_calls_invalid_is_the_callers(tmp_path: Path) -> 
 async def test_load_errors_name_the_file_in_one_line(
     tmp_path: Path, content: bytes | None, options: dict[str, Any], message: str
 ) -> None:
-    """What cannot be loaded names model, file and cause."""
+    """The text has model, file and cause."""
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)
@@ -205,37 +205,37 @@ async def test_load_errors_name_the_file_in_one_line(
 async def test_unknown_types_name_the_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A type that no datatype is cannot be served."""
+    """A tensor type without a datatype cannot be served."""
     table = {name: datatype for name, datatype in onnx._DATATYPES.items() if "float" not in name}
     monkeypatch.setattr(onnx, "_DATATYPES", table)
-    path = written(tmp_path, onnx_models.identity(1))
+    path = write_model(tmp_path, onnx_models.identity(1))
     with pytest.raises(
         LoadError, match=r"input 'X' is a tensor\(float\), which is not a supported datatype"
     ):
         await started(path)
 
 
-async def test_missing_runtime_says_how_to_get_it(
+async def test_a_missing_runtime_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without ONNX Runtime the error names the extra."""
+    """The error has the command that installs ONNX Runtime."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    path = written(tmp_path, onnx_models.identity(1))
+    path = write_model(tmp_path, onnx_models.identity(1))
     with pytest.raises(LoadError, match=r"ONNX Runtime is not installed: pip install .*\[onnx\]"):
         await started(path)
 
 
-def test_unknown_device_is_a_mistake() -> None:
-    """Only known devices can be asked for."""
+def test_an_unknown_device_is_rejected() -> None:
+    """Only known devices are valid."""
     with pytest.raises(
         ValueError, match="option 'device' is 'tpu'; expected one of auto, cpu, cuda"
     ):
         OnnxOptions(device="tpu")
 
 
-async def test_bound_run_gives_the_same(tmp_path: Path) -> None:
-    """Binding, which GPUs use, computes what a plain run does."""
-    model = await started(written(tmp_path, onnx_models.sum_of_two()))
+async def test_a_bound_run_returns_the_same(tmp_path: Path) -> None:
+    """IO binding, which GPUs use, computes the same outputs as a plain run."""
+    model = await started(write_model(tmp_path, onnx_models.sum_of_two()))
     inputs: dict[str, npt.NDArray[Any]] = {
         "A": np.ones((2, 2), np.float32),
         "B": np.full((2, 2), 2, np.float32),
@@ -248,39 +248,39 @@ async def test_bound_run_gives_the_same(tmp_path: Path) -> None:
 
 
 async def test_text_is_never_bound(tmp_path: Path) -> None:
-    """A model of text runs plainly on any device."""
-    model = await started(written(tmp_path, onnx_models.identity(8)))
+    """A model with text runs without IO binding on any device."""
+    model = await started(write_model(tmp_path, onnx_models.identity(8)))
     model._is_on_gpu = True
-    reply = await ask(model, items_tensor("X", (1,), [b"a"]))
+    reply = await infer(model, items_tensor("X", (1,), [b"a"]))
     assert [b"a"] == list(as_items(reply.outputs[0]))
     await model.stop()
 
 
 @pytest.mark.parametrize("element_type", [8, 16], ids=["text", "bf16"])
 async def test_warm_up_runs_any_datatype(tmp_path: Path, element_type: int) -> None:
-    """Zeros exist for text and for BF16 as well."""
-    path = written(tmp_path, onnx_models.identity(element_type))
+    """Text and BF16 have zeros, too."""
+    path = write_model(tmp_path, onnx_models.identity(element_type))
     model = await started(path, OnnxOptions(device="cpu", warm_up=True))
     assert model.is_loaded
     await model.stop()
 
 
-async def test_mixed_bf16_model(tmp_path: Path) -> None:
-    """Other datatypes beside BF16 go in and out unchanged."""
+async def test_bf16_beside_other_datatypes(tmp_path: Path) -> None:
+    """Other datatypes of a model with BF16 pass unchanged."""
     content = onnx_models.model(
         [("Identity", ["X"], ["Y"]), ("Identity", ["A"], ["C"])],
         [("X", 16, ["n"]), ("A", 1, ["n"])],
         [("Y", 16, ["n"]), ("C", 1, ["n"])],
     )
-    model = await started(written(tmp_path, content))
+    model = await started(write_model(tmp_path, content))
     bits = array_tensor("X", np.array([1, 0x3F80], np.uint16), Datatype.BF16)
-    reply = await ask(model, bits, fp32("A", 2))
+    reply = await infer(model, bits, fp32("A", 2))
     assert (bits.renamed("Y"), fp32("C", 2)) == reply.outputs
     await model.stop()
 
 
 async def test_demo_digits_in_both_versions() -> None:
-    """The demo's models read the demo's scans, and the newest version answers by default."""
+    """Both versions read the demo's scans, and the newest is the default."""
     model = onnx_model("digits", DEMO / "digits", OnnxOptions(device="cpu"))
     await model.start()
     scans = load_scans()
@@ -299,7 +299,7 @@ async def test_demo_digits_in_both_versions() -> None:
 
 
 async def test_demo_language_reads_text() -> None:
-    """A model of BYTES takes and gives text."""
+    """A model has BYTES as input and output."""
     model = onnx_model("language", DEMO / "language", OnnxOptions(device="cpu"))
     await model.start()
     tensor = items_tensor(
@@ -318,7 +318,7 @@ def repository(folder: Path, *versions: str) -> Path:
 
 
 def test_versions_are_found_by_number(tmp_path: Path) -> None:
-    """Folders named by numbers are versions; other things are passed over."""
+    """Numeric folder names are versions; other entries are skipped."""
     repository(tmp_path, "10", "9", "notes")
     (tmp_path / "labels.txt").write_text("x")
     assert {"9": tmp_path / "9/model.onnx", "10": tmp_path / "10/model.onnx"} == find_versions(
@@ -326,14 +326,14 @@ def test_versions_are_found_by_number(tmp_path: Path) -> None:
     )
 
 
-def test_single_file_is_version_one(tmp_path: Path) -> None:
-    """A file needs no folders."""
-    path = written(tmp_path, b"")
+def test_a_single_file_is_version_one(tmp_path: Path) -> None:
+    """A file needs no folder per version."""
+    path = write_model(tmp_path, b"")
     assert {"1": path} == find_versions("m", path)
 
 
-def test_only_the_versions_asked_for(tmp_path: Path) -> None:
-    """A configuration may choose among the versions; one that is not there is named."""
+def test_only_the_configured_versions_are_served(tmp_path: Path) -> None:
+    """A configured version that does not exist is named."""
     repository(tmp_path, "1", "2")
     entries = onnx_model("m", tmp_path, versions=["2"]).entries()
     assert ["2"] == [entry.version for entry in entries]
@@ -348,14 +348,14 @@ def test_only_the_versions_asked_for(tmp_path: Path) -> None:
         ("", r"has no versions; expected .*/<number>"),
     ],
 )
-def test_nothing_there(tmp_path: Path, name: str, message: str) -> None:
-    """A path without a model is named."""
+def test_a_path_without_a_model_is_named(tmp_path: Path, name: str, message: str) -> None:
+    """The path does not exist or has no versions."""
     with pytest.raises(LoadError, match=f"model 'm': {re.escape(str(tmp_path / name))}.*{message}"):
         find_versions("m", tmp_path / name)
 
 
-async def test_plan_makes_a_model(tmp_path: Path) -> None:
-    """A configuration gives path, device, versions, labels and limits."""
+async def test_from_spec_creates_a_model(tmp_path: Path) -> None:
+    """The specification has path, device, versions, labels and limits."""
     repository(tmp_path, "1", "2")
     (tmp_path / "labels.txt").write_text("a\nb\n")
     options = {
@@ -379,9 +379,9 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
     await model.stop()
 
 
-def test_plan_needs_a_path(tmp_path: Path) -> None:
-    """Without a path there is nothing to load; with one nothing else is needed."""
+def test_from_spec_needs_only_a_path(tmp_path: Path) -> None:
+    """Without a path the specification is invalid."""
     with pytest.raises(ValueError, match="model 'm' has no 'path'"):
         from_spec(ModelSpec(name="m"))
-    path = written(tmp_path, onnx_models.identity(1))
+    path = write_model(tmp_path, onnx_models.identity(1))
     assert ["1"] == [entry.version for entry in from_spec(ModelSpec(name="m", path=path)).entries()]

@@ -1,4 +1,4 @@
-"""Python callables as models: every kind of callable, and what goes wrong when loading one."""
+"""Python callables as models: every kind of callable, and the errors of loading one."""
 
 from __future__ import annotations
 
@@ -109,44 +109,44 @@ def with_default(inputs: Arrays, factor: int = 2) -> Arrays:
     ids=lambda each: getattr(each, "__name__", type(each).__name__),
 )
 async def test_every_kind_of_callable_is_a_model(source: Any) -> None:
-    """Functions, coroutines, objects, classes and dotted names all answer the same way."""
+    """Functions, coroutines, objects, classes and dotted names reply in the same way."""
     model = await started(source)
     assert [2, 6] == numbers(await model(call(1, 3)))
     await model.stop()
 
 
-async def test_class_is_made_with_options_and_closed() -> None:
-    """A class gets its options when loaded; its object is closed when unloaded."""
-    made: list[Doubler] = []
+async def test_a_class_is_created_with_options_and_closed() -> None:
+    """It is created when the model is loaded, and its object is closed when it is unloaded."""
+    objects: list[Doubler] = []
 
     class Noted(Doubler):
         def __init__(self, factor: int) -> None:
             super().__init__(factor)
-            made.append(self)
+            objects.append(self)
 
     model = await started(Noted, options={"factor": 5}, inputs=None, outputs=None)
     assert [10] == numbers(await model(call(2)))
     await model.stop()
     model.unload()
-    assert [1] == [one.closed for one in made]
+    assert [1] == [one.closed for one in objects]
 
 
-async def test_object_without_close_is_let_go() -> None:
-    """What has no `close` needs none."""
+async def test_an_object_without_close_is_unloaded() -> None:
+    """The method `close` is optional."""
     model = await started(AsyncDoubler())
     await model.stop()
     assert not model.is_loaded
 
 
-async def test_model_may_look_at_the_request() -> None:
-    """A model that takes two arguments is given the job."""
+async def test_a_callable_with_two_arguments_gets_the_job() -> None:
+    """The job has the parameters of the request."""
     model = await started(with_job)
     assert [6] == numbers(await model(call(2).changed(parameters={"factor": 3})))
     await model.stop()
 
 
-async def test_metadata_is_what_is_declared() -> None:
-    """Attributes declare a model; the configuration wins over them."""
+async def test_metadata_is_declared_by_attributes() -> None:
+    """The configuration overrides them."""
 
     @declares(inputs=X, outputs=Y)
     def model(inputs: Arrays) -> Arrays:
@@ -203,7 +203,7 @@ class Broken:
     ids=str,
 )
 async def test_load_errors_name_model_and_cause_in_one_line(source: Any, message: str) -> None:
-    """What cannot be loaded says which model it is and why."""
+    """Every callable that cannot be loaded has its own error text."""
     with pytest.raises(
         LoadError, match="^" + re.escape(f"model 'm version 1': {message}")
     ) as caught:
@@ -212,14 +212,14 @@ async def test_load_errors_name_model_and_cause_in_one_line(source: Any, message
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
-async def test_undeclared_model_cannot_be_loaded(kind: str) -> None:
-    """Without a declaration a request cannot be checked."""
+async def test_a_model_without_metadata_cannot_be_loaded(kind: str) -> None:
+    """Without declared inputs and outputs a request cannot be checked."""
     with pytest.raises(LoadError, match=f"does not declare its {kind}; add an attribute"):
         await started(plain, **{kind: None})
 
 
-def test_metadata_needs_loading() -> None:
-    """What a model declares is known once it is loaded."""
+def test_metadata_needs_a_loaded_model() -> None:
+    """Reading it before raises NotReady."""
     with pytest.raises(NotReady, match="is not loaded"):
         _ = PythonBackend("m", plain).metadata
 
@@ -247,8 +247,8 @@ async def yields_nothing_much(_inputs: Arrays) -> Any:
     ],
     ids=["none", "list", "coroutine", "generator", "asynchronous generator"],
 )
-async def test_model_must_return_a_dict(source: Callable[..., Any]) -> None:
-    """Anything but a dict is the model's failure."""
+async def test_a_model_must_return_a_dict(source: Callable[..., Any]) -> None:
+    """Any other value is an upstream error."""
     model = await started(source)
     with pytest.raises(UpstreamError, match=r"TypeError: the model returned .*; expected a dict"):
         await model(call(1))
@@ -260,8 +260,8 @@ async def refusing(_inputs: Arrays) -> Arrays:
 
 
 @pytest.mark.parametrize("source", ["refusing", "failing"])
-async def test_an_error_was_left_to_the_garbage_collector(source: str) -> None:
-    """What a model raises is gone with whoever was told: it holds the request's tensors."""
+async def test_an_error_is_freed_without_garbage_collection(source: str) -> None:
+    """An error holds the request's tensors, so it must not be part of a reference cycle."""
     model = await started({"refusing": refusing, "failing": failing}[source])
     references: list[weakref.ref[GatewayError]] = []
     gc.disable()
@@ -280,16 +280,16 @@ async def failing(_inputs: Arrays) -> Arrays:
     raise ValueError("boom")
 
 
-async def test_coroutine_that_fails_is_the_models_failure() -> None:
-    """A coroutine's exception becomes the same error as a function's."""
+async def test_a_failing_coroutine_is_an_upstream_error() -> None:
+    """The error is the same as a function's."""
     model = await started(failing)
     with pytest.raises(UpstreamError, match="failed: ValueError: boom"):
         await model(call(1))
     await model.stop()
 
 
-async def test_coroutine_is_cancelled_with_its_caller() -> None:
-    """A caller that leaves cancels a coroutine at once."""
+async def test_a_coroutine_is_cancelled_with_its_call() -> None:
+    """The cancellation reaches the coroutine at once."""
     cancellation = asyncio.Event()
 
     async def waiting(_inputs: Arrays) -> Arrays:
@@ -316,9 +316,9 @@ def each(inputs: Arrays) -> Iterator[Arrays]:
 
 
 async def each_async(inputs: Arrays) -> AsyncIterator[Arrays]:
-    for answer in each(inputs):
+    for reply in each(inputs):
         await asyncio.sleep(0)
-        yield answer
+        yield reply
 
 
 class EachObject:
@@ -334,8 +334,8 @@ GENERATORS = pytest.mark.parametrize(
 
 
 @GENERATORS
-async def test_generator_gives_several_answers(source: Any) -> None:
-    """A generator answers a stream as often as it yields, perhaps never."""
+async def test_a_generator_yields_the_replies_of_a_stream(source: Any) -> None:
+    """The number of replies may be zero."""
     model = await started(source)
     assert model.decoupled
     for values in ([1, 2, 3], []):
@@ -346,8 +346,8 @@ async def test_generator_gives_several_answers(source: Any) -> None:
 
 
 @GENERATORS
-async def test_one_answer_of_a_generator_can_be_asked_for_plainly(source: Any) -> None:
-    """A request without a stream works when there is exactly one answer, else it says why not."""
+async def test_a_single_reply_of_a_generator_needs_no_stream(source: Any) -> None:
+    """With none or several, a unary call raises Unsupported."""
     model = await started(source)
     assert [5] == numbers(await model(call(5)))
     with pytest.raises(Unsupported, match="sent more than one response; use a streaming call"):
@@ -358,19 +358,19 @@ async def test_one_answer_of_a_generator_can_be_asked_for_plainly(source: Any) -
 
 
 @GENERATORS
-async def test_generator_that_fails_ends_its_stream_with_the_error(source: Any) -> None:
-    """What came before a failure has been answered."""
+async def test_a_failing_generator_ends_its_stream(source: Any) -> None:
+    """Earlier replies are sent, and the error is the last item."""
     model = await started(source)
     items = await model(stream(1, -1, 2))
     assert [1] == numbers(await anext(items))
     with pytest.raises(UpstreamError, match="failed: ValueError: negative"):
         await anext(items)
-    assert [5] == numbers(await model(call(5))), "the place is free"
+    assert [5] == numbers(await model(call(5))), "the instance is free"
     await model.stop()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_closed_stream_closes_the_generator(asynchronous: bool) -> None:
+async def test_closing_a_stream_closes_the_generator(asynchronous: bool) -> None:
     """A stream that is not read to its end lets the generator clean up."""
     closed = threading.Event()
 
@@ -396,8 +396,8 @@ async def test_closed_stream_closes_the_generator(asynchronous: bool) -> None:
     await model.stop()
 
 
-async def test_generator_whose_caller_left_is_told_and_dropped() -> None:
-    """A generator that is running when its caller leaves learns of it and is closed."""
+async def test_a_generator_of_a_cancelled_call_is_closed() -> None:
+    """The job is marked as cancelled while the generator runs."""
     entered, closed = threading.Event(), threading.Event()
 
     def stuck(_inputs: Arrays, job: Job) -> Iterator[Arrays]:
@@ -423,8 +423,8 @@ async def test_generator_whose_caller_left_is_told_and_dropped() -> None:
     assert closed.wait(5)
 
 
-async def test_callable_that_tells_nothing_gets_the_inputs() -> None:
-    """A callable without a readable signature is called with the inputs alone."""
+async def test_a_callable_without_signature_gets_the_inputs() -> None:
+    """A callable with an unreadable signature is called with the inputs alone."""
 
     class Opaque:
         __signature__ = "unreadable"
@@ -438,29 +438,29 @@ async def test_callable_that_tells_nothing_gets_the_inputs() -> None:
 
 
 def test_python_models_are_backends() -> None:
-    """The registry may treat them like any other."""
+    """PythonBackend is a subclass of Backend."""
     assert isinstance(PythonBackend("m", plain), Backend)
 
 
-async def test_stream_of_a_plain_callable_has_one_answer() -> None:
-    """A model that returns once answers a stream once."""
+async def test_a_stream_of_a_plain_callable_has_one_reply() -> None:
+    """A callable that returns once replies once."""
     model = await started(plain)
     assert [[2, 4]] == [numbers(item) async for item in await model(stream(1, 2))]
     await model.stop()
 
 
-def test_unloaded_model_is_not_called() -> None:
-    """A model that was let go of cannot run."""
+def test_an_unloaded_model_is_not_called() -> None:
+    """Inference raises NotReady."""
     with pytest.raises(NotReady, match="is not loaded"):
         PythonBackend("m", plain).infer({}, Job(M))
 
 
-def plan(**options: Any) -> ModelSpec:
+def spec(**options: Any) -> ModelSpec:
     return ModelSpec(name="m", options={"callable": "gateway.backends.examples:simple", **options})
 
 
-async def test_plan_makes_a_model() -> None:
-    """A configuration gives callable, version, limits and what the model is made with."""
+async def test_from_spec_creates_a_model() -> None:
+    """The specification has callable, version, limits and arguments."""
     signature = ModelMetadata(name="m", inputs=X, outputs=Y)
     options = {
         "callable": f"{__name__}:Doubler",
@@ -483,9 +483,9 @@ async def test_plan_makes_a_model() -> None:
     await model.stop()
 
 
-async def test_plan_needs_little() -> None:
-    """The callable is enough."""
-    model = from_spec(plan())
+async def test_from_spec_needs_only_a_callable() -> None:
+    """All other options have defaults."""
+    model = from_spec(spec())
     await model.start()
     metadata = await model(ModelMetadataRequest(model=M))
     assert (("1",), None) == (metadata.versions, metadata.max_batch_size)
@@ -496,18 +496,18 @@ async def test_plan_needs_little() -> None:
     ("wrong", "message"),
     [
         (ModelSpec(name="m"), "model 'm': option 'callable' is None"),
-        (plan(color="red"), "model 'm' has an unknown option 'color'; expected one of callable"),
-        (plan(instances="0"), "option 'instances' is '0'; expected a whole number of at least 1"),
+        (spec(color="red"), "model 'm' has an unknown option 'color'; expected one of callable"),
+        (spec(instances="0"), "option 'instances' is '0'; expected a whole number of at least 1"),
     ],
 )
-def test_plan_refuses_what_it_does_not_know(wrong: ModelSpec, message: str) -> None:
-    """A mistake of the configuration is named."""
+def test_from_spec_rejects_invalid_options(wrong: ModelSpec, message: str) -> None:
+    """The error names the option and the expected value."""
     with pytest.raises(ValueError, match=message):
         from_spec(wrong)
 
 
-async def test_stream_left_open_when_the_model_stops_can_be_closed() -> None:
-    """A stream that outlives its model closes without a word."""
+async def test_a_stream_can_be_closed_after_its_model_stops() -> None:
+    """Closing it raises no error."""
     model = await started(each)
     items = await model(stream(1, 2))
     assert [1] == numbers(await anext(items))

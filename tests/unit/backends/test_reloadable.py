@@ -1,4 +1,4 @@
-"""ReloadableModel: models of the gateway's own that are loaded again and unloaded while they are served."""
+"""ReloadableModel: the gateway's own models, loaded again and unloaded while they are served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUT = (TensorMetadata("VERSION", Datatype.INT32, (1,)),)
 
 
 class Folder:
-    """The versions that lie in a model's folder; None cannot be loaded."""
+    """A model folder with versions; the version None cannot be loaded."""
 
     def __init__(self, *versions: str | None) -> None:
         self.versions: Sequence[str | None] = versions
@@ -53,8 +53,8 @@ def _backend(version: str | None) -> PythonBackend:
     return kind("m", lambda _inputs: {"VERSION": number}, version or "9", inputs=(), outputs=OUT)
 
 
-async def test_unloads_and_loads() -> None:
-    """An unloaded model is not ready, takes no inference and is listed as unloaded."""
+async def test_a_model_unloads_and_loads() -> None:
+    """An unloaded model is not ready, rejects inferences and is listed as unloaded."""
     model = ReloadableModel(Folder("1"))
     await model.start()
     await model(UNLOAD)
@@ -71,7 +71,7 @@ async def test_unloads_and_loads() -> None:
 
 
 async def test_loading_finds_new_versions() -> None:
-    """What lies in the folder now is served; what was served before is unloaded."""
+    """Loading serves the versions now in the folder, and unloads the previous ones."""
     folder = Folder("1")
     model = ReloadableModel(folder)
     await model.start()
@@ -82,8 +82,8 @@ async def test_loading_finds_new_versions() -> None:
     assert [False, False] == [made.ready() for made in folder.made]
 
 
-async def test_what_cannot_be_loaded_changes_nothing() -> None:
-    """The versions that serve go on when the new ones fail."""
+async def test_a_failed_load_keeps_the_loaded_versions() -> None:
+    """The previous versions stay ready."""
     folder = Folder("1")
     model = ReloadableModel(folder)
     await model.start()
@@ -95,8 +95,8 @@ async def test_what_cannot_be_loaded_changes_nothing() -> None:
     await model.stop()
 
 
-async def test_a_model_that_is_being_loaded_says_so() -> None:
-    """While it is loaded after having been unloaded, the index calls it LOADING."""
+async def test_a_model_being_loaded_is_listed_as_loading() -> None:
+    """The index has LOADING after an unload."""
     seen: list[ModelState] = []
 
     class Watching(PythonBackend):
@@ -117,8 +117,8 @@ async def test_a_model_that_is_being_loaded_says_so() -> None:
     await model.stop()
 
 
-async def test_parameters_are_refused() -> None:
-    """A model of the gateway is what its configuration says."""
+async def test_load_parameters_are_rejected() -> None:
+    """Only the configuration defines the gateway's own models."""
     model = ReloadableModel(Folder("1"))
     with pytest.raises(Unsupported, match="the call has 'config'"):
         await model(ModelLoadRequest(model=M, parameters={"config": "{}"}))

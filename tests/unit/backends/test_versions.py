@@ -1,4 +1,4 @@
-"""Versions: one name, several versions, the newest by number."""
+"""Versions: one name, several versions, the highest number by default."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def backend(
 @pytest.mark.parametrize(
     ("requested_version", "found"), [("", "10"), ("9", "9"), ("10", "10"), ("2", "2")]
 )
-async def test_newest_is_the_highest_number(requested_version: str, found: str) -> None:
-    """Without a version the highest number answers; a named one answers itself."""
+async def test_the_highest_version_is_the_default(requested_version: str, found: str) -> None:
+    """A request that names a version reaches that version."""
     model = Versions("m", [backend("9"), backend("10"), backend("2")])
     await model.start()
     reply = await model(InferRequest(model=ModelRef("m", requested_version)))
@@ -50,15 +50,15 @@ async def test_newest_is_the_highest_number(requested_version: str, found: str) 
 
 
 @pytest.mark.parametrize("version", ["3", "09", "x", "-1"])
-async def test_unknown_version_is_not_found(version: str) -> None:
-    """A version that is not there is refused, and the ones there are named."""
+async def test_an_unknown_version_is_not_found(version: str) -> None:
+    """The error lists the available versions."""
     model = Versions("m", [backend("9"), backend("2")])
     with pytest.raises(ModelNotFound, match=f"model 'm' has no version '{version}'; it has 2, 9"):
         await model(InferRequest(model=ModelRef("m", version)))
 
 
 async def test_metadata_lists_all_versions() -> None:
-    """Metadata of any version names every one, in the order of their numbers."""
+    """The metadata of any version has all of them in numeric order."""
     model = Versions("m", [backend("10"), backend("9")])
     await model.start()
     for version in ("", "9"):
@@ -68,7 +68,7 @@ async def test_metadata_lists_all_versions() -> None:
 
 
 async def test_ready_and_index_follow_loading() -> None:
-    """Before loading and after unloading nothing is ready."""
+    """Before loading and after unloading no version is ready."""
     model = Versions("m", [backend("10"), backend("9")])
 
     async def state() -> tuple[bool, bool, tuple[RepositoryEntry, ...]]:
@@ -86,8 +86,8 @@ async def test_ready_and_index_follow_loading() -> None:
     assert (False, False, entries(ModelState.UNAVAILABLE)) == await state()
 
 
-async def test_one_that_cannot_be_loaded_unloads_the_others() -> None:
-    """A model is loaded whole or not at all."""
+async def test_a_version_that_fails_to_load_unloads_the_others() -> None:
+    """Either all versions are loaded or none."""
     good, bad = backend("1"), backend("2", outputs=None)
     with pytest.raises(LoadError, match="does not declare its outputs"):
         await Versions("m", [good, bad]).start()
@@ -103,14 +103,14 @@ async def test_one_that_cannot_be_loaded_unloads_the_others() -> None:
         (["1", "1"], "model 'm' has duplicate versions"),
     ],
 )
-def test_mistakes_of_the_configuration(versions: list[str], message: str) -> None:
-    """Versions are numbers that differ, and there is at least one."""
+def test_invalid_versions_are_rejected(versions: list[str], message: str) -> None:
+    """Versions are distinct numbers, and at least one."""
     with pytest.raises(ValueError, match=message):
         Versions("m", [backend(version) for version in versions])
 
 
-async def test_a_call_without_a_model_means_the_newest() -> None:
-    """A call that names no model has reached the right one."""
+async def test_a_call_without_a_model_reaches_the_default_version() -> None:
+    """The reply names the highest version."""
     model = Versions("m", [backend("1"), backend("2")])
     await model.start()
     assert ModelRef("m", "2") == (await model(InferRequest())).model

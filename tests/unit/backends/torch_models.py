@@ -41,14 +41,14 @@ class Fields(torch.nn.Module):
 
 
 class Identity(torch.nn.Module):
-    """What comes in; a new tensor, as programs give no input back as it is."""
+    """Returns a new tensor equal to its input, as programs do not return an input itself."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.clone()
 
 
 class Same(torch.nn.Module):
-    """The very tensor that comes in."""
+    """Returns the very tensor of its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -62,7 +62,7 @@ class Overwrites(torch.nn.Module):
 
 
 class Counts(torch.nn.Module):
-    """Gives how often it was called, its own tensor."""
+    """Returns how often it was called, as its own tensor."""
 
     count: torch.Tensor
 
@@ -76,7 +76,7 @@ class Counts(torch.nn.Module):
 
 
 class Weight(torch.nn.Module):
-    """Gives its weight, whatever comes."""
+    """Returns its weight for any input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Weight(torch.nn.Module):
 
 
 class Huge(torch.nn.Module):
-    """Asks for more memory than there is, for inputs above zero."""
+    """Allocates too much memory for inputs above zero."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         size = int(x.sum().item())
@@ -103,7 +103,7 @@ class HugeThere(torch.nn.Module):
 
 
 class Optional(torch.nn.Module):
-    """Takes a second input or none, and a number that stays as it is."""
+    """Takes a second input or none, and a number with a default."""
 
     def forward(
         self, x: torch.Tensor, y: torch.Tensor | None = None, factor: int = 2
@@ -112,21 +112,21 @@ class Optional(torch.nn.Module):
 
 
 class Text(torch.nn.Module):
-    """Takes what is no tensor."""
+    """Takes an argument that is not a tensor."""
 
     def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x if name else -x
 
 
 class Lists(torch.nn.Module):
-    """Gives a list of lists."""
+    """Returns a list of lists."""
 
     def forward(self, x: torch.Tensor) -> list[list[torch.Tensor]]:
         return [[x]]
 
 
 class Complex(torch.nn.Module):
-    """Gives complex numbers."""
+    """Returns complex numbers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.complex(x, x)
@@ -156,14 +156,14 @@ class Scaled(torch.nn.Module):
 
 
 class Nested(torch.nn.Module):
-    """Takes tensors in a dict, and a number; gives one or None."""
+    """Takes tensors in a dict, and a number; returns one tensor or None."""
 
     def forward(self, pair: dict[str, torch.Tensor], factor: int = 3) -> tuple[Any, Any]:
         return pair["left"] * factor + pair["right"], None
 
 
 def freeze(module: torch.nn.Module, path: Path) -> Path:
-    """Write *module* as TorchScript that has become nothing but its forward."""
+    """Write *module* as TorchScript that is frozen to its forward method."""
     torch.jit.freeze(torch.jit.script(module.eval())).save(str(path))
     return path
 

@@ -1,4 +1,4 @@
-"""One limiter for all: first come first served, shares, time-outs, and nothing lost."""
+"""One limiter for all: first come first served, shares, timeouts, and no lost units."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.fakes import settle
 from tests.simulation.virtual_time import now, simulate
 
 
-async def test_a_busy_loop_loses_nothing_when_timeout_and_release_meet() -> None:
-    """A release in the same iteration as a timeout raises nowhere, and no unit stays taken."""
+async def test_a_release_in_the_same_iteration_as_a_timeout() -> None:
+    """It raises no error, and no unit stays acquired."""
     budget = MemoryBudget(100)
     await budget.acquire(100, timeout_s=1)
     waiter = asyncio.ensure_future(budget.acquire(100, timeout_s=0.02))
@@ -36,8 +36,8 @@ async def test_a_busy_loop_loses_nothing_when_timeout_and_release_meet() -> None
     assert ([], 0, 0) == (errors, budget.used_bytes, budget.queued)
 
 
-async def test_a_client_that_waits_for_its_share_holds_up_nobody() -> None:
-    """Callers of a client with a full share wait; others are served though they came later."""
+async def test_a_client_at_its_share_does_not_block_others() -> None:
+    """Its callers wait; callers of other clients are served although they came later."""
     limiter = Limiter(4, share=1)
     one, other = limiter.share("one"), limiter.share("other")
     assert limiter.try_acquire(1, one)
@@ -63,7 +63,7 @@ class Groups:
         assert self.limiter.try_acquire()
 
     async def wait(self, name: str, priority: int = 0) -> asyncio.Task[None]:
-        """Let a caller wait, whose group is the first letter of its name."""
+        """Start a caller that waits; its group is the first letter of its name."""
         self._group, self._priority = name[0], priority
         task = asyncio.ensure_future(self._acquire(name))
         await settle()
@@ -101,8 +101,8 @@ async def test_a_busy_group_does_not_fill_the_queue() -> None:
     assert (["a0", "b0", "a1", "b1"], 0) == (groups.served, groups.limiter.queued)
 
 
-async def test_callers_of_groups_that_leave_are_forgotten() -> None:
-    """A caller that leaves or that is displaced leaves nothing behind, wherever it stands."""
+async def test_callers_that_leave_are_removed_from_their_group() -> None:
+    """Cancelled and displaced callers leave no trace in the queue."""
     groups = Groups(queue=3)
     first, second = await groups.wait("a1"), await groups.wait("b1")
     await groups.wait("b2")
@@ -125,7 +125,7 @@ async def test_a_higher_priority_is_served_first() -> None:
 
 
 async def test_a_higher_priority_displaces_the_newest_of_the_lowest() -> None:
-    """Even from a small group; a lower one displaces nobody."""
+    """The lowest priority may be a small group; a lower priority displaces no caller."""
     groups = Groups(queue=3)
     low = [await groups.wait("a1", -1), await groups.wait("b1", -1), await groups.wait("b2", -1)]
     await groups.wait("c1", 0)
@@ -142,7 +142,7 @@ CODEL = ControlledDelay(target_s=0.005, interval_s=0.1)
 
 
 async def outcome_of(limiter: Limiter, timeout_s: float = 1.0) -> tuple[str, float]:
-    """Acquire a unit; return what came of it, and the milliseconds that it took."""
+    """Acquire a unit; return the outcome and the milliseconds it took."""
     began = now()
     try:
         await limiter.acquire(timeout_s=timeout_s)
@@ -156,7 +156,7 @@ def callers_of(limiter: Limiter, count: int) -> list[asyncio.Task[tuple[str, flo
 
 
 def test_a_burst_that_ends_within_the_interval_is_served() -> None:
-    """A queue that gets empty is not late, however long its callers waited."""
+    """A queue that empties is not late, whatever its callers waited."""
 
     async def run() -> list[tuple[str, float]]:
         limiter = Limiter(1, delay=CODEL)
@@ -171,7 +171,7 @@ def test_a_burst_that_ends_within_the_interval_is_served() -> None:
 
 
 def test_a_late_queue_drops_its_oldest_callers() -> None:
-    """The youngest is served; those before it have waited for too long."""
+    """The newest is served; those before it have waited too long."""
 
     async def run() -> list[tuple[str, float]]:
         limiter = Limiter(1, delay=CODEL)
@@ -189,7 +189,7 @@ def test_a_late_queue_drops_its_oldest_callers() -> None:
 
 
 def test_a_late_queue_keeps_its_last_caller() -> None:
-    """A unit that is free serves somebody."""
+    """A free unit always serves a caller."""
 
     async def run() -> list[tuple[str, float]]:
         limiter = Limiter(1, delay=CODEL)
@@ -202,8 +202,8 @@ def test_a_late_queue_keeps_its_last_caller() -> None:
     assert [("QueueLate", 200.0)] * 2 + [("served", 200.0)] == simulate(run)
 
 
-def test_a_timeout_of_the_caller_below_the_target_holds() -> None:
-    """It is that of the caller, and no sign of a late queue."""
+def test_a_callers_timeout_below_the_target_delay_holds() -> None:
+    """It raises TimeoutError, which is no sign of a late queue."""
 
     async def run() -> tuple[str, float]:
         limiter = Limiter(1, delay=CODEL)
@@ -218,8 +218,8 @@ def test_a_timeout_of_the_caller_below_the_target_holds() -> None:
     assert ("TimeoutError", 2.0) == simulate(run)
 
 
-async def test_a_larger_limit_serves_those_who_wait() -> None:
-    """A smaller one takes nothing away, and holds once enough was given back."""
+async def test_a_larger_limit_serves_waiting_callers() -> None:
+    """A smaller limit revokes nothing, and holds once enough units are released."""
     limiter = Limiter(1)
     assert limiter.try_acquire()
     waiting = asyncio.ensure_future(limiter.acquire())
@@ -234,7 +234,7 @@ async def test_a_larger_limit_serves_those_who_wait() -> None:
 
 
 async def test_a_client_fills_its_share_of_the_queue_only() -> None:
-    """Beyond it its callers are refused, while another's still may wait."""
+    """Beyond it its callers are refused, while those of other clients may still wait."""
     limiter = Limiter(4, queue=4, share=2)
     one = limiter.share("one")
     assert limiter.try_acquire(2, one)
@@ -252,8 +252,8 @@ async def test_a_client_fills_its_share_of_the_queue_only() -> None:
     assert (4, 0, 2) == (limiter.used, limiter.queued, one.used)
 
 
-async def test_what_one_client_holds_alone_may_exceed_its_share() -> None:
-    """A message larger than the share is taken while its client holds nothing else."""
+async def test_a_single_reservation_may_exceed_its_share() -> None:
+    """A message larger than the share is accepted while its client has no other reservation."""
     budget = MemoryBudget(100)
     reservation = Reservation(budget, 0.01, budget.share("one"))
     assert reservation.try_grow(30)
@@ -264,8 +264,8 @@ async def test_what_one_client_holds_alone_may_exceed_its_share() -> None:
     assert other.try_grow(1)
 
 
-def test_a_share_is_forgotten_with_its_client() -> None:
-    """Clients that have gone leave nothing behind."""
+def test_an_unused_share_is_removed() -> None:
+    """Clients that have left need no memory."""
     limiter = Limiter(1)
     share = limiter.share("one")
     assert limiter.share("one") is share
@@ -273,8 +273,8 @@ def test_a_share_is_forgotten_with_its_client() -> None:
     assert 0 == len(limiter._shares)
 
 
-async def test_a_body_that_does_not_move_gives_way() -> None:
-    """When another waits, the stalest reservation ends, and the other is served in time."""
+async def test_a_stalled_body_is_ended_for_a_waiting_one() -> None:
+    """The stalest reservation fails, and the waiting one is served in time."""
     budget = MemoryBudget(100)
     refusals: list[Overloaded] = []
     still = Reservation(budget, 0.1, budget.share("still"))
@@ -292,8 +292,8 @@ async def test_a_body_that_does_not_move_gives_way() -> None:
     )
 
 
-async def test_bodies_that_wait_for_one_another_are_not_all_refused() -> None:
-    """When each holds what another needs, some give up and the rest go on."""
+async def test_bodies_that_block_each_other_do_not_all_fail() -> None:
+    """When each holds memory that another needs, some fail and the others finish."""
     budget = MemoryBudget(100, share_bytes=100)
     done = 0
 
@@ -314,7 +314,7 @@ async def test_bodies_that_wait_for_one_another_are_not_all_refused() -> None:
 
 
 async def test_responses_may_exceed_the_limit_by_a_quarter() -> None:
-    """What ends a request is taken before what begins one, and bounded as well."""
+    """Responses have priority over new requests, and are limited as well."""
     budget = MemoryBudget(100, share_bytes=100)
     reservation = Reservation(budget, 0)
     assert reservation.try_grow(100)
@@ -323,8 +323,8 @@ async def test_responses_may_exceed_the_limit_by_a_quarter() -> None:
     assert not Reservation(budget, 0).try_grow(1)
 
 
-async def _storm(operations: int, seed: int) -> list[tuple[int, int]]:
-    """Run random operations on every kind of limiter under a busy loop; return what is left."""
+async def _run_random_operations(operations: int, seed: int) -> list[tuple[int, int]]:
+    """Run random operations on every kind of limiter on a busy loop; return the final use."""
     choice = random.Random(seed)  # noqa: S311  # no secret
     budget = MemoryBudget(1000)
     slots = ConcurrencyLimiter("requests_in_flight", 8, 32, 3)
@@ -397,5 +397,5 @@ async def _storm(operations: int, seed: int) -> list[tuple[int, int]]:
     ids=["thousands", "a_million"],
 )
 async def test_random_operations_leave_nothing_behind(operations: int) -> None:
-    """After random acquires, timeouts, departures and releases every limiter is at zero."""
-    assert [(0, 0)] * 3 == await _storm(operations, seed=operations)
+    """After random acquires, timeouts, cancellations and releases every limiter is at zero."""
+    assert [(0, 0)] * 3 == await _run_random_operations(operations, seed=operations)

@@ -18,29 +18,29 @@ def work(items: float, steps: int = 1) -> int | None:
     return threading.get_ident()
 
 
-def test_short_work_is_done_here() -> None:
-    """What is expected to take 20 ms stays where it is."""
+def test_short_work_runs_inline() -> None:
+    """Work expected to take at most 20 ms stays on the event loop."""
     assert LOOP == inline(work, 40_000)
 
 
 @pytest.mark.parametrize(("items", "steps"), [(40_001, 1), (10_001, 4)])
-def test_long_work_is_not(items: float, steps: int) -> None:
-    """The steps of one piece of work count together; the next piece begins anew."""
+def test_long_work_does_not_run_inline(items: float, steps: int) -> None:
+    """The steps of one piece of work count together; the next piece starts at zero."""
     with pytest.raises(LongWork):
         inline(work, items, steps)
     assert LOOP == inline(work, 40_000)
 
 
-async def test_long_work_is_done_on_one_thread() -> None:
-    """However much it is: nothing bounds the thread, nor anything after it."""
+async def test_long_work_runs_on_one_thread() -> None:
+    """The thread has no limit, and neither has the code after it."""
     first, second = await off_loop(work, 1e12), await off_loop(work, 1e12)
     assert LOOP != first
     assert first == second
     charge(1e12)
 
 
-async def test_work_is_done_wherever_it_may() -> None:
-    """Short work is done at once, long work on the thread; errors are those of the work."""
+async def test_wherever_chooses_the_thread_by_the_cost() -> None:
+    """Short work runs at once, long work on the thread; errors of the work are raised."""
     assert LOOP == await wherever(work, 1)
     assert LOOP != await wherever(work, 1e12)
 
@@ -52,8 +52,8 @@ async def test_work_is_done_wherever_it_may() -> None:
         await wherever(fail)
 
 
-def test_other_threads_are_not_bound() -> None:
-    """Work of a model's thread is not that of the event loop, whatever this one does meanwhile."""
+def test_other_threads_have_no_limit() -> None:
+    """Work on a model's thread does not count for the event loop."""
     done: list[int | None] = []
 
     def step() -> None:
@@ -65,7 +65,7 @@ def test_other_threads_are_not_bound() -> None:
     assert 1 == len(done)
 
 
-async def test_the_next_work_begins_when_the_last_result_is_taken() -> None:
+async def test_the_next_work_starts_after_the_last_result_is_read() -> None:
     """Results do not pile up while the event loop is busy."""
     starts: list[int] = []
     results: list[int] = []
@@ -83,14 +83,14 @@ async def test_the_next_work_begins_when_the_last_result_is_taken() -> None:
     assert results == [0, 1, 2, 3, 4]
 
 
-async def test_work_of_a_caller_that_left_does_not_block_others() -> None:
-    """It ends on its thread, and the next one begins."""
-    go_on = threading.Event()
-    slow_work = asyncio.create_task(off_loop(go_on.wait, 10))
+async def test_work_of_a_cancelled_caller_does_not_block_others() -> None:
+    """It ends on its thread, and the next work starts."""
+    released = threading.Event()
+    slow_work = asyncio.create_task(off_loop(released.wait, 10))
     await asyncio.sleep(0)
     slow_work.cancel()
     await asyncio.gather(slow_work, return_exceptions=True)
     found = asyncio.create_task(off_loop(int, "7"))
     await asyncio.sleep(0)
-    go_on.set()
+    released.set()
     assert 7 == await asyncio.wait_for(found, 10)

@@ -16,7 +16,7 @@ from gateway.concurrency.timeouts import (
 )
 
 
-async def test_an_event_is_set_in_time_or_not() -> None:
+async def test_is_set_within_reports_the_event() -> None:
     """Waiting ends when the event is set, or when the time has passed."""
     event = asyncio.Event()
     assert not await is_set_within(event, 0.001)
@@ -24,24 +24,24 @@ async def test_an_event_is_set_in_time_or_not() -> None:
     assert await is_set_within(event, 60)
 
 
-async def test_rings_once_however_often_it_is_armed() -> None:
-    """Arming it again neither doubles nor delays it; having rung it can be armed anew."""
-    rung = asyncio.Queue[int]()
-    timer = RestartableTimer(asyncio.get_running_loop(), 0.0, lambda: rung.put_nowait(1))
+async def test_a_timer_expires_once_per_start() -> None:
+    """A second start neither doubles nor delays it; an expired timer can be started again."""
+    expirations = asyncio.Queue[int]()
+    timer = RestartableTimer(asyncio.get_running_loop(), 0.0, lambda: expirations.put_nowait(1))
     timer.start()
     timer.start()
-    assert 1 == await asyncio.wait_for(rung.get(), 5)
+    assert 1 == await asyncio.wait_for(expirations.get(), 5)
     timer.start()
-    assert 1 == await asyncio.wait_for(rung.get(), 5)
-    assert rung.empty()
+    assert 1 == await asyncio.wait_for(expirations.get(), 5)
+    assert expirations.empty()
     assert not timer.is_armed
 
 
-async def test_does_not_ring_when_stopped() -> None:
-    """Stopped in time it is silent, and stopping twice is harmless."""
+async def test_a_stopped_timer_does_not_expire() -> None:
+    """Stopping twice is harmless."""
     loop = asyncio.get_running_loop()
-    rung: list[str] = []
-    timer = RestartableTimer(loop, 0.0, lambda: rung.append("stopped"))
+    expirations: list[str] = []
+    timer = RestartableTimer(loop, 0.0, lambda: expirations.append("stopped"))
     other = asyncio.Event()
     timer.start()
     armed = timer.is_armed
@@ -50,11 +50,11 @@ async def test_does_not_ring_when_stopped() -> None:
     assert (True, False) == (armed, timer.is_armed)
     loop.call_later(0.01, other.set)
     await asyncio.wait_for(other.wait(), 5)
-    assert [] == rung
+    assert [] == expirations
 
 
-async def test_timeout_ends_what_takes_too_long() -> None:
-    """A block that is still waiting when the timeout rings ends with TimeoutError."""
+async def test_a_timeout_ends_a_block_that_takes_too_long() -> None:
+    """A block that still waits when the timeout expires raises TimeoutError."""
     timeout = Timeout(0.01)
     with pytest.raises(TimeoutError), timeout:
         await asyncio.Event().wait()
@@ -64,8 +64,8 @@ async def test_timeout_ends_what_takes_too_long() -> None:
     assert task.cancelling() == 0
 
 
-async def test_timeout_in_time_is_silent() -> None:
-    """A block that ends in time ends as it would without the timeout, and nothing rings later."""
+async def test_a_timeout_does_not_expire_after_its_block() -> None:
+    """A block that ends in time ends as it would without the timeout."""
     timeout = Timeout(0.01)
     with timeout:
         await asyncio.sleep(0)
@@ -73,8 +73,8 @@ async def test_timeout_in_time_is_silent() -> None:
     assert not timeout.has_expired
 
 
-async def test_timeout_lets_another_cancellation_through() -> None:
-    """A task that somebody else cancels is cancelled, even when the timeout rings as well."""
+async def test_a_cancelled_task_stays_cancelled_despite_a_timeout() -> None:
+    """A task that others cancel is cancelled, even when the timeout expires as well."""
 
     async def guarded() -> None:
         with Timeout(0.0):
@@ -88,8 +88,8 @@ async def test_timeout_lets_another_cancellation_through() -> None:
         await task
 
 
-async def test_timeout_passes_errors_of_the_block() -> None:
-    """What the block raises is raised, TimeoutErrors of its own included."""
+async def test_a_timeout_passes_errors_of_its_block() -> None:
+    """The error is raised unchanged."""
     timeout = Timeout(60.0)
     with pytest.raises(LookupError), timeout:
         raise LookupError
@@ -97,7 +97,7 @@ async def test_timeout_passes_errors_of_the_block() -> None:
 
 
 class Target:
-    """Notes when its deadline expired."""
+    """Records when its deadline expired."""
 
     def __init__(self) -> None:
         self.expired = asyncio.Event()
@@ -109,7 +109,7 @@ class Target:
 
 
 async def test_deadlines_expire_in_time() -> None:
-    """Each deadline expires in time, whatever the order of scheduling."""
+    """No deadline expires early, whatever the order of scheduling."""
     wheel, now = TimerWheel(), monotonic()
     targets = {delay: Target() for delay in (0.06, 0.02, 0.04)}
     for delay, target in targets.items():
@@ -163,7 +163,7 @@ async def test_cancelled_deadlines_do_not_expire() -> None:
 
 
 async def test_a_closed_wheel_expires_nothing() -> None:
-    """A closed wheel expires nothing."""
+    """Scheduled deadlines are dropped when the wheel closes."""
     wheel, target, other = TimerWheel(), Target(), Target()
     wheel.schedule(target, monotonic())
     wheel.close()
@@ -178,16 +178,16 @@ def test_wheel_moves_to_another_loop() -> None:
     """On a new loop, a wheel drops the deadlines of the former one."""
     wheel, target = TimerWheel(), Target()
 
-    async def left_behind() -> None:
+    async def schedule_only() -> None:
         wheel.schedule(Target(), monotonic() + 60)
 
-    async def rings() -> None:
+    async def await_expiry() -> None:
         wheel.schedule(target, monotonic() + STEP_S)
         async with asyncio.timeout(5):
             await target.expired.wait()
 
-    asyncio.run(left_behind())
-    asyncio.run(rings())
+    asyncio.run(schedule_only())
+    asyncio.run(await_expiry())
     assert target.expired.is_set()
 
 

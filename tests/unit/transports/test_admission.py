@@ -22,8 +22,8 @@ from gateway.transports.contract import ClientLimits, ServerLimits
 from tests.fakes import settle
 
 
-def test_budget_at_its_limit() -> None:
-    """Exactly the limit may be used; a byte more is refused and takes nothing."""
+def test_the_budget_may_be_used_up_to_its_limit() -> None:
+    """A byte beyond the limit is refused and reserves nothing."""
     budget = MemoryBudget(10)
     assert budget.try_acquire(10)
     assert not budget.try_acquire(1)
@@ -32,8 +32,8 @@ def test_budget_at_its_limit() -> None:
     assert budget.try_acquire(4)
 
 
-async def test_waiter_gets_what_is_released() -> None:
-    """A waiter is served when there is room, before those that came later."""
+async def test_a_waiter_acquires_the_released_bytes() -> None:
+    """Waiters are served in order, each when its bytes are free."""
     budget = MemoryBudget(10)
     budget.try_acquire(10)
     first = asyncio.create_task(budget.acquire(6, timeout_s=5))
@@ -48,8 +48,8 @@ async def test_waiter_gets_what_is_released() -> None:
     assert budget.used_bytes == 10
 
 
-async def test_waiter_that_gives_up_lets_others_pass() -> None:
-    """When the first in line times out, the next is tried at once."""
+async def test_a_waiter_that_times_out_lets_the_next_one_pass() -> None:
+    """When the first in the queue times out, the next is tried at once."""
     budget = MemoryBudget(10)
     budget.try_acquire(6)
     big = asyncio.create_task(Reservation(budget, 0.02).grow(9))
@@ -61,8 +61,8 @@ async def test_waiter_that_gives_up_lets_others_pass() -> None:
     assert (caught.value.limit, budget.used_bytes) == ("in_flight_bytes", 10)
 
 
-async def test_cancelled_waiter_keeps_nothing() -> None:
-    """A waiter cancelled in the moment it is served gives its share back."""
+async def test_a_cancelled_waiter_releases_its_bytes() -> None:
+    """A waiter cancelled in the iteration in which it is served keeps nothing."""
     budget = MemoryBudget(10)
     budget.try_acquire(10)
     waiter = asyncio.create_task(budget.acquire(10, timeout_s=5))
@@ -73,8 +73,8 @@ async def test_cancelled_waiter_keeps_nothing() -> None:
     assert budget.used_bytes == 0
 
 
-async def test_reservation_gives_all_back_once() -> None:
-    """What a reservation grew to is released, and only once."""
+async def test_a_reservation_releases_its_bytes_once() -> None:
+    """All steps are released by the first close."""
     budget = MemoryBudget(10)
     reservation = Reservation(budget, 0)
     await reservation.grow(3)
@@ -87,7 +87,7 @@ async def test_reservation_gives_all_back_once() -> None:
     assert budget.used_bytes == 0
 
 
-def test_reservation_is_one_step_ahead_of_what_has_come() -> None:
+def test_a_reservation_grows_ahead_of_the_received_bytes() -> None:
     """It begins with 256 KiB, doubles when three quarters are used, and ends with the message."""
     budget = MemoryBudget(1 << 30)
     reservation = Reservation(budget, 0)
@@ -106,8 +106,8 @@ def test_reservation_is_one_step_ahead_of_what_has_come() -> None:
     ] == steps
 
 
-async def test_slots_and_their_queue() -> None:
-    """Slots, then the queue, then refusal; released slots go to who waits longest."""
+async def test_slots_are_queued_and_then_refused() -> None:
+    """A released slot is acquired by the first in the queue."""
     slots = ConcurrencyLimiter("requests_in_flight", 1, 2)
     await slots.wait(None)
     order: list[int] = []
@@ -127,8 +127,8 @@ async def test_slots_and_their_queue() -> None:
     assert ([1, 2], 0) == (order, slots.used)
 
 
-async def test_slot_wait_ends() -> None:
-    """A wait for a slot is bounded, and leaves no trace in the queue."""
+async def test_waiting_for_a_slot_times_out() -> None:
+    """The queue is empty afterwards."""
     slots = ConcurrencyLimiter("requests_in_flight", 1, 1)
     await slots.wait(None)
     for _ in range(3):
@@ -138,8 +138,8 @@ async def test_slot_wait_ends() -> None:
     assert slots.used == 0
 
 
-async def test_cancelled_slot_is_passed_on() -> None:
-    """A slot granted to someone who is cancelled at that moment is free again."""
+async def test_a_slot_granted_to_a_cancelled_waiter_is_freed() -> None:
+    """A waiter cancelled in the iteration in which it is served keeps nothing."""
     slots = ConcurrencyLimiter("requests_in_flight", 1, 1)
     await slots.wait(None)
     waiter = asyncio.create_task(slots.wait(5))
@@ -160,12 +160,12 @@ async def test_cancelled_slot_is_passed_on() -> None:
     ],
 )
 def test_one_client_has_a_quarter_of_the_slots(limits: ServerLimits, share: int) -> None:
-    """Rounded up, unless the configuration says otherwise."""
+    """The share is rounded up, unless the configuration sets another."""
     assert share == request_slots(limits).share_limit
 
 
-async def test_the_default_queue_takes_many_connections_of_one_address() -> None:
-    """512 requests at once, as of a load generator, are served one after the other."""
+async def test_the_default_queue_holds_512_requests_of_an_address() -> None:
+    """They are served with at most 64 in flight."""
     slots = request_slots(ServerLimits())
     share = slots.share("10.0.0.1")
     most = 0
@@ -182,7 +182,7 @@ async def test_the_default_queue_takes_many_connections_of_one_address() -> None
 
 
 def test_connections_are_counted_by_address() -> None:
-    """Each address has its share of the total."""
+    """Each address has a limit of its own within the total."""
     count = ConnectionCount(3, 2)
     count.enter("a")
     count.enter("a")
@@ -200,7 +200,7 @@ def test_connections_are_counted_by_address() -> None:
 async def test_routes_take_turns_at_an_upstream(
     pending_by: Literal["route", "none"], served: list[str]
 ) -> None:
-    """A busy route does not keep a quiet one waiting, unless requests wait in their order."""
+    """A busy route does not delay a quiet one, unless requests are queued in one order."""
     slots = upstream_slots("pending", 1, ClientLimits(pending_by=pending_by))
     assert slots.try_acquire()
     found: list[str] = []
@@ -219,8 +219,8 @@ async def test_routes_take_turns_at_an_upstream(
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-async def test_a_slot_is_awaited_no_longer_than_the_request_allows(timeout_s: float | None) -> None:
-    """The queue timeout of a request is a limit beside that of the caller; the shorter one holds."""
+async def test_the_queue_timeout_of_a_request_bounds_its_wait(timeout_s: float | None) -> None:
+    """The shorter one of the request's and the caller's timeout holds."""
     slots = ConcurrencyLimiter("pending", 1, 1)
     await slots.wait(None)
     token = QUEUE_TIMEOUT_US.set(30)
@@ -236,8 +236,8 @@ async def test_a_slot_is_awaited_no_longer_than_the_request_allows(timeout_s: fl
     assert (0, 0) == (slots.used, slots.queued)
 
 
-async def test_a_client_that_uses_little_does_not_wait() -> None:
-    """Requests of large clients, and then their responses, leave room for the others."""
+async def test_small_clients_do_not_wait() -> None:
+    """Requests and responses of large clients leave a margin of memory for small ones."""
     budget = MemoryBudget(6400)
     large = [budget.share(number) for number in range(4)]
     assert all(budget.try_acquire(1600, share) for share in large)
@@ -259,7 +259,7 @@ async def test_a_client_that_uses_little_does_not_wait() -> None:
     assert (budget.used, small.used) == (6400 + 1200 + 200, 100)
 
 
-def test_the_margin_for_small_clients_has_an_end() -> None:
+def test_the_margin_for_small_clients_is_limited() -> None:
     """The sum of requests and responses is at most five quarters of the limit."""
     budget = MemoryBudget(640)
     number = 0
@@ -269,7 +269,7 @@ def test_the_margin_for_small_clients_has_an_end() -> None:
 
 
 def test_scarce_memory_is_reported_once() -> None:
-    """Buffers count as soon as they are allocated, and what is in use counts as well."""
+    """Buffers count as soon as they are allocated, and reserved bytes count as well."""
     seen: list[bool] = []
     budget = MemoryBudget(800, on_scarce=seen.append)
     reservation = Reservation(budget, 0)

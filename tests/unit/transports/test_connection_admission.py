@@ -1,4 +1,4 @@
-"""Whether one connection more is taken in, and whom it counts for."""
+"""Admission of connections, and the addresses that they count for."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Transport:
 @pytest.mark.parametrize(
     ("peer", "address"), [(("10.0.0.1", 5), "10.0.0.1"), (("::1", 5, 0, 0), "::1"), ("", "other")]
 )
-def test_clients_without_an_address_count_as_they_are_told(peer: object, address: str) -> None:
-    """A TCP client counts for its address, a unix socket's for what the listener says."""
+def test_a_unix_client_counts_for_the_listeners_address(peer: object, address: str) -> None:
+    """A TCP client counts for its own address."""
     assert address == client_address(Transport(peer), "other")
 
 
-def test_limits_are_named() -> None:
-    """Up to the limits there is room, beyond them the refusal says which one."""
+def test_a_refusal_names_the_exceeded_limit() -> None:
+    """Connections up to the limits are accepted."""
     transport = Transport(None)
     count = ConnectionCount(2, 1)
     assert connection_refusal(count, transport, "a") is None
@@ -42,19 +42,19 @@ def test_limits_are_named() -> None:
 
 
 @pytest.mark.parametrize(("reserve", "limit"), [(False, "descriptors"), (True, None)])
-def test_last_descriptors_are_kept_in_reserve(
+def test_the_last_descriptors_are_reserved(
     reserve: bool, limit: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When descriptors are short, only who may use the reserve is taken in."""
+    """When descriptors are short, only connections that may use the reserve are accepted."""
     monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
     refusal = connection_refusal(ConnectionCount(9, 9), Transport(None), "a", reserve=reserve)
     assert limit == (None if refusal is None else refusal.limit)
 
 
-def test_a_refused_connection_keeps_no_descriptor_when_they_are_short(
+def test_short_descriptors_are_refused_before_other_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Above another limit it would stay open for a while, to read its response."""
+    """Above another limit the connection would stay open for a while, to read its response."""
     monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
     count = ConnectionCount(9, 1)
     count.enter("a")

@@ -1,4 +1,4 @@
-"""The in-memory client: as a real wire delivers it."""
+"""The in-memory client delivers requests and responses as a real wire does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.wire.stream import Frame
 
 
 class HttpEcho(HttpFrontend):
-    """Answers with the body, `times` times, after `wait_s`."""
+    """Replies with the body, `times` times, after `wait_s` each."""
 
     def __init__(self, *, times: int = 1, wait_s: float = 0.0) -> None:
         self.seen: list[HttpRequest] = []
@@ -43,18 +43,18 @@ async def test_http_body_is_one_fresh_view() -> None:
     echo = HttpEcho()
     source = bytearray(b"bc")
     wire = HttpRequest("POST", "/x", body=(source, b"d"))
-    answer = await http_memory(echo).send(wire, deadline=None)
+    response = await http_memory(echo).send(wire, deadline=None)
     source[0] = 0
-    assert len(echo.seen[0].body) == len(answer.body) == 1
-    assert (bytes(echo.seen[0].view), bytes(answer.view)) == (b"bcd", b"abcd")
+    assert len(echo.seen[0].body) == len(response.body) == 1
+    assert (bytes(echo.seen[0].view), bytes(response.view)) == (b"bcd", b"abcd")
     assert echo.seen[0].view.readonly
-    assert answer.headers.get("content-length") is None
+    assert response.headers.get("content-length") is None
     assert echo.seen[0].headers.get("content-length") == "3"
     assert echo.closed
 
 
 async def test_deadline_reaches_the_frontend() -> None:
-    """The deadline of a call is that of the request the frontend sees."""
+    """The request that the frontend receives has the deadline of the call."""
     echo = HttpEcho()
     deadline = time.monotonic() + 9
     await http_memory(echo).send(HttpRequest("GET", "/"), deadline=deadline)
@@ -63,7 +63,7 @@ async def test_deadline_reaches_the_frontend() -> None:
 
 @pytest.mark.parametrize("remaining_s", [0.02, -1.0])
 async def test_deadline_ends_the_call(remaining_s: float) -> None:
-    """At the deadline the frontend is closed."""
+    """The frontend is closed at the deadline."""
     echo = HttpEcho(wait_s=5)
     with pytest.raises(DeadlineExceeded):
         await http_memory(echo).send(
@@ -72,15 +72,15 @@ async def test_deadline_ends_the_call(remaining_s: float) -> None:
     assert echo.closed == (remaining_s > 0)
 
 
-async def test_stream_yields_every_answer() -> None:
-    """All answers come, in order."""
+async def test_a_stream_yields_every_response() -> None:
+    """They arrive in order."""
     client = http_memory(HttpEcho(times=3))
-    answers = [bytes(a.view) async for a in client.stream(HttpRequest("GET", "/"), deadline=None)]
-    assert answers == [b"a", b"a", b"a"]
+    responses = [bytes(a.view) async for a in client.stream(HttpRequest("GET", "/"), deadline=None)]
+    assert responses == [b"a", b"a", b"a"]
 
 
-async def test_closed_client_refuses() -> None:
-    """After close nothing is sent."""
+async def test_a_closed_client_raises_not_sent() -> None:
+    """Closing it twice is harmless."""
     client = http_memory(HttpEcho())
     await client.close()
     await client.close()
@@ -88,8 +88,8 @@ async def test_closed_client_refuses() -> None:
         await client.send(HttpRequest("GET", "/"), deadline=None)
 
 
-async def test_grpc_message_and_status_cross() -> None:
-    """A message is joined; a status comes back as it was given."""
+async def test_grpc_messages_and_statuses_are_delivered() -> None:
+    """A message is joined; a status with its details and metadata stays the same."""
 
     class Grpc(GrpcFrontend):
         async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
@@ -101,17 +101,17 @@ async def test_grpc_message_and_status_cross() -> None:
 
     client = grpc_memory(Grpc())
     wire = GrpcRequest("/s/m", (b"a", b"b"))
-    answers = [answer async for answer in client.stream(wire, deadline=None)]
-    assert [b"ab!", b""] == [bytes(answer.view) for answer in answers]
-    assert answers[0].metadata == (("k", "v"),)
-    assert (answers[1].status, answers[1].details) == (GrpcStatus.NOT_FOUND, "gone")
+    responses = [response async for response in client.stream(wire, deadline=None)]
+    assert [b"ab!", b""] == [bytes(response.view) for response in responses]
+    assert responses[0].metadata == (("k", "v"),)
+    assert (responses[1].status, responses[1].details) == (GrpcStatus.NOT_FOUND, "gone")
 
 
-async def test_frames_arrive_fresh_with_their_deadline() -> None:
-    """A byte stream in memory joins payloads, and carries number and deadline."""
+async def test_frames_are_copied_with_id_and_deadline() -> None:
+    """The stream client joins payloads, and carries correlation and deadline."""
     seen: list[Frame] = []
 
-    class Answering(StreamFrontend):
+    class StreamEcho(StreamFrontend):
         async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
             seen.append(wire)
             yield Frame((b"an", b"swer"), wire.correlation)
@@ -120,11 +120,13 @@ async def test_frames_arrive_fresh_with_their_deadline() -> None:
             raise AssertionError(error)
 
     deadline = time.monotonic() + 60
-    answer = await stream_memory(Answering()).send(Frame((b"ques", b"tion"), 7), deadline=deadline)
-    [question] = seen
-    assert (b"question", 7, deadline) == (
-        bytes(question.payload[0]),
-        question.correlation,
-        question.deadline,
+    response = await stream_memory(StreamEcho()).send(
+        Frame((b"ques", b"tion"), 7), deadline=deadline
     )
-    assert (b"answer", 7) == (bytes(answer.payload[0]), answer.correlation)
+    [request] = seen
+    assert (b"question", 7, deadline) == (
+        bytes(request.payload[0]),
+        request.correlation,
+        request.deadline,
+    )
+    assert (b"answer", 7) == (bytes(response.payload[0]), response.correlation)

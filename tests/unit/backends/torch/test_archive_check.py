@@ -1,4 +1,4 @@
-"""What a file of PyTorch is, from its contents: no PyTorch is needed to tell."""
+"""The kind of a PyTorch file, from its contents and without PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPORTED = {
 }
 
 
-def written(folder: Path, files: dict[str, bytes], root: str = "m/") -> Path:
+def write_archive(folder: Path, files: dict[str, bytes], root: str = "m/") -> Path:
     path = folder / "model"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
@@ -36,10 +36,10 @@ def config(**payload: object) -> bytes:
     return json.dumps({"config": {"w": {"path_name": "weight_0", **payload}}}).encode()
 
 
-def test_torchscript_has_code(tmp_path: Path) -> None:
-    """What `torch.jit.save` writes is told by its constants."""
+def test_torchscript_is_recognized_by_its_constants(tmp_path: Path) -> None:
+    """It is the format of `torch.jit.save`."""
     files = {"data.pkl": b"", "constants.pkl": b"", "code/m.py": b""}
-    assert ProgramKind.TORCHSCRIPT is kind_of(written(tmp_path, files))
+    assert ProgramKind.TORCHSCRIPT is kind_of(write_archive(tmp_path, files))
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_torchscript_has_code(tmp_path: Path) -> None:
         ("constants", {"use_pickle": True, "path_name": "custom_obj_0"}),
     ],
 )
-def test_exported_program_holds_plain_tensors(
+def test_exported_programs_with_plain_tensors_are_served(
     tmp_path: Path, where: str, payload: dict[str, object]
 ) -> None:
-    """Plain bytes are tensors; objects of C++ classes are read as TorchScript's are."""
+    """Objects of C++ classes are allowed, as in TorchScript."""
     files = {**EXPORTED, f"data/{where}/model_{where}_config.json": config(**payload)}
-    assert ProgramKind.EXPORTED is kind_of(written(tmp_path, files))
+    assert ProgramKind.EXPORTED is kind_of(write_archive(tmp_path, files))
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,23 @@ def test_exported_program_holds_plain_tensors(
         "pickled object among weights", "opaque", "no JSON", "wrong JSON",
     ],
 )  # fmt: skip
-def test_what_is_not_served(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
-    """Pickles, in any place, and other archives are refused by name before they are read."""
+def test_archives_with_pickles_are_rejected(
+    tmp_path: Path, files: dict[str, bytes], message: str
+) -> None:
+    """Pickles and other archives are rejected by name before they are loaded."""
     with pytest.raises(NotServableError, match=message):
-        kind_of(written(tmp_path, files))
+        kind_of(write_archive(tmp_path, files))
 
 
-def test_exported_program_of_old(tmp_path: Path) -> None:
-    """The form before PyTorch 2.8 is refused with the way out."""
-    path = written(tmp_path, {"serialized_exported_program.json": b""}, root="")
+def test_an_old_exported_program_is_rejected(tmp_path: Path) -> None:
+    """The error for the format before PyTorch 2.8 suggests saving the program again."""
+    path = write_archive(tmp_path, {"serialized_exported_program.json": b""}, root="")
     with pytest.raises(NotServableError, match=r"PyTorch 2\.7 and older; save it again"):
         kind_of(path)
 
 
-def test_no_archive(tmp_path: Path) -> None:
-    """A bare pickle is called one; other bytes are no archive."""
+def test_a_file_that_is_no_archive_is_rejected(tmp_path: Path) -> None:
+    """The error distinguishes a bare pickle from other bytes."""
     path = tmp_path / "model.pt"
     path.write_bytes(pickle.dumps({}))
     with pytest.raises(NotServableError, match="it is a pickle, which can run any code; expected"):
@@ -127,8 +129,8 @@ def test_no_archive(tmp_path: Path) -> None:
         kind_of(tmp_path / "none")
 
 
-def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
-    """Two readers might read different ones: a pickle could hide behind a harmless file."""
+def test_duplicate_entries_are_rejected(tmp_path: Path) -> None:
+    """Two readers might read different ones, so a pickle could hide behind a harmless file."""
     path = tmp_path / "model"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/archive_format", b"pt2")
@@ -138,7 +140,7 @@ def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
 
 
 def test_sample_inputs_are_found(tmp_path: Path) -> None:
-    """The pickle that PyTorch would read is given for a look; None where there is none."""
+    """The pickle that PyTorch would load is returned as bytes; without one the result is None."""
     name = "data/sample_inputs/model.pt"
-    assert b"x" == sample_inputs(written(tmp_path, {**EXPORTED, name: b"x"}))
-    assert sample_inputs(written(tmp_path, EXPORTED)) is None
+    assert b"x" == sample_inputs(write_archive(tmp_path, {**EXPORTED, name: b"x"}))
+    assert sample_inputs(write_archive(tmp_path, EXPORTED)) is None

@@ -1,4 +1,4 @@
-"""PyTorch models on the CPU: TorchScript and exported programs, written here and served."""
+"""PyTorch models on the CPU: TorchScript and exported programs, created by the tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, NotReady, Overloaded, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
-from tests.unit.backends.test_instances import Meeting, ask_all
+from tests.unit.backends.test_instances import Meeting, infer_all
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make torch")
 models = pytest.importorskip("tests.unit.backends.torch_models")
@@ -60,7 +60,7 @@ async def started(path: Path, **options: Any) -> TorchBackend:
     return model
 
 
-async def ask(model: TorchBackend, **inputs: npt.NDArray[Any]) -> InferResponse:
+async def infer(model: TorchBackend, **inputs: npt.NDArray[Any]) -> InferResponse:
     tensors = tuple(array_tensor(name, array) for name, array in inputs.items())
     return await model(InferRequest(model=M, inputs=tensors))
 
@@ -88,10 +88,10 @@ def scripted(folder: Path, module: Any) -> Path:
     ],
     ids=["tuple", "dict", "fields"],
 )
-async def test_torchscript_takes_its_signature_from_the_configuration(
+async def test_torchscript_uses_the_configured_signature(
     tmp_path: Path, module: Any, outputs: str
 ) -> None:
-    """Outputs are told by their names where they have some, else by their places."""
+    """Outputs match by name where the program names them, otherwise by position."""
     metadata = signature("a b", outputs)
     model = await started(scripted(tmp_path, module), signature=metadata)
     assert ModelMetadata(
@@ -102,20 +102,20 @@ async def test_torchscript_takes_its_signature_from_the_configuration(
         outputs=metadata.outputs,
     ) == await model(ModelMetadataRequest(model=M))
     expected = {"s": A + B, "sum": A + B, "d": A - B, "difference": A - B}
-    found = arrays(await ask(model, b=B, a=A))
+    found = arrays(await infer(model, b=B, a=A))
     assert {name: expected[name].tolist() for name in outputs.split()} == found
     await model.stop()
 
 
-async def test_inputs_of_other_names_go_by_their_places(tmp_path: Path) -> None:
+async def test_inputs_with_other_names_match_by_position(tmp_path: Path) -> None:
     """A signature with none of the program's names is in the order of its arguments."""
     model = await started(scripted(tmp_path, models.Sums()), signature=signature("p q", "s d"))
-    assert (A - B).tolist() == arrays(await ask(model, q=B, p=A))["d"]
+    assert (A - B).tolist() == arrays(await infer(model, q=B, p=A))["d"]
     await model.stop()
 
 
-async def test_exported_program_tells_its_own_signature(tmp_path: Path) -> None:
-    """Names, datatypes and shapes are the program's; what it was exported with varying varies."""
+async def test_an_exported_program_has_its_own_signature(tmp_path: Path) -> None:
+    """Names, datatypes and shapes are the program's; dynamic dimensions vary."""
     labels = tmp_path / "labels.txt"
     labels.write_text("no\nyes\n", encoding="utf-8")
     model = await started(exported(tmp_path), max_batch_size=64, labels={"sum": labels})
@@ -129,66 +129,66 @@ async def test_exported_program_tells_its_own_signature(tmp_path: Path) -> None:
         labels={"sum": ("no", "yes")},
     ) == await model(ModelMetadataRequest(model=M))
     expected = {"sum": (A + B).tolist(), "difference": (A - B).tolist()}
-    assert expected == arrays(await ask(model, a=A, b=B))
+    assert expected == arrays(await infer(model, a=A, b=B))
     await model.stop()
     with pytest.raises(NotReady, match="is not loaded"):
         _ = model.metadata
 
 
 async def test_outputs_without_names_are_numbered(tmp_path: Path) -> None:
-    """As model servers call them; a signature gives them names of its own."""
+    """They are called OUTPUT__0 and so on; a signature may rename them."""
     path = exported(tmp_path, models.Sums(), Z, Z + 1, dynamic=BATCH)
     model = await started(path)
-    assert ["OUTPUT__0", "OUTPUT__1"] == list(arrays(await ask(model, a=A, b=B)))
+    assert ["OUTPUT__0", "OUTPUT__1"] == list(arrays(await infer(model, a=A, b=B)))
     await model.stop()
     model = await started(path, signature=signature("p q", "s d"))
-    assert (A - B).tolist() == arrays(await ask(model, p=A, q=B))["d"]
+    assert (A - B).tolist() == arrays(await infer(model, p=A, q=B))["d"]
     await model.stop()
 
 
-async def test_arguments_in_structures_are_inputs(tmp_path: Path) -> None:
-    """A dict's tensors are inputs of their own; numbers stay as they were exported, None is gone."""
+async def test_tensors_in_structures_are_inputs(tmp_path: Path) -> None:
+    """Each tensor of a dict is an input; numbers stay as exported."""
     path = exported(tmp_path, models.Nested(), {"left": Z, "right": Z + 1}, 4)
     model = await started(path)
     assert ("pair_left", "pair_right") == tuple(one.name for one in model.metadata.inputs)
     ones = np.ones((2, 3), np.float32)
     assert {"OUTPUT__0": (ones * 5).tolist()} == arrays(
-        await ask(model, pair_left=ones, pair_right=ones)
+        await infer(model, pair_left=ones, pair_right=ones)
     )
     await model.stop()
 
 
 @pytest.mark.parametrize("names", ["x", "x y"])
-async def test_optional_inputs_may_be_left_out(tmp_path: Path, names: str) -> None:
-    """What has a default is an input when the signature says so."""
+async def test_optional_arguments_may_be_left_out(tmp_path: Path, names: str) -> None:
+    """An argument with a default is an input only if the signature has it."""
     model = await started(scripted(tmp_path, models.Optional()), signature=signature(names, "z"))
-    found = arrays(await ask(model, **dict.fromkeys(names.split(), A)))
+    found = arrays(await infer(model, **dict.fromkeys(names.split(), A)))
     assert {"z": (A * (1 + len(names.split()))).tolist()} == found
     await model.stop()
 
 
 async def test_frozen_torchscript_is_served(tmp_path: Path) -> None:
-    """A program without modules has no training mode to leave."""
+    """A frozen program has no training mode to leave."""
     path = models.freeze(models.Weight(), tmp_path / "model.pt")
     metadata = ModelMetadata(name="m", inputs=(fp32("x"),), outputs=(fp32("y", 3),))
     model = await started(path, signature=metadata)
-    assert {"y": [0.0, 1.0, 2.0]} == arrays(await ask(model, x=A))
+    assert {"y": [0.0, 1.0, 2.0]} == arrays(await infer(model, x=A))
     await model.stop()
     with pytest.raises(NotReady):
         model.infer({"x": A}, Job(M, outputs=("y",)))
 
 
-async def test_exported_program_without_examples_warms_up_with_ones(tmp_path: Path) -> None:
-    """Where the file keeps no example, every dimension that varies is 1."""
+async def test_a_program_without_examples_warms_up_with_ones(tmp_path: Path) -> None:
+    """Without an example in the file, every dynamic dimension is 1."""
     path = exported(tmp_path, models.Sums(), Z, Z + 1, dynamic=BATCH, bare=True)
     model = await started(path)
     assert {} == getattr(model._program, "examples", None)
-    assert (A + B).tolist() == arrays(await ask(model, a=A, b=B))["OUTPUT__0"]
+    assert (A + B).tolist() == arrays(await infer(model, a=A, b=B))["OUTPUT__0"]
     await model.stop()
 
 
 def test_a_program_is_moved_to_its_device(tmp_path: Path) -> None:
-    """Weights, and tensors that the program makes itself, are where its inputs will be."""
+    """Its weights and the tensors that it creates are on the device of its inputs."""
     path = exported(tmp_path, models.Weight())
     for device in ("cpu", "meta"):
         program = open_program(torch, path, ProgramKind.EXPORTED, torch.device(device))
@@ -215,16 +215,16 @@ def test_a_program_is_moved_to_its_device(tmp_path: Path) -> None:
     ],
     ids=["complex", "list", "number"],
 )
-async def test_exported_programs_of_more_than_tensors(
+async def test_unsupported_exported_programs_are_named(
     tmp_path: Path, module: Any, arguments: Any, how: Any, message: str
 ) -> None:
-    """What no protocol carries is named when the model is loaded."""
+    """Complex tensors, lists and dynamic numbers are load errors."""
     with pytest.raises(LoadError, match=message):
         await started(exported(tmp_path, module, *arguments, **how))
 
 
-async def test_outputs_that_a_signature_does_not_count(tmp_path: Path) -> None:
-    """Outputs without names go by their places, so all of them have a name in the signature."""
+async def test_a_signature_with_fewer_outputs_is_rejected(tmp_path: Path) -> None:
+    """Outputs without names match by position, so the signature needs all of them."""
     path = exported(tmp_path, models.Sums(), Z, Z + 1, dynamic=BATCH)
     message = "the signature has outputs 's'; the program has 'OUTPUT__0', 'OUTPUT__1'"
     with pytest.raises(LoadError, match=message):
@@ -236,10 +236,10 @@ FIXED = [one for one in Datatype if one is not Datatype.BYTES]
 
 @pytest.mark.parametrize("datatype", FIXED, ids=lambda datatype: datatype.name)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1, 2)], ids=str)
-async def test_every_datatype_goes_in_and_out(
+async def test_every_datatype_round_trip(
     tmp_path: Path, datatype: Datatype, shape: tuple[int, ...]
 ) -> None:
-    """What the model gives back is bit for bit what it was given."""
+    """The output of the identity model equals its input bit for bit."""
     tensor = TensorMetadata("x", datatype, shape)
     metadata = ModelMetadata(
         name="m", inputs=(tensor,), outputs=(TensorMetadata("y", datatype, shape),)
@@ -252,8 +252,8 @@ async def test_every_datatype_goes_in_and_out(
     await model.stop()
 
 
-async def test_exported_program_tells_bf16(tmp_path: Path) -> None:
-    """BF16 is declared as such and goes through as bit patterns."""
+async def test_an_exported_program_supports_bf16(tmp_path: Path) -> None:
+    """BF16 tensors pass as bit patterns."""
     path = exported(tmp_path, models.Identity(), torch.zeros(3, dtype=torch.bfloat16))
     model = await started(path)
     sent = array_tensor("x", np.array([1, 0x3F80, 0x8000], np.uint16), Datatype.BF16)
@@ -262,65 +262,66 @@ async def test_exported_program_tells_bf16(tmp_path: Path) -> None:
     await model.stop()
 
 
-def laid(tensor: Tensor) -> npt.NDArray[Any]:
+def array_of(tensor: Tensor) -> npt.NDArray[Any]:
     assert isinstance(tensor.data, ArrayData)
     return tensor.data.array
 
 
 @pytest.mark.parametrize("kind", ["torchscript", "exported"])
-async def test_a_program_that_writes_into_its_input_changes_no_request(
-    tmp_path: Path, kind: str
-) -> None:
-    """What came in stays as it was: others may be given it too."""
+async def test_a_program_cannot_change_the_request(tmp_path: Path, kind: str) -> None:
+    """A program that writes into its input gets a copy."""
     if kind == "exported":
         model = await started(exported(tmp_path, models.Overwrites(), torch.zeros(4, 3)))
     else:
         path = scripted(tmp_path, models.Overwrites())
         model = await started(path, signature=signature("x", "y"))
     mine = A.copy()
-    reply = await ask(model, x=mine)
-    assert (A.tolist(), (A + 1).tolist()) == (mine.tolist(), laid(reply.outputs[0]).tolist())
+    reply = await infer(model, x=mine)
+    assert (A.tolist(), (A + 1).tolist()) == (mine.tolist(), array_of(reply.outputs[0]).tolist())
     await model.stop()
 
 
 @pytest.mark.parametrize("writeable", [True, False])
-async def test_an_exported_program_that_only_reads_is_given_the_very_memory(
-    tmp_path: Path, writeable: bool
-) -> None:
-    """No copy on the way in, none on the way out; not of a view of a received message either."""
+async def test_a_read_only_program_shares_the_memory(tmp_path: Path, writeable: bool) -> None:
+    """Neither input nor output is copied, read-only inputs included."""
     model = await started(exported(tmp_path, models.Same(), torch.zeros(4, 3)))
     mine = A.copy()
     mine.flags.writeable = writeable
-    reply = await ask(model, x=mine)
-    assert np.shares_memory(mine, laid(reply.outputs[0]))
+    reply = await infer(model, x=mine)
+    assert np.shares_memory(mine, array_of(reply.outputs[0]))
     await model.stop()
 
 
-async def test_unaligned_read_only_and_strided_inputs_are_laid_out(tmp_path: Path) -> None:
-    """Views into a received message, and arrays with gaps, give the right sums."""
+async def test_unaligned_and_strided_inputs_are_copied(tmp_path: Path) -> None:
+    """Views into received messages and arrays with gaps have the right sums."""
     model = await started(exported(tmp_path))
     body = b"x" + A.tobytes()
     unaligned = np.frombuffer(body, np.uint8)[1:].view("<f4").reshape(4, 3)
     strided = np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::2]
     assert (False, False) == (unaligned.flags.aligned, unaligned.flags.writeable)
-    found = arrays(await ask(model, a=unaligned, b=strided))
+    found = arrays(await infer(model, a=unaligned, b=strided))
     assert (A + strided).tolist() == found["sum"]
     await model.stop()
 
 
-async def test_weights_are_given_as_a_copy(tmp_path: Path) -> None:
-    """An answer that is being written does not change with the model's own tensors."""
+async def test_outputs_do_not_share_the_models_state(tmp_path: Path) -> None:
+    """A reply does not change when the model changes its own tensors."""
     model = await started(exported(tmp_path, models.Counts()), warm_up=0)
     x = np.zeros((2, 3), np.float32)
-    first, second = await ask(model, x=x), await ask(model, x=x)
-    assert ([1.0], [2.0]) == (laid(first.outputs[0]).tolist(), laid(second.outputs[0]).tolist())
+    first, second = await infer(model, x=x), await infer(model, x=x)
+    assert ([1.0], [2.0]) == (
+        array_of(first.outputs[0]).tolist(),
+        array_of(second.outputs[0]).tolist(),
+    )
     await model.stop()
 
 
 @pytest.mark.parametrize("module", [models.Counts(), models.Keeps()], ids=["buffer", "view"])
 @pytest.mark.parametrize("lowered", [False, True])
-async def test_instances_do_not_race_for_state(tmp_path: Path, module: Any, lowered: bool) -> None:
-    """A program that changes its own buffers has one instance, and is told why."""
+async def test_a_stateful_program_has_only_one_instance(
+    tmp_path: Path, module: Any, lowered: bool
+) -> None:
+    """The load error names the buffer that several instances would share."""
     path = exported(tmp_path, module, lowered=lowered)
     name = next(name for name, _ in module.named_buffers())
     message = f"each call changes its buffer '{name}', which 2 instances would share"
@@ -330,7 +331,7 @@ async def test_instances_do_not_race_for_state(tmp_path: Path, module: Any, lowe
 
 
 async def test_instances_run_at_once(tmp_path: Path) -> None:
-    """As many inferences are in the program at a time as there are instances."""
+    """As many inferences run concurrently as there are instances."""
     path = exported(tmp_path, models.Identity(), torch.zeros(2), dynamic={"x": {0: models.BATCH}})
     metadata = ModelMetadata(name="m", inputs=(fp32("X", -1),), outputs=(fp32("Y", -1),))
     model = await started(path, signature=metadata, instances=3)
@@ -344,7 +345,7 @@ async def test_instances_run_at_once(tmp_path: Path) -> None:
         return call(tensors)
 
     object.__setattr__(program, "call", met)
-    await ask_all(model, 6)
+    await infer_all(model, 6)
     assert 6 == meeting.come
 
 
@@ -353,44 +354,44 @@ async def test_instances_run_at_once(tmp_path: Path) -> None:
     [((65, 65), "<= 64"), ((2, 3), r"Guard failed|Expected input")],
     ids=["too large", "unlike"],
 )
-async def test_sizes_that_were_not_exported_are_the_callers_mistake(
+async def test_sizes_beyond_the_export_are_an_invalid_request(
     tmp_path: Path, sizes: tuple[int, int], message: str
 ) -> None:
-    """The program's own guards say which size it takes."""
+    """The guards of the program name the supported sizes."""
     model = await started(exported(tmp_path))
     a, b = (np.zeros((size, 3), np.float32) for size in sizes)
     with pytest.raises(
         InvalidRequest, match=f"does not support inputs of these shapes: .*({message})"
     ):
-        await ask(model, a=a, b=b)
+        await infer(model, a=a, b=b)
     await model.stop()
 
 
-async def test_failure_inside_torchscript_is_told_without_its_trace(tmp_path: Path) -> None:
-    """The last line says what went wrong; lines of the program's source do not help a caller."""
+async def test_a_torchscript_failure_is_reported_without_trace(tmp_path: Path) -> None:
+    """The error has only the last line, which names the cause."""
     metadata = ModelMetadata(
         name="m", inputs=(fp32("a", -1), fp32("b", -1)), outputs=(fp32("s", -1), fp32("d", -1))
     )
     model = await started(scripted(tmp_path, models.Sums()), signature=metadata)
     one, other = np.zeros(2, np.float32), np.zeros(3, np.float32)
     with pytest.raises(UpstreamError, match="failed: RuntimeError: The size of tensor a") as caught:
-        await ask(model, a=one, b=other)
+        await infer(model, a=one, b=other)
     assert "TorchScript" not in caught.value.message
     await model.stop()
 
 
-async def test_too_little_memory_refuses_and_serves_on(tmp_path: Path) -> None:
-    """What cannot be allocated is the gateway's limit, not its end."""
+async def test_too_little_memory_is_overloaded(tmp_path: Path) -> None:
+    """Later requests that need less memory succeed."""
     metadata = ModelMetadata(name="m", inputs=(fp32("x", 1),), outputs=(fp32("y", 1),))
     model = await started(scripted(tmp_path, models.Huge()), signature=metadata)
     with pytest.raises(Overloaded, match=r"has not enough memory on cpu for this request: .*alloc"):
-        await ask(model, x=np.ones(1, np.float32))
-    assert {"y": [0.0]} == arrays(await ask(model, x=np.zeros(1, np.float32)))
+        await infer(model, x=np.ones(1, np.float32))
+    assert {"y": [0.0]} == arrays(await infer(model, x=np.zeros(1, np.float32)))
     await model.stop()
 
 
 async def failing(path: Path, error: Exception) -> TorchBackend:
-    """Return a model that fails as a GPU does."""
+    """Return a model whose calls raise *error*."""
     model = await started(path)
     assert model._program is not None
 
@@ -408,21 +409,21 @@ async def failing(path: Path, error: Exception) -> TorchBackend:
         torch.AcceleratorError("CUDA error: out of memory, of pages to lock"),
     ],
 )
-async def test_out_of_memory_of_a_gpu_refuses(tmp_path: Path, error: Exception) -> None:
-    """PyTorch's own errors for it mean the same, and the model stays ready."""
+async def test_out_of_memory_on_a_gpu_is_overloaded(tmp_path: Path, error: Exception) -> None:
+    """The model stays ready."""
     model = await failing(exported(tmp_path), error)
     with pytest.raises(Overloaded, match="not enough memory on cpu for this request: CUDA"):
-        await ask(model, a=A, b=B)
+        await infer(model, a=A, b=B)
     assert await model(ModelReadyRequest(model=M)) is True
     await model.stop()
 
 
-async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
-    """After an error that leaves it undefined nobody is sent there; it stops as any other."""
+async def test_a_model_on_a_failed_gpu_is_not_ready(tmp_path: Path) -> None:
+    """It can still be stopped."""
     error = torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
     model = await failing(exported(tmp_path), error)
     with capture_logs() as logs, pytest.raises(UpstreamError, match="failed: AcceleratorError: "):
-        await ask(model, a=A, b=B)
+        await infer(model, a=A, b=B)
     assert "device lost" in [line["event"] for line in logs]
     assert await model(ModelReadyRequest(model=M)) is False
     await model.stop()
@@ -456,10 +457,10 @@ async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
         "complex", "shape", "bytes",
     ],
 )  # fmt: skip
-async def test_a_signature_that_is_wrong_shows_at_load(
+async def test_a_wrong_signature_is_a_load_error(
     tmp_path: Path, module: Any, metadata: ModelMetadata | None, message: str
 ) -> None:
-    """TorchScript is run once with zeros, and what it gives is held to the signature."""
+    """TorchScript runs once with zeros, and its outputs are compared with the signature."""
     with pytest.raises(LoadError, match=message) as caught:
         await started(scripted(tmp_path, module), signature=metadata)
     assert "\n" not in caught.value.message
@@ -487,18 +488,18 @@ async def test_a_signature_that_is_wrong_shows_at_load(
     ],
     ids=["output", "shape", "datatype"],
 )
-async def test_a_signature_that_contradicts_the_program(
+async def test_a_signature_unlike_the_program_is_rejected(
     tmp_path: Path, metadata: ModelMetadata, message: str
 ) -> None:
-    """An exported program knows better, and both are named."""
+    """The error names the difference between the signature and the exported program."""
     with pytest.raises(LoadError, match=message):
         await started(exported(tmp_path), signature=metadata)
 
 
-async def test_unsigned_numbers_that_this_pytorch_lacks(
+async def test_unsigned_integers_missing_in_pytorch_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Older releases have no unsigned integers above 8 bits: the error names datatype and release."""
+    """The error names the datatype and the release of PyTorch."""
     path = scripted(tmp_path, models.Identity())
     monkeypatch.delattr(torch, "uint16")
     tensor = TensorMetadata("x", Datatype.UINT16, (1,))
@@ -508,10 +509,10 @@ async def test_unsigned_numbers_that_this_pytorch_lacks(
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
-async def test_devices_that_are_not_here(
+async def test_an_absent_gpu_is_a_load_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    """A GPU that is asked for by name is there, or the model is not loaded."""
+    """The error names the device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = exported(tmp_path)
     model = TorchBackend("m", path, "1", TorchOptions(device=device))
@@ -521,7 +522,7 @@ async def test_devices_that_are_not_here(
 
 
 async def test_auto_falls_back_to_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU the CPU will do."""
+    """Without a GPU the device `auto` is the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     model = TorchBackend("m", exported(tmp_path))
     await model.start()
@@ -530,8 +531,8 @@ async def test_auto_falls_back_to_the_cpu(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:"])
-def test_unknown_device_is_a_mistake(device: str) -> None:
-    """Only known devices can be asked for."""
+def test_an_unknown_device_is_rejected(device: str) -> None:
+    """Only auto, cpu and cuda devices are valid."""
     with pytest.raises(
         ValueError, match=f"option 'device' is '{device}'; expected auto, cpu, cuda or"
     ):
@@ -569,7 +570,7 @@ def cut(path: Path) -> None:
 async def test_load_errors_name_the_file_in_one_line(
     tmp_path: Path, write: Any, message: str
 ) -> None:
-    """What cannot be loaded names model, file and cause; pickles are never read."""
+    """The text has model, file and cause; pickles are never loaded."""
     path = tmp_path / "model.pt"
     if write is not None:
         write(path)
@@ -581,14 +582,14 @@ async def test_load_errors_name_the_file_in_one_line(
 
 
 class Trap:
-    """Runs when it is unpickled."""
+    """Fails the test when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return (pytest.fail, ("a pickle was read",))
 
 
 async def test_sample_inputs_are_not_unpickled(tmp_path: Path) -> None:
-    """PyTorch falls back to reading them as any pickle: such a file is refused before."""
+    """A file whose sample inputs are an arbitrary pickle is rejected."""
     path = exported(tmp_path)
     trapped = io.BytesIO()
     torch.save(Trap(), trapped)
@@ -604,18 +605,18 @@ async def test_sample_inputs_are_not_unpickled(tmp_path: Path) -> None:
         await started(path)
 
 
-async def test_missing_pytorch_says_how_to_get_it(
+async def test_missing_pytorch_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without PyTorch the error names the extra."""
+    """The error has the command that installs it."""
     path = exported(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(LoadError, match=r"PyTorch is not installed: pip install .*\[torch\]"):
         await started(path)
 
 
-async def test_shapes_to_warm_up_with(tmp_path: Path) -> None:
-    """Where ones do not fit, the configuration says what does; none at all can be asked for."""
+async def test_warm_up_shapes(tmp_path: Path) -> None:
+    """Where ones do not fit, the configuration has shapes, or disables the warm-up."""
     metadata = ModelMetadata(
         name="m",
         inputs=(fp32("a", -1, -1), fp32("b", -1, 3)),
@@ -629,16 +630,18 @@ async def test_shapes_to_warm_up_with(tmp_path: Path) -> None:
     await (await started(path, signature=metadata, warm_up=0)).stop()
 
 
-async def test_each_instance_warms_up_so_often(tmp_path: Path) -> None:
-    """The first calls of every instance are fast: what is made on first use is there."""
+async def test_the_warm_up_runs_the_configured_times(tmp_path: Path) -> None:
+    """One inference after three warm-up runs is the fourth call."""
     module = models.Counts()
     model = await started(exported(tmp_path, module), warm_up=3)
-    assert [4.0] == laid((await ask(model, x=np.zeros((2, 3), np.float32))).outputs[0]).tolist()
+    assert [4.0] == array_of(
+        (await infer(model, x=np.zeros((2, 3), np.float32))).outputs[0]
+    ).tolist()
     await model.stop()
 
 
-async def test_plan_makes_a_model(tmp_path: Path) -> None:
-    """A configuration gives path, versions, device, warm-up, labels and limits."""
+async def test_from_spec_creates_a_model(tmp_path: Path) -> None:
+    """The specification has path, versions, device, warm-up, labels and limits."""
     for version in ("1", "2"):
         (tmp_path / version).mkdir()
     exported(tmp_path / "1")
@@ -656,10 +659,10 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
         "instances": "2",
         "queue": "1",
     }
-    plan = ModelSpec(
+    spec = ModelSpec(
         name="m", path=tmp_path, options=options, signature=signature("a b", "sum difference")
     )
-    model = from_spec(plan)
+    model = from_spec(spec)
     await model.start()
     for version in ("1", "2"):
         metadata = await model(ModelMetadataRequest(model=ModelRef("m", version)))
@@ -684,16 +687,16 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
         ({"warm_up_shapes": {"a": ["-1"]}}, "expected a list of dimensions"),
     ],
 )
-def test_plan_refuses_what_it_does_not_know(
+def test_from_spec_rejects_invalid_options(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    """Options that are wrong are named with what is needed."""
+    """The error names the option and the expected value."""
     (tmp_path / "1").mkdir()
     with pytest.raises(ValueError, match=re.escape(message)):
         from_spec(ModelSpec(name="m", path=tmp_path, options=options))
 
 
-def test_plan_needs_a_path() -> None:
-    """There is no model without a file."""
+def test_from_spec_needs_a_path() -> None:
+    """A model has no default path."""
     with pytest.raises(ValueError, match="model 'm' has no 'path'"):
         from_spec(ModelSpec(name="m"))

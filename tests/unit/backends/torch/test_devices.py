@@ -1,6 +1,6 @@
-"""Streams and staging of a GPU, on the CPU: what is staged, reused and waited for.
+"""Streams and staging of a GPU, on the CPU: copies, reuse and synchronization.
 
-That a real GPU does the same is shown by tests/gpu.
+The tests in tests/gpu do the same on a real GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 
 class Stream:
-    """Stands for a stream: notes what is done on it, and when it is waited for."""
+    """A fake stream that records its events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -47,8 +47,8 @@ def as_fp32(*arrays: npt.NDArray[Any]) -> list[tuple[Datatype, npt.NDArray[Any]]
     return [(Datatype.FP32, array) for array in arrays]
 
 
-def test_all_is_done_on_the_stream_and_waited_for_once() -> None:
-    """Copies and calls are queued on the instance's own stream; the thread waits at the end."""
+def test_copies_and_calls_run_on_the_instances_stream() -> None:
+    """The thread waits once, at the end."""
     stream = Stream()
 
     def call(tensors: Sequence[Any]) -> Sequence[Any]:
@@ -61,22 +61,22 @@ def test_all_is_done_on_the_stream_and_waited_for_once() -> None:
     assert ["on", "call", "wait", "off"] == stream.events
 
 
-def test_staging_is_kept_and_grows() -> None:
-    """An input of a size that was there before needs no new memory; a larger one does."""
+def test_staging_memory_is_reused_and_grows() -> None:
+    """Only an input larger than all before needs new memory."""
     runs = runner(Stream())
-    places = []
+    addresses = []
     for size in (100, 60, 128, 129):
         array = np.arange(size, dtype=np.float32)
         assert [array.tolist()] == [
             found.tolist() for found in runs(lambda tensors: tensors, as_fp32(array))
         ]
-        places.append(runs._staging[0].data_ptr())
+        addresses.append(runs._staging[0].data_ptr())
     sizes = [staged.numel() for staged in runs._staging]
-    assert (1, 2, [1024]) == (len(set(places[:3])), len(set(places)), sizes)
+    assert (1, 2, [1024]) == (len(set(addresses[:3])), len(set(addresses)), sizes)
 
 
-def test_an_answer_outlives_the_next_inference() -> None:
-    """What went out in one answer is not written over by the next."""
+def test_a_reply_is_not_overwritten_by_the_next_inference() -> None:
+    """Each inference has output memory of its own."""
     runs = runner(Stream())
     first = runs(lambda tensors: tensors, as_fp32(np.zeros(4, np.float32)))
     second = runs(lambda tensors: tensors, as_fp32(np.ones(4, np.float32)))
@@ -85,8 +85,8 @@ def test_an_answer_outlives_the_next_inference() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3,)], ids=str)
 @pytest.mark.parametrize("datatype", [Datatype.BOOL, Datatype.BF16, Datatype.INT64, Datatype.FP16])
-def test_datatypes_and_shapes(datatype: Datatype, shape: tuple[int, ...]) -> None:
-    """Bits go there and back, read-only and strided ones too."""
+def test_datatypes_and_shapes_round_trip(datatype: Datatype, shape: tuple[int, ...]) -> None:
+    """Bits are equal afterwards, also for read-only and strided arrays."""
     array = np.ones((*shape, 2), datatype.numpy_dtype)[..., 0]
     array.flags.writeable = False
     found = runner(Stream())(lambda tensors: tensors, [(datatype, array)])

@@ -1,4 +1,4 @@
-"""Connections of a gRPC client: who learns of a cancellation."""
+"""Connections of a gRPC client: the effect of a cancellation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gateway.wire.grpc import GrpcRequest
 from tests.fakes import settle
 
 
-async def test_a_cancelled_caller_stays_cancelled_when_connecting_is_cancelled_too(
+async def test_a_caller_stays_cancelled_when_its_connect_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The end of an event loop cancels both. The caller must not go on with another error."""
+    """The end of an event loop cancels both. The caller must raise CancelledError only."""
     client = GrpcClient("127.0.0.1:1", ClientLimits())
 
     async def connects_forever() -> None:

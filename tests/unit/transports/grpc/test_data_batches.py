@@ -1,4 +1,4 @@
-"""Long frames of a gRPC call that come together: what is let in, and what becomes of a broken one."""
+"""Batched DATA frames of a gRPC call: flow control and invalid messages."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FRAME = 9000
 LIMIT = 1 << 20
 
 
-class Kept(asyncio.Transport):
-    """A transport that keeps what is written."""
+class RecordingTransport(asyncio.Transport):
+    """A transport that records the bytes written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class Kept(asyncio.Transport):
     def abort(self) -> None: ...
 
 
-class Asked(GrpcFrontend):
-    """A frontend that keeps what it is asked."""
+class RecordingFrontend(GrpcFrontend):
+    """A frontend that records the size of each request."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -61,22 +61,22 @@ class Asked(GrpcFrontend):
         return GrpcResponse(status=GrpcStatus.RESOURCE_EXHAUSTED, details=error.message)
 
 
-async def answered(
+async def send_call(
     body: bytes, read: int, length: int | None = None
 ) -> tuple[list[int], int, bytes]:
-    """Send a call with *body* in long frames, *read* bytes at a time, within what is let in.
+    """Send a call with *body* in long frames, *read* bytes at a time, within the stream's window.
 
-    With *length*, the head says that as the length of the whole.
+    With *length*, the request head has it as content-length.
 
-    Returns what was asked, how much was let in beyond the first window, and all that was written.
+    Returns the sizes of the requests, the bytes granted beyond the first window, and the output.
     """
-    frontend = Asked()
+    frontend = RecordingFrontend()
     mount = GrpcMount({METHOD: MethodKind.UNARY}, frontend)
     limits = ServerLimits(message_bytes=LIMIT)
     server = GrpcServer("127.0.0.1:0", [mount], limits, MemoryBudget(1 << 30), listens=False)
     await server.start()
     connection: GrpcServerConnection = server.connection()
-    transport = Kept()
+    transport = RecordingTransport()
     connection.connection_made(transport)
     length_header = b"" if length is None else literal(b"content-length", b"%d" % length)
     head = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEAD + length_header)
@@ -103,7 +103,7 @@ async def answered(
 
 
 def grants(data: bytes) -> int:
-    """Return what the WINDOW_UPDATE frames of stream 1 come to."""
+    """Return the sum of the WINDOW_UPDATE frames of stream 1."""
     total = at = 0
     while at < len(data):
         size, kind = int.from_bytes(data[at : at + 3], "big"), data[at + 3]
@@ -114,20 +114,20 @@ def grants(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("read", [1000, FRAME + 9, 20_000, 1 << 20])
-async def test_no_more_is_let_in_than_is_missing(read: int) -> None:
-    """A message larger than the window is granted the rest of itself, however its frames come."""
+async def test_the_window_grows_by_the_missing_bytes_only(read: int) -> None:
+    """A message larger than the window is granted its missing bytes, whatever the read sizes."""
     size = 200_000
-    sizes, granted, _ = await answered(b"\0" + size.to_bytes(4, "big") + bytes(size), read)
+    sizes, granted, _ = await send_call(b"\0" + size.to_bytes(4, "big") + bytes(size), read)
     assert [size] == sizes
     assert 5 + size - 65_535 == granted
 
 
 @pytest.mark.parametrize("read", [FRAME + 9, 1 << 20])
-async def test_nothing_is_read_after_what_is_too_large(read: int) -> None:
-    """A call refused in one frame is not begun with the next, which looks like a message."""
+async def test_frames_after_an_oversized_message_are_ignored(read: int) -> None:
+    """A call rejected in one frame ignores the next frames, which look like messages."""
     too_large = b"\0" + (LIMIT + 1).to_bytes(4, "big")
     good = b"\0" + (FRAME - 5).to_bytes(4, "big") + bytes(FRAME - 5)
-    sizes, granted, written = await answered(too_large.ljust(FRAME, b"x") + good * 3, read)
+    sizes, granted, written = await send_call(too_large.ljust(FRAME, b"x") + good * 3, read)
     assert [] == sizes
     assert granted == 0
     assert b"at most 1048576 are allowed" in written
@@ -135,10 +135,10 @@ async def test_nothing_is_read_after_what_is_too_large(read: int) -> None:
 
 @pytest.mark.parametrize("read", [FRAME + 9, 1 << 20])
 @pytest.mark.parametrize("wrong", [0, 1, -1, -FRAME, 10_000 - 65_535])
-async def test_an_announced_length_is_held_to(wrong: int, read: int) -> None:
-    """A call that says how long it is has that length, or is reset, in whatever frames it comes."""
+async def test_a_body_unlike_its_content_length_resets_the_stream(wrong: int, read: int) -> None:
+    """The stream is reset for a shorter and for a longer body, whatever the read sizes."""
     size = 60_000
     body = b"\0" + size.to_bytes(4, "big") + bytes(size)
-    sizes, _, written = await answered(body, read, len(body) + wrong)
+    sizes, _, written = await send_call(body, read, len(body) + wrong)
     assert ([] if wrong else [size]) == sizes
     assert (h2.reset(1, h2.PROTOCOL_ERROR) in written) == (wrong != 0)

@@ -1,4 +1,4 @@
-"""Header fields of calls: what is read of them, and that what is written is read back."""
+"""Headers of calls: decoding, and round trips."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CALL = [
 
 
 def fields(block: bytes) -> list[tuple[bytes, bytes]]:
-    """Read a block."""
+    """Decode a header block."""
     return HeaderDecoder(1 << 20).decode(block)
 
 
 @given(metadata=METADATA, left_s=st.none() | st.floats(0.001, 1e6))
-def test_request_is_read_back(metadata: Metadata, left_s: float | None) -> None:
-    """Path, metadata and timeout of a call come back; the timeout is never longer."""
+def test_request_head_round_trip(metadata: Metadata, left_s: float | None) -> None:
+    """Path, metadata and timeout of a call survive; the timeout is never longer."""
     head = read_request_head(
         fields(request_block("/s/m", "h:1", "http", metadata, left_s)), 1 << 20
     )
@@ -62,8 +62,8 @@ def test_request_is_read_back(metadata: Metadata, left_s: float | None) -> None:
 
 
 @given(status=st.sampled_from(list(GrpcStatus)), details=st.text(max_size=50), metadata=METADATA)
-def test_ending_is_read_back(status: GrpcStatus, details: str, metadata: Metadata) -> None:
-    """Status, details in any script and trailing metadata come back, in trailers and alone."""
+def test_response_status_round_trip(status: GrpcStatus, details: str, metadata: Metadata) -> None:
+    """Status, details and metadata survive, in trailers and in trailers-only responses."""
     details = details.encode("utf-8", "replace").decode()
     expected = GrpcResponseHead(None, False, status, details, metadata, "identity")
     assert expected == read_response_head(fields(trailers_block(status, details, metadata)))
@@ -93,27 +93,27 @@ def test_ending_is_read_back(status: GrpcStatus, details: str, metadata: Metadat
         [(b"content-length", b"1"), (b"content-length", b"2")],
     ],
 )
-def test_fields_that_http2_forbids_are_a_fault(extra: list[tuple[bytes, bytes]]) -> None:
-    """A stream with malformed fields is reset."""
+def test_forbidden_request_headers_are_a_stream_error(extra: list[tuple[bytes, bytes]]) -> None:
+    """A request with malformed or repeated headers resets its stream."""
     assert isinstance(read_request_head([*CALL, *extra], 1 << 20), Http2StreamError)
 
 
 @pytest.mark.parametrize("missing", [b":method", b":scheme", b":path"])
-def test_missing_pseudo_fields_are_a_fault(missing: bytes) -> None:
+def test_a_missing_pseudo_header_is_a_stream_error(missing: bytes) -> None:
     """A request needs its method, scheme and path."""
     fields = [field for field in CALL if field[0] != missing]
     assert isinstance(read_request_head(fields, 1 << 20), Http2StreamError)
 
 
-def test_fields_without_pseudo_fields_are_no_head() -> None:
-    """Trailers are told from a request that lacks something; broken ones are just broken."""
+def test_trailers_are_distinguished_from_a_request_head() -> None:
+    """Trailers have no pseudo-headers at all; malformed ones are an ordinary stream error."""
     assert isinstance(read_request_head([(b"x", b"y")], 1 << 20), MissingPseudoHeaders)
     assert isinstance(read_request_head([], 1 << 20), MissingPseudoHeaders)
     assert not isinstance(read_request_head([(b"X", b"y")], 1 << 20), MissingPseudoHeaders)
 
 
-def test_content_length_is_read() -> None:
-    """It is the transport's, and no metadata; said twice alike it is said."""
+def test_content_length_is_not_metadata() -> None:
+    """The transport keeps content-length for itself; a repeated equal value is valid."""
     twice = [(b"content-length", b"12")] * 2
     head = read_request_head([*CALL, *twice], 1 << 20)
     assert isinstance(head, GrpcRequestHead)
@@ -131,13 +131,13 @@ def test_content_length_is_read() -> None:
         [(b"connection", b"close")],
     ],
 )
-def test_answers_with_forbidden_fields_are_a_fault(fields: list[tuple[bytes, bytes]]) -> None:
-    """An answer is held to the same rules."""
+def test_forbidden_response_headers_are_a_stream_error(fields: list[tuple[bytes, bytes]]) -> None:
+    """The rules for request headers hold for responses."""
     assert isinstance(read_response_head(fields), Http2StreamError)
 
 
-def test_odd_metadata_is_left_out() -> None:
-    """What gRPC cannot carry, and what is the transport's, is no metadata."""
+def test_invalid_metadata_is_dropped_on_receipt() -> None:
+    """Headers that gRPC cannot carry, or that belong to the transport, are not metadata."""
     odd = [
         (b"x!y", b"1"),
         (b"x-a", b"\xff"),
@@ -156,8 +156,8 @@ def test_odd_metadata_is_left_out() -> None:
 
 
 @pytest.mark.usefixtures("build")
-def test_metadata_that_cannot_be_sent_is_left_out() -> None:
-    """Fields follow the block in order, without those that gRPC cannot carry."""
+def test_invalid_metadata_is_dropped_on_sending() -> None:
+    """Metadata follows the block in order, without pairs that gRPC cannot carry."""
     sendable: list[tuple[str, str | bytes]] = [
         ("x-request-id", "1" * 36),
         ("x-empty", ""),
@@ -187,8 +187,8 @@ def test_metadata_that_cannot_be_sent_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("limit", "oversized"), [(250, 0), (249, 249)])
-def test_size_of_metadata_is_counted_as_hpack_counts(limit: int, oversized: int) -> None:
-    """Each field counts its bytes and 32; the limit itself passes."""
+def test_metadata_size_is_counted_as_in_hpack(limit: int, oversized: int) -> None:
+    """Each field counts its bytes and 32; a size equal to the limit passes."""
     size = sum(len(name) + len(value) + 32 for name, value in CALL)
     found = read_request_head([*CALL, (b"x", b"v" * (250 - size - 33))], limit)
     assert isinstance(found, GrpcRequestHead)
@@ -199,23 +199,25 @@ def test_size_of_metadata_is_counted_as_hpack_counts(limit: int, oversized: int)
     ("field", "status"),
     [((b":method", b"GET"), 405), ((b"content-type", b"text/html"), 415)],
 )
-def test_what_is_no_call_has_an_http_status(field: tuple[bytes, bytes], status: int) -> None:
-    """Another method, or content that is no gRPC, is answered by HTTP."""
+def test_a_request_that_is_not_grpc_has_an_http_status(
+    field: tuple[bytes, bytes], status: int
+) -> None:
+    """Another method or content type has the status of an HTTP response."""
     head = read_request_head([field if each[0] == field[0] else each for each in CALL], 1 << 20)
     assert isinstance(head, GrpcRequestHead)
     assert status == head.http_status
 
 
 @pytest.mark.parametrize("value", [b"17", b"-1", b"x", b"", b"99999999999"])
-def test_status_that_is_none_is_unknown(value: bytes) -> None:
-    """A number outside of gRPC's, or no number, is UNKNOWN."""
+def test_an_invalid_grpc_status_is_unknown(value: bytes) -> None:
+    """A number that gRPC does not define, or text, is UNKNOWN."""
     head = read_response_head([(b"grpc-status", value)])
     assert isinstance(head, GrpcResponseHead)
     assert GrpcStatus.UNKNOWN is head.status
 
 
-def test_http_status_alone_means_something() -> None:
-    """What a proxy answers is told as gRPC has it."""
+def test_an_http_status_maps_to_a_grpc_status() -> None:
+    """A proxy's HTTP response without a gRPC status has one."""
     assert [GrpcStatus.UNAVAILABLE, GrpcStatus.UNIMPLEMENTED, GrpcStatus.UNKNOWN] == [
         status_of_http(status) for status in (503, 404, 500)
     ]

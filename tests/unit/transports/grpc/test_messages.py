@@ -1,4 +1,4 @@
-"""Messages with their prefixes, however the stream is cut."""
+"""Messages with their prefixes, in any pieces of the stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cut(data: bytes, sizes: list[int]) -> list[memoryview]:
 
 @given(messages=st.lists(st.binary(max_size=100), max_size=8), sizes=CUTS, reserve=st.booleans())
 def test_messages_survive_any_cut(messages: list[bytes], sizes: list[int], reserve: bool) -> None:
-    """The same messages come out, with room reserved for them or not, and nothing is left over."""
+    """The same messages are decoded, with memory reserved for them or not, and no bytes remain."""
     data = b"".join(b"".join(frame_message([message])) for message in messages)
     reader = MessageReader(100, "identity")
     found: list[bytes] = []
@@ -46,7 +46,7 @@ def test_messages_survive_any_cut(messages: list[bytes], sizes: list[int], reser
 
 
 def test_whole_message_is_a_view() -> None:
-    """A message that came in one piece is not copied."""
+    """A message received in one piece is not copied."""
     data = bytearray(b"\0\0\0\0\3abc")
     (message,) = MessageReader(3, "identity").feed(memoryview(data))
     data[5:] = b"xyz"
@@ -54,8 +54,8 @@ def test_whole_message_is_a_view() -> None:
 
 
 @given(message=st.binary(max_size=100), limit=st.integers(90, 100))
-def test_data_that_is_one_message_needs_no_reader(message: bytes, limit: int) -> None:
-    """What is taken in one look is what a reader makes of it, and a view; what is not, is not."""
+def test_data_with_exactly_one_message_needs_no_reader(message: bytes, limit: int) -> None:
+    """The fast path returns the reader's message as a view, and None for any other data."""
     data = b"".join(frame_message([message]))
     found = whole_message(memoryview(data), limit)
     assert (len(message) <= limit) == (found is not None)
@@ -67,7 +67,7 @@ def test_data_that_is_one_message_needs_no_reader(message: bytes, limit: int) ->
 
 
 def test_a_message_in_many_frames_is_copied_once() -> None:
-    """Once there is room for a message, its bytes go to their place and no further memory is had."""
+    """Once its memory is reserved, the bytes are copied there without further allocations."""
     size, piece = 4 << 20, memoryview(bytes(16 << 10))
     reader = MessageReader(size, "identity")
     tracemalloc.start()
@@ -98,16 +98,16 @@ def test_a_message_in_many_frames_is_copied_once() -> None:
         (b"\1\0\0\0\1x", "br", Unsupported, "'br' is unknown"),
     ],
 )
-def test_wrong_prefixes_are_refused(
+def test_invalid_message_prefixes_are_rejected(
     data: bytes, coding: str, error: type[Exception], why: str
 ) -> None:
-    """Size, flag and coding are checked before a byte of the message is waited for."""
+    """Size, flag and coding are checked before any byte of the message arrives."""
     with pytest.raises(error, match=why):
         MessageReader(3, coding).feed(memoryview(data))
 
 
-def test_missing_tells_what_has_to_come() -> None:
-    """The reader says how much of a message is missing, and of what size it is."""
+def test_the_reader_reports_the_missing_bytes() -> None:
+    """The reader has the size of the incomplete message and the number of missing bytes."""
     reader = MessageReader(1000, "gzip")
     assert [] == reader.feed(memoryview(b"\1\0\0\0\x0aabc"))
     assert (10, 7, False) == (reader.size, reader.missing, reader.is_empty)

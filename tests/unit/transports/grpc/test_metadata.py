@@ -1,4 +1,4 @@
-"""What metadata gRPC can carry; the rest is left out."""
+"""Metadata that gRPC can carry; all other is dropped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gateway.transports.grpc.metadata import sendable
     "pair",
     [("x-a", "text ~!"), ("x-a", ""), ("a.b_c-9", "x"), ("x-bin", b"\0\xff"), ("triton-x", "1")],
 )
-def test_fit_metadata_is_kept(pair: tuple[str, str | bytes]) -> None:
-    """Printable text, and bytes under a key that says so, pass."""
+def test_valid_metadata_is_kept(pair: tuple[str, str | bytes]) -> None:
+    """Printable text, and bytes under a key that ends with "-bin", pass."""
     assert (pair,) == sendable([pair])
 
 
@@ -34,7 +34,7 @@ def test_fit_metadata_is_kept(pair: tuple[str, str | bytes]) -> None:
         ("x-bin", "text"),
     ],
 )
-def test_unfit_metadata_is_left_out(pair: tuple[str, str | bytes]) -> None:
-    """Reserved and illegal keys, and values the wire cannot carry, are dropped alone."""
+def test_invalid_metadata_is_dropped(pair: tuple[str, str | bytes]) -> None:
+    """Reserved or illegal keys, and values that gRPC cannot carry, are dropped; others stay."""
     good = ("x-good", "yes")
     assert (good, good) == sendable([good, pair, good])

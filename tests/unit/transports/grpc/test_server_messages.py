@@ -1,4 +1,4 @@
-"""What the messages of a call keep in memory until they are read."""
+"""The memory that the messages of a call use until they are read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gateway.transports.grpc.server_messages import RequestMessages
 EMPTY = bytes(5)
 
 
-def test_unread_messages_keep_no_received_buffer() -> None:
-    """A small message is copied, so that the 64 KiB that it arrived with can be freed."""
+def test_unread_messages_do_not_keep_received_buffers() -> None:
+    """A small message is copied, so that its received buffer of 64 KiB can be freed."""
     unused = cast("Any", None)  # complete messages need neither a connection nor a stream
     reservation = Reservation(MemoryBudget(1 << 20), 0.0)
     found = RequestMessages(unused, unused, "", ServerLimits(), reservation, unused, 0.0)
@@ -29,7 +29,7 @@ def test_unread_messages_keep_no_received_buffer() -> None:
 
 
 def test_a_message_that_fills_its_buffer_is_not_copied() -> None:
-    """It is a view of what arrived."""
+    """It is a view of the received buffer."""
     unused = cast("Any", None)
     reservation = Reservation(MemoryBudget(1 << 20), 0.0)
     found = RequestMessages(unused, unused, "", ServerLimits(), reservation, unused, 0.0)
@@ -38,8 +38,8 @@ def test_a_message_that_fills_its_buffer_is_not_copied() -> None:
     assert received is found.messages[0].view.obj
 
 
-async def test_an_unread_message_is_not_one_that_its_client_stopped_sending() -> None:
-    """A message of a stream that waits for its turn is not ended while others wait for memory."""
+async def test_a_complete_unread_message_is_not_a_stalled_one() -> None:
+    """A complete message in a stream's queue does not fail while others wait for memory."""
     connection, stream = mock.MagicMock(), mock.MagicMock(unread=0)
     connection.core.consume.return_value = False
     stream.short_by.return_value = 0

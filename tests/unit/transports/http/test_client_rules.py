@@ -1,4 +1,4 @@
-"""Tests of what is said in the heads of requests to upstreams."""
+"""Headers of requests to upstreams."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gateway.wire.http import Headers, HttpRequest
 
 
 @pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb"])
-def test_the_request_id_of_a_request_is_a_field_of_its_own(request_id: str) -> None:
-    """Behind those of the codec; a content coding is refused unless the codec takes one."""
+def test_the_request_id_is_a_header_after_those_of_the_codec(request_id: str) -> None:
+    """Accept-Encoding is identity unless the codec sets another."""
     odd_headers = Headers((("Host", "h"), ("grpc-timeout", "1S"), ("X-Odd", "a\nb")))
     field = [("x-request-id", request_id.replace("\r\n", "%0D%0A"))] if request_id else []
     plain = [("X-Odd", "a%0Ab"), ("Accept-Encoding", "identity"), *field]

@@ -1,4 +1,4 @@
-"""Content codings: what is asked for, inflating within bounds, compressing."""
+"""Content codings: negotiation, inflating within limits, compressing."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def inflated(coding: str, data: bytes, *, limit: int = 64 * MIB, ratio: in
     ],
 )
 def test_coding_of_content(values: list[str], coding: str | None) -> None:
-    """One known coding, or none, is read from the fields."""
+    """One known coding, or none, is read from the header."""
     assert coding == coding_of(values)
 
 
 @pytest.mark.parametrize("values", [["br"], ["gzip, deflate"], ["gzip", "gzip"], ["zstd"]])
 def test_other_codings_are_unsupported(values: list[str]) -> None:
-    """Unknown codings, and more than one, are refused."""
+    """Unknown codings, and more than one, are rejected."""
     with pytest.raises(Unsupported):
         coding_of(values)
 
@@ -85,16 +85,16 @@ def test_coding_for_a_client(accept: list[str], coding: str | None) -> None:
 
 @pytest.mark.parametrize("coding", PACK)
 @pytest.mark.parametrize("size", [0, 1, 64 * 1024, 64 * 1024 + 1, 3 * MIB + 7])
-async def test_inflates_what_was_packed(coding: str, size: int) -> None:
-    """Content of any size comes back, on the loop and off it."""
+async def test_inflates_compressed_content(coding: str, size: int) -> None:
+    """Content of any size is restored, on the event loop and off it."""
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
     packed = zlib.compress(data, 0) if coding == "deflate" else gzip.compress(data, 0)
     assert data == await inflated(coding, packed)
 
 
 @pytest.mark.parametrize("coding", PACK)
-async def test_compresses_what_inflates(coding: str) -> None:
-    """Several buffers become one coded body, small and large."""
+async def test_compressed_content_inflates_again(coding: str) -> None:
+    """Several buffers become one compressed body, small and large."""
     cases: list[list[Buffer]] = [[b"a", memoryview(b"bc")], [bytes(100_000), b"tail"]]
     for buffers in cases:
         packed = await compress(coding, buffers)
@@ -102,8 +102,8 @@ async def test_compresses_what_inflates(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", PACK)
-async def test_every_cut_is_malformed(coding: str) -> None:
-    """A body that lacks even one byte of its end is refused."""
+async def test_truncated_content_is_malformed(coding: str) -> None:
+    """A body that lacks even one byte of its end is rejected."""
     packed = PACK[coding](b"some text to pack")
     for end in range(len(packed)):
         with pytest.raises(MalformedMessage):
@@ -112,30 +112,30 @@ async def test_every_cut_is_malformed(coding: str) -> None:
 
 @pytest.mark.parametrize("coding", PACK)
 async def test_bytes_after_the_end_are_malformed(coding: str) -> None:
-    """A body that goes on after its end is refused, a second member too."""
+    """A body with bytes after its end, such as a second gzip member, is rejected."""
     for tail in (b"\0", PACK[coding](b"x")):
         with pytest.raises(MalformedMessage):
             await inflated(coding, PACK[coding](b"x") + tail)
 
 
 async def test_raw_deflate_is_malformed() -> None:
-    """The name deflate means the zlib format; without its wrapping it is refused."""
+    """The name deflate means the zlib format; deflate data without its wrapper is rejected."""
     raw = zlib.compressobj(wbits=-15)
     with pytest.raises(MalformedMessage):
         await inflated("deflate", raw.compress(b"data") + raw.flush())
 
 
 @pytest.mark.parametrize("coding", PACK)
-async def test_size_limit(coding: str) -> None:
-    """The result may have exactly the limit's bytes."""
+async def test_inflated_size_limit(coding: str) -> None:
+    """The result may have exactly as many bytes as the limit."""
     assert len(await inflated(coding, PACK[coding](bytes(1000)), limit=1000)) == 1000
     with pytest.raises(TooLarge) as caught:
         await inflated(coding, PACK[coding](bytes(1001)), limit=1000)
     assert caught.value.limit == "message_bytes"
 
 
-async def test_ratio_limit() -> None:
-    """Below the floor any ratio passes, above it only the limit's."""
+async def test_decompression_ratio_limit() -> None:
+    """Any ratio passes below the floor; the limit holds above it."""
     assert len(await inflated("gzip", gzip.compress(bytes(MIB)))) == MIB
     with pytest.raises(TooLarge) as caught:
         await inflated("gzip", gzip.compress(bytes(4 * MIB)))
@@ -143,8 +143,8 @@ async def test_ratio_limit() -> None:
     assert len(await inflated("gzip", gzip.compress(bytes(4 * MIB)), ratio=2000)) == 4 * MIB
 
 
-async def test_bomb_costs_little_memory() -> None:
-    """A bomb of 256 MiB is stopped long before it is inflated."""
+async def test_a_decompression_bomb_costs_little_memory() -> None:
+    """A bomb of 256 MiB is rejected long before it is inflated."""
     bomb = gzip.compress(bytes(256 * MIB), 1)
     tracemalloc.start()
     with pytest.raises(TooLarge):
@@ -154,8 +154,8 @@ async def test_bomb_costs_little_memory() -> None:
     assert peak < 80 * MIB
 
 
-async def test_growth_is_counted_and_can_be_refused() -> None:
-    """Every inflated byte is announced; a refusal ends the work."""
+async def test_memory_for_inflating_can_be_refused() -> None:
+    """Every inflated byte is reserved; an error of the reservation ends the work."""
     counted: list[int] = []
 
     async def count(size: int) -> None:
@@ -171,8 +171,8 @@ async def test_growth_is_counted_and_can_be_refused() -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(PACK)))
-def test_any_bytes_inflate_or_are_refused(data: bytes, coding: str) -> None:
-    """Whatever the bytes, nothing but a GatewayError is raised."""
+def test_any_bytes_inflate_or_are_rejected(data: bytes, coding: str) -> None:
+    """Any bytes inflate or raise a GatewayError."""
     inflater = Inflater(coding, data, 1000, 200, 100)
     try:
         assert inflater.run(MIB)

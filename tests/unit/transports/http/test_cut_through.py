@@ -1,4 +1,4 @@
-"""Which requests are begun before their bodies have come."""
+"""Requests that are dispatched before their bodies are complete."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.integration.http_kit import Echo
 KIB = 1024
 
 
-class Early:
-    """A frontend that begins with so many bytes, and notes what it was asked with."""
+class CutThroughFrontend:
+    """A frontend that starts with *enough* bytes of a body, and records its requests."""
 
     def __init__(self, enough: int | None) -> None:
         self.enough = enough
@@ -49,9 +49,9 @@ def dispatch_bytes(frontend: Any, request_head: Head, **limits: int) -> int | No
     )
 
 
-def test_a_large_body_is_begun_with_what_is_enough() -> None:
-    """The frontend says how much; it is shown the request without its body."""
-    frontend = Early(300)
+def test_a_large_body_is_dispatched_after_enough_bytes() -> None:
+    """The frontend sees the request without its body, and returns how many bytes are enough."""
+    frontend = CutThroughFrontend(300)
     assert 300 == dispatch_bytes(frontend, head(1 << 20, ("a", "b")))
     (wire,) = frontend.requests
     assert ("POST", "/v2/x", "q=1", "b", ()) == (
@@ -79,26 +79,26 @@ def test_a_large_body_is_begun_with_what_is_enough() -> None:
         (head(1 << 20), {}, 2 << 20),
     ],
 )
-def test_others_are_received_whole(
+def test_other_bodies_are_received_whole(
     request_head: Head, limits: dict[str, int], enough: int | None
 ) -> None:
-    """In chunks, coded, with little to come, switched off, too large, or with too large a head."""
-    assert dispatch_bytes(Early(enough), request_head, **limits) is None
+    """Cut-through needs a large plain body with a length, the option, and a small enough head."""
+    assert dispatch_bytes(CutThroughFrontend(enough), request_head, **limits) is None
 
 
-def test_a_frontend_that_knows_nothing_of_it_has_bodies_whole() -> None:
+def test_a_frontend_without_cut_through_receives_whole_bodies() -> None:
     """The default of `ServerFrontend` dispatches nothing early."""
     assert dispatch_bytes(Echo(), head(1 << 20)) is None
 
 
-def test_most_places_are_for_whole_requests() -> None:
-    """A quarter of them is for requests that hold theirs while clients send."""
-    places = cut_through_limiter(ServerLimits(requests_in_flight=8))
-    assert [True, True, False] == [places.try_acquire() for _ in range(3)]
+def test_cut_through_uses_a_quarter_of_the_slots() -> None:
+    """Requests whose clients still send hold at most a quarter of the slots."""
+    limiter = cut_through_limiter(ServerLimits(requests_in_flight=8))
+    assert [True, True, False] == [limiter.try_acquire() for _ in range(3)]
 
 
-async def test_a_request_is_made_whole() -> None:
-    """The whole body stands in the place of what had come; nothing is left to come."""
+async def test_whole_of_reads_the_rest_of_the_body() -> None:
+    """The whole body replaces the received bytes, and no body stream remains."""
     source = FakeArriving(b"{}abc", 2)
     wire = HttpRequest("POST", "/p", "q", Headers((("a", "b"),)), (b"{}",), 5.0, source)
     found = await whole_of(wire)

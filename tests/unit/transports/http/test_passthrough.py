@@ -1,4 +1,4 @@
-"""Tests of PassthroughRules: which requests pass to an HTTP upstream."""
+"""PassthroughRules: requests that are forwarded to an HTTP upstream."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ POSTS = PassthroughRules(post=("/v1/models/*:predict",), check_body=CHECK)
 
 
 def request(method: str, path: str, body: bytes = b"") -> HttpRequest:
-    """Return a request without header fields."""
+    """Return a request without headers."""
     return HttpRequest(method, path, "", Headers([]), (body,))
 
 
 def status(rules: PassthroughRules, method: str, path: str, body: bytes = b"") -> int | None:
-    """Return the status of the refusal, None for a request that passes."""
+    """Return the status of the rejection, None for a request that passes."""
     refusal = rules.refuse(request(method, path, body))
     return None if refusal is None else refusal.status
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_reading_passes(method: str) -> None:
-    """It is what a client may do without harm."""
+def test_get_and_head_pass(method: str) -> None:
+    """Methods that only read are safe to forward."""
     assert status(PassthroughRules(), method, "/v1/models/m") is None
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FOO"])
-def test_nothing_else_passes_by_default(method: str) -> None:
-    """The gateway does not know what the server does with it."""
+def test_other_methods_are_rejected_by_default(method: str) -> None:
+    """The gateway cannot know what they do on the upstream."""
     assert 405 == status(PassthroughRules(), method, PREDICT)
 
 
 def test_posts_pass_to_listed_paths() -> None:
-    """Other methods and other paths do not."""
+    """Other methods, other paths and oversized bodies are rejected."""
     assert status(POSTS, "POST", PREDICT, b'{"instances": [[1]]}') is None
     assert 405 == status(POSTS, "POST", "/v1/models/m:explain", b"{}")
     assert 405 == status(POSTS, "PUT", PREDICT, b"{}")
@@ -66,14 +66,14 @@ def test_posts_pass_to_listed_paths() -> None:
         "/redoc",
     ],
 )
-def test_pages_of_operators_are_refused(path: str) -> None:
-    """Whatever spelling a server takes for the same; with a pattern they pass."""
+def test_operator_pages_are_rejected(path: str) -> None:
+    """Every spelling that a server accepts is rejected; an allowed pattern lets all pass."""
     assert 404 == status(PassthroughRules(), "GET", path)
     assert status(PassthroughRules(allow=("/*",)), "GET", path) is None
 
 
-def test_paths_are_compared_as_servers_do() -> None:
-    """Empty steps and dots are nothing."""
+def test_paths_are_normalized_as_servers_do() -> None:
+    """Empty segments and dots are removed, and the case is folded."""
     assert "/a/b" == normal_path("//A/./x/..//%62/")
 
 
@@ -86,8 +86,8 @@ def test_paths_are_compared_as_servers_do() -> None:
         (b' {"a": ', MalformedMessage),
     ],
 )
-def test_json_that_occupies_a_server_is_refused(body: bytes, failure: type[Exception]) -> None:
-    """20,000 rows occupy KServe for seconds, and everybody waits."""
+def test_json_that_blocks_a_server_is_rejected(body: bytes, failure: type[Exception]) -> None:
+    """20,000 rows block KServe for seconds."""
     with pytest.raises(failure):
         CHECK(memoryview(body))
     assert status(POSTS, "POST", PREDICT, body) in {400, 413}
@@ -97,6 +97,6 @@ def test_json_that_occupies_a_server_is_refused(body: bytes, failure: type[Excep
     "body", [b"", b"a=1&b=2", json.dumps({"instances": [[1, 2]] * 9}).encode()]
 )
 def test_other_bodies_pass(body: Any) -> None:
-    """Small ones, and those that are no JSON."""
+    """Small bodies and bodies that are not JSON pass."""
     CHECK(memoryview(body))
     assert status(POSTS, "POST", PREDICT, body) is None

@@ -1,4 +1,4 @@
-"""Which frontend answers a path, and how it is asked."""
+"""The frontend for a path, and the form in which it is called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.wire.http import HttpRequest, HttpResponse
 
 
 class Streaming(HttpFrontend):
-    """Answers as frontends must: in a generator."""
+    """A frontend that replies as an async generator."""
 
     async def __call__(self, _wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         yield HttpResponse(200)
@@ -24,7 +24,7 @@ class Streaming(HttpFrontend):
 
 
 class Single(Streaming):
-    """Has the one answer at hand, too."""
+    """A frontend that can also return its single response."""
 
     async def handle(self, _wire: HttpRequest) -> HttpResponse:
         return HttpResponse(201)
@@ -38,30 +38,30 @@ TABLE = PathRouter([HttpMount(("/v2",), STREAMING), HttpMount(("/v2/models/",), 
     ("path", "frontend"), [("/v2", STREAMING), ("/v2/modelsx", STREAMING), ("/v2/models/m", SINGLE)]
 )
 def test_the_longest_prefix_wins(path: str, frontend: Streaming) -> None:
-    """A prefix claims itself and what is below it, and the most exact claim counts."""
+    """A prefix claims itself and the paths below it; the longest match counts."""
     assert frontend is TABLE.find(path)[0]
 
 
 def test_an_unclaimed_path_is_not_found() -> None:
-    """Nobody answers it, each time it is asked for."""
+    """The response is 404, for every request."""
     for _ in range(2):
         with pytest.raises(HttpError) as caught:
             TABLE.find("/v3")
         assert 404 == caught.value.response.status
 
 
-async def test_each_is_asked_as_it_can_be() -> None:
-    """One with a single answer at hand is asked for it; any other gives its generator."""
+async def test_a_frontend_is_called_in_the_form_that_it_has() -> None:
+    """A frontend with `handle` returns one response; any other returns its generator."""
     wire = HttpRequest("GET", "/v2")
     single = await TABLE.find("/v2/models/m")[1](wire)
     many = await TABLE.find("/v2")[1](wire)
     assert HttpResponse(201) == single
     assert isinstance(many, AsyncGenerator)
-    assert [HttpResponse(200)] == [answer async for answer in many]
+    assert [HttpResponse(200)] == [response async for response in many]
 
 
-def test_the_root_is_served_where_nothing_else_claims_it() -> None:
-    """A mount may serve "/" itself; no path below it, and nothing that a fallback or mount has."""
+def test_a_mount_serves_the_root_unless_another_claims_it() -> None:
+    """It serves "/" but no other path below it; a fallback or a mount at "/" has precedence."""
     mounts = [HttpMount(("/grps",), SINGLE, root=True), HttpMount(("/v2",), STREAMING)]
     router = PathRouter(mounts, None)
     assert SINGLE is router.find("/")[0]

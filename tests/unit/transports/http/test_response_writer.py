@@ -1,4 +1,4 @@
-"""Tests of the heads of answers: what codecs say again and again is written alike each time."""
+"""Heads of responses: the same bytes with and without the cache of repeated headers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PLAIN = Headers((("Content-Type", "application/json"), ("bad name", "x"), ("X-Od
 DATED = Headers((("date", "today"),))
 
 
-class Written(asyncio.Transport):
-    """Keeps what is written."""
+class RecordingTransport(asyncio.Transport):
+    """A transport that records the bytes written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class Written(asyncio.Transport):
 
 
 def lines(response: HttpResponse) -> list[bytes]:
-    """Return the lines of the head that *response* is written with, but for today's date."""
-    transport = Written()
+    """Return the lines of the response head written for *response*, without today's date."""
+    transport = RecordingTransport()
     write_response(transport, response, keep=True, version=(1, 1))
     head, _, body = transport.data.partition(b"\r\n\r\n")
     assert b"".join(response.body) == body
@@ -38,8 +38,8 @@ def lines(response: HttpResponse) -> list[bytes]:
 
 
 @pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb", "r" * 200])
-def test_the_request_id_is_a_field_of_its_own(request_id: str) -> None:
-    """Behind those of the codec, which stay as they are; what would end a line is escaped."""
+def test_the_request_id_is_a_header_after_those_of_the_codec(request_id: str) -> None:
+    """Line breaks in it are escaped, and the headers of the codec stay as they are."""
     fixed_lines = [b"HTTP/1.1 200 OK", b"Content-Type: application/json", b"X-Odd: a%0D%0Ab: c"]
     field = b"x-request-id: " + request_id.replace("\r\n", "%0D%0A").encode()
     expected = [*fixed_lines, *([field] if request_id else []), b"Content-Length: 2"]
@@ -47,10 +47,10 @@ def test_the_request_id_is_a_field_of_its_own(request_id: str) -> None:
         assert expected == lines(HttpResponse(200, PLAIN, (b"{}",), request_id=request_id))
 
 
-def test_a_response_to_head_does_not_announce_an_empty_body() -> None:
-    """RFC 9110 8.6: its length is that of the response to GET, which an upstream has not told."""
+def test_a_response_to_head_has_no_content_length_of_zero() -> None:
+    """RFC 9110 8.6: it is the length of the response to GET, which an upstream may leave out."""
     for body, expected in (((), []), ((b"{}",), [b"Content-Length: 2"])):
-        transport = Written()
+        transport = RecordingTransport()
         response = HttpResponse(200, body=body)
         write_response(transport, response, keep=True, version=(1, 1), head_only=True)
         found = transport.data.split(b"\r\n")
@@ -58,11 +58,11 @@ def test_a_response_to_head_does_not_announce_an_empty_body() -> None:
         assert [b"", b""] == found[-2:]
 
 
-def test_an_answer_dates_itself_or_is_dated() -> None:
-    """Never both, the second time neither."""
+def test_a_response_has_exactly_one_date() -> None:
+    """The date of the codec wins; otherwise the transport adds one."""
     for _ in range(2):
         for headers, expected in ((DATED, b"date: today"), (Headers(), b"Date: ")):
-            transport = Written()
+            transport = RecordingTransport()
             response = HttpResponse(200, headers, (b"x",))
             write_response(transport, response, keep=True, version=(1, 1))
             dates = [line for line in transport.data.split(b"\r\n") if b"ate: " in line]
@@ -72,9 +72,9 @@ def test_an_answer_dates_itself_or_is_dated() -> None:
 
 @pytest.mark.parametrize("size", [0, 9, 10, 8192, 8193])
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_response_is_written_in_its_order(size: int, keep: bool) -> None:
-    """The fields of the transport follow those of the codec, and the body ends the response."""
-    transport = Written()
+def test_headers_of_the_transport_follow_those_of_the_codec(size: int, keep: bool) -> None:
+    """The body follows the headers."""
+    transport = RecordingTransport()
     body: list[Buffer] = [bytearray(b"x" * (size // 2)), memoryview(b"y" * (size - size // 2))]
     response = HttpResponse(404, DATED, body, request_id="r")
     write_response(transport, response, keep=keep, version=(1, 0), varies=True)
@@ -86,8 +86,8 @@ def test_a_response_is_written_in_its_order(size: int, keep: bool) -> None:
     assert head.encode() + b"".join(body) == transport.data
 
 
-async def test_without_a_socket_the_request_id_is_a_header_too() -> None:
-    """As a client would read it."""
+async def test_the_memory_client_has_the_request_id_as_a_header() -> None:
+    """Frontend and client read it as over a socket."""
 
     class Named:
         async def handle(self, wire: HttpRequest, /) -> HttpResponse:

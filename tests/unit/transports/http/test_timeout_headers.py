@@ -39,7 +39,7 @@ from gateway.transports.http.timeout_headers import (
     ],
 )
 def test_grpc_timeout(value: str, seconds: float | None) -> None:
-    """The form of gRPC is read; anything else is none."""
+    """The format of gRPC is read; any other value is None."""
     assert grpc_timeout(value) == (None if seconds is None else pytest.approx(seconds))
 
 
@@ -67,12 +67,12 @@ def test_grpc_timeout(value: str, seconds: float | None) -> None:
     ],
 )
 def test_request_timeout(value: str, seconds: float | None) -> None:
-    """Seconds or a number with a unit are read; anything else is none."""
+    """Seconds or a number with a unit are read; any other value is None."""
     assert request_timeout(value) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_the_shorter_time_holds() -> None:
-    """Of two timeouts the shorter counts, and a malformed one does not."""
+def test_the_shorter_timeout_holds() -> None:
+    """The shorter of two timeouts counts, and a malformed one is ignored."""
     assert timeout_of("2S", "1") == 1.0
     assert timeout_of("2S", "soon") == 2.0
     assert timeout_of("soon", None) is None
@@ -80,16 +80,16 @@ def test_the_shorter_time_holds() -> None:
 
 
 @given(st.floats(min_value=1e-6, max_value=1e7))
-def test_written_timeout_is_read_back(seconds: float) -> None:
-    """What is written is never later than what was meant, and close to it."""
+def test_grpc_timeout_round_trip(seconds: float) -> None:
+    """The formatted timeout is never longer than the original, and close to it."""
     read = grpc_timeout(format_grpc_timeout(seconds))
     assert read is not None
     assert seconds * 0.9 - 1e-6 <= read <= seconds * (1 + 1e-9)
 
 
 @given(st.floats(min_value=1e-6, max_value=9e4))
-def test_a_coarse_timeout_is_never_late(seconds: float) -> None:
-    """It is short of what was meant by a hundredth of a second at most, below a second by less."""
+def test_a_coarse_timeout_is_never_longer(seconds: float) -> None:
+    """It is shorter by at most 11 ms, and below a second by at most a tenth."""
     read = grpc_timeout(coarse_timeout(seconds))
     assert read is not None
     assert read <= seconds * (1 + 1e-9)

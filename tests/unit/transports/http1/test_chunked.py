@@ -1,4 +1,4 @@
-"""Bodies in chunks: however they are cut, and refused where parsers differ."""
+"""Chunked bodies: any pieces, and strict checks where parsers differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = b"5\r\nhello\r\n1;name=value\r\n!\r\n0\r\nX-Sum: 1\r\n\r\n"
 
 
 def read(*pieces: bytes) -> tuple[bytes, int, bool, bytes]:
-    """Return the body, its chunks, whether it ended, and what was left of the last piece."""
+    """Return the body, its number of chunks, whether it ended, and the rest of the last piece."""
     reader = ChunkReader()
     found = b""
     rest = b""
@@ -28,13 +28,13 @@ def read(*pieces: bytes) -> tuple[bytes, int, bool, bytes]:
 
 
 def test_reads_chunks_extensions_and_trailers() -> None:
-    """Only data reach the body, and what follows its end is left."""
+    """Only chunk data reaches the body; bytes after its end remain."""
     assert (b"hello!", 2, True, b"GET /") == read(BODY + b"GET /")
 
 
 @given(cuts=st.sets(st.integers(1, len(BODY) - 1)))
-def test_reads_the_same_however_it_is_cut(cuts: set[int]) -> None:
-    """The pieces a body comes in make no difference."""
+def test_any_split_of_the_bytes_reads_the_same_body(cuts: set[int]) -> None:
+    """A body does not depend on the pieces it is received in."""
     places = [0, *sorted(cuts), len(BODY)]
     pieces = [BODY[start:stop] for start, stop in itertools.pairwise(places)]
     assert (b"hello!", 2, True, b"") == read(*pieces)
@@ -66,8 +66,8 @@ def test_reads_the_same_however_it_is_cut(cuts: set[int]) -> None:
         b"0\r\n" + b"X: " + b"a" * 4000 + b"\r\n" + (b"X: " + b"a" * 4000 + b"\r\n") * 5,
     ],
 )
-def test_refuses_what_another_parser_might_read_otherwise(data: bytes) -> None:
-    """Sizes, line ends, extensions and trailers are taken strictly, and in bounds."""
+def test_rejects_ambiguous_chunked_bodies(data: bytes) -> None:
+    """Sizes, line ends, extensions and trailers are strictly checked and limited."""
     with pytest.raises(MalformedMessage):
         read(data)
 
@@ -94,8 +94,8 @@ def test_refuses_what_another_parser_might_read_otherwise(data: bytes) -> None:
         max_size=12,
     ).map(b"".join)
 )
-def test_agrees_with_llhttp_on_what_it_takes(data: bytes) -> None:
-    """What is read to its end here is read to the same body by llhttp."""
+def test_accepted_bodies_are_read_as_by_llhttp(data: bytes) -> None:
+    """A body that is read to its end is the body that llhttp reads."""
 
     class Oracle:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Heads of HTTP/1 requests: however they are cut, within their limits."""
+"""Heads of HTTP/1 requests: in any pieces, within their limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = ServerLimits()
 
 
 def read(reader: HeadReader, *pieces: bytes) -> tuple[RequestHead | None, bytes]:
-    """Feed *pieces*; return the first head, and what is left of the piece it ended in."""
+    """Feed *pieces*; return the first head, and the rest of the piece in which it ended."""
     for piece in pieces:
         head, at = reader.feed(piece, 0)
         if head is not None:
@@ -25,7 +25,7 @@ def read(reader: HeadReader, *pieces: bytes) -> tuple[RequestHead | None, bytes]
     return None, b""
 
 
-def described(head: RequestHead | None) -> tuple[object, ...]:
+def fields_of(head: RequestHead | None) -> tuple[object, ...]:
     assert head is not None
     return (
         head.method,
@@ -49,23 +49,23 @@ EXPECTED = (
 )
 
 
-def test_leaves_what_follows_the_head() -> None:
-    """A head ends at its empty line; the body is not looked at."""
+def test_bytes_after_the_head_remain() -> None:
+    """A head ends at its empty line; the body is not read."""
     head, rest = read(HeadReader(LIMITS, RequestHeadCache()), HEAD + b"hello")
-    assert (EXPECTED, b"hello") == (described(head), rest)
+    assert (EXPECTED, b"hello") == (fields_of(head), rest)
 
 
 @given(cuts=st.sets(st.integers(1, len(HEAD) - 1)))
-def test_reads_the_same_however_it_is_cut(cuts: set[int]) -> None:
-    """The pieces a head comes in make no difference."""
+def test_any_split_of_the_bytes_reads_the_same_head(cuts: set[int]) -> None:
+    """A head does not depend on the pieces it is received in."""
     places = [0, *sorted(cuts), len(HEAD)]
     pieces = [HEAD[start:stop] for start, stop in itertools.pairwise(places)]
     head, rest = read(HeadReader(LIMITS, RequestHeadCache()), *pieces)
-    assert (EXPECTED, b"") == (described(head), rest)
+    assert (EXPECTED, b"") == (fields_of(head), rest)
 
 
-def test_reads_one_head_after_the_other() -> None:
-    """Pipelined heads come one a call, blank lines between them passed over."""
+def test_pipelined_heads_are_read_one_per_call() -> None:
+    """Empty lines between them are skipped."""
     reader = HeadReader(LIMITS, RequestHeadCache())
     data = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n\r\n\r\nGET /b HTTP/1.0\r\n\r\n"
     first, at = reader.feed(data, 0)
@@ -80,8 +80,8 @@ def test_reads_one_head_after_the_other() -> None:
 
 @pytest.mark.parametrize("lines", [b"\n", b"\r", b"\r\r\n", b"\r\n\n", b"\r\n\r"])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_no_cr_or_lf_alone_stands_before_a_head(lines: bytes, at_once: bool) -> None:
-    """Other parsers stop at them, however what is sent is cut, and also before a head in memory."""
+def test_a_bare_cr_or_lf_before_a_head_is_rejected(lines: bytes, at_once: bool) -> None:
+    """Other parsers reject them; a cached head and split bytes make no difference."""
     memory = RequestHeadCache()
     for _ in range(2):
         head, _ = read(HeadReader(LIMITS, memory), HEAD)
@@ -94,20 +94,20 @@ def test_no_cr_or_lf_alone_stands_before_a_head(lines: bytes, at_once: bool) -> 
         read(HeadReader(LIMITS, memory), lines + HEAD)
 
 
-def test_many_empty_lines_are_no_request() -> None:
-    """They cost more to skip than they are worth."""
+def test_too_many_empty_lines_are_rejected() -> None:
+    """At most 16 empty lines are skipped before a head."""
     with pytest.raises(HttpError, match="at most 16 empty lines"):
         read(HeadReader(LIMITS, RequestHeadCache()), b"\r\n" * 17 + HEAD)
 
 
 @given(cuts=st.sets(st.integers(1, len(HEAD) + 3)))
 def test_empty_lines_before_a_head_are_skipped(cuts: set[int]) -> None:
-    """RFC 9112 2.2: some clients send them; they do not begin a head."""
+    """RFC 9112 2.2: some clients send them."""
     sent = b"\r\n\r\n" + HEAD
     places = [0, *sorted(cuts), len(sent)]
     pieces = [sent[start:stop] for start, stop in itertools.pairwise(places)]
     head, rest = read(HeadReader(LIMITS, RequestHeadCache()), *pieces)
-    assert (EXPECTED, b"") == (described(head), rest)
+    assert (EXPECTED, b"") == (fields_of(head), rest)
 
 
 def test_an_empty_line_may_follow_every_request() -> None:
@@ -115,12 +115,12 @@ def test_an_empty_line_may_follow_every_request() -> None:
     reader = HeadReader(LIMITS, RequestHeadCache())
     for _ in range(40):
         head, rest = read(reader, HEAD + b"\r\n")
-        assert (EXPECTED, b"\r\n") == (described(head), rest)
+        assert (EXPECTED, b"\r\n") == (fields_of(head), rest)
         assert (None, 2) == reader.feed(rest, 0)
 
 
-def test_an_empty_line_begins_no_head() -> None:
-    """A connection is idle after one, and its client has as much time as after a response."""
+def test_an_empty_line_does_not_start_a_head() -> None:
+    """The connection stays idle after one; a first byte of a head starts it."""
     reader = HeadReader(LIMITS, RequestHeadCache())
     assert (None, 2) == reader.feed(b"\r\n", 0)
     assert not reader.is_started
@@ -137,8 +137,8 @@ def test_an_empty_line_begins_no_head() -> None:
         (b"Upgrade: h2c", True),
     ],
 )
-def test_notes_who_wants_the_connection_to_end(field: bytes, closes: bool) -> None:
-    """Clients that ask for the end, or for another protocol, are told apart."""
+def test_the_head_records_whether_to_close_the_connection(field: bytes, closes: bool) -> None:
+    """Connection: close and Upgrade close the connection after the response."""
     head, _ = read(
         HeadReader(LIMITS, RequestHeadCache()),
         b"GET / HTTP/1.1\r\nHost: h\r\n" + field + b"\r\n\r\n",
@@ -155,8 +155,10 @@ def test_notes_who_wants_the_connection_to_end(field: bytes, closes: bool) -> No
         ({"header_count": 2}, b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 3, "header_count"),
     ],
 )
-def test_gives_up_heads_that_grow(limits: dict[str, int], data: bytes, limit: str) -> None:
-    """A head over a limit is refused before its end has come."""
+def test_a_head_over_a_limit_is_rejected_early(
+    limits: dict[str, int], data: bytes, limit: str
+) -> None:
+    """The status is 431 before the end of the head arrives."""
     with pytest.raises(HttpError) as caught:
         read(HeadReader(ServerLimits(**limits), RequestHeadCache()), data, b"\r\n")
     assert (431, limit, True) == (
@@ -167,8 +169,8 @@ def test_gives_up_heads_that_grow(limits: dict[str, int], data: bytes, limit: st
 
 
 @given(st.binary(max_size=200))
-def test_refuses_or_waits_for_anything_else(data: bytes) -> None:
-    """Whatever comes is a head, the beginning of one, or an HttpError."""
+def test_any_bytes_are_a_head_incomplete_or_an_error(data: bytes) -> None:
+    """Any bytes are a head, the start of one, or an HttpError."""
     reader = HeadReader(LIMITS, RequestHeadCache())
     try:
         head, at = reader.feed(data, 0)
@@ -177,8 +179,8 @@ def test_refuses_or_waits_for_anything_else(data: bytes) -> None:
     assert at == len(data) or head is not None
 
 
-def test_knows_a_head_again_once_it_was_found_right() -> None:
-    """A head that was checked twice is not read a third time; one that was not, is."""
+def test_a_head_is_cached_after_its_second_valid_request() -> None:
+    """A head noted twice is returned from the cache; a head noted once is parsed again."""
     memory = RequestHeadCache()
     first, _ = read(HeadReader(LIMITS, memory), HEAD)
     again, _ = read(HeadReader(LIMITS, memory), HEAD)
@@ -196,8 +198,8 @@ def test_knows_a_head_again_once_it_was_found_right() -> None:
     assert other is not again
 
 
-def test_remembers_no_head_that_came_in_pieces() -> None:
-    """Only the bytes of a whole head are a key."""
+def test_a_head_received_in_pieces_is_not_cached() -> None:
+    """Only the bytes of a whole head are a cache key."""
     memory = RequestHeadCache()
     head, _ = read(HeadReader(LIMITS, memory), HEAD[:10], HEAD[10:])
     assert head is not None

@@ -1,4 +1,4 @@
-"""Bodies of requests: each byte where it is to be the first time it is written."""
+"""Bodies of requests: each byte is written once, to its final buffer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SIZE = 1 << 20
 PIECE = 60_000
 
 
-class Quiet:
-    """A connection that hands on nothing by itself."""
+class IdleConnection:
+    """A connection whose methods do nothing."""
 
     def resume_reading(self) -> None:
         """Do nothing."""
@@ -28,15 +28,15 @@ class Quiet:
         """Do nothing."""
 
 
-def coming(size: int) -> ReceivingRequest:
+def receiving_request(size: int) -> ReceivingRequest:
     fields = [(b"Host", b"h"), (b"Content-Length", b"%d" % size)]
     head = RequestHead("POST", "/x", (1, 1), fields, closes=False, length=size, chunked=False)
-    return ReceivingRequest(Quiet(), head, RequestHeadCache())
+    return ReceivingRequest(IdleConnection(), head, RequestHeadCache())
 
 
-async def test_a_large_body_is_received_where_it_stays() -> None:
-    """What a socket is read into is the body that the frontend is given."""
-    request = coming(SIZE)
+async def test_a_large_body_is_received_without_a_copy() -> None:
+    """The socket reads into the buffer that the frontend receives."""
+    request = receiving_request(SIZE)
     lease = Reservation(MemoryBudget(SIZE), 0.1)
     reading = asyncio.create_task(request.body(SIZE, ServerLimits(), lease))
     await asyncio.sleep(0)
@@ -57,9 +57,9 @@ async def test_a_large_body_is_received_where_it_stays() -> None:
     assert all(np.shares_memory(whole, np.frombuffer(room, np.uint8)) for room in rooms)
 
 
-async def test_a_small_body_that_comes_in_one_piece_is_a_view() -> None:
-    """It is taken from the data once, and given as it is to whoever asks, whole or not at all."""
-    request = coming(5)
+async def test_a_small_body_received_in_one_piece_is_a_view() -> None:
+    """It is complete or None, and every read returns the same buffer."""
+    request = receiving_request(5)
     before = request.buffered_body
     assert 3 == request.feed(b"abchello"[:5], 3)
     halfway = request.buffered_body

@@ -1,4 +1,4 @@
-"""HTTP/1 answers: however they are cut and framed, whole or in pieces."""
+"""HTTP/1 responses: in any framing, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -30,58 +30,60 @@ def cut(data: bytes, cuts: set[int]) -> list[bytes]:
     return [data[start:stop] for start, stop in itertools.pairwise(places)]
 
 
-def fed(answer: ResponseReader, *pieces: bytes) -> ResponseReader:
-    """Feed *pieces* as a connection does: into the answer's room where it has one."""
+def feed_pieces(reader: ResponseReader, *pieces: bytes) -> ResponseReader:
+    """Feed *pieces* as a connection does: into the reader's buffer where it has one."""
     for piece in pieces:
-        room = answer.room()
+        room = reader.room()
         if room is None:
-            assert answer.feed(piece) == len(piece)
+            assert reader.feed(piece) == len(piece)
         else:
             room[: len(piece)] = piece
-            answer.received(len(piece))
-    return answer
+            reader.received(len(piece))
+    return reader
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("framing", FRAMED)
 @given(cuts=st.sets(st.integers(1, 80)), heads=st.booleans())
-def test_reads_the_same_however_it_is_cut(
+def test_any_split_of_the_bytes_reads_the_same_response(
     framing: str, streamed: bool, cuts: set[int], heads: bool
 ) -> None:
-    """Status, fields and body do not depend on pieces, framing, and whether the head is known."""
+    """Status, headers and body do not depend on pieces, framing, and whether the head is cached."""
     head_cache = ResponseHeadCache()
     for _ in range(2 * heads):
-        fed(ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache), FRAMED[framing])
-    answer = fed(
+        feed_pieces(
+            ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache), FRAMED[framing]
+        )
+    reader = feed_pieces(
         ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache),
         *cut(FRAMED[framing], cuts),
     )
-    assert answer.feed_eof()
-    body = b"".join(answer.pieces) if streamed else bytes(answer.body())
-    assert (200, b"hello") == (answer.head.status, body)
-    assert "1" == answer.head.headers.get("x-one")
-    assert (framing != "until_close") == answer.is_persistent
+    assert reader.feed_eof()
+    body = b"".join(reader.pieces) if streamed else bytes(reader.body())
+    assert (200, b"hello") == (reader.head.status, body)
+    assert "1" == reader.head.headers.get("x-one")
+    assert (framing != "until_close") == reader.is_persistent
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("framing", FRAMED)
-def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> None:
-    """Of a head that came before, nothing is read anew, and everything is as it was."""
+def test_a_cached_head_reads_the_same_response(framing: str, streamed: bool) -> None:
+    """Head, persistence and body are equal with and without the cache."""
     head_cache = ResponseHeadCache()
     results = []
     for _ in range(3):
-        answer = fed(
+        reader = feed_pieces(
             ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache), FRAMED[framing]
         )
-        assert answer.feed_eof()
-        body = b"".join(answer.pieces) if streamed else bytes(answer.body())
-        results.append((answer.head, answer.is_persistent, body))
+        assert reader.feed_eof()
+        body = b"".join(reader.pieces) if streamed else bytes(reader.body())
+        results.append((reader.head, reader.is_persistent, body))
     assert results[0] == results[1] == results[2]
     assert (framing != "interim") == len(head_cache)
 
 
-def known_after(times: int, data: bytes, peer: UpstreamErrors = PEER) -> ResponseHeadCache:
-    """Return what is known of heads after *data* came so many times."""
+def cache_after(times: int, data: bytes, peer: UpstreamErrors = PEER) -> ResponseHeadCache:
+    """Return the head cache after *data* was received *times* times."""
     head_cache = ResponseHeadCache()
     for _ in range(times):
         with contextlib.suppress(TooLarge):
@@ -89,14 +91,18 @@ def known_after(times: int, data: bytes, peer: UpstreamErrors = PEER) -> Respons
     return head_cache
 
 
-def test_an_answer_of_a_known_head_is_given_at_once() -> None:
-    """From the third on, one that came whole is what a reader would make of it, without a copy."""
+def test_a_whole_response_with_a_cached_head_needs_no_reader() -> None:
+    """From the third on, a response received whole is returned at once, without a copy."""
     data = FRAMED["length"]
-    assert known_after(1, data).complete_response(data) is None
-    answer = known_after(2, data).complete_response(data)
-    assert answer is not None
-    assert (200, "1", b"hello") == (answer.status, answer.headers.get("x-one"), bytes(answer.view))
-    assert np.shares_memory(np.frombuffer(answer.view, np.uint8), np.frombuffer(data, np.uint8))
+    assert cache_after(1, data).complete_response(data) is None
+    response = cache_after(2, data).complete_response(data)
+    assert response is not None
+    assert (200, "1", b"hello") == (
+        response.status,
+        response.headers.get("x-one"),
+        bytes(response.view),
+    )
+    assert np.shares_memory(np.frombuffer(response.view, np.uint8), np.frombuffer(data, np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -114,48 +120,48 @@ def test_an_answer_of_a_known_head_is_given_at_once() -> None:
         b"",
     ],
 )
-def test_whatever_else_is_to_be_done_is_left_to_a_reader(data: bytes) -> None:
-    """Chunks, codings, ends of connections, too many bytes or too few: known heads or not."""
-    assert known_after(3, data).complete_response(data) is None
-    assert known_after(3, FRAMED["length"]).complete_response(data) is None
+def test_other_responses_need_a_reader(data: bytes) -> None:
+    """Chunks, codings, closing connections and wrong lengths need a reader, cached head or not."""
+    assert cache_after(3, data).complete_response(data) is None
+    assert cache_after(3, FRAMED["length"]).complete_response(data) is None
 
 
-def test_a_large_body_is_received_where_it_stays() -> None:
-    """What a socket is read into, once the head is known, is the body that is given."""
+def test_a_large_body_is_received_without_a_copy() -> None:
+    """The socket reads into the buffer that is the body."""
     size = 1 << 20
-    answer = ResponseReader(UpstreamErrors("far:80", "far", ClientLimits()), "GET", streamed=False)
-    answer.feed(HEAD + b"Content-Length: %d\r\n\r\nfirst" % size)
+    reader = ResponseReader(UpstreamErrors("far:80", "far", ClientLimits()), "GET", streamed=False)
+    reader.feed(HEAD + b"Content-Length: %d\r\n\r\nfirst" % size)
     rooms = []
-    while not answer.is_done:
-        room = answer.room()
+    while not reader.is_done:
+        room = reader.room()
         assert room is not None
-        answer.received(min(60_000, len(room)))
+        reader.received(min(60_000, len(room)))
         rooms.append(room)
-    body = np.frombuffer(answer.body(), np.uint8)
+    body = np.frombuffer(reader.body(), np.uint8)
     assert size == body.nbytes
     assert b"first" == body[:5].tobytes()
     assert all(np.shares_memory(body, np.frombuffer(room, np.uint8)) for room in rooms)
 
 
-def test_a_known_head_is_checked_against_the_limit_each_time() -> None:
-    """A body that is too large is refused the second time as it was the first."""
+def test_a_cached_head_is_checked_against_the_size_limit() -> None:
+    """An oversized body is rejected the first and the second time."""
     head_cache = ResponseHeadCache()
     for streamed in (True, True, False, False):
-        answer = ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache)
+        reader = ResponseReader(PEER, "GET", streamed=streamed, heads=head_cache)
         with contextlib.nullcontext() if streamed else pytest.raises(TooLarge):
-            answer.feed(HEAD + b"Content-Length: 101\r\n\r\n")
+            reader.feed(HEAD + b"Content-Length: 101\r\n\r\n")
 
 
-def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
-    """What is remembered of an answer to GET is read by the method of the next request."""
+def test_a_cached_head_of_a_head_response_has_no_body() -> None:
+    """A head cached from a response to GET is read by the method of the next request."""
     head_cache = ResponseHeadCache()
     for _ in range(2):
-        fed(ResponseReader(PEER, "GET", streamed=False, heads=head_cache), FRAMED["length"])
-    answer = ResponseReader(PEER, "HEAD", streamed=False, heads=head_cache)
+        feed_pieces(ResponseReader(PEER, "GET", streamed=False, heads=head_cache), FRAMED["length"])
+    reader = ResponseReader(PEER, "HEAD", streamed=False, heads=head_cache)
     head = FRAMED["length"].removesuffix(b"hello")
-    assert answer.feed(FRAMED["length"]) == len(head)
-    assert answer.is_done
-    assert b"" == bytes(answer.body())
+    assert reader.feed(FRAMED["length"]) == len(head)
+    assert reader.is_done
+    assert b"" == bytes(reader.body())
 
 
 @pytest.mark.parametrize(
@@ -167,20 +173,20 @@ def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
         ("POST", HEAD + b"Content-Length: 0\r\n\r\n"),
     ],
 )
-def test_answers_without_a_body_end_with_their_head(method: str, head: bytes) -> None:
+def test_responses_without_a_body_end_with_their_head(method: str, head: bytes) -> None:
     """Where HTTP has no body none is awaited, and the connection is kept."""
-    answer = fed(ResponseReader(PEER, method, streamed=False), head)
-    assert (True, True, b"") == (answer.is_done, answer.is_persistent, bytes(answer.body()))
+    reader = feed_pieces(ResponseReader(PEER, method, streamed=False), head)
+    assert (True, True, b"") == (reader.is_done, reader.is_persistent, bytes(reader.body()))
 
 
-def test_leaves_what_follows_an_answer() -> None:
-    """Bytes behind the end do not belong to the answer, whether its head is known or not."""
+def test_bytes_after_a_response_remain_unread() -> None:
+    """Bytes after the end do not belong to the response, whether its head is cached or not."""
     head_cache = ResponseHeadCache()
     data = FRAMED["length"]
     for _ in range(3):
-        answer = ResponseReader(PEER, "GET", streamed=False, heads=head_cache)
-        assert len(data) == answer.feed(data + b"HTTP/1.1 200 OK")
-        assert b"hello" == bytes(answer.body())
+        reader = ResponseReader(PEER, "GET", streamed=False, heads=head_cache)
+        assert len(data) == reader.feed(data + b"HTTP/1.1 200 OK")
+        assert b"hello" == bytes(reader.body())
     assert 1 == len(head_cache)
 
 
@@ -201,17 +207,17 @@ def test_leaves_what_follows_an_answer() -> None:
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n65\r\n" + b"a" * 101, TooLarge),
     ],
 )
-def test_refuses_what_is_no_answer_or_too_large(data: bytes, kind: type[GatewayError]) -> None:
-    """What an upstream may not send is said by name."""
-    answer = ResponseReader(PEER, "GET", streamed=False)
+def test_invalid_or_oversized_responses_are_rejected(data: bytes, kind: type[GatewayError]) -> None:
+    """The error is UpstreamProtocolError or TooLarge."""
+    reader = ResponseReader(PEER, "GET", streamed=False)
     with pytest.raises(GatewayError) as caught:
-        answer.feed(data)
+        reader.feed(data)
     assert kind is type(caught.value)
 
 
-def test_connection_that_ends_early_leaves_it_unfinished() -> None:
-    """The end of the connection ends only an answer that has no other end."""
-    answer = fed(
+def test_a_connection_closed_early_leaves_it_incomplete() -> None:
+    """The end of the connection ends only a response without another framing."""
+    reader = feed_pieces(
         ResponseReader(PEER, "GET", streamed=False), HEAD + b"Content-Length: 5\r\n\r\nhel"
     )
-    assert not answer.feed_eof()
+    assert not reader.feed_eof()

@@ -1,4 +1,4 @@
-"""Where a connection of the HTTP server receives bodies: at their places, if nothing is against it."""
+"""Bodies of the HTTP server: received into their own buffers where possible."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LENGTH = 200_000
 BUDGET = 1 << 20
 
 
-class Answering(HttpFrontend):
-    """Answers each request when told to, and keeps them; begins with 10 bytes of a large one."""
+class GatedFrontend(HttpFrontend):
+    """Replies once the test opens the gate, and records requests; starts large ones early."""
 
     def __init__(self) -> None:
         self.seen: list[HttpRequest] = []
@@ -54,7 +54,7 @@ class Answering(HttpFrontend):
 
 
 class Socket(asyncio.Transport):
-    """Keeps what is written, and whether it is read from."""
+    """A transport that records the bytes written, and how often reading pauses."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.1", 1)})
@@ -87,12 +87,12 @@ class Socket(asyncio.Transport):
     abort = close
 
 
-class Scene:
-    """A connection between a client of the test's and a frontend."""
+class Connected:
+    """A connection between a client of the test and a frontend."""
 
     def __init__(self, **limits: Any) -> None:
         server_limits = ServerLimits(**limits)
-        self.frontend = Answering()
+        self.frontend = GatedFrontend()
         self.budget = MemoryBudget(BUDGET)
         listener = ListenerState(
             limits=server_limits,
@@ -102,9 +102,9 @@ class Scene:
             refused=lambda _error: None,
             early=cut_through_limiter(server_limits),
         )
-        self.door = Http1ServerProtocol(listener, ConnectionCount(2, 2), reserve=False)
+        self.protocol = Http1ServerProtocol(listener, ConnectionCount(2, 2), reserve=False)
         self.socket = Socket()
-        self.connection = Http1ServerConnection(self.door, asyncio.get_running_loop())
+        self.connection = Http1ServerConnection(self.protocol, asyncio.get_running_loop())
         self.connection.connection_made(self.socket)
 
     def send(self, data: bytes) -> None:
@@ -117,17 +117,17 @@ class Scene:
             data = data[size:]
 
     @property
-    def has_a_place(self) -> bool:
-        """Whether what comes next is received where it stays."""
-        return self.connection.get_buffer(-1) is not self.door.buffer
+    def has_own_buffer(self) -> bool:
+        """Whether the next bytes are received directly into the body's buffer."""
+        return self.connection.get_buffer(-1) is not self.protocol.buffer
 
     async def close(self) -> None:
         self.connection.connection_lost(None)
-        await settle(lambda: not self.door.connections)
+        await settle(lambda: not self.protocol.connections)
 
 
 async def settle(done: Callable[[], bool]) -> None:
-    """Let the connection's task run until *done*, some turns at most."""
+    """Let the connection's task run until *done*, for at most 20 iterations."""
     for _ in range(20):
         if done():
             break
@@ -140,17 +140,17 @@ def head(*fields: str, length: int = LENGTH, path: str = "/v2/x") -> bytes:
     return "\r\n".join(lines).encode()
 
 
-async def test_a_body_is_received_at_its_place_from_its_head_on() -> None:
-    """On an idle connection reading never stops, and the budget holds the body before its bytes."""
-    scene = Scene()
+async def test_a_body_is_received_into_its_own_buffer() -> None:
+    """Reading does not pause, and the budget reserves the body before its bytes arrive."""
+    scene = Connected()
     body = bytes(range(250)) * (LENGTH // 250)
     scene.send(head() + body[:1000])
     used_bytes = scene.budget.used_bytes
-    has_place = scene.has_a_place
+    has_buffer = scene.has_own_buffer
     scene.send(body[1000:])
     await settle(lambda: bool(scene.frontend.seen))
     (seen,) = scene.frontend.seen
-    assert (LENGTH, True, 0) == (used_bytes, has_place, scene.socket.pauses)
+    assert (LENGTH, True, 0) == (used_bytes, has_buffer, scene.socket.pauses)
     assert body == bytes(seen.view)
     assert seen.view.readonly
     scene.frontend.go.set()
@@ -160,9 +160,9 @@ async def test_a_body_is_received_at_its_place_from_its_head_on() -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1, 5])
-async def test_a_body_as_large_as_what_is_read_into(more: int) -> None:
-    """A body that ends with what is read into, or goes on by little, is taken to its end alone."""
-    scene = Scene()
+async def test_a_body_as_large_as_the_read_buffer(more: int) -> None:
+    """A body that ends at or just after the read buffer is read to its own end only."""
+    scene = Connected()
     scene.frontend.go.set()
     first, second = os.urandom(READ_BYTES + more - len(head(length=READ_BYTES))), b"abc"
     sent = head(length=len(first)) + first
@@ -174,10 +174,10 @@ async def test_a_body_as_large_as_what_is_read_into(more: int) -> None:
     await scene.close()
 
 
-async def test_a_body_that_stops_half_way_gives_its_bytes_back() -> None:
-    """Its place is given up when the client leaves, whether or not its request was begun."""
+async def test_an_incomplete_body_releases_its_memory() -> None:
+    """The reservation ends when the client leaves, at once or after some loop iterations."""
     for turns in (0, 3):
-        scene = Scene()
+        scene = Connected()
         scene.send(head() + b"x" * 1000)
         used_bytes = scene.budget.used_bytes
         for _ in range(turns):
@@ -199,18 +199,20 @@ async def test_a_body_that_stops_half_way_gives_its_bytes_back() -> None:
     ],
     ids=["expects", "coded", "unknown", "malformed", "too_long", "passed_on"],
 )
-async def test_what_is_to_be_seen_to_first_comes_first(sent: bytes, limits: dict[str, Any]) -> None:
-    """Nothing is held for a body that may be refused, be greeted first or be passed on."""
-    scene = Scene(**limits)
+async def test_no_memory_is_reserved_before_other_checks(
+    sent: bytes, limits: dict[str, Any]
+) -> None:
+    """A body that may be rejected, needs 100 Continue or is cut through reserves no memory."""
+    scene = Connected(**limits)
     scene.send(sent + b"x" * 100)
-    assert (False, 0) == (scene.has_a_place, scene.budget.used_bytes)
+    assert (False, 0) == (scene.has_own_buffer, scene.budget.used_bytes)
     await scene.close()
 
 
 @pytest.mark.parametrize("piece", [1, 61, 4096, READ_BYTES, 1 << 20])
-async def test_pieces_make_no_difference(piece: int) -> None:
-    """However what is sent is cut, each request has its own body to the last byte, in its turn."""
-    scene = Scene()
+async def test_any_split_of_the_bytes_reads_the_same_requests(piece: int) -> None:
+    """Each pipelined request has its own complete body, in order."""
+    scene = Connected()
     scene.frontend.go.set()
     bodies = [b"", b"ab", os.urandom(300), os.urandom(3 * READ_BYTES), b"c", os.urandom(READ_BYTES)]
     sent = b"".join([head(length=len(body)) + body for body in bodies])
@@ -224,14 +226,14 @@ async def test_pieces_make_no_difference(piece: int) -> None:
     await scene.close()
 
 
-async def test_a_body_sent_ahead_waits_for_its_turn() -> None:
-    """Behind a request that is not answered yet, a body has no place and stays with its client."""
-    scene = Scene()
+async def test_a_pipelined_body_waits_for_the_previous_response() -> None:
+    """Behind a pending request, a body has no buffer and stays with its client."""
+    scene = Connected()
     scene.send(head(length=3) + b"abc" + head() + b"x" * 1000)
     await settle(lambda: len(scene.frontend.seen) == 1)
-    assert (False, 3, 1) == (scene.has_a_place, scene.budget.used_bytes, scene.socket.pauses)
+    assert (False, 3, 1) == (scene.has_own_buffer, scene.budget.used_bytes, scene.socket.pauses)
     scene.frontend.go.set()
-    await settle(lambda: scene.has_a_place)
+    await settle(lambda: scene.has_own_buffer)
     scene.send(b"x" * (LENGTH - 1000))
     await settle(lambda: len(scene.frontend.seen) == 2)
     assert b"x" * LENGTH == bytes(scene.frontend.seen[1].view)
@@ -239,9 +241,9 @@ async def test_a_body_sent_ahead_waits_for_its_turn() -> None:
     await settle(lambda: scene.budget.used_bytes == 0)
 
 
-async def test_a_complete_request_is_not_ended_for_a_client_that_stopped_sending() -> None:
-    """While it waits for its reply and others for memory, its client has nothing left to send."""
-    scene = Scene()
+async def test_a_complete_request_is_not_a_stalled_one() -> None:
+    """It does not fail while it waits for its reply and others wait for memory."""
+    scene = Connected()
     scene.send(head() + b"x" * 1000)
     await settle(lambda: scene.connection.cancel_exchange is not None)
     scene.send(b"x" * (LENGTH - 1000))
@@ -254,11 +256,11 @@ async def test_a_complete_request_is_not_ended_for_a_client_that_stopped_sending
     await scene.close()
 
 
-async def test_no_more_is_read_while_requests_wait_to_be_parsed(
+async def test_reading_pauses_while_requests_wait_to_be_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The memory of a client that sends many requests at once is bounded by what one read returns."""
-    scene = Scene(pipelined_requests=4)
+    """The memory for pipelined requests is limited to the bytes of one read."""
+    scene = Connected(pipelined_requests=4)
     scene.frontend.go.set()
     unparsed: list[int] = []
     monkeypatch.setattr(
@@ -270,28 +272,28 @@ async def test_no_more_is_read_while_requests_wait_to_be_parsed(
     await scene.close()
 
 
-async def test_a_connection_that_closes_before_its_preface_is_complete_is_lost_once() -> None:
-    """TLS delivers what it has decrypted, also when the connection is closing."""
-    scene = Scene()
-    scene.door.http2 = asyncio.Protocol
-    connection = Http1ServerConnection(scene.door, asyncio.get_running_loop())
+async def test_a_connection_closing_before_its_preface_is_lost_once() -> None:
+    """TLS delivers decrypted bytes even while the connection closes."""
+    scene = Connected()
+    scene.protocol.http2 = asyncio.Protocol
+    connection = Http1ServerConnection(scene.protocol, asyncio.get_running_loop())
     connection.connection_made(scene.socket)
     scene.socket.close()
     connection.data_received(PREFACE)
     connection.connection_lost(None)
-    assert {scene.connection} == scene.door.connections
+    assert {scene.connection} == scene.protocol.connections
     await scene.close()
 
 
-async def test_a_client_that_leaves_before_its_error_is_no_internal_error(
+async def test_a_reset_before_an_error_response_is_not_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The end of the output of a socket that was reset is an error of asyncio, not of ours."""
+    """The OSError of write_eof on a reset socket is not an internal error."""
 
     def write_eof() -> None:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    scene = Scene()
+    scene = Connected()
     monkeypatch.setattr(scene.socket, "can_write_eof", lambda: True)
     monkeypatch.setattr(scene.socket, "write_eof", write_eof, raising=False)
     with capture_logs() as logs:

@@ -1,4 +1,4 @@
-"""A body that is passed on while it comes: order, what is held, pace, and every way it can end."""
+"""A body that is piped while it arrives: order, memory, rate limits, and every way it can end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.fakes import settle
 
 
 class FakeSource:
-    """A connection with a client behind it: gives what it has, in pieces, until it is to wait."""
+    """A connection with a client behind it: delivers its body in pieces while reading is on."""
 
     def __init__(self, body: bytes, piece: int = 70_000) -> None:
         self.body = body
         self.at = 0
         self.piece = piece
         self.reading = False
-        self.looked: list[int] = []
-        self.arrival: CutThroughBody
+        self.checks: list[int] = []
+        self.streaming_body: CutThroughBody
 
     def resume_reading(self) -> None:
         self.reading = True
@@ -35,22 +35,22 @@ class FakeSource:
         self.reading = False
 
     def check_peer(self, missing: int) -> None:
-        self.looked.append(missing)
+        self.checks.append(missing)
 
     def send(self, size: int | None = None) -> None:
-        """Let the client send *size* bytes, or all; what is not read stays with it."""
+        """Let the client send *size* bytes, or all; it keeps the bytes that are not read."""
         stop = len(self.body) if size is None else min(len(self.body), self.at + size)
         while self.at < stop and self.reading:
-            room = self.arrival.room()
+            room = self.streaming_body.room()
             assert room is not None
             count = min(room.nbytes, self.piece, stop - self.at)
             room[:count] = self.body[self.at : self.at + count]
             self.at += count
-            self.arrival.received(count)
+            self.streaming_body.received(count)
 
 
-class Cup:
-    """Takes what is poured."""
+class Sink:
+    """A sink that records its pieces."""
 
     def __init__(self) -> None:
         self.pieces: list[memoryview] = []
@@ -63,8 +63,8 @@ class Cup:
         return b"".join(self.pieces)
 
 
-class Scene:
-    """An arrival between a source and a budget."""
+class Streaming:
+    """A cut-through body between a source and a budget."""
 
     def __init__(
         self, size: int = 1 << 20, start: int = 100, *, budget: int = 1 << 30, **limits: float
@@ -72,245 +72,249 @@ class Scene:
         self.body = os.urandom(size)
         self.source = FakeSource(self.body)
         self.budget = MemoryBudget(budget)
-        self.lease = Reservation(self.budget, 0.01)
-        self.faults: list[HttpError] = []
+        self.reservation = Reservation(self.budget, 0.01)
+        self.errors: list[HttpError] = []
         server_limits = ServerLimits(**limits)  # type: ignore[arg-type]  # times are numbers
-        pace = TransferRateLimit(server_limits, asyncio.get_running_loop())
-        self.arrival = CutThroughBody(
-            self.source, size, start, pace, self.lease, self.faults.append
+        rate_limit = TransferRateLimit(server_limits, asyncio.get_running_loop())
+        self.streaming_body = CutThroughBody(
+            self.source, size, start, rate_limit, self.reservation, self.errors.append
         )
-        self.source.arrival = self.arrival
+        self.source.streaming_body = self.streaming_body
 
     async def receive_start(self, size: int = 1000) -> CutThroughBody:
-        """Return the arrival when its head has come, with *size* bytes."""
-        beginning = asyncio.ensure_future(self.arrival.begin())
+        """Return the body after its first *size* bytes, which include its start."""
+        beginning = asyncio.ensure_future(self.streaming_body.begin())
         await settle()
         self.source.send(size)
         await beginning
-        return self.arrival
+        return self.streaming_body
 
 
-async def test_the_head_is_what_was_waited_for() -> None:
-    """It is complete, whatever came with it, and nothing is read until somebody wants the rest."""
-    scene = Scene()
-    arrival = await scene.receive_start(5000)
-    assert scene.body[:100] == bytes(arrival.head)
-    assert arrival.head.readonly
+async def test_the_body_starts_with_the_requested_bytes() -> None:
+    """The start is complete, and nothing more is read until somebody wants the rest."""
+    scene = Streaming()
+    streaming_body = await scene.receive_start(5000)
+    assert scene.body[:100] == bytes(streaming_body.head)
+    assert streaming_body.head.readonly
     assert not scene.source.reading
-    assert (100, 1 << 20, (1 << 20) - 100) == (arrival.start, arrival.end, arrival.remaining_bytes)
-    arrival.close()
+    assert (100, 1 << 20, (1 << 20) - 100) == (
+        streaming_body.start,
+        streaming_body.end,
+        streaming_body.remaining_bytes,
+    )
+    streaming_body.close()
 
 
 @pytest.mark.parametrize("piece", [1, 37, PIECE_BYTES, 1 << 20])
-async def test_everything_is_poured_in_order(piece: int) -> None:
-    """Whatever the pieces in which it comes, the taker has the rest to the last bit."""
-    scene = Scene(100_000 if piece == 1 else 1 << 20)
+async def test_the_whole_body_is_piped_in_order(piece: int) -> None:
+    """The sink receives the rest exactly, whatever the size of the pieces."""
+    scene = Streaming(100_000 if piece == 1 else 1 << 20)
     scene.source.piece = piece
-    arrival = await scene.receive_start(150)
-    cup = Cup()
-    arrival.pipe_to(cup)
+    streaming_body = await scene.receive_start(150)
+    sink = Sink()
+    streaming_body.pipe_to(sink)
     scene.source.send()
-    assert arrival.is_complete
-    assert 0 == arrival.remaining_bytes
-    assert scene.body[100:] == cup.content
-    arrival.close()
+    assert streaming_body.is_complete
+    assert 0 == streaming_body.remaining_bytes
+    assert scene.body[100:] == sink.content
+    streaming_body.close()
 
 
-async def test_a_full_taker_is_given_no_more() -> None:
-    """After `hold` nothing is given and nothing read; `go_on` gives what came, in order."""
-    scene = Scene()
-    arrival = await scene.receive_start()
-    cup = Cup()
-    arrival.pipe_to(cup)
-    received_bytes = len(cup.content)
-    arrival.pause()
+async def test_a_paused_sink_receives_nothing() -> None:
+    """While paused, nothing is written or read; resuming writes the received bytes in order."""
+    scene = Streaming()
+    streaming_body = await scene.receive_start()
+    sink = Sink()
+    streaming_body.pipe_to(sink)
+    received_bytes = len(sink.content)
+    streaming_body.pause()
     scene.source.send()
-    assert received_bytes == len(cup.content)
+    assert received_bytes == len(sink.content)
     assert not scene.source.reading
     draw = random.Random(1)  # noqa: S311  # the same each time
-    while not arrival.is_complete or arrival.remaining_bytes:
-        arrival.resume()
+    while not streaming_body.is_complete or streaming_body.remaining_bytes:
+        streaming_body.resume()
         scene.source.send(draw.randrange(1, 300_000))
-        arrival.pause()
-    assert scene.body[100:] == cup.content
-    arrival.close()
+        streaming_body.pause()
+    assert scene.body[100:] == sink.content
+    streaming_body.close()
 
 
-async def test_a_taker_that_pauses_within_a_piece_is_obeyed() -> None:
-    """What `take` itself asks for holds for the very next piece."""
-    scene = Scene()
-    arrival = await scene.receive_start()
+async def test_a_sink_may_pause_within_its_write() -> None:
+    """A pause within `write` holds for the very next piece."""
+    scene = Streaming()
+    streaming_body = await scene.receive_start()
 
-    class Narrow(Cup):
+    class Narrow(Sink):
         def write(self, piece: memoryview, /) -> None:
             super().write(piece)
-            arrival.pause()
+            streaming_body.pause()
 
-    cup = Narrow()
-    arrival.pipe_to(cup)
-    assert 1 == len(cup.pieces)
+    sink = Narrow()
+    streaming_body.pipe_to(sink)
+    assert 1 == len(sink.pieces)
     scene.source.send()
-    assert 1 == len(cup.pieces)
-    arrival.resume()
+    assert 1 == len(sink.pieces)
+    streaming_body.resume()
     scene.source.send()
-    assert 2 == len(cup.pieces)
-    arrival.close()
+    assert 2 == len(sink.pieces)
+    streaming_body.close()
 
 
-async def test_the_whole_can_be_had_instead() -> None:
-    """What came and what comes lies in one buffer; asking again gives the same."""
-    scene = Scene()
-    arrival = await scene.receive_start(5000)
-    asking = asyncio.ensure_future(arrival.read_all())
+async def test_read_all_returns_the_whole_body() -> None:
+    """The bytes are in one buffer; a second call returns them again."""
+    scene = Streaming()
+    streaming_body = await scene.receive_start(5000)
+    reading_all = asyncio.ensure_future(streaming_body.read_all())
     await settle()
     assert HELD_BYTES == scene.budget.used_bytes
     scene.source.send()
-    whole = await asking
+    whole = await reading_all
     assert 1 << 20 == scene.budget.used_bytes
     assert scene.body == whole
     assert whole.readonly
-    assert scene.body == await arrival.read_all()
-    arrival.close()
+    assert scene.body == await streaming_body.read_all()
+    streaming_body.close()
 
 
-async def test_what_was_poured_is_gone() -> None:
-    """The whole cannot be had once pouring has begun."""
-    scene = Scene()
-    arrival = await scene.receive_start()
-    arrival.pipe_to(Cup())
+async def test_read_all_fails_after_piping_began() -> None:
+    """A body that is being piped cannot be read again."""
+    scene = Streaming()
+    streaming_body = await scene.receive_start()
+    streaming_body.pipe_to(Sink())
     with pytest.raises(Unavailable, match="cannot be sent a second time"):
-        await arrival.read_all()
-    arrival.close()
+        await streaming_body.read_all()
+    streaming_body.close()
 
 
-async def test_it_counts_for_what_it_holds() -> None:
-    """In the budget stands what is held at most, not what is to come; less for a small body."""
-    scene = Scene(64 << 20)
-    arrival = await scene.receive_start()
+async def test_the_budget_counts_only_the_buffered_bytes() -> None:
+    """A large body counts its buffer only, a small one its own size."""
+    scene = Streaming(64 << 20)
+    streaming_body = await scene.receive_start()
     assert HELD_BYTES == scene.budget.used_bytes
-    arrival.close()
-    small = Scene(100_000)
+    streaming_body.close()
+    small = Streaming(100_000)
     other = await small.receive_start()
     assert 100_000 == small.budget.used_bytes
     other.close()
 
 
-async def test_no_room_is_said() -> None:
-    """A body that the budget has no room for is refused, at its beginning or where it lands."""
+async def test_a_body_without_memory_is_overloaded() -> None:
+    """The budget may be exhausted at the start or while the whole is read."""
     with pytest.raises(Overloaded):
-        await Scene(budget=1000).arrival.begin()
-    scene = Scene(4 << 20, budget=1 << 20)
-    arrival = await scene.receive_start()
-    asking = asyncio.ensure_future(arrival.read_all())
+        await Streaming(budget=1000).streaming_body.begin()
+    scene = Streaming(4 << 20, budget=1 << 20)
+    streaming_body = await scene.receive_start()
+    reading_all = asyncio.ensure_future(streaming_body.read_all())
     await settle()
     scene.source.send()  # as far as there is memory for it
     with pytest.raises(Overloaded):
-        await asking
-    arrival.close()
+        await reading_all
+    streaming_body.close()
 
 
-async def test_a_body_that_comes_too_slowly_is_given_up() -> None:
-    """Its pace is watched without anybody waiting for it, and the limit is named."""
-    scene = Scene(body_idle_timeout_s=0.02)
-    arrival = await scene.receive_start()
-    arrival.pipe_to(Cup())
+async def test_a_body_that_is_too_slow_times_out() -> None:
+    """The rate is checked although no task waits for it, and the error names the limit."""
+    scene = Streaming(body_idle_timeout_s=0.02)
+    streaming_body = await scene.receive_start()
+    streaming_body.pipe_to(Sink())
     async with asyncio.timeout(5):
-        while not scene.faults:  # noqa: ASYNC110  # nothing announces it
+        while not scene.errors:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.005)
-    assert (408, "body_idle_timeout_s") == (scene.faults[0].status, scene.faults[0].limit)
-    arrival.close()
+    assert (408, "body_idle_timeout_s") == (scene.errors[0].status, scene.errors[0].limit)
+    streaming_body.close()
 
 
-async def test_time_in_which_nothing_is_read_does_not_count() -> None:
-    """A client is not blamed for an upstream that takes nothing."""
-    scene = Scene(body_idle_timeout_s=0.05)
-    arrival = await scene.receive_start()
-    cup = Cup()
-    arrival.pipe_to(cup)
-    arrival.pause()
+async def test_paused_time_does_not_count_for_the_timeout() -> None:
+    """A client is not blamed for a slow upstream."""
+    scene = Streaming(body_idle_timeout_s=0.05)
+    streaming_body = await scene.receive_start()
+    sink = Sink()
+    streaming_body.pipe_to(sink)
+    streaming_body.pause()
     await asyncio.sleep(0.15)
-    arrival.resume()
+    streaming_body.resume()
     await asyncio.sleep(0.01)
     scene.source.send()
-    assert [] == scene.faults
-    assert scene.body[100:] == cup.content
-    arrival.close()
+    assert [] == scene.errors
+    assert scene.body[100:] == sink.content
+    streaming_body.close()
 
 
-async def test_a_client_that_is_not_read_is_looked_after() -> None:
-    """While nothing is read, and only then, the connection is looked at every few milliseconds."""
-    scene = Scene()
-    arrival = await scene.receive_start(1000)
-    arrival.pipe_to(Cup())
+async def test_a_paused_body_checks_its_peer_periodically() -> None:
+    """While reading is paused, the connection is checked every few milliseconds."""
+    scene = Streaming()
+    streaming_body = await scene.receive_start(1000)
+    streaming_body.pipe_to(Sink())
     await asyncio.sleep(0.1)
-    before = len(scene.source.looked)
-    arrival.pause()
+    before = len(scene.source.checks)
+    streaming_body.pause()
     async with asyncio.timeout(5):
-        while len(scene.source.looked) < before + 2:  # noqa: ASYNC110  # nothing announces it
+        while len(scene.source.checks) < before + 2:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.01)
-    assert {(1 << 20) - 1000} == set(scene.source.looked[before:])
-    arrival.close()
+    assert {(1 << 20) - 1000} == set(scene.source.checks[before:])
+    streaming_body.close()
 
 
-async def test_the_rest_can_be_let_go() -> None:
-    """What nobody wants is read and dropped, in one buffer, until the next request can come."""
-    scene = Scene(8 << 20)
-    arrival = await scene.receive_start()
-    cup = Cup()
-    arrival.pipe_to(cup)
-    content = cup.content
-    arrival.detach()
+async def test_the_rest_of_the_body_can_be_dropped() -> None:
+    """After detaching, the rest is read and discarded until the next request."""
+    scene = Streaming(8 << 20)
+    streaming_body = await scene.receive_start()
+    sink = Sink()
+    streaming_body.pipe_to(sink)
+    content = sink.content
+    streaming_body.detach()
     assert not scene.source.reading
-    dropping = asyncio.ensure_future(arrival.drop())
+    dropping = asyncio.ensure_future(streaming_body.drop())
     await settle()
     scene.source.send()
     await dropping
-    assert arrival.is_complete
-    assert content == cup.content
-    arrival.close()
+    assert streaming_body.is_complete
+    assert content == sink.content
+    streaming_body.close()
 
 
 @pytest.mark.parametrize("wait", ["begin", "read_all", "drop"])
-async def test_a_client_that_leaves_ends_every_wait(wait: str) -> None:
-    """Whoever waits learns that no more comes."""
-    scene = Scene()
+async def test_a_client_that_leaves_fails_every_wait(wait: str) -> None:
+    """Every waiting call raises the error of the connection."""
+    scene = Streaming()
     if wait == "begin":
-        waiting = asyncio.ensure_future(scene.arrival.begin())
+        waiting = asyncio.ensure_future(scene.streaming_body.begin())
     else:
-        arrival = await scene.receive_start()
-        waiting = asyncio.ensure_future(getattr(arrival, wait)())
+        streaming_body = await scene.receive_start()
+        waiting = asyncio.ensure_future(getattr(streaming_body, wait)())
     await settle()
-    scene.arrival.fail(ConnectionResetError("the client has left"))
+    scene.streaming_body.fail(ConnectionResetError("the client has left"))
     with pytest.raises(ConnectionResetError):
         await waiting
-    scene.arrival.close()
+    scene.streaming_body.close()
 
 
-async def test_what_is_at_hand_is_taken_as_it_is() -> None:
-    """Bytes that came with the head are not copied, and what follows the body is left."""
-    scene = Scene(2000, 100)
+async def test_a_body_received_with_its_head_is_not_copied() -> None:
+    """The bytes are views of the received data, and bytes after the body remain."""
+    scene = Streaming(2000, 100)
     scene.source.body = b""
-    beginning = asyncio.ensure_future(scene.arrival.begin())
+    beginning = asyncio.ensure_future(scene.streaming_body.begin())
     await settle()
     data = b"head" + scene.body + b"next"
-    assert len(data) - 4 == scene.arrival.feed(data, 4)
+    assert len(data) - 4 == scene.streaming_body.feed(data, 4)
     await beginning
-    assert scene.arrival.is_complete
-    assert data is scene.arrival.head.obj
-    cup = Cup()
-    scene.arrival.pipe_to(cup)
-    assert scene.body[100:] == cup.content
-    scene.arrival.close()
+    assert scene.streaming_body.is_complete
+    assert data is scene.streaming_body.head.obj
+    sink = Sink()
+    scene.streaming_body.pipe_to(sink)
+    assert scene.body[100:] == sink.content
+    scene.streaming_body.close()
 
 
 async def test_closing_twice_is_harmless() -> None:
-    """Nothing is given after the end."""
-    scene = Scene()
-    arrival = await scene.receive_start()
-    cup = Cup()
-    arrival.pipe_to(cup)
-    before = len(cup.pieces)
-    arrival.close()
-    arrival.close()
-    arrival.resume()
-    assert before == len(cup.pieces)
+    """Nothing is written to the sink after the end."""
+    scene = Streaming()
+    streaming_body = await scene.receive_start()
+    sink = Sink()
+    streaming_body.pipe_to(sink)
+    before = len(sink.pieces)
+    streaming_body.close()
+    streaming_body.close()
+    streaming_body.resume()
+    assert before == len(sink.pieces)

@@ -1,4 +1,4 @@
-"""HTTP/2 without sockets: beside the library h2 as client and as server, byte by byte."""
+"""HTTP/2 without sockets, against the library h2 as client and as server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PREFACE = frames.PREFACE + frames.settings([])
 
 
 class Seen(FrameByFrame):
-    """A receiver that keeps what it is told."""
+    """A receiver that records its events."""
 
     def __init__(self, *, client: bool = False, streams: int = 100) -> None:
         self.log: list[Any] = []
@@ -48,7 +48,7 @@ class Seen(FrameByFrame):
         return list(fields)
 
     def take(self) -> bytes:
-        """Return what is to be written."""
+        """Return and clear the output."""
         data = b"".join(self.core.out)
         self.core.out.clear()
         return data
@@ -80,7 +80,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 
 
 def peer(*, client: bool) -> h2.connection.H2Connection:
-    """Return the library's end, greeting said."""
+    """Return the library's end of the connection, after its preface."""
     config = h2.config.H2Configuration(client_side=client, header_encoding="utf-8")
     found = h2.connection.H2Connection(config)
     found.initiate_connection()
@@ -88,8 +88,8 @@ def peer(*, client: bool) -> h2.connection.H2Connection:
 
 
 @given(body=st.binary(max_size=70_000), size=st.sampled_from([1, 7, 100, 5000, 1 << 20]))
-def test_server_understands_the_library(body: bytes, size: int) -> None:
-    """A request of the library, cut anyhow, arrives whole, and its answer in the library."""
+def test_server_interoperates_with_h2(body: bytes, size: int) -> None:
+    """Requests of the library arrive whole in any pieces, and the library reads the response."""
     client, server = peer(client=True), Seen()
     client.receive_data(server.take())
     client.send_headers(1, FIELDS)
@@ -119,8 +119,8 @@ def test_server_understands_the_library(body: bytes, size: int) -> None:
 
 
 @given(body=st.binary(max_size=200_000))
-def test_client_understands_the_library(body: bytes) -> None:
-    """The library answers a client's call of any size within the windows of both."""
+def test_client_interoperates_with_h2(body: bytes) -> None:
+    """The library receives a call of any size, and the client its response, within both windows."""
     server, client = peer(client=False), Seen(client=True)
     stream = client.core.open(None)
     client.core.writer.send(stream, BLOCK, [body], None)
@@ -145,21 +145,21 @@ def test_client_understands_the_library(body: bytes) -> None:
     assert {} == client.core.streams
 
 
-def served(*frames_: bytes, streams: int = 100) -> Seen:
-    """Return a server that was fed a greeting and *frames_*."""
+def server_after(*frames_: bytes, streams: int = 100) -> Seen:
+    """Return a server that has received the preface and *frames_*."""
     server = Seen(streams=streams)
     server.core.feed(PREFACE + b"".join(frames_))
     return server
 
 
 def opening(number: int = 1, *, end: bool = False, block: bytes = BLOCK) -> bytes:
-    """Return the frame that opens a stream."""
+    """Return the HEADERS frame that opens a stream."""
     flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
     return frame(frames.HEADERS, flags, number, block)
 
 
 def fault(*frames_: bytes, streams: int = 100) -> Http2ConnectionError:
-    """Feed a server what it must refuse; return the fault after finding GOAWAY."""
+    """Feed a server an invalid frame; return its error after checking the GOAWAY."""
     server = Seen(streams=streams)
     with pytest.raises(Http2ConnectionError) as caught:
         server.core.feed(PREFACE + b"".join(frames_))
@@ -218,8 +218,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_broken_framing_ends_the_connection(name: str) -> None:
-    """Each fault is refused with the code that RFC 9113 has for it, in a GOAWAY."""
+def test_invalid_framing_ends_the_connection(name: str) -> None:
+    """The GOAWAY has the error code that RFC 9113 gives for it."""
     data, code = FAULTS[name]
     assert code == fault(*data).code
 
@@ -229,16 +229,16 @@ def test_broken_framing_ends_the_connection(name: str) -> None:
     [b"GET / HTTP/1.1\r\n", frames.PREFACE + frame(frames.PING, 0, 0, bytes(8))],
     ids=["another_protocol", "no_settings"],
 )
-def test_connection_must_begin_as_http2_does(greeting: bytes) -> None:
-    """The preface and SETTINGS come first."""
+def test_a_connection_starts_with_preface_and_settings(greeting: bytes) -> None:
+    """Any other first bytes are a connection error."""
     with pytest.raises(Http2ConnectionError):
         Seen().core.feed(greeting)
 
 
-def test_padding_and_priority_are_taken_off() -> None:
-    """Padded frames with priorities carry what they would without, and give the window back."""
+def test_padding_and_priority_are_removed() -> None:
+    """Padded frames with priorities carry the same headers and data."""
     padded = b"\x03" + bytes(5) + BLOCK + bytes(3)
-    server = served(
+    server = server_after(
         frame(frames.HEADERS, 0x2C, 1, padded), frame(frames.DATA, 0x9, 1, b"\x02hi" + bytes(2))
     )
     assert b"hi" == server.data_of[1]
@@ -247,8 +247,8 @@ def test_padding_and_priority_are_taken_off() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 11, 100])
 def test_padded_data_survives_any_cut(size: int) -> None:
-    """Padding is skipped wherever the frame is cut."""
-    server = served(opening())
+    """Padding is skipped wherever the frame is split."""
+    server = server_after(opening())
     data = frame(frames.DATA, 0x8, 1, b"\x0aabcdef" + bytes(10)) + frame(frames.DATA, 1, 1, b"g")
     for piece in pieces(data, size):
         server.core.feed(piece)
@@ -256,15 +256,15 @@ def test_padded_data_survives_any_cut(size: int) -> None:
 
 
 class Parts(Seen):
-    """A receiver that keeps each part of a stream, and whether the stream ends with it."""
+    """A receiver that records each part of a stream, and whether the stream ends with it."""
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         self.log.append((bytes(view), end))
 
 
 @pytest.mark.parametrize("content", [b"", b"abc"])
-def test_padding_that_arrives_late_is_no_part_after_the_end(content: bytes) -> None:
-    """The last part has the end, although the padding of its frame is still on its way."""
+def test_late_padding_is_not_a_part_after_the_end(content: bytes) -> None:
+    """The last part has the end, although the padding of its frame is still missing."""
     server = Parts()
     server.core.feed(PREFACE + opening())
     server.log.clear()
@@ -275,9 +275,9 @@ def test_padding_that_arrives_late_is_no_part_after_the_end(content: bytes) -> N
     assert [(content, True)] == server.log
 
 
-def test_block_in_continuations() -> None:
-    """A block in several frames is one block."""
-    server = served(
+def test_continuation_frames_join_one_header_block() -> None:
+    """A header block in several frames is decoded as one."""
+    server = server_after(
         frame(frames.HEADERS, frames.END_STREAM, 1, BLOCK[:5]),
         frame(frames.CONTINUATION, 0, 1, BLOCK[5:9]),
         frame(frames.CONTINUATION, frames.END_HEADERS, 1, BLOCK[9:]),
@@ -285,8 +285,8 @@ def test_block_in_continuations() -> None:
     assert [("head", 1, True)] == [(each[0], each[1], each[3]) for each in server.log[1:]]
 
 
-def test_long_block_is_written_in_continuations() -> None:
-    """A block larger than the peer's frames is cut, and the library reads it."""
+def test_a_long_header_block_is_sent_in_continuations() -> None:
+    """A block larger than the peer's frame size is split, and the library reads it."""
     client, server = peer(client=True), Seen()
     client.receive_data(server.take())
     client.send_headers(1, FIELDS, end_stream=True)
@@ -300,8 +300,8 @@ def test_long_block_is_written_in_continuations() -> None:
 
 
 @pytest.mark.parametrize("body", [b"x", b"x" * 20_000])
-def test_smaller_table_is_heeded(body: bytes) -> None:
-    """A peer that has made its table smaller is told so before the next block, and only then."""
+def test_a_smaller_header_table_is_acknowledged_once(body: bytes) -> None:
+    """The next block starts with a table size update; later blocks have none."""
     client, server = peer(client=True), Seen()
     client.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
     client.receive_data(server.take())
@@ -316,25 +316,25 @@ def test_smaller_table_is_heeded(body: bytes) -> None:
         assert any(isinstance(each, h2.events.StreamEnded) for each in events)
 
 
-def test_malformed_fields_cost_their_stream_only() -> None:
-    """The stream is reset, the next one is taken."""
+def test_malformed_headers_reset_their_stream_only() -> None:
+    """The next stream is accepted."""
     bad = opening(1, block=BLOCK + literal(b"bad", b"1"))
-    server = served(bad, opening(3))
+    server = server_after(bad, opening(3))
     assert frames.reset(1, frames.PROTOCOL_ERROR) in server.take()
     assert [3] == [each[1] for each in server.log[1:]]
 
 
 def test_streams_over_the_limit_are_refused() -> None:
-    """Of three streams two are taken; the third is reset unseen, and another has room later."""
-    server = served(opening(1), opening(3), opening(5), streams=2)
+    """The third of three streams is reset as refused; a later one is accepted after a reset."""
+    server = server_after(opening(1), opening(3), opening(5), streams=2)
     assert frames.reset(5, frames.REFUSED_STREAM) in server.take()
     server.core.feed(frames.reset(1, frames.CANCEL) + opening(7))
     assert [1, 3, 7] == [each[1] for each in server.log if each[0] == "head"]
 
 
-def test_windows_hold_back_and_let_go() -> None:
-    """No more is written than both windows allow, in turns, and the end comes last."""
-    server = served(frames.settings([(4, 10)]), opening(1, end=True), opening(3, end=True))
+def test_flow_control_windows_limit_the_output() -> None:
+    """No more than both windows allow is written, fairly by stream, and the trailers come last."""
+    server = server_after(frames.settings([(4, 10)]), opening(1, end=True), opening(3, end=True))
     server.take()
     for number in (1, 3):
         server.core.writer.send(server.core.streams[number], ANSWER, [b"x" * 25], TRAILERS)
@@ -350,9 +350,9 @@ def test_windows_hold_back_and_let_go() -> None:
     assert {} == server.core.streams
 
 
-def test_held_outlet_writes_nothing() -> None:
-    """While the driver can write nothing, messages wait; then they go."""
-    server = served(opening(1, end=True))
+def test_a_paused_writer_writes_nothing() -> None:
+    """Messages wait while the transport is full, and are written after it drains."""
+    server = server_after(opening(1, end=True))
     server.take()
     server.core.writer.is_paused = True
     server.core.writer.send(server.core.streams[1], ANSWER, [b"hello"], None)
@@ -362,9 +362,9 @@ def test_held_outlet_writes_nothing() -> None:
     assert b"hello" in server.take()
 
 
-def test_connection_window_is_given_back() -> None:
-    """What was taken over is made up for once half of the window is used, and nothing else."""
-    server = served(*[opening(number) for number in range(1, 200, 2)], streams=100)
+def test_the_connection_window_is_updated_after_half() -> None:
+    """Consumed bytes are granted again once half of the window is used."""
+    server = server_after(*[opening(number) for number in range(1, 200, 2)], streams=100)
     server.take()
     for number in range(1, 19, 2):
         server.core.feed(b"".join([frame(frames.DATA, 0, number, bytes(16_000))] * 4))
@@ -375,9 +375,9 @@ def test_connection_window_is_given_back() -> None:
     assert bytes([0, 0, 4, frames.WINDOW_UPDATE, 0, 0, 0, 0, 0]) in server.take()
 
 
-def test_grant_lets_more_come() -> None:
-    """A stream that was granted more may be sent more, to the byte."""
-    server = served(opening(1))
+def test_a_grant_widens_the_stream_window() -> None:
+    """A stream accepts exactly the granted bytes beyond its window."""
+    server = server_after(opening(1))
     server.core.grant(server.core.streams[1], 10)
     data = [frame(frames.DATA, 0, 1, bytes(size)) for size in (40_000, 25_535, 10)]
     server.core.feed(b"".join(data))
@@ -385,31 +385,31 @@ def test_grant_lets_more_come() -> None:
         server.core.feed(frame(frames.DATA, 0, 1, b"x"))
 
 
-def test_ping_is_answered() -> None:
-    """With the same bytes; an answer to one of ours is not."""
-    server = served(frame(frames.PING, 0, 0, b"12345678"))
+def test_ping_is_acknowledged() -> None:
+    """The acknowledgement has the same bytes; a received acknowledgement has none."""
+    server = server_after(frame(frames.PING, 0, 0, b"12345678"))
     assert server.take().endswith(frame(frames.PING, frames.ACK, 0, b"12345678"))
     server.core.feed(frame(frames.PING, frames.ACK, 0, b"12345678"))
     assert b"" == server.take()
 
 
-def test_announced_length_is_held_to() -> None:
-    """A body that is longer or shorter than its receiver was told costs its stream."""
+def test_a_body_unlike_its_expected_length_is_reset() -> None:
+    """A longer or shorter body resets its stream."""
     for sent, end in ((b"abcd", False), (b"ab", True)):
-        server = served(opening(1))
+        server = server_after(opening(1))
         server.core.streams[1].expected_bytes = 3
         server.core.feed(frame(frames.DATA, int(end), 1, sent))
         assert ("reset", 1, frames.PROTOCOL_ERROR) == server.log[-1]
         assert {} == server.core.streams
-    server = served(opening(1))
+    server = server_after(opening(1))
     server.core.streams[1].expected_bytes = 3
     server.core.feed(frame(frames.DATA, 0, 1, b"a") + frame(frames.DATA, 1, 1, b"bc"))
     assert b"abc" == server.data_of[1]
 
 
-def test_after_goaway_streams_are_not_taken() -> None:
-    """A first GOAWAY still takes what was under way; the final one names the last that was."""
-    server = served(opening(1))
+def test_streams_after_the_final_goaway_are_ignored() -> None:
+    """The first GOAWAY accepts streams in flight; the final one names the last accepted stream."""
+    server = server_after(opening(1))
     server.core.goaway(final=False)
     server.core.feed(opening(3))
     server.core.goaway(final=True)
@@ -418,8 +418,8 @@ def test_after_goaway_streams_are_not_taken() -> None:
     assert frames.goaway(3, 0) in server.take()
 
 
-def test_client_learns_what_was_not_seen() -> None:
-    """GOAWAY resets the streams above its last as refused, and leaves the others."""
+def test_goaway_resets_the_streams_above_its_last() -> None:
+    """Their code is REFUSED_STREAM; streams up to the last continue."""
     client = Seen(client=True)
     for _ in range(3):
         client.core.writer.send(client.core.open(None), BLOCK, [b""], None)
@@ -430,8 +430,8 @@ def test_client_learns_what_was_not_seen() -> None:
     assert 7 == client.core.peer_streams
 
 
-def test_equal_blocks_are_read_once() -> None:
-    """The third block of equal bytes is not decoded; one after a table change is."""
+def test_repeated_header_blocks_are_decoded_from_cache() -> None:
+    """The third equal block is not decoded; the first after a table change is."""
     server = Seen()
     calls = []
 

@@ -1,4 +1,4 @@
-"""Messages of HTTP/2 that come whole in one read: taken at once, and just as those in pieces."""
+"""HTTP/2 messages received in one read: processed as those in pieces."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def data(number: int, size: int, flags: int = 0) -> bytes:
 
 
 def call(number: int, block: bytes = BLOCK, size: int = 9) -> bytes:
-    """Return a call that comes whole."""
+    """Return a whole call."""
     return head(number, block) + data(number, size, h2.END_STREAM)
 
 
-def answer(number: int, begin: bytes = ANSWER, size: int = 9, end: bytes = TRAILERS) -> bytes:
-    """Return an answer that comes whole."""
+def response(number: int, begin: bytes = ANSWER, size: int = 9, end: bytes = TRAILERS) -> bytes:
+    """Return a whole response."""
     return head(number, begin) + data(number, size) + head(number, end, END)
 
 
@@ -58,30 +58,30 @@ CALLS = {
     "table": call(1, BLOCK + b"\x40\1a\1b") + call(3, BLOCK + b"\xbe"),
 }
 ANSWERS = {
-    "several": answer(1) + answer(3) + answer(5),
-    "again": answer(1) + answer(1),
-    "unknown": answer(99),
-    "bad head": answer(1, begin=ANSWER + BAD) + answer(3),
-    "bad trailers": answer(1, end=TRAILERS + BAD) + answer(3),
-    "of nothing": answer(1, size=0),
-    "as large as the window": answer(1, size=STREAM_WINDOW),
-    "larger than the window": answer(1, size=STREAM_WINDOW + 1),
+    "several": response(1) + response(3) + response(5),
+    "again": response(1) + response(1),
+    "unknown": response(99),
+    "bad head": response(1, begin=ANSWER + BAD) + response(3),
+    "bad trailers": response(1, end=TRAILERS + BAD) + response(3),
+    "of nothing": response(1, size=0),
+    "as large as the window": response(1, size=STREAM_WINDOW),
+    "larger than the window": response(1, size=STREAM_WINDOW + 1),
     "two messages": head(1, ANSWER) + data(1, 9) + data(1, 9) + head(1, TRAILERS, END),
-    "in long frames": head(1, ANSWER) + data(1, 9000) * 4 + head(1, TRAILERS, END) + answer(3),
+    "in long frames": head(1, ANSWER) + data(1, 9000) * 4 + head(1, TRAILERS, END) + response(3),
     "no trailers": head(1, ANSWER) + data(1, 9, h2.END_STREAM),
     "of two": head(1, ANSWER) + data(3, 9) + head(1, TRAILERS, END),
     "not the last": head(1, ANSWER) + data(1, 9) + head(1, TRAILERS) + head(1, TRAILERS, END),
-    "table": answer(1, begin=ANSWER + b"\x40\1a\1b") + answer(3, end=TRAILERS + b"\xbe"),
+    "table": response(1, begin=ANSWER + b"\x40\1a\1b") + response(3, end=TRAILERS + b"\xbe"),
 }
 
 
 def replay(sent: bytes, size: int, *, client: bool) -> Any:
-    """Return all that came of *sent*, given in pieces of *size*: what was told, kept and said."""
+    """Feed *sent* in pieces of *size*; return the events, state, output and error."""
     return replay_pieces([sent[at : at + size] for at in range(0, len(sent), size)], client=client)
 
 
 def replay_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
-    """Return all that came of *pieces*: what was told, kept and said."""
+    """Feed *pieces*; return the events, state, output and error."""
     seen = Seen(client=client, streams=4)
     seen.core.feed(h2.settings([]) if client else PREFACE)
     if client:
@@ -98,21 +98,21 @@ def replay_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_in_one_read_is_told_as_one_in_pieces(name: str) -> None:
-    """Whatever a client sends, it is the same in one read, in several and twice over."""
+def test_a_call_in_one_read_equals_one_in_pieces(name: str) -> None:
+    """Events, state and output do not depend on the size of the reads."""
     sent = CALLS[name]
     assert replay(sent, 10, client=False) == replay(sent, len(sent), client=False)
 
 
 @pytest.mark.parametrize("name", [name for name in ANSWERS if name != "bad trailers"])
-def test_an_answer_in_one_read_is_told_as_one_in_pieces(name: str) -> None:
-    """Whatever a server sends, it is the same in one read and in several."""
+def test_a_response_in_one_read_equals_one_in_pieces(name: str) -> None:
+    """Events, state and output do not depend on the size of the reads."""
     sent = ANSWERS[name]
     assert replay(sent, 10, client=True) == replay(sent, len(sent), client=True)
 
 
-def test_an_answer_with_broken_trailers_is_reset() -> None:
-    """In one read, nothing is told of an answer but that it is broken."""
+def test_a_response_with_malformed_trailers_is_reset() -> None:
+    """In one read, the reset is the only event of the stream."""
     log, of, streams, output, fault = replay(ANSWERS["bad trailers"], 1000, client=True)
     assert ("reset", 1, h2.PROTOCOL_ERROR) == log[1]
     assert {3: b"x" * 9} == of
@@ -121,8 +121,8 @@ def test_an_answer_with_broken_trailers_is_reset() -> None:
     assert fault is None
 
 
-def test_a_message_in_one_read_is_told_once() -> None:
-    """A call and an answer that come whole are looked at once, also with heads seen before."""
+def test_a_message_in_one_read_is_a_single_event() -> None:
+    """Whole calls and responses are delivered complete, also with cached headers."""
     for client, sent in ((False, CALLS["several"]), (True, ANSWERS["several"])):
         seen = Seen(client=client)
         seen.core.feed(h2.settings([]) if client else PREFACE)

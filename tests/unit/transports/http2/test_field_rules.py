@@ -1,4 +1,4 @@
-"""Rules for header fields: names, values, pseudo-header fields, and what is of a connection."""
+"""Rules for headers: names, values, pseudo-headers, and connection-specific headers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _VALUE = re.compile(rb"[^\0\r\n]*\Z")
         st.tuples(st.binary(max_size=3) | st.just(b"x-a"), st.binary(max_size=3)), max_size=4
     )
 )
-def test_names_and_values_are_held_to_their_rules(fields: list[tuple[bytes, bytes]]) -> None:
-    """All at once they are judged as one by one."""
+def test_names_and_values_are_checked_as_by_rfc_9113(fields: list[tuple[bytes, bytes]]) -> None:
+    """The check of all fields at once agrees with the rules for single fields."""
     plain = [(b"x" + name, value) for name, value in fields]
     right = all(_NAME.match(name) and _VALUE.match(value) for name, value in plain)
     assert right is (broken_fields(plain, PSEUDO) is None)
@@ -46,8 +46,8 @@ def test_names_and_values_are_held_to_their_rules(fields: list[tuple[bytes, byte
         ([b"x", b"upgrade"], "connection-specific"),
     ],
 )
-def test_pseudo_fields_come_first_and_once(names: list[bytes], why: str | None) -> None:
-    """Those that are known, before all others, each once."""
+def test_pseudo_headers_are_known_unique_and_first(names: list[bytes], why: str | None) -> None:
+    """Connection-specific and malformed names are errors, too."""
     found = broken_fields([(name, b"") for name in names], PSEUDO)
     if why is None:
         assert found is None
@@ -56,7 +56,7 @@ def test_pseudo_fields_come_first_and_once(names: list[bytes], why: str | None) 
 
 
 def test_content_length_is_one_number() -> None:
-    """Absent, or one number however often; all else is an error."""
+    """It is absent or one number, which may be repeated; any other value is an error."""
     assert content_length([(b"x", b"1")]) is None
     assert 7 == content_length([(b"content-length", b"7"), (b"content-length", b"7")])
     for values in ([b"7", b"8"], [b""], [b"-1"], [b"7, 7"]):

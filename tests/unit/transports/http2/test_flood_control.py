@@ -1,4 +1,4 @@
-"""Floods of HTTP/2: each ends with GOAWAY after a bounded number of frames; honest use does not."""
+"""Floods of HTTP/2 frames end with GOAWAY after a limited number; normal use does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbers() -> Callable[[], int]:
 
 
 def rapid_reset(number: int) -> bytes:
-    """Open a stream and leave it."""
+    """Open a stream and reset it."""
     return opening(number) + frames.reset(number, frames.CANCEL)
 
 
@@ -56,8 +56,8 @@ FLOODS: dict[str, Callable[[Callable[[], int]], bytes]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_flood_is_sent_away(name: str) -> None:
-    """At most some thousand frames are looked at, whatever kind they are."""
+def test_a_flood_of_frames_ends_the_connection(name: str) -> None:
+    """At most some 2,000 frames of any kind are processed."""
     server, number, make = Seen(), numbers(), FLOODS[name]
     server.core.feed(PREFACE + opening(1))
     if name in ("resets_of_nothing", "late_data"):
@@ -68,8 +68,8 @@ def test_flood_is_sent_away(name: str) -> None:
     assert len(server.core.streams) <= 1
 
 
-def test_streams_over_the_limit_are_a_flood_too() -> None:
-    """A client that does not heed the limit of streams is sent away."""
+def test_refused_streams_count_as_a_flood() -> None:
+    """A client that ignores the stream limit loses its connection."""
     server, number = Seen(streams=1), numbers()
     server.core.feed(PREFACE + opening(1))
     with pytest.raises(Http2ConnectionError):
@@ -78,8 +78,8 @@ def test_streams_over_the_limit_are_a_flood_too() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000])
-def test_continuations_do_not_go_on(size: int) -> None:
-    """A header block ends by its frames or by its bytes."""
+def test_continuation_frames_are_limited(size: int) -> None:
+    """A header block is limited in its frames and its bytes."""
     server = Seen()
     server.core.feed(PREFACE + frame(frames.HEADERS, 0, 1, b""))
     with pytest.raises(Http2ConnectionError) as caught:
@@ -87,8 +87,8 @@ def test_continuations_do_not_go_on(size: int) -> None:
     assert frames.ENHANCE_YOUR_CALM == caught.value.code
 
 
-def test_window_of_a_byte_earns_nothing() -> None:
-    """An answer drawn byte by byte costs the client its credit."""
+def test_window_updates_of_a_byte_are_charged() -> None:
+    """Reading a response byte by byte exhausts the flood budget."""
     server = Seen()
     server.core.feed(PREFACE + frames.settings([(4, 0)]) + opening(1, end=True))
     server.core.writer.send(server.core.streams[1], ANSWER, [bytes(100_000)], TRAILERS)
@@ -96,8 +96,8 @@ def test_window_of_a_byte_earns_nothing() -> None:
         flood(server, lambda: frames.window_update(1, 1), 3000)
 
 
-def test_honest_use_is_not_a_flood() -> None:
-    """Calls by the ten thousand, each with its updates and pings, are never sent away."""
+def test_normal_use_is_not_a_flood() -> None:
+    """Ten thousand calls, each with updates and a ping, keep their connection."""
     server, number = Seen(), numbers()
     server.core.feed(PREFACE)
     for _ in range(10_000):
@@ -109,8 +109,8 @@ def test_honest_use_is_not_a_flood() -> None:
     assert {} == server.core.streams
 
 
-def test_long_stream_pays_for_its_updates() -> None:
-    """A client that reads a long answer may widen its windows after every message."""
+def test_messages_of_a_long_stream_refund_its_updates() -> None:
+    """A client that reads a long response may update its windows after every message."""
     server = Seen()
     server.core.feed(PREFACE + opening(1, end=True))
     stream = server.core.streams[1]
@@ -121,8 +121,8 @@ def test_long_stream_pays_for_its_updates() -> None:
     assert 0 == len(stream.waiting or ())
 
 
-def test_time_fills_the_credit_up() -> None:
-    """Pings at a slow pace go on for ever, and no more than a full credit is kept."""
+def test_the_flood_budget_is_refilled_over_time() -> None:
+    """Pings at a low rate are allowed for ever, and the budget does not exceed its maximum."""
     server = Seen()
     server.core.feed(PREFACE)
     for _ in range(100):

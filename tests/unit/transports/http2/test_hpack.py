@@ -1,4 +1,4 @@
-"""Header blocks: read as the library reads them, and bounded whatever comes."""
+"""Header blocks: decoded as by the library, and within limits."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ LIMIT = 65_536
 
 
 @given(blocks=st.lists(FIELDS, max_size=6), huffman=st.booleans())
-def test_reads_what_the_library_writes(
+def test_decodes_blocks_of_the_hpack_library(
     blocks: list[list[tuple[bytes, bytes]]], huffman: bool
 ) -> None:
-    """Blocks with table inserts, references and Huffman codes are read as they were meant."""
+    """Table inserts, references and Huffman codes are decoded."""
     encoder, decoder = hpack.Encoder(), HeaderDecoder(LIMIT)
     for fields in blocks:
         assert fields == decoder.decode(encoder.encode(fields, huffman=huffman))
 
 
 @given(blocks=st.lists(FIELDS, max_size=6), sizes=st.lists(st.integers(0, 4096), max_size=6))
-def test_table_follows_its_size(blocks: list[list[tuple[bytes, bytes]]], sizes: list[int]) -> None:
-    """A peer may make the table smaller and larger; entries leave it as they leave the library's."""
+def test_the_table_follows_its_size_updates(
+    blocks: list[list[tuple[bytes, bytes]]], sizes: list[int]
+) -> None:
+    """The peer may shrink and grow the table; entries are evicted as in the library."""
     encoder, decoder = hpack.Encoder(), HeaderDecoder(LIMIT)
     for fields, size in zip(blocks, sizes, strict=False):
         encoder.header_table_size = size
@@ -47,8 +49,8 @@ def test_table_follows_its_size(blocks: list[list[tuple[bytes, bytes]]], sizes: 
 
 
 @given(fields=FIELDS)
-def test_library_reads_what_is_written(fields: list[tuple[bytes, bytes]]) -> None:
-    """A block of literals is the same fields to others, and inserts nothing."""
+def test_the_hpack_library_decodes_literals(fields: list[tuple[bytes, bytes]]) -> None:
+    """A block of literals decodes to the same fields, and inserts nothing."""
     block = b"".join(literal(*field) for field in fields)
     decoder = hpack.Decoder(max_header_list_size=LIMIT)
     assert fields == [(name, value) for name, value in decoder.decode(block, raw=True)]
@@ -58,8 +60,8 @@ def test_library_reads_what_is_written(fields: list[tuple[bytes, bytes]]) -> Non
 
 
 @given(block=st.binary(max_size=64))
-def test_any_bytes_are_read_or_refused(block: bytes) -> None:
-    """Whatever comes, fields are returned or the fault says what is wrong; the library agrees."""
+def test_any_block_decodes_as_by_the_hpack_library(block: bytes) -> None:
+    """Fields and errors agree for any bytes, except for more than two table size updates."""
     theirs: list[tuple[bytes, bytes]] | None
     try:
         theirs = [(name, value) for name, value in hpack.Decoder().decode(block, raw=True)]
@@ -77,15 +79,15 @@ def test_any_bytes_are_read_or_refused(block: bytes) -> None:
         assert theirs == HeaderDecoder(LIMIT).decode(block)
 
 
-def test_static_fields_are_one_byte() -> None:
-    """What the static table has is written as its index; what it has not is an error of ours."""
+def test_fields_of_the_static_table_are_one_byte() -> None:
+    """A field outside of the static table is a ValueError."""
     assert b"\x83" == indexed(b":method", b"POST")
     with pytest.raises(ValueError, match="not in tuple"):
         indexed(b":method", b"PUT")
 
 
-def test_fields_are_bounded_as_they_are_read() -> None:
-    """A bomb of references to one large entry ends at the limit, not after it."""
+def test_the_header_size_is_limited_while_decoding() -> None:
+    """A bomb of references to one large entry fails at the limit, not after it."""
     decoder = HeaderDecoder(8192)
     decoder.decode(b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000)
     with pytest.raises(Http2ConnectionError, match="more than 8192 bytes") as caught:
@@ -105,14 +107,14 @@ def test_fields_are_bounded_as_they_are_read() -> None:
         (b"\x00\x81\xff\x01a", "Huffman"),
     ],
 )
-def test_faults_are_named(block: bytes, why: str) -> None:
-    """Each way to be wrong is said."""
+def test_decoding_errors_name_the_cause(block: bytes, why: str) -> None:
+    """Each invalid block has its own error text."""
     with pytest.raises(Http2ConnectionError, match=why):
         HeaderDecoder(LIMIT).decode(block)
 
 
-def test_version_tells_of_changes_of_the_table() -> None:
-    """Only blocks that insert, or resize, make equal bytes mean something else."""
+def test_the_version_changes_with_the_table() -> None:
+    """Only inserts and resizes change the meaning of equal bytes."""
     decoder = HeaderDecoder(LIMIT)
     decoder.decode(b"\x82\x00\x01a\x01b")
     assert 0 == decoder.version

@@ -1,4 +1,4 @@
-"""Huffman codes: the same text, and the same faults, as by the library's own decoder."""
+"""Huffman codes: the same text, and the same errors, as with the library's own decoder."""
 
 from collections.abc import Callable
 
@@ -17,8 +17,8 @@ TEXTS = st.binary(max_size=60) | st.text("aeio/019.-_%zXZ&", max_size=60).map(st
 
 
 @given(text=TEXTS)
-def test_decodes_what_the_library_encodes(text: bytes) -> None:
-    """Bytes of all code lengths, from 5 to 30 bits, come back."""
+def test_decodes_text_encoded_by_the_library(text: bytes) -> None:
+    """Codes of all lengths, from 5 to 30 bits, are decoded."""
     assert text == decode_huffman(ENCODER.encode(text))
 
 
@@ -35,10 +35,8 @@ def test_decodes_each_symbol_at_each_bit(symbol: int) -> None:
     flips=st.lists(st.integers(0, 1000), max_size=3),
     end=st.sampled_from([b"", b"\xff", b"\xff\xff", b"\xff\xff\xff\xff", b"\x00"]),
 )
-def test_damaged_codes_are_judged_as_by_the_library(
-    text: bytes, flips: list[int], end: bytes
-) -> None:
-    """Flipped bits, the code of the end and wrong padding give the same text, or both an error."""
+def test_damaged_codes_decode_as_by_the_library(text: bytes, flips: list[int], end: bytes) -> None:
+    """Flipped bits, the EOS code and wrong padding have the same result or are errors in both."""
     raw = bytearray(ENCODER.encode(text))
     for flip in flips if raw else ():
         raw[flip // 8 % len(raw)] ^= 1 << flip % 8
@@ -53,8 +51,8 @@ def test_damaged_codes_are_judged_as_by_the_library(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_all_short_codes_are_judged_as_by_the_library(size: int) -> None:
-    """Every string of one and of two bytes has the same text, or is refused by both."""
+def test_all_short_codes_decode_as_by_the_library(size: int) -> None:
+    """Every string of one and of two bytes has the same text, or is an error in both."""
     for number in range(256**size):
         raw = number.to_bytes(size, "big")
         assert _text_or_none(library_decode, raw) == _text_or_none(decode_huffman, raw)

@@ -1,4 +1,4 @@
-"""All addresses of a name: hosts and services in the DNS, and names that only the system knows."""
+"""Addresses of a name: hosts and services in the DNS, and names of the system's resolver."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ async def test_service_has_hosts_ports_priorities_and_weights() -> None:
     assert found.ttl_s == 30
 
 
-async def test_service_with_a_host_that_is_unknown_has_the_others() -> None:
-    """Without any known host, the service is unknown."""
+async def test_unknown_hosts_of_a_service_are_skipped() -> None:
+    """If all hosts are unknown, the lookup fails."""
     async with name_server() as server:
         server.records["_grpc._tcp.triton.", "SRV"] = ["1 1 9001 a.triton.", "1 1 9002 b.triton."]
         with pytest.raises(OSError, match="does not exist"):
@@ -55,8 +55,8 @@ async def test_service_with_a_host_that_is_unknown_has_the_others() -> None:
     assert found.found == (HostAddress("b.triton", 9002, "127.0.0.3"),)
 
 
-async def test_record_of_weight_zero_has_a_small_share() -> None:
-    """It gets some calls: a weight of 0 does not switch a server off."""
+async def test_a_record_of_weight_zero_has_a_small_weight() -> None:
+    """A weight of 0 does not exclude a server from all calls."""
     async with name_server() as server:
         server.records["_grpc._tcp.triton.", "SRV"] = ["1 0 9001 a.triton.", "1 9 9002 a.triton."]
         server.records["a.triton.", "A"] = ["127.0.0.2"]
@@ -65,22 +65,22 @@ async def test_record_of_weight_zero_has_a_small_share() -> None:
     assert 0 < small < 0.02 * large
 
 
-async def test_service_may_say_that_nobody_offers_it() -> None:
-    """The target "." is no host."""
+async def test_a_service_record_of_a_dot_has_no_addresses() -> None:
+    """The target "." means that the service is not offered."""
     async with name_server() as server:
         server.records["_grpc._tcp.triton.", "SRV"] = ["0 0 0 ."]
         assert (await look_up_all("_grpc._tcp.triton", 1, server.resolver())).found == ()
 
 
 async def test_unknown_service_is_an_error() -> None:
-    """The system has no records of services."""
+    """The system's resolver has no service records to fall back to."""
     async with name_server() as server:
         with pytest.raises(OSError, match=r"service _grpc._tcp.x is unknown: .*does not exist"):
             await look_up_all("_grpc._tcp.x", 1, server.resolver())
 
 
-async def test_name_that_the_dns_does_not_know_is_asked_of_the_system() -> None:
-    """The file /etc/hosts has names, too; nobody tells their time to live."""
+async def test_a_name_unknown_to_the_dns_is_resolved_by_the_system() -> None:
+    """The file /etc/hosts has names, too; they have no time to live."""
     async with name_server() as server:
         found = await look_up_all("localhost", 8001, server.resolver())
         assert server.query_count
@@ -89,7 +89,7 @@ async def test_name_that_the_dns_does_not_know_is_asked_of_the_system() -> None:
 
 
 async def test_unknown_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the DNS nor the system knows it."""
+    """The lookup fails if neither the DNS nor the system has the name."""
 
     async def look_up(_host: str, _port: int) -> list[str]:
         raise socket.gaierror("unknown")
@@ -100,8 +100,8 @@ async def test_unknown_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
             await look_up_all("nobody", 8001, server.resolver())
 
 
-async def test_without_the_package_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names have their addresses, without a time to live."""
+async def test_without_the_dns_package_the_system_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names resolve to addresses without a time to live."""
     monkeypatch.setattr(host_addresses, "HAS_DNS", False)
     found = await look_up_all("localhost", 8001)
     assert found.ttl_s is None
@@ -109,7 +109,7 @@ async def test_without_the_package_the_system_is_asked(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
-async def test_address_stands_for_itself_for_ever(address: str) -> None:
-    """Nobody is asked."""
+async def test_an_ip_address_needs_no_lookup(address: str) -> None:
+    """It never expires."""
     found = await look_up_all(address, 8001)
     assert found == ((HostAddress(address, 8001, address),), math.inf)

@@ -1,4 +1,4 @@
-"""Holding an address that several processes share, and nobody else."""
+"""Reserving an address that several processes share, and no other process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.transports.net.port_reservation import PortReservation
 
 
 @pytest.fixture
-def guard() -> Iterator[PortReservation]:
+def reservation() -> Iterator[PortReservation]:
     """Hold a free port of the loopback."""
     reservation = PortReservation("127.0.0.1", 0)
     yield reservation
@@ -33,46 +33,51 @@ def listening(port: int, *options: int) -> socket.socket:
     return sock
 
 
-def test_those_who_share_may_listen(guard: PortReservation) -> None:
-    """Any number of sockets that share the port listen on it beside the guard."""
+def test_sockets_that_share_the_port_may_listen(reservation: PortReservation) -> None:
+    """Any number of sockets with SO_REUSEPORT listen beside the reservation."""
     options = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-    with listening(guard.port, *options) as first, listening(guard.port, *options) as second:
-        assert [guard.port] * 2 == [each.getsockname()[1] for each in (first, second)]
+    with (
+        listening(reservation.port, *options) as first,
+        listening(reservation.port, *options) as second,
+    ):
+        assert [reservation.port] * 2 == [each.getsockname()[1] for each in (first, second)]
 
 
 @pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,)])
-def test_others_may_not(guard: PortReservation, options: tuple[int, ...]) -> None:
-    """A server that does not share gets no place, also while nobody listens."""
+def test_other_sockets_may_not_listen(
+    reservation: PortReservation, options: tuple[int, ...]
+) -> None:
+    """Without SO_REUSEPORT a server fails, even while no socket listens."""
     with pytest.raises(OSError, match="in use"):
-        listening(guard.port, *options)
+        listening(reservation.port, *options)
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_a_second_guard_is_refused(guard: PortReservation, shares: bool) -> None:
-    """Two supervisors never share a port, whether the first one's workers listen yet or not."""
+def test_a_second_reservation_is_refused(reservation: PortReservation, shares: bool) -> None:
+    """Two supervisors never share a port, whether workers listen yet or not."""
     options = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-    worker = listening(guard.port, *options) if shares else None
-    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{guard.port}: ") as raised:
-        PortReservation("127.0.0.1", guard.port)
+    worker = listening(reservation.port, *options) if shares else None
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{reservation.port}: ") as raised:
+        PortReservation("127.0.0.1", reservation.port)
     assert errno.EADDRINUSE == raised.value.errno
     if worker is not None:
         worker.close()
 
 
-def test_it_takes_no_connections(guard: PortReservation) -> None:
-    """What only holds the address does not listen: a client is refused at once."""
+def test_a_reservation_does_not_accept_connections(reservation: PortReservation) -> None:
+    """It does not listen: clients are refused at once."""
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", guard.port), timeout=5)
+        socket.create_connection(("127.0.0.1", reservation.port), timeout=5)
 
 
-def test_it_lets_go(guard: PortReservation) -> None:
-    """A guard that was closed, twice if you like, leaves the address to others."""
-    guard.close()
-    guard.close()
-    listening(guard.port).close()
+def test_a_closed_reservation_frees_the_port(reservation: PortReservation) -> None:
+    """Closing it twice is harmless."""
+    reservation.close()
+    reservation.close()
+    listening(reservation.port).close()
 
 
-def test_every_address_has_one_port() -> None:
+def test_every_address_has_the_same_port() -> None:
     """Port 0 on every address is the same port in each family."""
     every = PortReservation("", 0)
     try:
@@ -82,7 +87,7 @@ def test_every_address_has_one_port() -> None:
         every.close()
 
 
-def test_a_host_without_address_is_named() -> None:
-    """An error names the address that was asked for."""
+def test_an_invalid_host_is_named() -> None:
+    """The error names the requested address."""
     with pytest.raises(OSError, match=r"cannot listen on \[::g\]:80: "):
         PortReservation("::g", 80)

@@ -1,4 +1,4 @@
-"""Where an upstream is: names are remembered for a while, and what does not answer comes last."""
+"""Addresses of an upstream: cached for a while, with unreachable ones last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOBODY = "127.0.0.2"
 
 
 class Names:
-    """A resolver that is told what to say, and counts how often it is asked."""
+    """A resolver with fixed addresses that counts its lookups."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)
@@ -32,7 +32,7 @@ class Names:
 
 
 class Closing(asyncio.Protocol):
-    """Closes at once."""
+    """A protocol that closes each connection at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
@@ -40,7 +40,7 @@ class Closing(asyncio.Protocol):
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[int]:
-    """Listen on 127.0.0.1 alone; give the port."""
+    """Listen on 127.0.0.1 alone; yield the port."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(Closing, "127.0.0.1", 0)
     async with server:
@@ -48,7 +48,7 @@ async def listening() -> AsyncIterator[int]:
 
 
 async def peer_of(upstream: UpstreamConnector) -> str:
-    """Connect, and return where that led to."""
+    """Connect, and return the address of the peer."""
     seen: list[str] = []
 
     class Noting(asyncio.Protocol):
@@ -61,8 +61,8 @@ async def peer_of(upstream: UpstreamConnector) -> str:
     return seen[0]
 
 
-async def test_name_is_remembered_for_the_floor() -> None:
-    """Connections within it ask once; after it the name is looked up again."""
+async def test_addresses_are_cached_for_the_floor() -> None:
+    """Connections within that time share one lookup; the next one looks the name up again."""
     names, clock = Names("127.0.0.1"), FakeClock(0.0)
     async with listening() as port:
         upstream = UpstreamConnector("host", port, floor_s=5.0, resolve=names, clock=clock)
@@ -74,8 +74,8 @@ async def test_name_is_remembered_for_the_floor() -> None:
     assert 2 == names.lookups
 
 
-async def test_every_address_is_tried_and_a_dead_one_comes_last() -> None:
-    """An address that does not answer is not asked first a second time."""
+async def test_a_dead_address_is_tried_last() -> None:
+    """All addresses are tried; one that failed moves to the end."""
     names = Names(NOBODY, "127.0.0.1")
     async with listening() as port:
         upstream = UpstreamConnector("host", port, resolve=names)
@@ -83,8 +83,8 @@ async def test_every_address_is_tried_and_a_dead_one_comes_last() -> None:
         assert ["127.0.0.1", NOBODY] == await upstream._addresses()
 
 
-async def test_failure_looks_the_name_up_again() -> None:
-    """Where nobody answers the name may have moved: it is not trusted for the floor."""
+async def test_a_failed_connect_looks_the_name_up_again() -> None:
+    """The name may have moved: its addresses are dropped before the floor ends."""
     names = Names(NOBODY)
     async with listening() as port:
         upstream = UpstreamConnector("host", port, floor_s=60.0, resolve=names)
@@ -94,8 +94,8 @@ async def test_failure_looks_the_name_up_again() -> None:
         assert "127.0.0.1" == await peer_of(upstream)
 
 
-async def test_stale_addresses_serve_while_the_resolver_fails() -> None:
-    """A name that was known stays known; one that never was is an error."""
+async def test_stale_addresses_are_used_while_lookups_fail() -> None:
+    """A name that never resolved is an error."""
     names = Names("127.0.0.1")
     async with listening() as port:
         upstream = UpstreamConnector("host", port, floor_s=0.0, resolve=names)
@@ -106,8 +106,8 @@ async def test_stale_addresses_serve_while_the_resolver_fails() -> None:
             await peer_of(UpstreamConnector("host", port, resolve=names))
 
 
-async def test_addresses_are_not_looked_up() -> None:
-    """An IP address is taken as it is; a name really is looked up by the system."""
+async def test_ip_addresses_are_not_looked_up() -> None:
+    """An IP address is used as it is; the system resolves a name."""
     names = Names()
     async with listening() as port:
         assert "127.0.0.1" == await peer_of(UpstreamConnector("127.0.0.1", port, resolve=names))
@@ -117,7 +117,7 @@ async def test_addresses_are_not_looked_up() -> None:
 
 
 async def test_unix_socket(tmp_path: Path) -> None:
-    """A path leads to its socket."""
+    """A path connects to its unix socket."""
     path = str(tmp_path / "s")
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(Closing, path)
@@ -128,7 +128,7 @@ async def test_unix_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["", "host", "host:", ":1", "host:x"])
-def test_target_that_is_none(target: str) -> None:
+def test_an_invalid_target_is_rejected(target: str) -> None:
     """A target needs a host and a port."""
     with pytest.raises(ValueError, match="is not host:port"):
         upstream_of(target, 5.0)

@@ -7,8 +7,8 @@ import socket
 from gateway.transports.net.sockets import tune
 
 
-def test_a_lost_keepalive_probe_ends_no_connection() -> None:
-    """TCP_USER_TIMEOUT ends a connection at the first timer after it: the probes come before."""
+def test_a_lost_keepalive_probe_keeps_the_connection() -> None:
+    """TCP_USER_TIMEOUT ends it at the first timer afterwards, so all probes are sent before."""
     with socket.socket() as sock:
         tune(sock)
 

@@ -12,7 +12,7 @@ from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 
 
 class Sink:
-    """A transport whose client reads a byte between two looks at the buffer, or nothing."""
+    """A transport whose client reads one byte per check of the buffer, or nothing."""
 
     def __init__(self, *, reads: bool) -> None:
         self.buffered_bytes = 1_000_000
@@ -36,10 +36,10 @@ class Sink:
     ],
     ids=["slow", "nothing_for_long", "nothing"],
 )
-async def test_a_client_that_reads_too_slowly_is_closed(
+async def test_a_slow_reader_is_disconnected(
     reads: bool, limits: dict[str, Any], limit: str
 ) -> None:
-    """The error names the limit, and how much the client has read."""
+    """The error names the limit and the bytes that the client has read."""
     sink = Sink(reads=reads)
     found = ServerLimits(write_idle_timeout_s=0.02, **limits)
     with pytest.raises(SlowReaderError, match=rf"the client read \d+ bytes in .*{limit}") as caught:
@@ -47,8 +47,8 @@ async def test_a_client_that_reads_too_slowly_is_closed(
     assert (limit, True) == (caught.value.limit, sink.is_aborted)
 
 
-async def test_a_client_that_reads_everything_is_waited_for() -> None:
-    """Nothing is closed once the buffer is empty."""
+async def test_draining_waits_until_the_buffer_is_empty() -> None:
+    """The connection then stays open."""
     sink, drained = Sink(reads=True), asyncio.Event()
     waiting = asyncio.ensure_future(
         drain_writes(cast("asyncio.Transport", sink), drained, ServerLimits())

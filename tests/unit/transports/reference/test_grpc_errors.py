@@ -1,4 +1,4 @@
-"""Whose status it is: the table of words the C core uses."""
+"""The origin of a status, from the texts that the C core uses."""
 
 from __future__ import annotations
 
@@ -87,15 +87,17 @@ CASES: list[tuple[Ending, type[GatewayError] | None]] = [
 
 
 @pytest.mark.parametrize(("ending", "kind"), CASES)
-def test_ending(ending: Ending, kind: type[GatewayError] | None) -> None:
-    """An ending is the server's answer unless its words and the connection say otherwise."""
+def test_a_status_is_classified_as_local_or_the_servers(
+    ending: Ending, kind: type[GatewayError] | None
+) -> None:
+    """It is the server's unless its details and the connection show a local failure."""
     failure = local_failure("host:1", ending)
     assert kind is (None if failure is None else type(failure))
     assert failure is None or "host:1" in failure.message
 
 
-def test_long_details_are_cut() -> None:
-    """What the other side wrote does not flood the error."""
+def test_long_details_are_truncated() -> None:
+    """Long details of a peer do not flood the error text."""
     ending = Ending(StatusCode.UNAVAILABLE, "x" * 100_000, is_connected=False, is_late=False)
     failure = local_failure("host:1", ending)
     assert failure is not None

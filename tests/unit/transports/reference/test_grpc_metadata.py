@@ -1,4 +1,4 @@
-"""Statuses of gRPC and the library's own: the tables are whole."""
+"""Statuses of gRPC and the library's own: the tables are complete."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from gateway.wire.grpc import GrpcStatus
 
 
 def test_every_status_has_its_code() -> None:
-    """Both tables are total and say the same, by number."""
+    """Both tables are complete and agree by number."""
     assert set(GrpcStatus) == set(CODE_OF)
     assert set(grpc.StatusCode) == set(STATUS_OF)
     assert all(int(status) == code.value[0] for status, code in CODE_OF.items())
 
 
-def test_log_keeps_what_is_not_a_strangers_doing(caplog: pytest.LogCaptureFixture) -> None:
-    """Only cancelled calls and bytes that are no text are dropped from the library's log."""
+def test_only_errors_caused_by_clients_are_dropped_from_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Bytes that are not UTF-8 are dropped from the library's log; other errors stay."""
     keep_log_quiet()
     keep_log_quiet()
     log = logging.getLogger("grpc._cython.cygrpc")

@@ -1,4 +1,4 @@
-"""What of grpc.aio's log is let through."""
+"""Filtering the log of grpc.aio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 @pytest.fixture(autouse=True)
 def filters() -> Iterator[None]:
-    """Leave the logger as it was."""
+    """Restore the logger's filters afterwards."""
     before = LOGGER.filters[:]
     keep_log_quiet()
     yield
@@ -34,15 +34,15 @@ def filters() -> Iterator[None]:
     ],
     ids=repr,
 )
-def test_traceback_for_an_answer_that_found_nobody(
+def test_errors_of_clients_that_left_are_not_logged(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a client's leaving causes is not logged."""
+    """Cancellations, undecodable bytes and failed batches are dropped from the log."""
     LOGGER.error("raised in core", exc_info=error)
     assert [] == caplog.records
 
 
 def test_bugs_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Anything else is."""
+    """Any other exception stays in the log."""
     LOGGER.error("raised in core", exc_info=ValueError("a bug"))
     assert ["raised in core"] == [record.message for record in caplog.records]

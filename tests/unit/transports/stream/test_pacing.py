@@ -1,4 +1,4 @@
-"""The time limits of a byte stream's connection, on a loop whose clock the test moves."""
+"""The timeouts of a byte stream's connection, on a loop whose clock the test moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Timer:
 
 
 class Loop:
-    """As much of a loop as a pace needs."""
+    """The part of an event loop that frame timeouts need."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -55,100 +55,100 @@ class Loop:
         self.now = end
 
 
-class Watched:
+class WatchedConnection:
     def __init__(self) -> None:
         self.loop = Loop()
         self.expired: list[str] = []
         loop = cast("asyncio.AbstractEventLoop", self.loop)
-        self.pace = FrameTimeouts(LIMITS, loop, self.expired.append)
-        self.pace.opened()
+        self.timeouts = FrameTimeouts(LIMITS, loop, self.expired.append)
+        self.timeouts.opened()
 
-    def take(self, size: int, *, partial: bool = False, frames: int = 0) -> None:
-        self.pace.received(size, partial=partial, frames=frames)
-        self.pace.update(busy=frames > 0, reading=True)
+    def receive(self, size: int, *, partial: bool = False, frames: int = 0) -> None:
+        self.timeouts.received(size, partial=partial, frames=frames)
+        self.timeouts.update(busy=frames > 0, reading=True)
 
 
 @pytest.fixture
-def watched() -> Watched:
-    return Watched()
+def watched() -> WatchedConnection:
+    return WatchedConnection()
 
 
-def test_the_first_frame_has_a_time_limit(watched: Watched) -> None:
-    """Who asks nothing is let go."""
+def test_the_first_frame_has_a_timeout(watched: WatchedConnection) -> None:
+    """A client that sends nothing is disconnected."""
     watched.loop.advance(9.9)
     assert [] == watched.expired
     watched.loop.advance(0.2)
     assert ["header_timeout_s"] == watched.expired
 
 
-def test_between_frames_more_time_is_given(watched: Watched) -> None:
-    """A connection is kept from its last answer on."""
-    watched.take(100, frames=1)
+def test_keepalive_starts_after_the_last_response(watched: WatchedConnection) -> None:
+    """Time in which the gateway is busy does not count."""
+    watched.receive(100, frames=1)
     watched.loop.advance(1000)  # we are slow: not the client's fault
-    watched.pace.update(busy=False, reading=True)
+    watched.timeouts.update(busy=False, reading=True)
     watched.loop.advance(74.9)
     assert [] == watched.expired
     watched.loop.advance(0.2)
     assert ["keepalive_s"] == watched.expired
 
 
-def test_a_frame_may_not_stand_still(watched: Watched) -> None:
-    """Silence within a frame is shorter than between two."""
-    watched.take(100_000, partial=True)
+def test_an_idle_frame_times_out(watched: WatchedConnection) -> None:
+    """The timeout within a frame is shorter than between two."""
+    watched.receive(100_000, partial=True)
     watched.loop.advance(29.9)
     assert [] == watched.expired
     watched.loop.advance(0.2)
     assert ["body_idle_timeout_s"] == watched.expired
 
 
-def test_a_frame_may_not_trickle(watched: Watched) -> None:
-    """After the grace a frame needs its rate on average."""
+def test_a_slow_frame_times_out(watched: WatchedConnection) -> None:
+    """After the grace period a frame needs its minimum rate on average."""
     for _ in range(12):
-        watched.take(100, partial=True)
+        watched.receive(100, partial=True)
         watched.loop.advance(1)
     assert ["body_min_rate_bytes_s"] == watched.expired
 
 
-def test_a_frame_may_not_take_for_ever(watched: Watched) -> None:
-    """However well it comes, a frame has an end."""
+def test_a_long_frame_times_out(watched: WatchedConnection) -> None:
+    """A frame has a total timeout, whatever its rate."""
     for _ in range(300):
-        watched.take(10_000, partial=True)
+        watched.receive(10_000, partial=True)
         watched.loop.advance(1)
     assert ["body_timeout_s"] == watched.expired
 
 
-def test_each_frame_has_its_own_time(watched: Watched) -> None:
-    """The clock begins anew where one read ends a frame and begins another."""
+def test_each_frame_has_timeouts_of_its_own(watched: WatchedConnection) -> None:
+    """They start again when one read ends a frame and begins another."""
     for _ in range(100):
-        watched.take(5000, partial=True, frames=1)
+        watched.receive(5000, partial=True, frames=1)
         watched.loop.advance(4)
     assert [] == watched.expired
 
 
-def test_what_is_not_read_is_not_late(watched: Watched) -> None:
-    """While we read nothing, a frame's clock stands still."""
-    watched.take(100, partial=True)
-    watched.pace.update(busy=True, reading=False)
+def test_paused_reading_stops_the_clock_of_a_frame(watched: WatchedConnection) -> None:
+    """The time in which the gateway does not read does not count."""
+    watched.receive(100, partial=True)
+    watched.timeouts.update(busy=True, reading=False)
     watched.loop.advance(1000)
     assert [] == watched.expired
-    watched.pace.update(busy=True, reading=True)
+    watched.timeouts.update(busy=True, reading=True)
     watched.loop.advance(9.9)
     assert [] == watched.expired
     watched.loop.advance(0.2)
     assert ["body_min_rate_bytes_s"] == watched.expired
 
 
-def test_nothing_is_watched_after_the_end(watched: Watched) -> None:
-    """A closed connection leaves no timer behind."""
-    watched.pace.close()
+def test_a_closed_connection_never_times_out(watched: WatchedConnection) -> None:
+    """No timer stays behind."""
+    watched.timeouts.close()
     watched.loop.advance(1000)
     assert [] == watched.expired
 
 
-def test_one_timer_is_enough_for_many_frames(watched: Watched) -> None:
-    """Busy connections cost no timers."""
+def test_many_frames_share_one_timer(watched: WatchedConnection) -> None:
+    """A busy connection creates no timer per frame."""
     for _ in range(1000):
-        watched.take(100, frames=1)
-        watched.pace.update(busy=False, reading=True)
+        watched.receive(100, frames=1)
+        watched.timeouts.update(busy=False, reading=True)
         watched.loop.advance(0.001)
     assert len(watched.loop.timers) <= 1
