@@ -1,4 +1,4 @@
-"""Large binary tensors on their way through: seen by the upstream before the client has sent them."""
+"""Large binary tensors cut through: the upstream receives them before the client has sent them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def retried(inner: Service) -> CallLimits:
 
 
 async def test_bytes_pass_unchanged() -> None:
-    """Sixteen MiB in three tensors arrive at the upstream to the last bit, with their heads."""
+    """Sixteen MiB in three tensors and their JSON arrive at the upstream unchanged."""
     a, b, c = os.urandom(9 * MIB), os.urandom(7 * MIB), os.urandom(12)
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
@@ -44,8 +44,8 @@ async def test_bytes_pass_unchanged() -> None:
     assert [9 * MIB, 7 * MIB, 12] == sizes
 
 
-async def test_the_head_is_there_before_the_tail_is_sent() -> None:
-    """The upstream has the JSON and what has come of the tensor while the client still sends."""
+async def test_upstream_gets_the_head_before_the_body_is_complete() -> None:
+    """The upstream has the JSON and the first bytes while the client still sends."""
     data = os.urandom(MIB)
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
@@ -59,8 +59,8 @@ async def test_the_head_is_there_before_the_tail_is_sent() -> None:
     assert data == far.seen[0].binary
 
 
-async def test_a_slow_upstream_holds_the_client_up() -> None:
-    """What an upstream does not read stays with the client; what is held counts in the budget."""
+async def test_slow_upstream_pauses_the_client() -> None:
+    """Unread bytes stay with the client; buffered ones are charged to the memory budget."""
     data = bytes(48 * MIB)
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         far.reads.clear()
@@ -81,8 +81,8 @@ async def test_a_slow_upstream_holds_the_client_up() -> None:
     assert data == far.seen[0].binary
 
 
-async def test_a_kept_connection_takes_the_next_request() -> None:
-    """After a body was passed on, both connections serve the next request."""
+async def test_connections_are_reused_after_a_cut_through_body() -> None:
+    """After a cut-through body both connections serve the next request."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
@@ -95,8 +95,8 @@ async def test_a_kept_connection_takes_the_next_request() -> None:
     assert 1 == far.connections
 
 
-async def test_requests_sent_ahead_are_answered_in_order() -> None:
-    """A request that stands behind a large one on its connection is not taken for its body."""
+async def test_pipelined_requests_are_served_in_order() -> None:
+    """A request behind a large one on its connection is not read as part of its body."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
@@ -108,8 +108,8 @@ async def test_requests_sent_ahead_are_answered_in_order() -> None:
     assert b"12345" == far.seen[1].binary
 
 
-async def test_a_client_that_leaves_breaks_the_request_off() -> None:
-    """The upstream never sees a short body that looks whole: its connection is reset."""
+async def test_client_disconnect_resets_the_upstream_connection() -> None:
+    """The upstream never sees a short body that looks complete."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
@@ -122,8 +122,8 @@ async def test_a_client_that_leaves_breaks_the_request_off() -> None:
     assert not far.seen[0].on_complete_stream
 
 
-async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
-    """A body that stands still falls under the listener's limit; the upstream is broken off."""
+async def test_stalled_body_is_408_and_counted() -> None:
+    """A stalled body hits the listener's idle limit; the upstream connection is reset."""
     async with (
         Far() as far,
         near(lambda: HttpClient(far.url, ClientLimits()), body_idle_timeout_s=0.2) as gateway,
@@ -141,8 +141,8 @@ async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
     assert not far.seen[0].on_complete_stream
 
 
-async def test_an_early_error_is_relayed_and_the_rest_taken() -> None:
-    """A refusal before all is sent reaches the client, whose connection goes on."""
+async def test_early_upstream_error_is_relayed() -> None:
+    """An early error reaches the client, whose connection serves the next request."""
     refusal = b'{"error": "no such model here"}'
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         far.early = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(refusal) + refusal
@@ -160,8 +160,8 @@ async def test_an_early_error_is_relayed_and_the_rest_taken() -> None:
     assert 2 == far.connections
 
 
-async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None:
-    """A connection lost while the body passes is 503, is not retried, and costs nothing else."""
+async def test_upstream_reset_within_a_body_is_503_without_retry() -> None:
+    """A connection lost while the body passes fails that request only."""
     connections = 0
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,8 +183,8 @@ async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None
     assert 1 == connections
 
 
-async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
-    """While nothing of a body has been passed on, a refused connection is retried like any."""
+async def test_refused_connection_is_retried_before_any_byte() -> None:
+    """While no byte of the body is forwarded, a refused connection is retried."""
     async with Far() as far:
         clients = [
             HttpClient("http://127.0.0.1:1", ClientLimits()),
@@ -216,8 +216,8 @@ async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
     assert body == far.seen[0].binary
 
 
-async def test_a_deadline_ends_both_sides() -> None:
-    """When the time is over the client is told so, and the upstream's connection is reset."""
+async def test_deadline_ends_both_connections() -> None:
+    """At the deadline the client gets 504 and the upstream connection is reset."""
     async with (
         Far() as far,
         near(
@@ -235,8 +235,8 @@ async def test_a_deadline_ends_both_sides() -> None:
     assert far.seen[0].on_reset
 
 
-async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
-    """A BYTES input is checked before anything is sent, whatever its position."""
+async def test_bytes_input_is_validated_before_forwarding() -> None:
+    """A BYTES input is validated before any byte is forwarded, whatever its position."""
     size = 100_000
     good = struct.pack("<I", size) + bytes(size)
     bad = struct.pack("<I", size + 1) + bytes(size)
@@ -261,10 +261,10 @@ async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
         ({"datatype": "WHAT"}, "WHAT"),
     ],
 )
-async def test_a_wrong_head_is_refused_before_the_rest_has_come(
+async def test_invalid_json_head_is_rejected_before_the_body(
     change: dict[str, Any], reason: str
 ) -> None:
-    """What the JSON tells is checked as ever, and nothing is asked; the connection goes on."""
+    """The JSON is validated before forwarding; the connection stays usable."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         body = bytes(MIB)
@@ -288,8 +288,8 @@ async def test_a_wrong_head_is_refused_before_the_rest_has_come(
     assert [b"123"] == [seen.binary for seen in far.seen]
 
 
-async def test_switched_off_nothing_is_sent_before_all_has_come() -> None:
-    """With `cut_through_bytes: 0` bodies are received whole."""
+async def test_disabled_cut_through_buffers_the_body() -> None:
+    """With `cut_through_bytes: 0` a body is forwarded once it is complete."""
     async with (
         Far() as far,
         near(lambda: HttpClient(far.url, ClientLimits()), cut_through_bytes=0) as gateway,
@@ -309,8 +309,8 @@ async def test_switched_off_nothing_is_sent_before_all_has_come() -> None:
 
 
 @pytest.mark.parametrize("size", [100_000, 16 * MIB + 4])
-async def test_http_in_grpc_out(size: int) -> None:
-    """A tensor that comes over HTTP goes out over gRPC as it comes, to the last bit."""
+async def test_http_body_is_forwarded_over_grpc(size: int) -> None:
+    """A tensor that arrives over HTTP is forwarded over gRPC unchanged."""
     far = FarGrpc()
     data = os.urandom(size)
     async with grpc_near(far) as (gateway, _):
@@ -331,8 +331,8 @@ async def test_http_in_grpc_out(size: int) -> None:
     assert ["a"] == [tensor.name for tensor in second.inputs]
 
 
-async def test_a_client_that_leaves_resets_the_stream() -> None:
-    """Nothing of a broken-off request is answered by the gRPC server, which serves on."""
+async def test_client_disconnect_leaves_the_grpc_upstream_usable() -> None:
+    """The upstream runs no partial request and serves the next one."""
     far = FarGrpc()
     async with grpc_near(far) as (gateway, _):
         raw = await gateway.connect()

@@ -114,8 +114,8 @@ class Clients:
 
 
 @pytest.mark.parametrize("fault", ["hung", "resetting", "failing", "slow", "dead"])
-async def test_no_client_sees_a_replica_that_fails(fault: str) -> None:
-    """The other two answer, and the replica gets calls again when it is well."""
+async def test_failing_replica_is_hidden_from_clients(fault: str) -> None:
+    """The other two reply, and the replica gets calls again once it has recovered."""
     async with gateway_before_three() as (gateway, servers):
         bad = servers[0]
         clients = Clients(gateway)
@@ -130,8 +130,8 @@ async def test_no_client_sees_a_replica_that_fails(fault: str) -> None:
         assert [] == await clients.stop()
 
 
-async def test_with_two_of_three_dead_no_call_fails() -> None:
-    """The third one answers what the others cannot."""
+async def test_two_dead_replicas_of_three_fail_no_call() -> None:
+    """The third replica serves all calls."""
     async with gateway_before_three() as (gateway, servers):
         clients = Clients(gateway)
         await clients.until_answered(100)
@@ -152,7 +152,7 @@ async def test_with_two_of_three_dead_no_call_fails() -> None:
     ],
 )
 async def test_without_retries_few_calls_fail(fault: str, most: int) -> None:
-    """Calls that were there fail, then those that eject the replica by default, and its trials."""
+    """Calls in flight fail, then those that eject the replica, and its trials."""
     # Without a shorter timeout the test would take half a minute; others are for slow machines.
     route_timeout = "3s" if fault == "hung" else "30s"
     async with gateway_before_three("", route_timeout) as (gateway, servers):

@@ -1,4 +1,4 @@
-"""Both makes of gRPC through whole gateways, one in front of the other, chosen in YAML."""
+"""Both implementations of gRPC through whole gateways, one in front of the other, chosen in YAML."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def question(model: str = "simple") -> bytes:
 
 
 def sums(answer: bytes) -> list[int]:
-    """Return the first output of an answer."""
+    """Return the first output of a response."""
     response = pb.ModelInferResponse.FromString(answer)
     assert "q" == response.id
     return [int(each) for each in np.frombuffer(response.raw_output_contents[0], "<i4")]
@@ -62,7 +62,7 @@ def sums(answer: bytes) -> list[int]:
 def front(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A gateway in front of a gateway with a model, both of one make."""
+    """A gateway in front of a gateway with a model, both of one implementation."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "model.yaml").write_text(MODEL.format(make=request.param))
     with serving(str(folder / "model.yaml")) as model:
@@ -73,7 +73,7 @@ def front(
 
 
 def test_inference_through_two_gateways(front: Running) -> None:
-    """A real gRPC client's call is answered, its request id and metadata with it."""
+    """A real gRPC client gets its sums and its request id in the trailing metadata."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         answer, call = channel.unary_unary(INFER).with_call(
             question(), metadata=(("x-request-id", "mine"),), timeout=10
@@ -82,7 +82,7 @@ def test_inference_through_two_gateways(front: Running) -> None:
     assert "mine" == dict(call.trailing_metadata())["x-request-id"]
 
 
-def test_http_in_grpc_out(front: Running) -> None:
+def test_http_call_is_forwarded_over_grpc(front: Running) -> None:
     """JSON over HTTP reaches the model over gRPC."""
     row = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
     body = {"inputs": [{"name": name, **row} for name in ("INPUT0", "INPUT1")]}
@@ -92,7 +92,7 @@ def test_http_in_grpc_out(front: Running) -> None:
 
 
 def test_errors_keep_their_status(front: Running) -> None:
-    """What the far gateway says of a model it has not is what the caller reads."""
+    """The caller gets the status of the gateway behind."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         call = channel.unary_unary(INFER)
         with pytest.raises(grpc.RpcError) as unknown:
@@ -103,16 +103,16 @@ def test_errors_keep_their_status(front: Running) -> None:
     assert grpc.StatusCode.INVALID_ARGUMENT is broken.value.code()
 
 
-def test_a_stream_through_two_gateways(front: Running) -> None:
-    """Each message of a bidirectional stream is answered in it."""
+def test_stream_through_two_gateways(front: Running) -> None:
+    """Each message of a bidirectional stream gets a response on it."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         answers = list(stream(iter([question()] * 3), timeout=10))
     assert 3 == len(answers)
 
 
-def test_health_and_reflection(front: Running) -> None:
-    """The services of the server itself stand beside the protocols."""
+def test_health_and_reflection_are_served(front: Running) -> None:
+    """The server's own services are available next to the protocols."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=10
@@ -122,7 +122,7 @@ def test_health_and_reflection(front: Running) -> None:
     assert "inference.GRPCInferenceService" in services
 
 
-def test_a_stopped_gateway_exits_well(tmp_path: Path) -> None:
+def test_sigterm_ends_open_connections_with_status_0(tmp_path: Path) -> None:
     """SIGTERM ends a gateway with open native connections at once, with status 0."""
     config = tmp_path / "gateway.yaml"
     config.write_text(MODEL.format(make="native"))

@@ -147,8 +147,8 @@ def step(request: pytest.FixtureRequest, server: Server) -> Iterator[int]:
     server.step = 1 << 20
 
 
-def test_a_stream_is_its_messages_however_it_is_cut(gateway: Running, step: int) -> None:
-    """Pretty-printed JSON in chunks of any size becomes messages again, and ends with the last."""
+def test_stream_is_decoded_in_chunks_of_any_size(gateway: Running, step: int) -> None:
+    """Pretty-printed JSON in chunks of any size becomes messages, and the stream ends."""
     answer = post(gateway.addresses["main.http"], f"{PREDICT}?streaming=true&model=echo", TEXT)
     assert 200 == answer[0]
     expected = [{"status": OK, "str_data": f"hello grps. {number}"} for number in range(3)]
@@ -158,8 +158,8 @@ def test_a_stream_is_its_messages_however_it_is_cut(gateway: Running, step: int)
 TEXT = {"str_data": "hello grps."}
 
 
-def test_a_stream_of_open_inference_has_its_last_answer_marked(gateway: Running) -> None:
-    """The stream's end is the final answer to a client that wants to be told."""
+def test_oip_stream_marks_its_final_response(gateway: Running) -> None:
+    """A client that requests it gets an empty final response at the stream's end."""
     request = oip.ModelInferRequest(
         model_name="echo",
         id="7",
