@@ -1,4 +1,4 @@
-"""Hostile frames of brpc: an error code, a close without a word, and everybody else served.
+"""Hostile frames of brpc: an error code or a silent close, while others are served.
 
 Every bad frame of the golden set, bits of good ones turned over, lengths that lie, messages that
 unpack without end, clients that stall or never read, and HTTP where frames were begun.
@@ -72,18 +72,18 @@ CODES = {
 
 @pytest.fixture
 def address(patient: Patient) -> str:
-    """Where brpc is spoken."""
+    """The address that serves brpc."""
     return patient.gateway.address("brpc.grps.brpc")
 
 
 def is_good(client: Client) -> bool:
-    """Tell whether the connection still serves a good question."""
+    """Return whether the connection still serves a good request."""
     answer = client.ask(PREDICT, 4711)
     return (answer.status, answer.message.tensors and answer.message.tensors[0]) == (OK, SUM)
 
 
 def judged(answer: oracle.Answer | None) -> oracle.Answer:
-    """Assert that this is fit for a client, whatever was sent, and return it."""
+    """Assert that *answer* is acceptable for a client, and return it."""
     assert answer is not None, "closed without a word"
     text = answer.text
     if answer.code:
@@ -104,16 +104,16 @@ def send(client: Client, data: bytes) -> None:
         client.socket.sendall(data)
 
 
-def test_every_bad_frame_is_judged() -> None:
-    """A frame of the golden set that is told an error code is not one that is closed."""
+def test_error_codes_cover_the_golden_set() -> None:
+    """Every frame of the golden set with an error code has its expected code."""
     names = {name for name in NEGATIVE if "error 100" in ENTRIES[name]}
     assert names <= set(CODES)
     assert set(CODES) <= set(NEGATIVE)
 
 
 @pytest.mark.parametrize("name", NEGATIVE)
-def test_bad_frames(address: str, name: str) -> None:
-    """Each gets its error code and the connection goes on, or is closed, at once."""
+def test_bad_frames_get_an_error_or_a_close(address: str, name: str) -> None:
+    """Each gets its error code and the connection stays usable, or it is closed at once."""
     started_s = time.monotonic()
     with Client(address) as client:
         send(client, REQUESTS[name])
@@ -142,8 +142,10 @@ def test_bad_frames(address: str, name: str) -> None:
     ],
     ids=str,
 )
-def test_lengths_that_cannot_be_close(patient: Patient, address: str, body: int, meta: int) -> None:
-    """By the header alone: nothing is allocated for them, and nothing after them is read."""
+def test_invalid_lengths_close_the_connection(
+    patient: Patient, address: str, body: int, meta: int
+) -> None:
+    """The header suffices: nothing is allocated, and nothing behind it is read."""
     before = patient.gateway.status("VmRSS")
     with Client(address) as client:
         send(client, struct.pack(">4sII", b"PRPC", body, meta) + PREDICT.bytes(1) * 3)
@@ -151,8 +153,8 @@ def test_lengths_that_cannot_be_close(patient: Patient, address: str, body: int,
     assert patient.gateway.status("VmRSS") - before < 8 << 20
 
 
-def test_what_came_before_a_wrong_length_is_answered(address: str) -> None:
-    """Frames before it get their answers first."""
+def test_frames_before_an_invalid_length_are_served(address: str) -> None:
+    """Frames before it get their responses first."""
     with Client(address) as client:
         frames = b"".join(PREDICT.bytes(number) for number in (1, 2, 3))
         send(client, frames + struct.pack(">4sII", b"PRPC", 10, 11))
@@ -193,8 +195,8 @@ META = {
 
 
 @pytest.mark.parametrize("name", META)
-def test_odd_metadata(address: str, name: str) -> None:
-    """It is read, refused with a code, or ends the connection: nothing else."""
+def test_invalid_metadata_gets_an_error_or_a_close(address: str, name: str) -> None:
+    """It is accepted, rejected with a code, or ends the connection."""
     with Client(address) as client:
         send(client, oracle.frame(META[name]))
         answer = client.answer()
@@ -221,8 +223,8 @@ def damaged(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_damaged_frames(address: str) -> None:
-    """Bytes turned over anywhere make an answer, an error, or an end; never a fault of ours."""
+def test_damaged_frames_cause_no_internal_error(address: str) -> None:
+    """Flipped bytes lead to a response, an error or a close, never to a fault of the gateway."""
     rng = random.Random(7)  # noqa: S311  # the same damage in every run
     with ExitStack() as stack:
         client = stack.enter_context(Client(address))
@@ -255,8 +257,8 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs(patient: Patient, address: str, name: str) -> None:
-    """What would unpack to more than it may is refused, sixteen at once, within little memory."""
+def test_decompression_bombs_are_rejected(patient: Patient, address: str, name: str) -> None:
+    """Sixteen bombs at once are rejected and take little memory."""
     kind, packed = BOMBS[name]
     request = oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "Predict")
     meta = oracle.put(1, request) + oracle.put(3, kind)
@@ -273,16 +275,16 @@ def test_bombs(patient: Patient, address: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [GZIP, ZLIB, SNAPPY])
-def test_what_unpacks_to_much_is_read_when_it_may(address: str, kind: int) -> None:
-    """A large message that is honest is answered, compressed or not."""
+def test_large_compressed_message_is_served(address: str, kind: int) -> None:
+    """A large message within the limits succeeds in every compression."""
     rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), tuple(range(32_000))) for n in range(2)]
     with Client(address) as client:
         answer = client.ask(Question("Predict", oracle.message("simple", rows), compress=kind))
     assert OK == answer.status
 
 
-def test_numbers_that_come_again(address: str) -> None:
-    """Each question has one answer, whatever its number; a connection's numbers are its own."""
+def test_repeated_correlation_ids_get_one_response_each(address: str) -> None:
+    """Each request gets one response; connections do not share ids."""
     count = 64
     with Client(address) as first, Client(address) as second:
         for client in (first, second):
@@ -293,8 +295,8 @@ def test_numbers_that_come_again(address: str) -> None:
             assert all(answer.code in (0, 2004) for answer in answers if answer is not None)
 
 
-def test_many_frames_at_once_are_all_answered(address: str) -> None:
-    """More frames than may be in flight are answered or refused with ELIMIT; none is lost."""
+def test_many_frames_at_once_all_get_a_response(address: str) -> None:
+    """More frames than may be in flight succeed or get ELIMIT; none is lost."""
     count = 1500
     with Client(address) as client:
         send(client, b"".join(PREDICT.bytes(number) for number in range(count)))
@@ -305,8 +307,8 @@ def test_many_frames_at_once_are_all_answered(address: str) -> None:
         assert is_good(client)
 
 
-def test_frames_byte_by_byte(address: str) -> None:
-    """However a stream is cut, its frames are the same."""
+def test_frame_in_single_bytes_is_read(address: str) -> None:
+    """A frame is read however its bytes are split."""
     with Client(address) as client:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in PREDICT.bytes(5):
@@ -330,8 +332,8 @@ HALVES = {
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_who_stalls_is_left(patient: Patient, address: str, name: str) -> None:
-    """Thirty connections held open with half of something end in time, and others are served."""
+def test_stalled_connections_time_out(patient: Patient, address: str, name: str) -> None:
+    """Thirty stalled connections are closed in time, and others are served."""
     with ExitStack() as stack:
         stalled = [stack.enter_context(Client(address)) for _ in range(30)]
         for client in stalled:
@@ -347,8 +349,8 @@ def test_who_stalls_is_left(patient: Patient, address: str, name: str) -> None:
     assert patient.gateway.alive
 
 
-def test_who_sends_a_byte_now_and_then_is_left(address: str) -> None:
-    """A frame that goes on, but too slowly, ends by its rate."""
+def test_slow_frame_is_cut(address: str) -> None:
+    """A frame below the minimum rate ends its connection."""
     frame = PREDICT.bytes(1)
     is_left = False
     with Client(address) as client:
@@ -364,8 +366,8 @@ def test_who_sends_a_byte_now_and_then_is_left(address: str) -> None:
     assert is_left
 
 
-def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient, address: str) -> None:
-    """Connections that end anywhere in a frame are forgotten."""
+def test_disconnect_within_a_frame_leaves_nothing(patient: Patient, address: str) -> None:
+    """Connections that end within a frame leave no descriptor."""
     before = patient.gateway.descriptors()
     data = PREDICT.bytes(1)
     for cut in range(1, len(data), 7):
@@ -374,8 +376,8 @@ def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient, address: str) -
     assert eventually(lambda: patient.gateway.descriptors() <= before)
 
 
-def test_who_never_reads_is_left(patient: Patient, address: str) -> None:
-    """Answers that nobody takes do not pile up: the stream stalls, and ends."""
+def test_unread_responses_stall_the_connection(patient: Patient, address: str) -> None:
+    """Unread responses do not pile up: the connection stalls and ends."""
     rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), (1 << 30,) * 32_000) for n in range(2)]
     frame = Question("Predict", oracle.message("simple", rows)).bytes(1)
     assert len(frame) > 300_000
@@ -388,7 +390,7 @@ def test_who_never_reads_is_left(patient: Patient, address: str) -> None:
 
 
 def is_closed(client: Client) -> bool:
-    """Read what has arrived; return whether the connection ends after it."""
+    """Read the received bytes; return whether the connection ends after them."""
     client.socket.settimeout(0.01)
     try:
         while client.socket.recv(65536):
@@ -400,8 +402,8 @@ def is_closed(client: Client) -> bool:
     return True
 
 
-def test_connections_of_one_client_are_bounded(patient: Patient, address: str) -> None:
-    """Over the limit they are closed, whatever they speak; when some leave there is room again."""
+def test_connections_of_one_client_are_limited(patient: Patient, address: str) -> None:
+    """Connections over the limit are closed, in any protocol; later others are accepted."""
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(address)) for _ in range(60)]
         for number, client in enumerate(clients):
@@ -413,8 +415,8 @@ def test_connections_of_one_client_are_bounded(patient: Patient, address: str) -
         assert is_good(client)
 
 
-def test_frames_and_http_do_not_mix(address: str) -> None:
-    """What a connection began with it goes on with."""
+def test_connection_keeps_its_first_protocol(address: str) -> None:
+    """Frames are not served after HTTP on one connection, nor HTTP after frames."""
     with Client(address) as client:
         assert is_good(client)
         send(client, b"GET /GrpsBrpcService/CheckLiveness HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -433,8 +435,8 @@ def test_frames_and_http_do_not_mix(address: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"PRPC" + bytes(64), b"\xff" * 64, frame(9, 0, 1, b"x")])
-def test_what_follows_a_preface_is_http2(address: str, data: bytes) -> None:
-    """Anything else ends the connection as HTTP/2 does; frames of brpc are not read any more."""
+def test_invalid_frames_after_a_preface_get_goaway(address: str, data: bytes) -> None:
+    """Other bytes end the connection as HTTP/2 does; brpc frames are no longer read."""
     with Client(address) as client:
         send(client, BEGIN + data + PREDICT.bytes(1))
         answer = b""
@@ -469,8 +471,8 @@ def _kinds(data: bytes) -> list[int]:
     ],
     ids=["a long path", "a large body", "two lengths", "a version", "a path above", "another's"],
 )
-def test_hostile_http_is_refused_there_too(address: str, data: bytes) -> None:
-    """The limits and checks of HTTP hold on the port of brpc, and only its service is served."""
+def test_hostile_http_on_the_brpc_port_is_rejected(address: str, data: bytes) -> None:
+    """The limits and checks of HTTP hold, and only the brpc service is served."""
     with Client(address) as client:
         send(client, data)
         answer = client.socket.recv(65536)

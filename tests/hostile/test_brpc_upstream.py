@@ -1,4 +1,4 @@
-"""A hostile server of brpc behind the gateway: its callers get an error in time, then good answers.
+"""A hostile brpc server behind the gateway: callers get an error in time, then good responses.
 
 The server is honest about everything but `Predict`, which it answers as each test says.
 """
@@ -45,14 +45,14 @@ Answers = Callable[[int], bytes]
 def answer(
     number: int, body: bytes = RIGHT, *, code: int = 0, text: str | bytes = "", compress: int = NONE
 ) -> bytes:
-    """Return the frame of an answer."""
+    """Return the frame of a response."""
     response = oracle.put(1, code) + (oracle.put(2, text) if text else b"")
     meta = oracle.put(2, response) + oracle.put(3, compress) + oracle.put(4, number)
     return oracle.frame(meta, body)
 
 
 class Server:
-    """A server on a thread; `predict` says how it answers."""
+    """A server on a thread; `predict` makes its responses."""
 
     def __init__(self) -> None:
         self.predict: Answers = answer
@@ -119,7 +119,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def front(server: Server) -> Iterator[Gateway]:
-    """A gateway before it, which stays as it is."""
+    """A gateway in front of it, which keeps running unharmed."""
     with running("--upstream", f"grps+brpc://127.0.0.1:{server.port}", *_FREE) as gateway:
         for _ in range(20):
             assert ask_and_check(gateway) == (200, None)
@@ -131,7 +131,7 @@ def front(server: Server) -> Iterator[Gateway]:
 
 
 def ask_and_check(gateway: Gateway) -> tuple[int, str | None]:
-    """Ask, and return the status and the error; a good answer is checked."""
+    """Call, and return the status and the error; a good response is checked."""
     started_s = time.monotonic()
     found = ask(gateway.http, QUESTION)
     assert time.monotonic() - started_s < _IN_TIME_S
@@ -205,8 +205,8 @@ HOSTILE: dict[str, tuple[Answers, int]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_answers(front: Gateway, server: Server, name: str) -> None:
-    """Each is told in the caller's protocol, in time; the next answer is good again."""
+def test_hostile_responses_become_errors(front: Gateway, server: Server, name: str) -> None:
+    """Each becomes an error of the caller's protocol, in time; the next call succeeds."""
     server.predict, status = HOSTILE[name]
     try:
         found = ask_and_check(front)
@@ -217,8 +217,10 @@ def test_hostile_answers(front: Gateway, server: Server, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["silence", "half a header", "half an answer"])
-def test_a_server_that_ends_amid_an_answer(front: Gateway, server: Server, name: str) -> None:
-    """The caller is told at once, not at its deadline."""
+def test_upstream_close_within_a_response_is_an_error_at_once(
+    front: Gateway, server: Server, name: str
+) -> None:
+    """The caller gets 503 at once, not at its deadline."""
     server.predict, server.closes = HOSTILE[name][0], True
     started_s = time.monotonic()
     try:
@@ -235,8 +237,10 @@ def test_a_server_that_ends_amid_an_answer(front: Gateway, server: Server, name:
     [answer(3), b"PRPC", b"\0" * 64, answer(0) * 50],
     ids=["another answer", "half a header", "zeros", "many"],
 )
-def test_more_than_was_asked_for(front: Gateway, server: Server, extra: bytes) -> None:
-    """What nobody asked for ends its connection; it never becomes the answer to a question."""
+def test_surplus_bytes_never_become_a_response(
+    front: Gateway, server: Server, extra: bytes
+) -> None:
+    """Unsolicited bytes end their connection, and the next call succeeds."""
     wrong = STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 2), (9.0, 9.0))])
     server.predict = lambda number: answer(number) + extra + answer(number + 1, wrong)
     try:
@@ -247,8 +251,8 @@ def test_more_than_was_asked_for(front: Gateway, server: Server, extra: bytes) -
     assert (200, None) == ask_and_check(front)
 
 
-def test_an_answer_twice_is_one(front: Gateway, server: Server) -> None:
-    """The second of the same number is nobody's."""
+def test_duplicate_response_is_dropped(front: Gateway, server: Server) -> None:
+    """The second response with one id belongs to no call."""
     server.predict = lambda number: answer(number) * 2
     try:
         found = [ask_and_check(front) for _ in range(10)]
@@ -266,8 +270,10 @@ upstreams: {{server: {{url: "grps+brpc://127.0.0.1:{port}", limits: {{connection
 """
 
 
-def test_callers_who_share_a_connection(server: Server, tmp_path: Path) -> None:
-    """Each gets its own answer, whatever order they come in."""
+def test_callers_of_a_shared_connection_get_their_own_responses(
+    server: Server, tmp_path: Path
+) -> None:
+    """Each gets its own response when the upstream reverses the order."""
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.format(port=server.port))
     lock, numbers = threading.Lock(), []

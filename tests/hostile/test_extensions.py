@@ -97,8 +97,8 @@ BODIES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bad_requests_are_the_clients_fault(patient: Patient, name: str) -> None:
-    """No body and no path crashes, hangs, opens a file or becomes a fault of the server's."""
+def test_hostile_http_requests_are_client_errors(patient: Patient, name: str) -> None:
+    """No body or path crashes or hangs the gateway, opens a file or becomes a server error."""
     path, body = BODIES[name]
     with Raw(patient.gateway.addresses["open.http"]) as raw:
         raw.send([post(body, path=path)])
@@ -109,8 +109,8 @@ def test_bad_requests_are_the_clients_fault(patient: Patient, name: str) -> None
     assert "error" in json.loads(answer.body)
 
 
-def test_good_requests_are_answered(patient: Patient) -> None:
-    """What the lies are made from is served on this listener."""
+def test_good_requests_succeed(patient: Patient) -> None:
+    """The endpoints under attack are served on this listener."""
     paths = ("/v2/models/simple/config", "/v2/models/stats", LOG, "/v2/systemsharedmemory/status")
     for path in paths:
         with Raw(patient.gateway.addresses["open.http"]) as raw:
@@ -183,8 +183,8 @@ MESSAGES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_bad_messages_are_the_clients_fault(channel: grpc.Channel, name: str) -> None:
-    """Over gRPC they are refused alike."""
+def test_hostile_grpc_messages_are_client_errors(channel: grpc.Channel, name: str) -> None:
+    """The same requests over gRPC get a status of the client."""
     method, message = MESSAGES[name]
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(SERVICE + method)(message, timeout=8)

@@ -1,4 +1,4 @@
-"""Fair shares: an address with twenty times the load of nine others takes nothing from them."""
+"""Fair shares: an address with twenty times the load of nine others does not slow them."""
 
 from __future__ import annotations
 
@@ -149,6 +149,6 @@ def _is_fair(gateway: Gateway) -> bool:
     return is_enough and p99_beside_s <= max(2 * p99_s, _FLOOR_S)
 
 
-def test_nine_clients_keep_their_shares(gateway: Gateway) -> None:
+def test_nine_clients_keep_throughput_and_latency(gateway: Gateway) -> None:
     """They keep 90 % of their throughput, and their p99 at most doubles."""
     assert any(_is_fair(gateway) for _ in range(ATTEMPTS))

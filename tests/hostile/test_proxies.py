@@ -1,4 +1,4 @@
-"""The gateway behind nginx and HAProxy: whatever is hidden, every answer is of its own request.
+"""The gateway behind nginx and HAProxy: no client gets a response to another's request.
 
 Attackers send requests that may be read in two ways, each followed by a request with a mark. Beside
 them honest clients ask over the same proxy, which gives them the same connections to the gateway:
@@ -143,15 +143,15 @@ def assert_answered(honest: list[Honest]) -> None:
 
 
 @pytest.mark.parametrize("kind", CORPUS)
-async def test_hidden_requests_reach_nobody_else(proxy: Address, kind: str) -> None:
-    """Every honest client has its own answers only, and the attacker none of theirs."""
+async def test_hidden_requests_reach_no_other_client(proxy: Address, kind: str) -> None:
+    """Every honest client gets only its own responses, and the attacker none of theirs."""
     attacks = {name: smuggles(marked(f"hidden-{name}")) for name, smuggles in CORPUS[kind].items()}
     honest = await besiege(proxy, attacks)
     assert_answered(honest)
 
 
-async def test_broken_framing_reaches_nobody_else(proxy: Address) -> None:
-    """The same for all that is refused without a proxy."""
+async def test_invalid_framing_reaches_no_other_client(proxy: Address) -> None:
+    """The same holds for all requests that are rejected without a proxy."""
     attacks = {name: data + marked(f"hidden-{name}") for name, data in _FRAMING.items()}
     honest = await besiege(proxy, attacks)
     assert_answered(honest)

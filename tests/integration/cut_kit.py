@@ -1,4 +1,4 @@
-"""What the tests of cut-through share: raw upstreams, a gateway before them, binary requests."""
+"""Shared by the tests of cut-through: raw upstreams, a gateway in front, binary requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Seen:
 
 
 class Far:
-    """An HTTP upstream made of a socket: reads while `reads` is set, and answers as it is told."""
+    """An HTTP upstream made of a socket: reads while `reads` is set, and sends a set response."""
 
     def __init__(self, answer: bytes | None = None, value: int = 7) -> None:
         self.seen: list[Seen] = []
@@ -209,13 +209,13 @@ def request(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + text, binary
 
 
-async def answer_of(raw: Raw) -> Answer:
+async def response_of(raw: Raw) -> Answer:
     async with asyncio.timeout(10):
         return await raw.answer()
 
 
 class FarGrpc(GrpcFrontend):
-    """A gRPC upstream that keeps the messages it was sent."""
+    """A gRPC upstream that keeps the messages it received."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []

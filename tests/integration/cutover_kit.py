@@ -113,7 +113,7 @@ class MigratingGateway:
         self.gateway = gateway
 
     async def do(self, verb: str, **body: Any) -> dict[str, Any]:
-        """Send a command, and return where the cut-over stands."""
+        """Send a command, and return the document of the cut-over."""
         status, document = await asyncio.to_thread(
             self.gateway.admin,
             "POST",
@@ -130,7 +130,7 @@ class MigratingGateway:
         return await asyncio.to_thread(self.gateway.admin, "GET", f"/api/v1/migrations/m{path}")
 
     async def cutover(self) -> dict[str, Any]:
-        """Return where the cut-over stands."""
+        """Return the document of the cut-over."""
         found: dict[str, Any] = (await self.get())[1]["cutover"]
         return found
 
@@ -142,13 +142,13 @@ class MigratingGateway:
         return document
 
     async def at_step(self, step: int) -> None:
-        """Begin at a step, without waiting for those before it."""
+        """Start at a step, without waiting for those before it."""
         await self.do("start")
         await self.do("pause")
         await self.do("resume", at_step=step)
 
     async def ask(self, count: int, users: int = 20) -> list[str]:
-        """Make calls on new connections, and return which server answered each, or the status."""
+        """Make calls on new connections, and return the server of each, or the status."""
         return await asyncio.to_thread(self._ask, count, users)
 
     def _ask(self, count: int, users: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Clients of grps in the tests' own words: http.client and grpcio, which know only the schema."""
+"""Clients of grps on http.client and grpcio, which know only the schema."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Channel:
         self._channel.close()
 
     def ask(self, method: str, **fields: Any) -> pb.GrpsMessage:
-        """Return the answer of a unary method."""
+        """Return the response of a unary method."""
         call = self._channel.unary_unary(
             SERVICE + method, pb.GrpsMessage.SerializeToString, pb.GrpsMessage.FromString
         )
@@ -57,7 +57,7 @@ class Channel:
         return answer
 
     def stream(self, **fields: Any) -> Any:
-        """Return the answers of PredictStreaming."""
+        """Return the responses of PredictStreaming."""
         call = self._channel.unary_stream(
             SERVICE + "PredictStreaming",
             pb.GrpsMessage.SerializeToString,

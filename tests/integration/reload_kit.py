@@ -197,7 +197,7 @@ def question(model: str, value: int, **context: Any) -> InferRequest:
 
 
 class Load:
-    """Clients that send one call after another, and compare each answer with its question.
+    """Clients that send one call after another, and compare each reply with its call.
 
     No two calls have the same input, so that it is known which server ran a call, and how often.
     What matters is whether a call began before a reload was confirmed, not when a server ran it: a
@@ -304,7 +304,7 @@ class Load:
             self._ran.add(value)
 
     def _check(self, scheme: str, number: int, first: int) -> None:
-        """Count an answer of a server that was in force during the call."""
+        """Count a reply of a server that was in force during the call."""
         if number in self._history[first:]:
             self.answered += 1
         else:

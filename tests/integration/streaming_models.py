@@ -33,7 +33,7 @@ def _path(inputs: dict[str, Any]) -> Path:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say a word every millisecond; write to the file *text* when it was stopped."""
+    """Yield a word every millisecond; write to the file *text* when it is stopped."""
     number = 0
     try:
         while True:
@@ -46,7 +46,7 @@ async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say one word and nothing more; write to the file *text* when it was stopped.
+    """Yield one word and nothing more; write to the file *text* when it is stopped.
 
     The file *text*.begun is there once it speaks.
     """
@@ -72,7 +72,7 @@ async def thinking(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=(Tensor("data", Datatype.FP32, (-1,)),))
 async def flood(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Answer with a MiB as often as it is taken; write to the file *text* how often that was."""
+    """Yield a MiB as often as it is read; write to the file *text* how often that was."""
     path, data = _path(inputs), np.zeros(FLOOD_BYTES // 4, np.float32)
     number = 0
     while True:
@@ -84,7 +84,7 @@ async def flood(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def breaks(_inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say two words and fail."""
+    """Yield two words and fail."""
     yield _token("one ")
     yield _token("two")
     raise ValueError("this model breaks on purpose")
@@ -92,7 +92,7 @@ async def breaks(_inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def mute(_inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say nothing at all."""
+    """Yield nothing."""
     for word in list[str]():
         yield _token(word)
 

@@ -59,7 +59,9 @@ def test_advised_curl_commands_succeed(running: Running) -> None:
         (("digits", "--to", "oip+http://127.0.0.1:1"), 1, "127.0.0.1:1"),
     ],
 )
-def test_errors_are_one_line(running: Running, arguments: tuple[str, ...], status: int, text: str) -> None:
+def test_errors_are_one_line(
+    running: Running, arguments: tuple[str, ...], status: int, text: str
+) -> None:
     """Each error is one line with what is expected."""
     model, *flags = arguments
     result = advise(model, running.addresses["admin"], *flags)

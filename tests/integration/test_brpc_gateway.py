@@ -162,7 +162,9 @@ def test_requests_of_the_official_client_succeed(address: str) -> None:
         (Question("Predict", compress=9), 1003, "CompressType=unknown"),
     ],
 )
-def test_call_errors_have_a_code_and_no_message(address: str, question: Question, code: int, text: str) -> None:
+def test_call_errors_have_a_code_and_no_message(
+    address: str, question: Question, code: int, text: str
+) -> None:
     """A call that reaches no service gets an error code; the connection stays usable."""
     with Client(address) as client:
         answer = client.ask(question)
@@ -294,9 +296,7 @@ def test_grpc_on_the_brpc_port(address: str) -> None:
 
 
 @pytest.mark.parametrize("through", ["server", "front"])
-def test_client_disconnect_cancels_the_model(
-    server: Running, front: Running, through: str
-) -> None:
+def test_client_disconnect_cancels_the_model(server: Running, front: Running, through: str) -> None:
     """The model is cancelled within 100 ms, also behind another gateway."""
     address = {"server": server, "front": front}[through].addresses[BRPC]
     delays = []

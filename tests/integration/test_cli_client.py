@@ -111,7 +111,9 @@ def test_infer_with_datatypes_needs_no_metadata(url: str) -> None:
         (("fail", "--input", "INPUT0=[1]"), "this model fails on purpose"),
     ],
 )
-def test_failed_call_is_one_line_on_stderr(url: str, arguments: tuple[str, ...], reason: str) -> None:
+def test_failed_call_is_one_line_on_stderr(
+    url: str, arguments: tuple[str, ...], reason: str
+) -> None:
     """The reason is one line on standard error, with status 1."""
     if arguments[0] == "fail" and url.startswith("trtis"):
         # A model of any rank has no form in TensorRT v1.

@@ -358,5 +358,5 @@ SCENARIOS = [
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_on_uvloop(scenario: Any) -> None:
-    """What holds on asyncio's loop holds on uvloop."""
+    """Each scenario also passes on uvloop."""
     uvloop.run(scenario())

@@ -99,8 +99,8 @@ class Clients:
             assert [number + 1, number + 8] == as_numpy(reply.outputs[0]).tolist()
             self.answered += 1
 
-    async def until_answered(self, count: int) -> None:
-        """Wait for so many further replies."""
+    async def until_replied(self, count: int) -> None:
+        """Wait for a number of further replies."""
         total = self.answered + count
         await until(lambda: self.answered >= total or any(each.done() for each in self._tasks))
         assert not any(each.done() for each in self._tasks), await self.stop()
@@ -119,14 +119,14 @@ async def test_failing_replica_is_hidden_from_clients(fault: str) -> None:
     async with gateway_before_three() as (gateway, servers):
         bad = servers[0]
         clients = Clients(gateway)
-        await clients.until_answered(100)
+        await clients.until_replied(100)
         assert bad.answered
         await bad.set(fault)
-        await clients.until_answered(600)
+        await clients.until_replied(600)
         await bad.set(None)
         answered = bad.answered
         await until(lambda: bad.answered > answered + 20)
-        await clients.until_answered(20)
+        await clients.until_replied(20)
         assert [] == await clients.stop()
 
 
@@ -134,10 +134,10 @@ async def test_two_dead_replicas_of_three_fail_no_call() -> None:
     """The third replica serves all calls."""
     async with gateway_before_three() as (gateway, servers):
         clients = Clients(gateway)
-        await clients.until_answered(100)
+        await clients.until_replied(100)
         for server in servers[:2]:
             await server.set("dead")
-            await clients.until_answered(300)
+            await clients.until_replied(300)
         assert [] == await clients.stop()
 
 
@@ -157,11 +157,11 @@ async def test_without_retries_few_calls_fail(fault: str, most: int) -> None:
     route_timeout = "3s" if fault == "hung" else "30s"
     async with gateway_before_three("", route_timeout) as (gateway, servers):
         clients = Clients(gateway, may_fail=True)
-        await clients.until_answered(100)
+        await clients.until_replied(100)
         assert 0 == clients.failed
         started = time.monotonic()
         await servers[0].set(fault)
-        await clients.until_answered(600)
+        await clients.until_replied(600)
         trials = 1 + int((time.monotonic() - started) / BETWEEN_TRIALS_S)
         assert clients.failed <= most + (trials if most else 0)
         assert [] == await clients.stop()

@@ -262,7 +262,9 @@ def in_flight(gateway: Gateway) -> float:
         ("grpc", PREFACE + b"\0\0\1\6\0\0\0\0\0x", True),
     ],
 )
-async def test_lost_connections_leave_no_garbage(carrier: str, sent: bytes, *, answered: bool) -> None:
+async def test_lost_connections_leave_no_garbage(
+    carrier: str, sent: bytes, *, answered: bool
+) -> None:
     """A connection that is lost, at whatever point, is freed at once."""
     async with AsyncExitStack() as stack:
         gateway = await started(stack, {"models": {"simple": SIMPLE}})

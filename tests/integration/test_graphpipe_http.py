@@ -93,9 +93,7 @@ def test_paths_name_the_model(model_server: Running, listener: str, path: str) -
 
 
 @pytest.mark.parametrize("path", ["/", "/api/some-model/", "/a%20b?x=1"])
-def test_every_path_of_its_own_port_is_the_default_model(
-    model_server: Running, path: str
-) -> None:
+def test_every_path_of_its_own_port_is_the_default_model(model_server: Running, path: str) -> None:
     """On a port of GraphPipe alone any path works; on a shared port it is rejected."""
     assert ANSWER == outputs(ask(model_server.addresses["own.http"], path))
     # Where others listen too the path is theirs (TensorRT v1 has /api, grps a page at /), or free.

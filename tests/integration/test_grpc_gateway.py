@@ -1,4 +1,4 @@
-"""Both implementations of gRPC through whole gateways, one in front of the other, chosen in YAML."""
+"""Both gRPC implementations through whole gateways, one in front of the other, chosen in YAML."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def answering(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
+async def responding(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
     """Run a server that responds to the first call with *data*; yield its address."""
     served = asyncio.Event()
 
@@ -104,7 +104,7 @@ BROKEN = {
 async def test_malformed_response_is_an_upstream_protocol_error(name: str) -> None:
     """Each raises UpstreamProtocolError at once, with a reason."""
     sent, why = BROKEN[name]
-    async with answering(sent) as address, calling(address) as client:
+    async with responding(sent) as address, calling(address) as client:
         with pytest.raises(UpstreamProtocolError, match=why):
             await client.send(ask(b"message"), deadline=monotonic() + 5)
 
@@ -132,7 +132,7 @@ STATUSES = {
 async def test_status_without_a_message_is_mapped(name: str) -> None:
     """HTTP statuses of proxies and resets become gRPC statuses."""
     sent, status = STATUSES[name]
-    async with answering(sent) as address, calling(address) as client:
+    async with responding(sent) as address, calling(address) as client:
         answer = await client.send(ask(b"message"), deadline=monotonic() + 5)
     assert status is answer.status
 
@@ -142,14 +142,14 @@ async def test_status_without_a_message_is_mapped(name: str) -> None:
 )
 async def test_unprocessed_call_raises_not_sent(sent: bytes) -> None:
     """A refused stream, and one above GOAWAY's last, may be sent again."""
-    async with answering(sent) as address, calling(address) as client:
+    async with responding(sent) as address, calling(address) as client:
         with pytest.raises(NotSent, match="without processing it"):
             await client.send(ask(b"message"), deadline=monotonic() + 5)
 
 
 async def test_connection_closed_within_a_response_is_unavailable() -> None:
     """The upstream has seen the call, so the error is not NotSent."""
-    async with answering(HEAD + ANSWER, close=True) as address, calling(address) as client:
+    async with responding(HEAD + ANSWER, close=True) as address, calling(address) as client:
         with pytest.raises(Unavailable, match="broke the connection") as caught:
             await client.send(ask(b"message"), deadline=monotonic() + 5)
     assert Unavailable is type(caught.value)

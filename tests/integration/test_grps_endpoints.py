@@ -143,9 +143,7 @@ def test_model_is_named_in_the_body_or_the_query(running: Running, key: str, whe
         ("fail-1", 400, "INPUT0"),
     ],
 )
-def test_unknown_model_is_a_failure(
-    running: Running, key: str, code: int, word: str
-) -> None:
+def test_unknown_model_is_a_failure(running: Running, key: str, code: int, word: str) -> None:
     """404 over HTTP; over gRPC the call succeeds, and its Status has the same code."""
     body = {"str_data": "x", "model": key}
     document = document_of(post(running.addresses["main.http"], PREDICT, body))

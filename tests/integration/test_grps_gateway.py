@@ -302,9 +302,7 @@ def test_slow_http_reader_pauses_the_model(place: tuple[Running, str], tmp_path:
     assert made < 32
 
 
-def test_slow_grpc_reader_pauses_the_model(
-    place: tuple[Running, str], tmp_path: Path
-) -> None:
+def test_slow_grpc_reader_pauses_the_model(place: tuple[Running, str], tmp_path: Path) -> None:
     """The client's library reads ahead only as far as its window."""
     running, prefix = place
     path = tmp_path / "made"

@@ -184,10 +184,10 @@ def test_oip_stream_marks_its_final_response(gateway: Running) -> None:
     assert 0 == len(last.outputs)
 
 
-def test_open_inference_asks_by_the_signature_of_the_file(
+def test_oip_tensor_is_converted_by_the_configured_signature(
     gateway: Running, server: Server, step: int
 ) -> None:
-    """A client of Open Inference sends a tensor; the answer's text is the output that YAML names."""
+    """A tensor of Open Inference becomes the text, and the response its configured output."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hello grps."]}
     connection = HTTPConnection(gateway.addresses["main.http"], timeout=TIMEOUT_S)
     body = json.dumps({"inputs": [tensor], "parameters": {"grps_form": "str_data"}})
@@ -205,10 +205,10 @@ def test_open_inference_asks_by_the_signature_of_the_file(
 
 
 @pytest.mark.parametrize("action", ["generate", "generate_stream"])
-def test_a_text_for_a_model_without_a_signature_says_what_to_declare(
+def test_generate_without_a_signature_names_the_setting(
     gateway: Running, server: Server, action: str
 ) -> None:
-    """The server tells no inputs, so the gateway cannot know them from parameters."""
+    """The server reports no inputs, so the gateway cannot derive them from parameters."""
     address = gateway.addresses["main.http"]
     status, _, text = post(address, f"/v2/models/simple/{action}", {"text": "hello grps."})
     assert 501 == status, text
@@ -240,10 +240,10 @@ def test_a_text_for_a_model_without_a_signature_says_what_to_declare(
     ],
     ids=["text", "tensors"],
 )
-def test_what_the_server_answers_is_what_a_client_gets(
+def test_response_of_the_server_reaches_the_client(
     gateway: Running, body: dict[str, Any], member: str
 ) -> None:
-    """The same message, though not the same white space."""
+    """The message is the same except for white space."""
     status, _, text = post(gateway.addresses["main.http"], f"{PREDICT}?model=echo", body)
     name = member.removesuffix("_data")
     recorded = (RECORDED / f"py_predict_{name}.res.raw").read_bytes()
@@ -251,8 +251,8 @@ def test_what_the_server_answers_is_what_a_client_gets(
     assert json.loads(recorded.partition(b"\r\n\r\n")[2]) == json.loads(text)
 
 
-def test_models_are_those_of_the_servers_own_configuration(gateway: Running) -> None:
-    """The index has its names and versions; a key among them is one, and "a-b-2-rc" is one."""
+def test_models_come_from_the_server_metadata(gateway: Running) -> None:
+    """A model of the server is ready; any other is not."""
     connection = HTTPConnection(gateway.addresses["main.http"], timeout=TIMEOUT_S)
     for model, there in (("simple", 200), ("nobody", 404)):
         connection.request("GET", f"/v2/models/{model}/ready")
@@ -262,15 +262,15 @@ def test_models_are_those_of_the_servers_own_configuration(gateway: Running) -> 
     connection.close()
 
 
-def test_keys_go_on_as_they_came(gateway: Running, server: Server) -> None:
-    """Whatever in a key is the version, the server is sent the key."""
+def test_model_keys_are_forwarded_unchanged(gateway: Running, server: Server) -> None:
+    """The server gets the whole key, whichever part of it is the version."""
     for key in ("simple-1.0.0", "a-b-2-rc"):
         post(gateway.addresses["main.http"], PREDICT, {**TEXT, "model": key})
         assert key == json.loads(server.requests[-1][1])["model"]
 
 
-def test_a_server_that_nobody_put_online_is_not_ready(tmp_path: Path) -> None:
-    """Asked whether it is ready, it says no with HTTP status 200, until somebody calls online."""
+def test_offline_server_is_not_ready(tmp_path: Path) -> None:
+    """The server reports it in the body, with HTTP status 200, until a call of online."""
     made = Server()
     thread = threading.Thread(target=made.run)
     thread.start()

@@ -355,8 +355,8 @@ def _successful(replies: list[bytes]) -> int:
 
 
 @pytest.mark.parametrize("calls", [SHORT, pytest.param(CALLS, marks=pytest.mark.slow)])
-def test_no_reply_differs_by_a_byte(calls: int, tmp_path: Path) -> None:
-    """No call fails because of the mirror, and each has one result: compared, skipped or dropped."""
+def test_mirror_changes_no_byte_of_a_reply(calls: int, tmp_path: Path) -> None:
+    """No call fails because of the mirror, and each is compared, skipped or dropped."""
     far = tmp_path / "far.yaml"
     far.write_text(
         yaml.safe_dump(

@@ -100,8 +100,8 @@ kinds = pytest.mark.parametrize("new", KINDS, ids=NAMES)
 
 
 @kinds
-async def test_two_share_a_port(new: Start) -> None:
-    """The second server that shares a port gets it, and either one answers when the other left."""
+async def test_two_servers_share_a_port(new: Start) -> None:
+    """The second server of a shared port starts, and it serves after the first has stopped."""
     guard = PortReservation("127.0.0.1", 0)
     address = f"127.0.0.1:{guard.port}"
     first, second = new(address, True), new(address, True)
@@ -118,8 +118,8 @@ async def test_two_share_a_port(new: Start) -> None:
 
 
 @kinds
-async def test_a_server_on_its_own_is_refused(new: Start) -> None:
-    """One that does not share is told that the address is in use."""
+async def test_unshared_server_cannot_use_a_shared_port(new: Start) -> None:
+    """A server that does not share raises "address in use"."""
     guard = PortReservation("127.0.0.1", 0)
     address = f"127.0.0.1:{guard.port}"
     shared, alone = new(address, True), new(address, False)
@@ -147,10 +147,10 @@ LAST = [
 
 
 @pytest.mark.parametrize(("new", "request_", "part", "expected"), LAST)
-async def test_those_who_came_last_are_served(
+async def test_drain_serves_connections_in_the_accept_backlog(
     new: Start, request_: bytes, part: slice, expected: bytes
 ) -> None:
-    """Clients whose connections the kernel made before a server left are answered by it."""
+    """Connections that the kernel established before the drain get their response."""
     guard = PortReservation("127.0.0.1", 0)
     server = new(f"127.0.0.1:{guard.port}", True)
     await server.start()
