@@ -120,7 +120,7 @@ def _loop_s(gateway: Gateway) -> float:
 
 
 class _Bystander:
-    """Asks for the gateway's health again and again, on a connection of its own."""
+    """Requests the gateway's health again and again, on a connection of its own."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.longest_s = 0.0
@@ -179,7 +179,7 @@ def tensor(name: str, datatype: str, shape: tuple[int, ...], rest: bytes = b"") 
 
 
 def oip_binary(inputs: list[dict[str, Any]], data: bytes, *fields: str, model: str) -> bytes:
-    """Write a request of the binary extension; each input tells its size."""
+    """Write a request of the binary extension; each input declares its size."""
     text = json.dumps({"inputs": inputs}).encode()
     length = f"Inference-Header-Content-Length: {len(text)}"
     return post(text + data, length, *fields, path=f"/v2/models/{model}/infer")
@@ -249,12 +249,12 @@ def classified_over_grpc(count: int, classes: int) -> Grpc:
 
 
 def top_million() -> Http:
-    """Return a classification of 4e6 values, of which the best 10^6 are asked for."""
+    """Return a classification of 4e6 values that requests the best 10^6."""
     return classified(4_000_000, 1_000_000)
 
 
 def top_five() -> Http:
-    """Return a classification of 15e6 values, of which the best five are asked for."""
+    """Return a classification of 15e6 values that requests the best five."""
     return classified(15_000_000, 5)
 
 

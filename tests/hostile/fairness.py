@@ -92,7 +92,7 @@ class Innocents:
                     return
 
     def check(self) -> None:
-        """Assert that nobody was refused, and nobody waited for long."""
+        """Assert that no request was rejected or waited for long."""
         assert [] == self.refused
         assert len(self.waits) > _FEWEST
         # One of them may have met another process of this machine.
@@ -100,7 +100,7 @@ class Innocents:
 
 
 def in_flight(gateway: Gateway) -> float:
-    """Return the bytes that the gateway says it holds."""
+    """Return the bytes in the gateway's metric."""
     page = get(gateway.addresses["admin"], "/metrics").decode()
     (line,) = [each for each in page.splitlines() if each.startswith("gateway_in_flight_bytes ")]
     return float(line.split()[1])
@@ -108,7 +108,7 @@ def in_flight(gateway: Gateway) -> float:
 
 @contextmanager
 def fair_gateway() -> Iterator[Gateway]:
-    """Run a gateway, used by somebody before; afterwards it must hold nothing."""
+    """Run a gateway that has served requests before; afterwards it must hold nothing."""
     with running(str(CONFIG)) as gateway:
         with Raw(gateway.http) as raw:
             for data in (GOOD, uint8(_BODY_BYTES), GOOD):

@@ -116,7 +116,7 @@ def converse(address: Address, data: bytes, *, begin: bytes = BEGIN) -> tuple[st
 
 
 def _end(received: bytes) -> str:
-    """Return what frames say about the end of the conversation."""
+    """Return the end of the conversation that frames show."""
     at, found = 0, ""
     while at + 9 <= len(received):
         size = int.from_bytes(received[at : at + 3], "big")

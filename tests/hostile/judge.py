@@ -1,4 +1,4 @@
-"""How hostile inputs are judged: what may be answered, and that good requests still work."""
+"""How hostile inputs are judged: allowed responses, and that good requests still work."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Patient:
 
 
 def bugs_of(gateway: Gateway, start: int = 0) -> str:
-    """Return the log from line *start* on, without what the model "fail" says as it should."""
+    """Return the log from line *start* on, without the expected lines of the model "fail"."""
     lines = [line for _, line in gateway.log[start:] if "fails on purpose" not in line]
     return "".join(lines)
 
@@ -136,7 +136,7 @@ def warmed(patient: Patient) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of hostile bytes on a connection.
+    """The result of hostile bytes on a connection.
 
     Attributes:
         answers: In order; no more once the gateway closed or the connection was good again.
@@ -148,7 +148,7 @@ class Outcome:
 
 
 def attack(patient: Patient, *pieces: Piece, head: bool = False, end: bool = False) -> Outcome:
-    """Send *pieces* on a fresh connection and judge all that comes back.
+    """Send *pieces* on a fresh connection and judge all received bytes.
 
     Every answer is whole and of a client's fault or good, with a JSON error that tells no
     internals. The connection closes when an answer says so and only then, and if it does not
@@ -180,7 +180,7 @@ def attack(patient: Patient, *pieces: Piece, head: bool = False, end: bool = Fal
 
 
 def judged(answer: Answer, *, head: bool = False) -> Answer:
-    """Assert that *answer* is fit for a client, whatever was sent, and return it."""
+    """Assert that *answer* is acceptable for a client, and return it."""
     text = answer.body.decode("utf-8")
     assert answer.status < 500 or answer.status in (501, 503, 504, 505), (answer.status, text)
     assert CANARY not in text
@@ -192,7 +192,7 @@ def judged(answer: Answer, *, head: bool = False) -> Answer:
 
 
 def check_text(text: str) -> None:
-    """Assert that an error's text helps, is short and tells no internals."""
+    """Assert that an error's text is helpful and short and has no internals."""
     assert text
     assert len(text.encode()) <= 1024
     for internal in ("Traceback", "gateway/", ".py", 'File "', "0x7f", "<class", "object at 0x"):
@@ -200,7 +200,7 @@ def check_text(text: str) -> None:
 
 
 def refused(outcome: Outcome, allowed: frozenset[int] = REFUSED) -> bool:
-    """Tell whether the only answer is a refusal of *allowed*, or there is none at all."""
+    """Return whether the only response is a rejection of *allowed*, or there is none at all."""
     if not outcome.answers:
         return outcome.closed
     (answer,) = outcome.answers

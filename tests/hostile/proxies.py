@@ -82,7 +82,7 @@ _LENIENT = {
 
 @contextmanager
 def front(name: str, upstream: str, folder: Path) -> Iterator[Address]:
-    """Run the proxy *name* of `FRONTS` before *upstream*; give its address."""
+    """Run the proxy *name* of `FRONTS` in front of *upstream*; yield its address."""
     address = ("127.0.0.1", _free_port())
     process = subprocess.Popen(
         _command(name, upstream, address[1], folder),

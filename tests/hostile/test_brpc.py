@@ -308,7 +308,7 @@ def test_many_frames_at_once_all_get_a_response(address: str) -> None:
 
 
 def test_frame_in_single_bytes_is_read(address: str) -> None:
-    """A frame is read however its bytes are split."""
+    """A frame may arrive byte by byte."""
     with Client(address) as client:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in PREDICT.bytes(5):

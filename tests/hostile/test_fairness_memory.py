@@ -34,7 +34,7 @@ def gateway() -> Iterator[Gateway]:
 
 
 def _watched(gateway: Gateway, seconds: float = 1.5) -> Innocents:
-    """Let others ask for a while, beside what was begun before."""
+    """Let others send requests for a while, next to those that have begun."""
     with Innocents(gateway) as others:
         time.sleep(seconds)
     return others
@@ -50,7 +50,7 @@ def test_announced_lengths_hold_no_memory(gateway: Gateway) -> None:
 
 
 def test_stalled_bodies_yield_to_other_clients(gateway: Gateway) -> None:
-    """Bytes of stalled bodies from many addresses give way to waiting requests."""
+    """Bytes of stalled bodies from many addresses are released for waiting requests."""
     with ExitStack() as stack:
         raws = [
             stack.enter_context(Raw(gateway.http, source=f"127.0.8.{number}"))

@@ -54,7 +54,7 @@ def framed(message: bytes) -> bytes:
     return struct.pack("<I", len(message)) + message
 
 
-def is_answered(message: bytes) -> bool:
+def has_outputs(message: bytes) -> bool:
     """Assert that this is outputs or an error of the client; return whether it is outputs."""
     tensors, errors = oracle.read_response(message)
     if not errors:
@@ -71,7 +71,7 @@ def is_answered(message: bytes) -> bool:
 def is_sum(message: bytes | None) -> bool:
     """Return whether this is the response to `QUESTION`."""
     assert message is not None
-    return is_answered(message) and [SUM] == [
+    return has_outputs(message) and [SUM] == [
         each.data for each in oracle.read_response(message)[0]
     ]
 
@@ -139,7 +139,7 @@ def posted(raw: Raw, message: bytes) -> tuple[int, bytes]:
 def check_malformed(name: str, message: bytes) -> None:
     """Assert that this is an allowed response to a malformed message."""
     if not (name in ODD and is_metadata(message)):
-        assert not is_answered(message) or name in ODD
+        assert not has_outputs(message) or name in ODD
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -189,7 +189,7 @@ def test_damaged_messages_over_http_cause_no_internal_error(patient: Patient) ->
             status, body = posted(raw, damaged(rng))
             assert 200 == status
             if not is_metadata(body):
-                is_answered(body)
+                has_outputs(body)
         assert raw.send([GOOD])
         assert is_good(raw.answer())
 
@@ -204,7 +204,7 @@ def test_damaged_messages_in_a_stream_keep_the_order(patient: Patient) -> None:
             answer = stream.answer()
             assert answer is not None
             if not is_metadata(answer):
-                is_answered(answer)
+                has_outputs(answer)
         stream.send(framed(QUESTION))
         assert is_sum(stream.answer())
 
@@ -218,7 +218,7 @@ def test_invalid_sizes_end_the_stream(patient: Patient, size: int) -> None:
         stream.send(struct.pack("<I", size) + framed(QUESTION) * 3)
         answer = stream.answer()
         assert answer is not None
-        assert not is_answered(answer)
+        assert not has_outputs(answer)
         assert stream.answer() is None
 
 
@@ -238,7 +238,7 @@ def test_other_protocols_get_an_error_and_a_close(patient: Patient, data: bytes)
         stream.send(data)
         answer = stream.answer()
         assert answer is not None
-        assert not is_answered(answer)
+        assert not has_outputs(answer)
         assert stream.answer() is None
 
 
@@ -264,7 +264,7 @@ def test_many_frames_at_once_are_served_in_order(patient: Patient) -> None:
 
 
 def test_frame_in_single_bytes_is_read(patient: Patient) -> None:
-    """A frame is read however its bytes are split."""
+    """A frame may arrive byte by byte."""
     with streaming(patient) as stream:
         stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in framed(QUESTION):

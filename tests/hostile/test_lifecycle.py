@@ -113,7 +113,7 @@ _NEVER_BEGUN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Load:
-    """Clients that ask without a pause until they are refused; each answer is checked."""
+    """Clients that send without a pause until they are rejected; each response is checked."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.answered = 0
@@ -136,7 +136,7 @@ class Load:
                 self.lost.append(what)
 
     def _refused(self, number: int, what: str, *, is_refusal: bool) -> None:
-        """Note a call without an answer, unless it met the end of listening and never began."""
+        """Note a call without a response, unless it met the end of listening and never began."""
         if not is_refusal or _time_of(self._gateway, "begun", number) is not None:
             self._count(False, what)
 

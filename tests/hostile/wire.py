@@ -25,19 +25,19 @@ GOOD_BODY = json.dumps({"id": "good", "inputs": _PAIR}).encode()
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer of the gateway."""
+    """One response of the gateway."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
     def get(self, name: str) -> str | None:
-        """Return the first field *name*, given in lower case."""
+        """Return the first field *name*, in lower case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
     @property
     def closes(self) -> bool:
-        """Whether it says that the connection ends."""
+        """Whether it announces the end of the connection."""
         return (self.get("connection") or "").lower() == "close"
 
     @property
@@ -47,7 +47,7 @@ class Answer:
 
 
 class BrokenAnswer(AssertionError):
-    """The gateway wrote what is no HTTP."""
+    """The gateway wrote bytes that are no HTTP."""
 
 
 class Raw:
@@ -78,12 +78,12 @@ class Raw:
         return True
 
     def shut(self) -> None:
-        """Close our side: the gateway sees the end, and may still answer."""
+        """Close our sending side: the gateway sees the end, and may still respond."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
     def answer(self, *, head: bool = False) -> Answer | None:
-        """Read the next answer, interim ones skipped; None if the connection ended instead.
+        """Read the next response, interim ones skipped; None if the connection ended instead.
 
         Raises:
             TimeoutError: Nothing came.
@@ -178,7 +178,7 @@ LAST_GOOD = post(GOOD_BODY, "Connection: close")
 
 
 def is_good(answer: Answer | None) -> bool:
-    """Tell whether this is the answer to `GOOD`."""
+    """Return whether this is the response to `GOOD`."""
     if answer is None or answer.status != 200:
         return False
     document = answer.json
@@ -189,7 +189,7 @@ def is_good(answer: Answer | None) -> bool:
 
 
 def ask(address: Address, data: bytes, *, source: str | None = None) -> Answer | None:
-    """Send one request on a connection of its own and return its answer."""
+    """Send one request on a connection of its own and return its response."""
     with Raw(address, source=source) as raw:
         raw.send([data])
         return raw.answer()

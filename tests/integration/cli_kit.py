@@ -41,7 +41,7 @@ class Running:
         return f"http://{self.addresses[name]}{path}"
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop and return its exit status."""
+        """Send a signal and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(START_S)
 

@@ -55,7 +55,7 @@ def http_clients(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["reference", "native"])
 def http_pairs(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test on each implementation of the HTTP transports, server and client alike."""
+    """Run the test on each implementation of the HTTP transports, the same for both sides."""
     HTTP_MAKES.server = HTTP_MAKES.client = request.param
     yield request.param
     HTTP_MAKES.server = HTTP_MAKES.client = "reference"

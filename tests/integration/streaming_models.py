@@ -1,4 +1,4 @@
-"""Models that answer many times, for tests of streams; each tells a file what became of it."""
+"""Models that reply many times, for tests of streams; each reports its end to a file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def thinking(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Think for ever before the first word; write to the file *text* when it begins and ends."""
+    """Never yield; write to the file *text* at the start and at the end."""
     path = _path(inputs)
     path.with_suffix(".begun").write_text("yes")
     try:
@@ -102,7 +102,7 @@ _RAW = (Tensor("gmap.s_b.raw", Datatype.BYTES, (1,)),)
 
 @declares(inputs=_RAW, outputs=_RAW)
 def mapped(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Give a map of grps back: its bytes are tensors, its other entries parameters."""
+    """Return a map of grps: its bytes are tensors, its other entries parameters."""
     job.reply_parameters.update(job.parameters)
     return inputs
 

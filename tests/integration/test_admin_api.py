@@ -242,7 +242,7 @@ async def ask(
 async def test_verdict_status_serves_other_controllers(
     verdicts: tuple[str, ...], expected: tuple[int, str], method: str
 ) -> None:
-    """Flagger sends POST and Argo Rollouts GET; the status says whether to proceed."""
+    """Flagger sends POST and Argo Rollouts GET; both decide by the status."""
     code, document = await ask(api(Evidence(*verdicts)), "migrations/fraud/verdict", method)
     assert expected == (code, document["verdict"])
 

@@ -73,7 +73,7 @@ def address(request: pytest.FixtureRequest, server: Running, front: Running) -> 
 
 
 def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0) -> Question:
-    """Return a request that the model "watched" answers after *ms* milliseconds."""
+    """Return a request to the model "watched", which takes *ms* milliseconds."""
     row = Tensor("INPUT0", INT32, (2,), (wait_ms, number))
     return Question(
         "Predict",
@@ -83,13 +83,13 @@ def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0) -> Question:
 
 
 def time_of(running: Running, event: str, number: int) -> bool:
-    """Tell whether the model "watched" has said so on standard error."""
+    """Return when the model "watched" logged an event on standard error."""
     event_text = json.dumps({"event": event, "number": number})
     return any(event_text in line for line in running.log[:])
 
 
 def until(running: Running, event: str, number: int, within_s: float = 5.0) -> float:
-    """Wait for what the model says, and return how long that took."""
+    """Wait for an event of the model, and return how long that took."""
     started_s = time.monotonic()
     while not time_of(running, event, number):
         assert time.monotonic() - started_s < within_s, f"{event} {number} was not said"

@@ -20,7 +20,7 @@ from gateway.cli.commands import command_line
 from gateway.demo.config import demo_config
 from gateway.ir.tensor import as_numpy, as_raw
 from tests.integration.asking_kit import ask, running, urls
-from tests.integration.cut_kit import MIB, Far, answer_of, request
+from tests.integration.cut_kit import MIB, Far, response_of, request
 from tests.integration.http_kit import Raw, eventually
 
 pytestmark = pytest.mark.timeout(90)
@@ -101,7 +101,7 @@ async def test_streaming_body_is_recorded_whole(tmp_path: Path) -> None:
             await raw.send(head + body[:1000])
             await eventually(lambda: any(seen.body.endswith(body[:1000]) for seen in far.seen))
             await raw.send(body[1000:])
-            assert (await answer_of(raw)).status == 200
+            assert (await response_of(raw)).status == 200
             await raw.close()
     (call,) = Capture(tmp_path).calls()
     assert [bytes(as_raw(each)) for each in call.request().inputs] == [data]

@@ -52,7 +52,7 @@ def url(request: pytest.FixtureRequest, testing: Running) -> str:
 
 @pytest.fixture
 def nobody() -> str:
-    """Return the URL of an address where nobody listens."""
+    """Return the URL of an address without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 

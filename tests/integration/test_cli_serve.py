@@ -32,7 +32,7 @@ def demo() -> Iterator[Running]:
 
 @pytest.fixture
 def occupied_address() -> Iterator[str]:
-    """Hold an address that nobody else can have."""
+    """Hold an address that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 

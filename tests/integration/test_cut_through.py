@@ -19,7 +19,7 @@ from gateway.service import Service
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http1.client import HttpClient
 from gateway.wire.http import HttpRequest
-from tests.integration.cut_kit import MIB, Far, FarGrpc, answer_of, grpc_near, near, request
+from tests.integration.cut_kit import MIB, Far, FarGrpc, response_of, grpc_near, near, request
 from tests.integration.http_kit import eventually
 
 
@@ -34,7 +34,7 @@ async def test_bytes_pass_unchanged() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", a), ("b", "FP32", b), ("c", "INT32", c))
         await raw.send(head + body)
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
     assert 200 == answer.status
     assert [7] == answer.json["outputs"][0]["data"]
@@ -53,7 +53,7 @@ async def test_upstream_gets_the_head_before_the_body_is_complete() -> None:
         await raw.send(head + body[:1000])
         await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
         await raw.send(body[1000:])
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
     assert 200 == answer.status
     assert data == far.seen[0].binary
@@ -73,7 +73,7 @@ async def test_slow_upstream_pauses_the_client() -> None:
         unsent = raw.writer.transport.get_write_buffer_size()
         far.reads.set()
         await sending
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
     assert 200 == answer.status
     assert MIB >= used_bytes > 0
@@ -89,7 +89,7 @@ async def test_connections_are_reused_after_a_cut_through_body() -> None:
         statuses = []
         for _ in range(3):
             await raw.send(head + body)
-            statuses.append((await answer_of(raw)).status)
+            statuses.append((await response_of(raw)).status)
         await raw.close()
     assert [200, 200, 200] == statuses
     assert 1 == far.connections
@@ -102,7 +102,7 @@ async def test_pipelined_requests_are_served_in_order() -> None:
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         small, rest = request(("a", "UINT8", b"12345"))
         await raw.send(head + body + small + rest)
-        statuses = [(await answer_of(raw)).status for _ in range(2)]
+        statuses = [(await response_of(raw)).status for _ in range(2)]
         await raw.close()
     assert [200, 200] == statuses
     assert b"12345" == far.seen[1].binary
@@ -131,7 +131,7 @@ async def test_stalled_body_is_408_and_counted() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[: 300 * 1024])
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
@@ -149,11 +149,11 @@ async def test_early_upstream_error_is_relayed() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(8 * MIB)))
         await raw.send(head + body[: 300 * 1024])
-        first = await answer_of(raw)
+        first = await response_of(raw)
         await raw.send(body[300 * 1024 :])
         far.early = None
         await raw.send(head + body)
-        second = await answer_of(raw)
+        second = await response_of(raw)
         await raw.close()
     assert (404, "no such model here") == (first.status, first.json["error"])
     assert 200 == second.status
@@ -176,7 +176,7 @@ async def test_upstream_reset_within_a_body_is_503_without_retry() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(4 * MIB)))
         await raw.send(head + body)
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
     server.close()
     assert 503 == answer.status
@@ -209,7 +209,7 @@ async def test_refused_connection_is_retried_before_any_byte() -> None:
             raw = await gateway.connect()
             head, body = request(("a", "UINT8", os.urandom(MIB)))
             await raw.send(head + body)
-            answer = await answer_of(raw)
+            answer = await response_of(raw)
             await raw.close()
         await last.close()
     assert 200 == answer.status
@@ -227,7 +227,7 @@ async def test_deadline_ends_both_connections() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[: 300 * 1024])
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
@@ -246,7 +246,7 @@ async def test_bytes_input_is_validated_before_forwarding() -> None:
         for data in (good, bad):
             head, body = request(("x", "FP32", bytes(MIB)), ("a", "BYTES", data))
             await raw.send(head + body)
-            statuses.append((await answer_of(raw)).status)
+            statuses.append((await response_of(raw)).status)
         await raw.close()
     assert [200, 400] == statuses
     assert [bytes(MIB) + good] == [seen.binary for seen in far.seen]
@@ -277,11 +277,11 @@ async def test_invalid_json_head_is_rejected_before_the_body(
             f"Content-Length: {len(text) + MIB}\r\n\r\n"
         ).encode()
         await raw.send(head + text)
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.send(body)
         good, rest = request(("a", "UINT8", b"123"))
         await raw.send(good + rest)
-        second = await answer_of(raw)
+        second = await response_of(raw)
         await raw.close()
     assert (400, True) == (answer.status, reason in answer.json["error"])
     assert 200 == second.status
@@ -301,7 +301,7 @@ async def test_disabled_cut_through_buffers_the_body() -> None:
         await asyncio.sleep(0.05)
         before = len(far.seen)
         await raw.send(body[-1:])
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
     assert 0 == before
     assert 200 == answer.status
@@ -322,7 +322,7 @@ async def test_http_body_is_forwarded_over_grpc(size: int) -> None:
             await raw.send(sent + after[:1000])
             await asyncio.sleep(0)
             await raw.send(after[1000:])
-            answers.append((await answer_of(raw)).status)
+            answers.append((await response_of(raw)).status)
         await raw.close()
     assert [200, 200] == answers
     first, second = [pb.ModelInferRequest.FromString(message) for message in far.seen]
@@ -343,7 +343,7 @@ async def test_client_disconnect_leaves_the_grpc_upstream_usable() -> None:
         await eventually(lambda: gateway.budget.used_bytes == 0)
         again = await gateway.connect()
         await again.send(head + body)
-        answer = await answer_of(again)
+        answer = await response_of(again)
         await again.close()
     assert 200 == answer.status
     assert 1 == len(far.seen)

@@ -18,7 +18,7 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http2 import frames
-from tests.integration.cut_kit import LIMITS, MIB, Far, answer_of, near, request
+from tests.integration.cut_kit import LIMITS, MIB, Far, response_of, near, request
 from tests.integration.http_kit import Raw, eventually
 
 
@@ -39,7 +39,7 @@ async def test_body_is_cut_through_under_tls() -> None:
         await raw.send(head + body[:1000])
         await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
         await raw.send(body[1000:])
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
     assert 200 == answer.status
     assert body == far.seen[0].binary
@@ -55,7 +55,7 @@ async def test_expect_continue_precedes_a_cut_through_body() -> None:
         async with asyncio.timeout(5):
             status, _ = await raw.head()
         await raw.send(text + body)
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
     assert 100 == status
     assert 200 == answer.status
@@ -70,7 +70,7 @@ async def test_expired_drain_ends_both_connections() -> None:
         await raw.send(head + body[: 300 * 1024])
         await eventually(lambda: bool(far.seen))
         await gateway.server.drain(0.05)
-        answer = await answer_of(raw)
+        answer = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
@@ -118,9 +118,9 @@ async def test_slow_senders_do_not_hold_all_slots() -> None:
         forwarded_count = len(far.seen)
         for other in others:
             await other.send(body[1000:])
-        statuses = [(await answer_of(other)).status for other in others]
+        statuses = [(await response_of(other)).status for other in others]
         await slow.send(body[1000:])
-        statuses.append((await answer_of(slow)).status)
+        statuses.append((await response_of(slow)).status)
         for raw in (slow, *others):
             await raw.close()
     assert 1 == forwarded_count
@@ -128,7 +128,7 @@ async def test_slow_senders_do_not_hold_all_slots() -> None:
 
 
 class Stingy:
-    """An HTTP/2 server that grants what the protocol begins with, and more only when told to."""
+    """An HTTP/2 server that grants the initial windows, and more only on demand."""
 
     def __init__(self) -> None:
         self.received = 0

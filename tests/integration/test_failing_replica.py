@@ -54,7 +54,7 @@ BETWEEN_TRIALS_S = 2.5
 async def gateway_before_three(
     retry: str = RETRY, route_timeout: str = "30s"
 ) -> AsyncIterator[tuple[Gateway, list[FaultyServer]]]:
-    """Run three servers, and a gateway that repeats calls as *retry* says."""
+    """Run three servers, and a gateway with the retry settings of *retry*."""
     found = [FaultyServer(random.Random(1)) for _ in range(3)]  # noqa: S311  # repeatable
     async with AsyncExitStack() as stack:
         for server in found:

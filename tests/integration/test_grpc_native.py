@@ -207,7 +207,7 @@ async def test_stream_below_the_minimum_rate_is_reset() -> None:
 
 
 async def test_window_of_a_large_message_grows_in_few_steps() -> None:
-    """However its frames are cut, a message gets window updates that double."""
+    """A message gets window updates that double, independent of its frames."""
     size = 700_001
     message = b"\0" + size.to_bytes(4, "big") + bytes(size)
     starts = range(0, len(message), frames.DEFAULT_FRAME)

@@ -129,7 +129,7 @@ async def test_withheld_call_is_cancelled_after_its_timeout() -> None:
 
 
 async def test_lost_connection_ends_a_withheld_call() -> None:
-    """No task waits for its reply for ever."""
+    """No task is left waiting for its reply."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     async with serving(slow) as server, calling(server, withheld=withheld) as client:
         task = asyncio.create_task(client.send(ask(), deadline=None))

@@ -407,7 +407,7 @@ def test_additional_predict_path(running: Running) -> None:
 
 
 def test_request_in_single_bytes_is_read(running: Running) -> None:
-    """A request is read however its bytes are split."""
+    """A request may arrive byte by byte."""
     body = json.dumps({"str_data": "hello", "model": "bytes"}).encode()
     head = (
         f"POST {PREDICT} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json; charset=utf-8\r\n"

@@ -1,4 +1,4 @@
-"""A gateway before the Python grps server, of which there are recordings: its answers, byte by byte.
+"""A gateway in front of a recorded Python grps server: its responses, byte by byte.
 
 The server closes each connection after its answer, is not ready before somebody has called online,
 and streams pretty-printed JSON; intermediaries cut streams anew.
@@ -63,7 +63,7 @@ class Server:
         return int(self.listening.getsockname()[1])
 
     def run(self) -> None:
-        """Answer until the socket is closed."""
+        """Serve until the socket is closed."""
         with suppress(OSError):
             while True:
                 connection, _ = self.listening.accept()
@@ -104,7 +104,7 @@ class Server:
         return (RECORDED / f"py_predict_{name}.res.raw").read_bytes()
 
     def _cut(self, answer: bytes) -> bytes:
-        """Return a chunked answer in other chunks."""
+        """Return a chunked response in other chunks."""
         head, _, rest = answer.partition(b"\r\n\r\n")
         if b"chunked" not in head:
             return answer
@@ -132,7 +132,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def gateway(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway before it that asks whether it lives."""
+    """A gateway in front of it with a liveness probe."""
     config = tmp_path_factory.mktemp("recorded") / "gateway.yaml"
     config.write_text(CONFIG.format(port=server.port, readiness="live"))
     with serving(str(config)) as running:

@@ -50,7 +50,7 @@ async def test_both_versions_are_served_on_one_port() -> None:
 
 
 async def test_preface_in_single_bytes_is_recognised() -> None:
-    """The version is detected however the preface is split."""
+    """The preface may arrive byte by byte."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         for byte in PREFACE + bytes(3) + b"\x04" + bytes(5):

@@ -99,7 +99,7 @@ async def test_chunked_body_size_is_limited(size: int, status: int) -> None:
 
 @pytest.mark.parametrize(("count", "status"), [(50, 200), (51, 413)])
 async def test_chunk_count_is_limited(count: int, status: int) -> None:
-    """More chunks than the limit are rejected, however small they are."""
+    """More chunks than the limit are rejected, even small ones."""
     async with serving(Echo(), body_chunks=50) as running:
         got = await fetch(running, chunked(count))
     assert got.status == status
@@ -147,7 +147,7 @@ async def test_endless_head_is_rejected() -> None:
 
 
 async def test_slow_head_times_out() -> None:
-    """A head has one deadline, however often a byte arrives."""
+    """A head has one deadline, even when bytes keep arriving."""
     async with serving(Echo(), header_timeout_s=0.2) as running:
         raw = await running.connect()
         start = time.monotonic()

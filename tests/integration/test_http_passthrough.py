@@ -160,7 +160,7 @@ async def test_truncated_event_stream_stays_truncated() -> None:
     ],
 )
 async def test_upstream_failures_have_a_gateway_status(script: Script, status: int) -> None:
-    """A failing upstream gives 502, 503 or 504 with a JSON error, never a truncated 200."""
+    """A failing upstream is 502, 503 or 504 with a JSON error, never a truncated 200."""
     async with passing(script, limits=ClientLimits(message_bytes=100)) as running:
         raw = await running.connect()
         await raw.send(post(b"", "X-Request-Timeout: 200ms", path="/other"))

@@ -111,7 +111,7 @@ async def test_every_pair_of_protocols_finds_the_difference(scans: kit.Scans) ->
 
 
 async def test_in_process_models_are_compared(scans: kit.Scans) -> None:
-    """A shadow call of an in-process model goes to its copy in the shadow process."""
+    """A shadow call of an in-process model runs on its copy in the shadow process."""
     config = yaml.safe_load(kit.server_config())
     config["admin"] = {"address": "127.0.0.1:0", "metrics": None}
     config["routes"] = [

@@ -112,7 +112,7 @@ def arrays(variant: int) -> dict[str, Any]:
 
 
 def call_of(model: str, variant: int, *, has_batch_axis: bool = True) -> InferRequest:
-    """Return a call; that of TensorRT v1 has its batch size beside the shapes."""
+    """Return a call; that of TensorRT v1 has its batch size next to the shapes."""
     found = {name: array if has_batch_axis else array[0] for name, array in arrays(variant).items()}
     return InferRequest(
         batch_size=None if has_batch_axis else 1,

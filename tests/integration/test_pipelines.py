@@ -48,7 +48,7 @@ async def served() -> AsyncIterator[Gateway]:
 
 
 async def test_chain_of_models_in_every_protocol(served: Gateway) -> None:
-    """Two models in sequence, called as one, give the result of numpy."""
+    """Two models in sequence, called as one, have the result of numpy."""
     expected = {"twice_a": (2 * A).tolist(), "twice_b": (2 * B).tolist()}
     for codec, url in urls(served, "twice").items():
         found = await ask(url, "twice", {"a": A, "b": B})
@@ -57,7 +57,7 @@ async def test_chain_of_models_in_every_protocol(served: Gateway) -> None:
 
 
 async def test_parallel_models_in_every_protocol(served: Gateway) -> None:
-    """Two models in parallel give the results that each gives alone."""
+    """Two models in parallel have the results that each has alone."""
     scans = load_scans()[:2]
     pixels = np.array([scan.pixels for scan in scans], np.float32)
     texts = np.array([b"Where is the station?", b"Wo ist der Bahnhof, bitte?"], object)
@@ -75,7 +75,7 @@ async def test_parallel_models_in_every_protocol(served: Gateway) -> None:
 
 
 async def ask_until(url: str, model: str, inputs: Mapping[str, Array]) -> Any:
-    """Ask until the server is back."""
+    """Call until the server is available again."""
     end = time.monotonic() + 10
     while True:
         try:

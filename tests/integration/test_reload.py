@@ -179,7 +179,7 @@ async def test_drained_endpoint_gets_no_calls_until_it_is_enabled(
         urls = ", ".join(f'"oip+grpc://{address}"' for address in addresses.values())
         text = HEAD.format(workers=workers) + f"upstreams: {{pair: {{urls: [{urls}]}}}}\n"
         async with reloadable_beside(tmp_path / "gateway.yaml", text) as gateway:
-            await both_answer(gateway)
+            await both_reply(gateway)
             await run_command(gateway, "upstream", "drain", f"pair/{addresses[1]}")
             assert await numbers(gateway) == {2}
             status, document = await gateway.reload(text + "policies: {timeout: 5s}")
@@ -188,7 +188,7 @@ async def test_drained_endpoint_gets_no_calls_until_it_is_enabled(
             changes = gateway.admin("GET", "/config")[1]["changes"]
             assert changes == {"drained": [f"pair/{addresses[1]}"], "weights": {}}
             await run_command(gateway, "upstream", "enable", "pair")
-            await both_answer(gateway)
+            await both_reply(gateway)
             await run_command(gateway, "upstream", "drain", "pair")
             with pytest.raises(GatewayError, match="all endpoints of upstream 'pair' are drained"):
                 await numbers(gateway)
@@ -214,7 +214,7 @@ async def test_weights_change_until_they_are_reset(tmp_path: Path) -> None:
 
 
 async def numbers(gateway: Reloaded) -> set[int]:
-    """Return the servers that answer some calls."""
+    """Return the servers that reply to some calls."""
     found = set()
     for _ in range(8):  # each over a connection of its own, so that every worker gets some
         connected = connect(parse_url(gateway.url("oip+http")))
@@ -228,8 +228,8 @@ async def numbers(gateway: Reloaded) -> set[int]:
     return found
 
 
-async def both_answer(gateway: Reloaded) -> None:
-    """Wait until both servers answer: a probe may have timed out on a machine that is busy."""
+async def both_reply(gateway: Reloaded) -> None:
+    """Wait until both servers reply: a probe may have timed out on a busy machine."""
     async with asyncio.timeout(PATIENCE_S):
         while await numbers(gateway) != {1, 2}:
             continue

@@ -31,7 +31,7 @@ lifecycle: {pre_stop: 0s}
 
 
 class Replica:
-    """A model server that fails as the test says, and counts what it has read."""
+    """A model server that fails in the configured way, and counts the inferences it has read."""
 
     def __init__(self) -> None:
         self.mode = "serve"
@@ -42,11 +42,11 @@ class Replica:
         self._may_answer.set()
 
     def hold(self) -> None:
-        """Answer no inference until `release`."""
+        """Respond to no inference until `release`."""
         self._may_answer.clear()
 
     def release(self) -> None:
-        """Answer all that are held."""
+        """Respond to all inferences on hold."""
         self._may_answer.set()
 
     async def until_read(self, count: int) -> None:
@@ -132,7 +132,7 @@ async def test_call_is_not_retried_by_default_after_it_was_read() -> None:
     "targets", ["[{upstream: pair}]", "[{upstream: first, weight: 9}, {upstream: second}]"]
 )
 async def test_idempotent_call_is_retried_at_the_other_replica(targets: str) -> None:
-    """The caller sees no error, and no retry goes to the replica that has just failed."""
+    """The caller sees no error, and the replica that has just failed gets no retry."""
     retry = "{on: [unsent, reset_before_answer], idempotent: true, min_retries: 20}"
     async with gateway_before(f"{{retry: {retry}, targets: {targets}}}") as (replicas, ask, _):
         replicas[0].mode = "reset"

@@ -70,7 +70,7 @@ async def following(url: str, names: NameServer) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NameServer]:
-    """Run a DNS server that this process asks instead of that of the system."""
+    """Run a DNS server that this process uses instead of that of the system."""
     async with name_server() as server:
         server.ttl_s = 0
         resolver = server.resolver()

@@ -29,7 +29,7 @@ MAKES: tuple[TransportImplementation, ...] = ("native", "reference")
 
 
 class Page(HttpFrontend):
-    """Answers every request with an empty page."""
+    """Responds to every request with an empty page."""
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         yield HttpResponse(200)
@@ -39,7 +39,7 @@ class Page(HttpFrontend):
 
 
 class Same(StreamFrontend):
-    """Answers every frame with itself."""
+    """Responds to every frame with itself."""
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         yield wire

@@ -55,7 +55,7 @@ async def frame_of(raw: Raw) -> bytes:
 
 
 class SlowFrames(Slow):
-    """Answers each frame with itself, when told to."""
+    """Responds to each frame with itself, once its event is set."""
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         async for _ in super().__call__(wire):
@@ -67,7 +67,7 @@ class SlowFrames(Slow):
 
 
 class SlowHttp(HttpFrontend):
-    """Answers each request when told to."""
+    """Responds to each request, once `go` is set."""
 
     def __init__(self) -> None:
         self.arrival = asyncio.Event()
@@ -88,7 +88,7 @@ class SlowHttp(HttpFrontend):
 
 
 class PromptHttp(SlowHttp):
-    """Answers with the path."""
+    """Responds with the path."""
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         yield HttpResponse(200, Headers(()), (wire.path.encode(),))

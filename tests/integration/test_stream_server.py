@@ -68,7 +68,7 @@ async def test_frames_in_single_bytes_are_read(address: str) -> None:
 
 
 async def test_pipelined_frames_are_served_in_order() -> None:
-    """Responses keep the order of the requests, however many arrive at once."""
+    """Responses keep the order of the requests, even of many at once."""
     names = [b"question %04d" % number for number in range(200)]
     async with serving(Echo(), pipelined_requests=4) as running:
         raw = await running.connect()

@@ -230,7 +230,7 @@ def test_workers_flag_requires_a_number() -> None:
 
 
 def test_sequence_of_an_in_process_model_is_rejected(lasting: Running) -> None:
-    """The next request might reach the other worker, so the error says it is unsupported."""
+    """The next request might reach the other worker, so sequences get 501."""
     body = json.loads(BODY) | {"parameters": {"sequence_id": 7, "sequence_start": True}}
     status, answer = get(lasting.url("/v2/models/simple/infer"), body)
     assert 501 == status

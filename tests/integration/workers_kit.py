@@ -145,7 +145,7 @@ def end(pid: int, number: signal.Signals) -> None:
 
 
 class Load:
-    """Clients that ask one question after another, each on a thread.
+    """Clients that send one request after another, each on a thread.
 
     Args:
         running: Who is asked.
