@@ -45,9 +45,9 @@ class Http:
         with Raw(gateway.http) as raw:
             raw.socket.settimeout(_PATIENCE_S)
             raw.send([self.data])
-            answer = raw.answer()
-        assert answer is not None
-        return f"{answer.status} {_text(answer)}"
+            response = raw.answer()
+        assert response is not None
+        return f"{response.status} {_text(response)}"
 
 
 @dataclass(frozen=True)
@@ -144,18 +144,18 @@ class _Bystander:
             while not self._done.wait(_PAUSE_S):
                 started_s = time.monotonic()
                 raw.send([head("GET", "/v2/health/live")])
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status == 200
+                response = raw.answer()
+                assert response is not None
+                assert response.status == 200
                 if self._ready.is_set():
                     self.longest_s = max(self.longest_s, time.monotonic() - started_s)
                 self._ready.set()
 
 
-def _text(answer: Answer) -> str:
-    if answer.status < 400:
+def _text(response: Answer) -> str:
+    if response.status < 400:
         return ""
-    return answer.get("nv-status") or answer.body[:300].decode("utf-8", "replace")
+    return response.get("nv-status") or response.body[:300].decode("utf-8", "replace")
 
 
 # -- parts of messages

@@ -82,13 +82,13 @@ class Innocents:
                 delayed, started_s = delayed_s(self._pid), time.monotonic()
                 try:
                     raw.send([data])
-                    answer = raw.answer()
+                    response = raw.answer()
                 except TimeoutError:
-                    answer = None
+                    response = None
                 waited_s = time.monotonic() - started_s
                 self.waits.append(waited_s - max(0.0, delayed_s(self._pid) - delayed))
-                if answer is None or answer.status != 200:
-                    self.refused.append((name, answer and (answer.status, answer.body)))
+                if response is None or response.status != 200:
+                    self.refused.append((name, response and (response.status, response.body)))
                     return
 
     def check(self) -> None:
@@ -113,9 +113,9 @@ def fair_gateway() -> Iterator[Gateway]:
         with Raw(gateway.http) as raw:
             for data in (GOOD, uint8(_BODY_BYTES), GOOD):
                 raw.send([data])
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status == 200, answer.body
+                response = raw.answer()
+                assert response is not None
+                assert response.status == 200, response.body
         yield gateway
         assert gateway.alive
         assert eventually(lambda: in_flight(gateway) == 0, 60), in_flight(gateway)

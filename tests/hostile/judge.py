@@ -58,8 +58,8 @@ class Patient:
 
     def infers(self) -> bool:
         """Send a good request over gRPC."""
-        answer = pb.ModelInferResponse.FromString(self._infer(good_call(), timeout=_SECONDS))
-        return answer.model_name == "simple" and len(answer.raw_output_contents[0]) == 64
+        response = pb.ModelInferResponse.FromString(self._infer(good_call(), timeout=_SECONDS))
+        return response.model_name == "simple" and len(response.raw_output_contents[0]) == 64
 
     def call(
         self,
@@ -160,35 +160,35 @@ def attack(patient: Patient, *pieces: Piece, head: bool = False, end: bool = Fal
         head: The request is HEAD: its answer has no body.
         end: The client's side is closed after the last piece.
     """
-    answers: list[Answer] = []
+    responses: list[Answer] = []
     with Raw(patient.gateway.http) as raw:
         if raw.send(pieces) and end:
             raw.shut()
-        answer = raw.answer(head=head)
-        if answer is not None and not answer.closes and not end:
+        response = raw.answer(head=head)
+        if response is not None and not response.closes and not end:
             # Whatever comes before the answer to this one was asked for before.
             assert raw.send([GOOD]), "closed without a word"
-        while answer is not None:
-            if is_good(answer) and not end:
-                return Outcome(tuple(answers), closed=False)
-            answers.append(judged(answer, head=head))
-            if answer.closes:
+        while response is not None:
+            if is_good(response) and not end:
+                return Outcome(tuple(responses), closed=False)
+            responses.append(judged(response, head=head))
+            if response.closes:
                 assert raw.rest() == b"", "something came after the last answer"
-                return Outcome(tuple(answers), closed=True)
-            answer, head = raw.answer(), False
-        return Outcome(tuple(answers), closed=True)
+                return Outcome(tuple(responses), closed=True)
+            response, head = raw.answer(), False
+        return Outcome(tuple(responses), closed=True)
 
 
-def judged(answer: Answer, *, head: bool = False) -> Answer:
-    """Assert that *answer* is acceptable for a client, and return it."""
-    text = answer.body.decode("utf-8")
-    assert answer.status < 500 or answer.status in (501, 503, 504, 505), (answer.status, text)
+def judged(response: Answer, *, head: bool = False) -> Answer:
+    """Assert that *response* is acceptable for a client, and return it."""
+    text = response.body.decode("utf-8")
+    assert response.status < 500 or response.status in (501, 503, 504, 505), (response.status, text)
     assert CANARY not in text
-    if answer.status >= 400 and not head:
-        document = answer.json
+    if response.status >= 400 and not head:
+        document = response.json
         assert list(document) == ["error"], text
         check_text(document["error"])
-    return answer
+    return response
 
 
 def check_text(text: str) -> None:
@@ -203,5 +203,5 @@ def refused(outcome: Outcome, allowed: frozenset[int] = REFUSED) -> bool:
     """Return whether the only response is a rejection of *allowed*, or there is none at all."""
     if not outcome.answers:
         return outcome.closed
-    (answer,) = outcome.answers
-    return answer.status in allowed
+    (response,) = outcome.answers
+    return response.status in allowed

@@ -78,24 +78,24 @@ def address(patient: Patient) -> str:
 
 def is_good(client: Client) -> bool:
     """Return whether the connection still serves a good request."""
-    answer = client.ask(PREDICT, 4711)
-    return (answer.status, answer.message.tensors and answer.message.tensors[0]) == (OK, SUM)
+    response = client.ask(PREDICT, 4711)
+    return (response.status, response.message.tensors and response.message.tensors[0]) == (OK, SUM)
 
 
-def judged(answer: oracle.Answer | None) -> oracle.Answer:
-    """Assert that *answer* is acceptable for a client, and return it."""
-    assert answer is not None, "closed without a word"
-    text = answer.text
-    if answer.code:
-        assert answer.code in (1001, 1002, 1003), (answer.code, text)
-        assert answer.size == 0
+def judged(response: oracle.Answer | None) -> oracle.Answer:
+    """Assert that *response* is acceptable for a client, and return it."""
+    assert response is not None, "closed without a word"
+    text = response.text
+    if response.code:
+        assert response.code in (1001, 1002, 1003), (response.code, text)
+        assert response.size == 0
         check_text(text)
-    elif answer.status != OK:
-        code, text, flag = answer.status
-        assert (oracle.FAILURE, True) == (flag, 400 <= code < 500 or code == 501), answer.status
+    elif response.status != OK:
+        code, text, flag = response.status
+        assert (oracle.FAILURE, True) == (flag, 400 <= code < 500 or code == 501), response.status
         check_text(text)
     assert CANARY not in text
-    return answer
+    return response
 
 
 def send(client: Client, data: bytes) -> None:
@@ -118,8 +118,8 @@ def test_bad_frames_get_an_error_or_a_close(address: str, name: str) -> None:
     with Client(address) as client:
         send(client, REQUESTS[name])
         if name in CODES:
-            answer = judged(client.answer())
-            assert CODES[name] == answer.code
+            response = judged(client.answer())
+            assert CODES[name] == response.code
             assert is_good(client)
         else:
             with suppress(OSError):
@@ -158,8 +158,8 @@ def test_frames_before_an_invalid_length_are_served(address: str) -> None:
     with Client(address) as client:
         frames = b"".join(PREDICT.bytes(number) for number in (1, 2, 3))
         send(client, frames + struct.pack(">4sII", b"PRPC", 10, 11))
-        answers = [judged(client.answer()) for _ in range(3)]
-        assert {1, 2, 3} == {answer.number for answer in answers}
+        responses = [judged(client.answer()) for _ in range(3)]
+        assert {1, 2, 3} == {response.number for response in responses}
         assert client.answer() is None
 
 
@@ -199,17 +199,17 @@ def test_invalid_metadata_gets_an_error_or_a_close(address: str, name: str) -> N
     """It is accepted, rejected with a code, or ends the connection."""
     with Client(address) as client:
         send(client, oracle.frame(META[name]))
-        answer = client.answer()
-        if answer is not None:
-            judged(answer)
+        response = client.answer()
+        if response is not None:
+            judged(response)
             assert is_good(client)
 
 
 def _serves(address: str) -> bool:
     with Client(address) as client:
         send(client, PREDICT.bytes(1))
-        answer = client.answer()
-        return answer is not None and answer.status == OK
+        response = client.answer()
+        return response is not None and response.status == OK
 
 
 def damaged(rng: random.Random) -> bytes:
@@ -233,13 +233,13 @@ def test_damaged_frames_cause_no_internal_error(address: str) -> None:
             send(client, PREDICT.bytes(4711))
             ours = False
             while not ours:
-                answer = client.answer()
-                if answer is None:
+                response = client.answer()
+                if response is None:
                     client = stack.enter_context(Client(address))
                     break
-                if answer.code != 2004:  # many at once may meet the limit on what is in flight
-                    judged(answer)
-                ours = answer.number == 4711
+                if response.code != 2004:  # many at once may meet the limit on what is in flight
+                    judged(response)
+                ours = response.number == 4711
     # Those that damage has ended count until they are closed at both ends.
     assert eventually(lambda: _serves(address))
 
@@ -268,9 +268,9 @@ def test_decompression_bombs_are_rejected(patient: Patient, address: str, name: 
         clients = [stack.enter_context(Client(address)) for _ in range(16)]
         for client in clients:
             send(client, oracle.frame(meta + oracle.put(4, 5), packed))
-        answers = [judged(client.answer()) for client in clients]
+        responses = [judged(client.answer()) for client in clients]
         assert is_good(clients[0])
-    assert {1003} == {answer.code for answer in answers}
+    assert {1003} == {response.code for response in responses}
     assert patient.gateway.status("VmHWM") - before < 48 << 20
 
 
@@ -279,8 +279,8 @@ def test_large_compressed_message_is_served(address: str, kind: int) -> None:
     """A large message within the limits succeeds in every compression."""
     rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), tuple(range(32_000))) for n in range(2)]
     with Client(address) as client:
-        answer = client.ask(Question("Predict", oracle.message("simple", rows), compress=kind))
-    assert OK == answer.status
+        response = client.ask(Question("Predict", oracle.message("simple", rows), compress=kind))
+    assert OK == response.status
 
 
 def test_repeated_correlation_ids_get_one_response_each(address: str) -> None:
@@ -290,9 +290,11 @@ def test_repeated_correlation_ids_get_one_response_each(address: str) -> None:
         for client in (first, second):
             send(client, PREDICT.bytes(9) * count)
         for client in (first, second):
-            answers = [client.answer() for _ in range(count)]
-            assert [9] * count == [answer.number for answer in answers if answer is not None]
-            assert all(answer.code in (0, 2004) for answer in answers if answer is not None)
+            responses = [client.answer() for _ in range(count)]
+            assert [9] * count == [
+                response.number for response in responses if response is not None
+            ]
+            assert all(response.code in (0, 2004) for response in responses if response is not None)
 
 
 def test_many_frames_at_once_all_get_a_response(address: str) -> None:
@@ -300,10 +302,10 @@ def test_many_frames_at_once_all_get_a_response(address: str) -> None:
     count = 1500
     with Client(address) as client:
         send(client, b"".join(PREDICT.bytes(number) for number in range(count)))
-        answers = [client.answer() for _ in range(count)]
-        found = sorted(answer.number for answer in answers if answer is not None)
+        responses = [client.answer() for _ in range(count)]
+        found = sorted(response.number for response in responses if response is not None)
         assert list(range(count)) == found
-        assert {answer.code for answer in answers if answer is not None} <= {0, 2004}
+        assert {response.code for response in responses if response is not None} <= {0, 2004}
         assert is_good(client)
 
 
@@ -313,8 +315,8 @@ def test_frame_in_single_bytes_is_read(address: str) -> None:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in PREDICT.bytes(5):
             send(client, bytes([byte]))
-        answer = judged(client.answer())
-    assert (5, OK) == (answer.number, answer.status)
+        response = judged(client.answer())
+    assert (5, OK) == (response.number, response.status)
 
 
 HALVES = {
@@ -439,11 +441,11 @@ def test_invalid_frames_after_a_preface_get_goaway(address: str, data: bytes) ->
     """Other bytes end the connection as HTTP/2 does; brpc frames are no longer read."""
     with Client(address) as client:
         send(client, BEGIN + data + PREDICT.bytes(1))
-        answer = b""
+        response = b""
         with suppress(ConnectionError):
             while piece := client.socket.recv(65536):
-                answer += piece
-    kinds = _kinds(answer)
+                response += piece
+    kinds = _kinds(response)
     assert 7 == kinds[-1], kinds  # GOAWAY
 
 
@@ -475,5 +477,5 @@ def test_hostile_http_on_the_brpc_port_is_rejected(address: str, data: bytes) ->
     """The limits and checks of HTTP hold, and only the brpc service is served."""
     with Client(address) as client:
         send(client, data)
-        answer = client.socket.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 4"), answer[:100]
+        response = client.socket.recv(65536)
+    assert response.startswith(b"HTTP/1.1 4"), response[:100]

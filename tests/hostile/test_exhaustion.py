@@ -143,9 +143,9 @@ def test_expensive_input_delays_no_other_client(patient: Patient, name: str) -> 
             started_s = time.monotonic()
             assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
             assert time.monotonic() - started_s < 1
-            answer = raw.answer()
-            assert answer is not None
-            assert answer.status in (400, 413, 501)
+            response = raw.answer()
+            assert response is not None
+            assert response.status in (400, 413, 501)
     assert gateway.cpu_s() - used < 3 * 0.4
 
 
@@ -160,14 +160,14 @@ def test_nothing_behind_an_invalid_request_is_served(patient: Patient) -> None:
     """Requests before it are served or dropped, and the connection ends after its error."""
     with Raw(patient.gateway.http) as raw:
         raw.send([GOOD * 3 + b"G@T / HTTP/1.1\r\n\r\n" + GOOD * 3])
-        answer = raw.answer()
+        response = raw.answer()
         count = 0
-        while is_good(answer):
-            answer = raw.answer()
+        while is_good(response):
+            response = raw.answer()
             count += 1
         assert count <= 3
-        assert answer is not None
-        assert (400, True) == (answer.status, answer.closes)
+        assert response is not None
+        assert (400, True) == (response.status, response.closes)
         assert raw.rest() == b""
 
 
@@ -251,9 +251,9 @@ def test_unknown_names_leave_no_series_and_no_memory(patient: Patient) -> None:
             names = [f"invented_{number}" for number in range(batch, batch + 100)]
             raw.send([head("GET", f"/v2/models/{name}/ready") for name in names])
             for _ in names:
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status in (400, 404, 503)
+                response = raw.answer()
+                assert response is not None
+                assert response.status in (400, 404, 503)
     infer = patient.channel.unary_unary(INFER)
     calls = [
         infer.future(request(tensor(), raw=[bytes(4)], model=f"invented_{number}"), timeout=8)
@@ -294,8 +294,8 @@ def test_bodies_over_the_memory_budget_are_503(tmp_path: Path) -> None:
         for raw in raws:
             raw.socket.settimeout(3)
             raw.send([part])
-        answers = [raw.answer() for raw in raws]
-        statuses = [answer.status for answer in answers if answer is not None]
+        responses = [raw.answer() for raw in raws]
+        statuses = [response.status for response in responses if response is not None]
         assert statuses.count(503) >= 20
         assert set(statuses) <= {503, 408}
         assert gateway.status("VmHWM") - memory < 1.5 * 16 * _MIB + 32 * _MIB

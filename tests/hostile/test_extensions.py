@@ -102,11 +102,11 @@ def test_hostile_http_requests_are_client_errors(patient: Patient, name: str) ->
     path, body = BODIES[name]
     with Raw(patient.gateway.addresses["open.http"]) as raw:
         raw.send([post(body, path=path)])
-        answer = raw.answer()
-    assert answer is not None
-    assert answer.status in REFUSED, answer
-    assert b"Traceback" not in answer.body
-    assert "error" in json.loads(answer.body)
+        response = raw.answer()
+    assert response is not None
+    assert response.status in REFUSED, response
+    assert b"Traceback" not in response.body
+    assert "error" in json.loads(response.body)
 
 
 def test_good_requests_succeed(patient: Patient) -> None:
@@ -115,9 +115,9 @@ def test_good_requests_succeed(patient: Patient) -> None:
     for path in paths:
         with Raw(patient.gateway.addresses["open.http"]) as raw:
             raw.send([head("GET", path)])
-            answer = raw.answer()
-        assert answer is not None
-        assert 200 == answer.status, path
+            response = raw.answer()
+        assert response is not None
+        assert 200 == response.status, path
 
 
 @pytest.fixture

@@ -76,9 +76,9 @@ def test_unread_responses_hold_no_slot(gateway: Gateway) -> None:
                 (gateway.http, "/v2/health/ready"),
                 (gateway.addresses["admin"], "/livez"),
             ):
-                answer = ask(address, head("GET", path, "Connection: close"), source="127.0.12.1")
-                assert answer is not None
-                assert answer.status == 200
+                response = ask(address, head("GET", path, "Connection: close"), source="127.0.12.1")
+                assert response is not None
+                assert response.status == 200
         others.check()
 
 
@@ -94,7 +94,7 @@ def test_one_address_has_a_share_of_the_slots(gateway: Gateway) -> None:
                     raw.answer()
             with Raw(gateway.http, source="127.0.13.1") as raw:
                 raw.send([LIVE])
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status == 200
+                response = raw.answer()
+                assert response is not None
+                assert response.status == 200
         others.check()

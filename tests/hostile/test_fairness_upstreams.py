@@ -206,9 +206,9 @@ def infer_many(gateway: Gateway, count: int) -> list[Answer]:
 def test_unsolicited_response_fails_one_call(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Its connection is not used again, so no other call gets a foreign response."""
     with before(shifted, tmp_path_factory) as gateway:
-        answers = infer_many(gateway, 10)
-    assert [502] == [each.status for each in answers if each.status != 200][:1]
-    good = [(number, each) for number, each in enumerate(answers) if each.status == 200]
+        responses = infer_many(gateway, 10)
+    assert [502] == [each.status for each in responses if each.status != 200][:1]
+    good = [(number, each) for number, each in enumerate(responses) if each.status == 200]
     # Each second call of a connection meets a stranger's response.
     assert len(good) >= 5
     assert [f"r{number}" for number, _ in good] == [each.json["id"] for _, each in good]

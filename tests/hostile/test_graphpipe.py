@@ -131,9 +131,9 @@ def streaming(patient: Patient) -> Iterator[Stream]:
 def posted(raw: Raw, message: bytes) -> tuple[int, bytes]:
     """Post a message on an open connection and return status and body."""
     assert raw.send([post(message, path=PATH)])
-    answer = raw.answer()
-    assert answer is not None
-    return answer.status, answer.body
+    response = raw.answer()
+    assert response is not None
+    return response.status, response.body
 
 
 def check_malformed(name: str, message: bytes) -> None:
@@ -161,9 +161,9 @@ def test_malformed_message_in_a_stream_gets_an_error(patient: Patient, name: str
     message = MALFORMED[name]
     with streaming(patient) as stream:
         stream.send(framed(message) + framed(QUESTION))
-        answer = stream.answer()
-        assert answer is not None
-        check_malformed(name, answer)
+        response = stream.answer()
+        assert response is not None
+        check_malformed(name, response)
         if len(message) < 8:  # no message is as short: the frame itself is wrong
             assert stream.answer() is None
         else:
@@ -201,10 +201,10 @@ def test_damaged_messages_in_a_stream_keep_the_order(patient: Patient) -> None:
         for _ in range(TURNED):
             message = damaged(rng)
             stream.send(framed(message if len(message) >= 8 else message.ljust(8, b"\0")))
-            answer = stream.answer()
-            assert answer is not None
-            if not is_metadata(answer):
-                has_outputs(answer)
+            response = stream.answer()
+            assert response is not None
+            if not is_metadata(response):
+                has_outputs(response)
         stream.send(framed(QUESTION))
         assert is_sum(stream.answer())
 
@@ -216,9 +216,9 @@ def test_invalid_sizes_end_the_stream(patient: Patient, size: int) -> None:
     """The client gets an error, nothing is allocated, and nothing behind it is read."""
     with streaming(patient) as stream:
         stream.send(struct.pack("<I", size) + framed(QUESTION) * 3)
-        answer = stream.answer()
-        assert answer is not None
-        assert not has_outputs(answer)
+        response = stream.answer()
+        assert response is not None
+        assert not has_outputs(response)
         assert stream.answer() is None
 
 
@@ -236,9 +236,9 @@ def test_other_protocols_get_an_error_and_a_close(patient: Patient, data: bytes)
     """Bytes of another protocol get an error, and the stream ends."""
     with streaming(patient) as stream:
         stream.send(data)
-        answer = stream.answer()
-        assert answer is not None
-        assert not has_outputs(answer)
+        response = stream.answer()
+        assert response is not None
+        assert not has_outputs(response)
         assert stream.answer() is None
 
 
@@ -246,8 +246,8 @@ def test_frames_before_an_invalid_size_are_served(patient: Patient) -> None:
     """Frames before the invalid one get their responses first."""
     with streaming(patient) as stream:
         stream.send(framed(QUESTION) * 3 + struct.pack("<I", 1))
-        answers = [stream.answer() for _ in range(4)]
-        assert [True, True, True, False] == [is_sum(answer) for answer in answers]
+        responses = [stream.answer() for _ in range(4)]
+        assert [True, True, True, False] == [is_sum(response) for response in responses]
         assert stream.answer() is None
 
 
@@ -257,8 +257,8 @@ def test_many_frames_at_once_are_served_in_order(patient: Patient) -> None:
     with streaming(patient) as stream:
         stream.send((framed(QUESTION) + framed(METADATA_REQUEST)) * count)
         for _ in range(count):
-            answer, metadata = stream.answer(), stream.answer()
-            assert is_sum(answer)
+            response, metadata = stream.answer(), stream.answer()
+            assert is_sum(response)
             assert metadata is not None
             assert is_metadata(metadata)
 
@@ -282,9 +282,9 @@ def test_stalled_stream_times_out(patient: Patient, sent: bytes) -> None:
     with streaming(patient) as stream:
         stream.send(sent)
         started_s = time.monotonic()
-        answer = stream.answer()
-        if answer is not None:
-            tensors, ((number, text),) = oracle.read_response(answer)
+        response = stream.answer()
+        if response is not None:
+            tensors, ((number, text),) = oracle.read_response(response)
             assert ((), 504) == (tensors, number) or number in (400, 408), (number, text)
             assert stream.answer() is None
         assert time.monotonic() - started_s < 3 * _SLOW_S
@@ -304,11 +304,11 @@ def test_unread_responses_stall_the_stream(patient: Patient) -> None:
     """Unread responses do not pile up: the stream stalls and ends."""
     rng = random.Random(6)  # noqa: S311  # any bytes
     row = oracle.PlainTensor(INT32, (4000, 16), rng.randbytes(256_000))
-    question = framed(oracle.build_request(oracle.PlainRequest(b"", (), (row, row), ())))
+    request = framed(oracle.build_request(oracle.PlainRequest(b"", (), (row, row), ())))
     before = patient.gateway.status("VmRSS")
     with streaming(patient) as stream:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stream.socket.settimeout(8.0)
         with pytest.raises((ConnectionError, TimeoutError)):
-            stream.socket.sendall(question * 400)
+            stream.socket.sendall(request * 400)
     assert patient.gateway.status("VmRSS") - before < 48 << 20

@@ -209,11 +209,11 @@ def test_hostile_message_keeps_the_stream_usable(patient: Patient, name: str) ->
     """It gets a message with an error, and the stream's next request succeeds."""
     hostile = CASES.get(name) or GARBAGE[name]
     stream = patient.channel.stream_stream(SERVICE + "ModelStreamInfer")
-    answers = [
-        pb.ModelStreamInferResponse.FromString(answer)
-        for answer in stream(iter([hostile, good_call()]), timeout=10)
+    responses = [
+        pb.ModelStreamInferResponse.FromString(response)
+        for response in stream(iter([hostile, good_call()]), timeout=10)
     ]
-    refused, good = answers
+    refused, good = responses
     assert refused.error_message
     check_text(refused.error_message)
     assert "" == good.error_message

@@ -42,22 +42,22 @@ def send(patient: Patient, *pieces: bytes | float) -> Answer:
     """Return the response to one request."""
     with Raw(patient.gateway.http) as raw:
         raw.send(pieces)
-        answer = raw.answer()
-    assert answer is not None
-    return answer
+        response = raw.answer()
+    assert response is not None
+    return response
 
 
-def judged(answer: Answer) -> int:
+def judged(response: Answer) -> int:
     """Assert that this is a valid grps response, good or a client's error; return its status."""
-    document = answer.json
+    document = response.json
     status = document["status"]
-    assert answer.status == status["code"]
-    assert answer.status in _STATUSES, document
-    if answer.status != 200:
+    assert response.status == status["code"]
+    assert response.status in _STATUSES, document
+    if response.status != 200:
         assert {"status"} == document.keys()
         assert "FAILURE" == status["status"]
         check_text(status["msg"])
-    return int(answer.status)
+    return int(response.status)
 
 
 def post_json(patient: Patient, body: bytes, path: str = PATH) -> int:
@@ -241,9 +241,9 @@ def test_hostile_queries_are_read_or_rejected(patient: Patient, query: str) -> N
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_unknown_paths_and_methods_are_rejected(patient: Patient, path: str, method: str) -> None:
     """The error of unknown paths and methods and of the disabled switch has a text."""
-    answer = send(patient, head(method, path, JSON, "Content-Length: 0"))
-    assert answer.status in (400, 403, 404, 405, 414), answer
-    check_text(answer.body.decode())
+    response = send(patient, head(method, path, JSON, "Content-Length: 0"))
+    assert response.status in (400, 403, 404, 405, 414), response
+    check_text(response.body.decode())
 
 
 def test_invalid_stream_request_is_rejected_before_the_stream(patient: Patient) -> None:
@@ -285,10 +285,10 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_customised_routes_reject_invalid_bodies(patient: Patient, name: str) -> None:
     """The error has the route's form, with its code as HTTP status."""
-    answer = send(patient, post(BODIES[name], JSON, path="/v1/score"))
-    assert answer.status in (400, 413), answer
-    assert answer.status == answer.json["code"]
-    check_text(answer.json["error"])
+    response = send(patient, post(BODIES[name], JSON, path="/v1/score"))
+    assert response.status in (400, 413), response
+    assert response.status == response.json["code"]
+    check_text(response.json["error"])
 
 
 def test_customised_routes_expand_templates_once(patient: Patient) -> None:
@@ -301,9 +301,9 @@ def test_customised_routes_expand_templates_once(patient: Patient) -> None:
             "Content-Type: application/x-www-form-urlencoded",
         ),
     ):
-        answer = send(patient, post(body, kind, path=path))
-        assert 200 == answer.status, answer
-        assert answer.json in (
+        response = send(patient, post(body, kind, path=path))
+        assert 200 == response.status, response
+        assert response.json in (
             {"values": [1, 2], "who": "said [1, 2]"},
             {"text": '${OUTPUT0}"]'},
         )
@@ -318,8 +318,8 @@ def test_damaged_customised_bodies_are_client_errors(patient: Patient, seed: int
             damaged(json.dumps(SCORE).encode(), chance),
             json.dumps(altered(SCORE, chance)).encode(),
         ):
-            answer = send(patient, post(body, JSON, path="/v1/score"))
-            assert answer.status in (200, 400, 413), (answer, body)
+            response = send(patient, post(body, JSON, path="/v1/score"))
+            assert response.status in (200, 400, 413), (response, body)
 
 
 @pytest.mark.parametrize("seed", range(6))

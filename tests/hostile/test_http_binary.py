@@ -60,7 +60,7 @@ def test_empty_binary_tensors_are_accepted(patient: Patient, count: int) -> None
     for _ in range(count):
         field = f"Inference-Header-Content-Length: {len(text)}"
         outcome = attack(patient, post(text, field, path=path))
-        assert [200] == [answer.status for answer in outcome.answers]
+        assert [200] == [response.status for response in outcome.answers]
 
 
 LEGAL = {

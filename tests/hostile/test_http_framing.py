@@ -290,7 +290,7 @@ TOLERATED: dict[str, bytes] = {
 def test_tolerated_deviations_are_one_request(patient: Patient, name: str) -> None:
     """A deviation with one possible reading is one request, in these cases to an unknown path."""
     outcome = attack(patient, TOLERATED[name])
-    assert [404] == [answer.status for answer in outcome.answers]
+    assert [404] == [response.status for response in outcome.answers]
 
 
 def test_headers_of_rejected_requests_are_not_exposed(patient: Patient) -> None:

@@ -51,7 +51,7 @@ LEGAL = {
 def test_unusual_valid_json_succeeds(patient: Patient, name: str) -> None:
     """Unusual requests within the limits succeed."""
     outcome = attack(patient, post(LEGAL[name], path=_infer("identity_int32")))
-    assert [200] == [answer.status for answer in outcome.answers]
+    assert [200] == [response.status for response in outcome.answers]
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models", "/v2/models/simple", "/v2/health/ready"])
@@ -60,7 +60,7 @@ def test_unexpected_bodies_are_ignored(patient: Patient, path: str) -> None:
     body = b"[" * DEEP
     data = post(body, path=path).replace(b"POST", b"GET", 1)
     outcome = attack(patient, data)
-    assert [200] == [answer.status for answer in outcome.answers]
+    assert [200] == [response.status for response in outcome.answers]
 
 
 @pytest.mark.parametrize("action", ["infer_stream", "generate_stream", "generate"])

@@ -70,8 +70,8 @@ def test_hostile_model_names_are_rejected(patient: Patient, name: str, action: s
     data = post(GOOD_BODY, path=path) if "infer" in action else head("GET", path)
     outcome = attack(patient, data)
     assert refused(outcome, frozenset({400, 404, 405, 413, 414, 431})), outcome
-    for answer in outcome.answers:
-        assert answer.get("x-injected") is None
+    for response in outcome.answers:
+        assert response.get("x-injected") is None
 
 
 @pytest.mark.parametrize("name", [".", "..", "%2e", "%2e%2e", ".%2E"])
@@ -166,7 +166,7 @@ def test_unknown_methods_are_rejected(patient: Patient, method: str) -> None:
     data = head(method, "/v2/models/simple/infer", "X-Echo: here")
     outcome = attack(patient, data)
     assert refused(outcome, frozenset({400, 405, 501})), outcome
-    assert not any(b"X-Echo" in answer.body for answer in outcome.answers)
+    assert not any(b"X-Echo" in response.body for response in outcome.answers)
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models/simple", "/v2/models/simple/infer", "/x"])

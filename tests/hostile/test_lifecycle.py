@@ -152,13 +152,13 @@ class Load:
                     if not raw.send([post(_body(20, number), path=PATH)]):
                         self._count(False, "closed while sending")
                         return
-                    answer = raw.answer()
-                    if answer is None or answer.status != 200:
-                        self._refused(number, f"{answer}", is_refusal=answer is None)
+                    response = raw.answer()
+                    if response is None or response.status != 200:
+                        self._refused(number, f"{response}", is_refusal=response is None)
                         return
-                    data = answer.json["outputs"][0]["data"]
+                    data = response.json["outputs"][0]["data"]
                     self._count(data == [20, number], f"{data} is not {number}")
-                    if answer.closes:
+                    if response.closes:
                         break
 
     def _grpc(self) -> None:
@@ -167,13 +167,13 @@ class Load:
             while True:
                 number = next(_NUMBERS)
                 try:
-                    answer = infer(_message(20, number), timeout=20)
+                    response = infer(_message(20, number), timeout=20)
                 except grpc.RpcError as error:
                     self._refused(
                         number, f"{error.code()}", is_refusal=error.code() in _NEVER_BEGUN
                     )
                     return
-                self._count(number.to_bytes(4, "little") in answer, f"not {number}")
+                self._count(number.to_bytes(4, "little") in response, f"not {number}")
 
 
 def test_stop_under_load_loses_no_call() -> None:
@@ -203,9 +203,9 @@ def test_stop_finishes_long_calls() -> None:
         gateway.process.send_signal(signal.SIGTERM)
         assert b"" == idle.rest()
         assert (1).to_bytes(4, "little") in call.result(timeout=20)
-        answer = raw.answer()
-        assert answer is not None
-        assert (200, True) == (answer.status, answer.closes)
+        response = raw.answer()
+        assert response is not None
+        assert (200, True) == (response.status, response.closes)
         assert gateway.process.wait(60) == 0
 
 

@@ -75,10 +75,10 @@ def _answers(patient: Patient, requests: Iterator[bytes]) -> set[int]:
     with Raw(patient.gateway.http) as raw:
         for data in requests:
             assert raw.send([data])
-            answer = raw.answer()
-            assert answer is not None, data
-            assert not answer.closes, data
-            found.add(judged(answer).status)
+            response = raw.answer()
+            assert response is not None, data
+            assert not response.closes, data
+            found.add(judged(response).status)
     return found
 
 
@@ -124,8 +124,12 @@ def test_damaged_http_is_a_client_error(patient: Patient, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     for _ in range(_EACH // 2):
         outcome = attack(patient, damaged(GOOD[: GOOD.index(b"\r\n\r\n") + 4], chance), end=True)
-        for answer in outcome.answers:
-            assert answer.status == 200 or 400 <= answer.status < 500 or answer.status in (501, 505)
+        for response in outcome.answers:
+            assert (
+                response.status == 200
+                or 400 <= response.status < 500
+                or response.status in (501, 505)
+            )
 
 
 @pytest.mark.parametrize("seed", _SEEDS)

@@ -80,19 +80,19 @@ def send_header(patient: Patient, text: str, body: bytes = BODY, path: str = PAT
         return raw.answer()
 
 
-def fit_for_a_client(answer: Answer | None) -> bool:
+def fit_for_a_client(response: Answer | None) -> bool:
     """Return whether a response is good or a client's error, without internals."""
-    assert answer is not None
-    assert b"Traceback" not in answer.body
-    assert "\n" not in (answer.get("nv-status") or "")
-    return answer.status in _ALLOWED
+    assert response is not None
+    assert b"Traceback" not in response.body
+    assert "\n" not in (response.get("nv-status") or "")
+    return response.status in _ALLOWED
 
 
 def test_good_request_succeeds(patient: Patient) -> None:
     """The request that the hostile ones are made from succeeds."""
-    answer = send_header(patient, GOOD + OUTPUTS)
-    assert answer is not None
-    assert 200 == answer.status
+    response = send_header(patient, GOOD + OUTPUTS)
+    assert response is not None
+    assert 200 == response.status
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -104,10 +104,10 @@ def test_hostile_headers_are_client_errors(patient: Patient, name: str) -> None:
 @pytest.mark.parametrize("size", [0, 1, 127, 129, 4096])
 def test_bodies_of_another_size_are_rejected(patient: Patient, size: int) -> None:
     """A body shorter or longer than its inputs is an error that names the sizes."""
-    answer = send_header(patient, GOOD + OUTPUTS, bytes(size))
-    assert answer is not None
-    assert 400 == answer.status
-    assert "bytes" in (answer.get("nv-status") or "")
+    response = send_header(patient, GOOD + OUTPUTS, bytes(size))
+    assert response is not None
+    assert 400 == response.status
+    assert "bytes" in (response.get("nv-status") or "")
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_bodies_of_another_size_are_rejected(patient: Patient, size: int) -> Non
 )
 def test_unknown_paths_are_rejected(patient: Patient, path: str) -> None:
     """Unknown paths, versions and models, and disabled calls, get a valid error."""
-    answer = send_header(patient, GOOD, path=path)
-    assert fit_for_a_client(answer) and answer is not None and answer.status != 200  # noqa: PT018
+    response = send_header(patient, GOOD, path=path)
+    assert fit_for_a_client(response) and response is not None and response.status != 200  # noqa: PT018
 
 
 def test_damaged_headers_are_read_or_rejected(patient: Patient) -> None:

@@ -129,7 +129,7 @@ def channel(patient: Patient, request: pytest.FixtureRequest) -> Iterator[grpc.C
         yield opened
 
 
-def answer(data: bytes) -> pb.InferResponse:
+def read_response(data: bytes) -> pb.InferResponse:
     return pb.InferResponse.FromString(data)
 
 
@@ -142,7 +142,7 @@ def ask(channel: grpc.Channel, data: bytes, method: str = INFER) -> bytes:
 def stream(channel: grpc.Channel, messages: Iterable[bytes]) -> list[pb.InferResponse]:
     """Return the responses on a stream that must end with OK."""
     call = channel.stream_stream(STREAM)(iter(messages), timeout=SECONDS)
-    return [answer(data) for data in call]
+    return [read_response(data) for data in call]
 
 
 def refuses(found: pb.InferResponse) -> bool:
@@ -156,7 +156,7 @@ def refuses(found: pb.InferResponse) -> bool:
 
 def test_good_message_succeeds(channel: grpc.Channel) -> None:
     """The message that the hostile ones are made from succeeds."""
-    found = answer(ask(channel, message(7)))
+    found = read_response(ask(channel, message(7)))
     assert (pb.SUCCESS, 7, 2) == (
         found.request_status.code,
         found.meta_data.id,
@@ -167,7 +167,7 @@ def test_good_message_succeeds(channel: grpc.Channel) -> None:
 @pytest.mark.parametrize("name", LIES)
 def test_invalid_messages_are_rejected_with_their_id(channel: grpc.Channel, name: str) -> None:
     """The call ends with OK, and the response has an error and the id."""
-    found = answer(ask(channel, message(7, LIES[name])))
+    found = read_response(ask(channel, message(7, LIES[name])))
     assert refuses(found)
     assert 7 == found.meta_data.id
 
@@ -184,7 +184,7 @@ def test_invalid_stream_messages_are_rejected_in_order(channel: grpc.Channel, na
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_is_rejected_and_the_stream_continues(channel: grpc.Channel, name: str) -> None:
     """Bytes that are no message get an error, alone and on a stream."""
-    assert refuses(answer(ask(channel, GARBAGE[name])))
+    assert refuses(read_response(ask(channel, GARBAGE[name])))
     found = stream(channel, [message(1), GARBAGE[name], message(3)])
     assert [1, 0, 3] == [one.meta_data.id for one in found]
     assert [True, False, True] == [one.request_status.code == pb.SUCCESS for one in found]
@@ -192,7 +192,7 @@ def test_garbage_is_rejected_and_the_stream_continues(channel: grpc.Channel, nam
 
 def test_surplus_raw_inputs_are_rejected(channel: grpc.Channel) -> None:
     """Three entries for two inputs are an error of the client."""
-    found = answer(ask(channel, message(1, raws(bytes(64), bytes(64), bytes(9)))))
+    found = read_response(ask(channel, message(1, raws(bytes(64), bytes(64), bytes(9)))))
     assert pb.INVALID_ARG == found.request_status.code
 
 
@@ -214,7 +214,7 @@ def test_message_over_the_limit_is_a_client_error(channel: grpc.Channel) -> None
     call = channel.stream_stream(STREAM)(iter([message(1), large]), timeout=SECONDS)
     ids: list[int] = []
     try:
-        ids.extend(answer(data).meta_data.id for data in call)
+        ids.extend(read_response(data).meta_data.id for data in call)
     except grpc.RpcError as error:
         assert error.code() in CLIENTS_FAULT  # noqa: PT017  # there may be none
     # 0 is the refusal of what was never read whole, and so has no id.
@@ -262,5 +262,5 @@ def test_damaged_messages_are_read_or_rejected(channel: grpc.Channel) -> None:
         damaged[luck.randrange(len(damaged))] = luck.randrange(256)
         if luck.random() < 0.3:
             damaged = damaged[: luck.randrange(len(damaged))]
-        status = answer(ask(channel, bytes(damaged))).request_status
+        status = read_response(ask(channel, bytes(damaged))).request_status
         assert status.code not in (pb.INVALID, pb.INTERNAL, pb.UNKNOWN), status

@@ -42,9 +42,9 @@ def send(patient: Patient, path: str, header: str = "", body: bytes = b"") -> An
     lines = [f"NV-InferRequest: {header}"] if header else []
     with Raw(patient.gateway.addresses["memory.http"]) as raw:
         raw.send([post(body, *lines, path=path)])
-        answer = raw.answer()
-    assert answer is not None
-    return answer
+        response = raw.answer()
+    assert response is not None
+    return response
 
 
 def register(patient: Patient, key: str, name: str = "r", offset: int = 0, size: int = 4096) -> int:
@@ -56,8 +56,8 @@ def infer(patient: Patient, shared: str = PLACE % (0, 64), output_place: str = "
     return send(patient, "/api/infer/simple?format=binary", text, bytes(64))
 
 
-def status_text(answer: Answer) -> str:
-    status = answer.get("nv-status") or ""
+def status_text(response: Answer) -> str:
+    status = response.get("nv-status") or ""
     check_text(status)
     return status
 
@@ -66,18 +66,18 @@ def regions(patient: Patient) -> list[str]:
     """Return the names of the registered regions."""
     with Raw(patient.gateway.addresses["memory.http"]) as raw:
         raw.send([f"GET {CONTROL}/status?format=binary HTTP/1.1\r\nHost: x\r\n\r\n".encode()])
-        answer = raw.answer()
-    assert answer is not None
-    found = pb.SharedMemoryStatus.FromString(answer.body).shared_memory_region
+        response = raw.answer()
+    assert response is not None
+    found = pb.SharedMemoryStatus.FromString(response.body).shared_memory_region
     return [region.name for region in found]
 
 
 def test_good_region_is_usable(patient: Patient, segment: Path) -> None:
     """The region that the hostile ones are made from is used and listed."""
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, output_place=PLACE % (64, 64))
-    assert 200 == answer.status
-    assert "batch_byte_size: 64" in (answer.get("nv-inferresponse") or "")
+    response = infer(patient, output_place=PLACE % (64, 64))
+    assert 200 == response.status
+    assert "batch_byte_size: 64" in (response.get("nv-inferresponse") or "")
     assert ["r"] == regions(patient)
 
 
@@ -116,10 +116,10 @@ def test_files_other_than_segments_are_rejected(patient: Patient, segment: Path,
     }
     make[kind](place)
     try:
-        answer = send(patient, f"{CONTROL}/register/r//{place.name}/0/16")
+        response = send(patient, f"{CONTROL}/register/r//{place.name}/0/16")
     finally:
         (place.rmdir if kind == "folder" else place.unlink)()
-    assert (400, True) == (answer.status, "INTERNAL" in status_text(answer))
+    assert (400, True) == (response.status, "INTERNAL" in status_text(response))
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_inputs_outside_their_region_are_rejected(
 ) -> None:
     """An input that exceeds its region, or of another size than its tensor, is rejected."""
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, PLACE % (offset, size))
-    assert (400, True) == (answer.status, "INVALID_ARG" in status_text(answer))
+    response = infer(patient, PLACE % (offset, size))
+    assert (400, True) == (response.status, "INVALID_ARG" in status_text(response))
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 63), (0, 0)])
@@ -153,8 +153,8 @@ def test_outputs_larger_than_their_space_are_rejected(
     """Nothing is written beyond the space; the code is INTERNAL, as of real servers."""
     segment.write_bytes(b"x" * 4096)
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, output_place=PLACE % (offset, size))
-    assert (400, True) == (answer.status, "INTERNAL" in status_text(answer))
+    response = infer(patient, output_place=PLACE % (offset, size))
+    assert (400, True) == (response.status, "INTERNAL" in status_text(response))
     assert b"x" * 4096 == segment.read_bytes()
 
 
@@ -190,7 +190,7 @@ def test_shrinking_segment_fails_only_its_own_requests(patient: Patient, segment
     finally:
         over.set()
         thread.join()
-    assert {answer.status for answer in found} <= {200, 400}
+    assert {response.status for response in found} <= {200, 400}
     assert patient.gateway.alive
 
 

@@ -42,11 +42,11 @@ def _statuses(front: Gateway, requests: Iterator[tuple[str, bytes]]) -> dict[str
         raw = stack.enter_context(Raw(front.http))
         for name, data in requests:
             assert raw.send([data]), name
-            answer = raw.answer()
-            assert answer is not None, name
-            if judged(answer).status not in (400, 404, 405, 413, 415, 431, 501):
-                odd[name] = answer.status
-            if answer.closes:
+            response = raw.answer()
+            assert response is not None, name
+            if judged(response).status not in (400, 404, 405, 413, 415, 431, 501):
+                odd[name] = response.status
+            if response.closes:
                 raw = stack.enter_context(Raw(front.http))
     return odd
 
@@ -102,9 +102,9 @@ def test_hostile_grpc_messages_are_client_errors(front: Gateway) -> None:
 def test_unusual_ids_are_returned_unchanged(front: Gateway, text: str) -> None:
     """An id is text and is returned unchanged, whatever it contains."""
     body = json.loads(GOOD_BODY) | {"id": text, "parameters": {"x" + text[:100]: text[:100]}}
-    answer = ask(front.http, post(json.dumps(body).encode()))
-    assert answer is not None
-    assert (200, text) == (answer.status, answer.json["id"])
+    response = ask(front.http, post(json.dumps(body).encode()))
+    assert response is not None
+    assert (200, text) == (response.status, response.json["id"])
 
 
 def test_unknown_names_use_no_memory(front: Gateway) -> None:
@@ -125,6 +125,6 @@ def test_unusual_headers_are_forwarded_or_dropped(front: Gateway) -> None:
         *("Inference-Header-Content-Length-X: 1", "Connection: X-Request-Id"),
     )
     for each in (*((field,) for field in fields), fields):
-        answer = ask(front.http, post(GOOD_BODY, *each))
-        assert answer is not None
-        assert answer.status in (200, 400), each
+        response = ask(front.http, post(GOOD_BODY, *each))
+        assert response is not None
+        assert response.status in (200, 400), each

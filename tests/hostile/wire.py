@@ -113,13 +113,13 @@ class Raw:
 
     def _rest_of(self, status: int, lines: list[bytes], *, head: bool) -> Answer:
         fields = [line.decode("ascii").partition(": ")[::2] for line in lines]
-        answer = Answer(status, tuple(fields), b"")
+        response = Answer(status, tuple(fields), b"")
         lengths = [value for key, value in fields if key.lower() == "content-length"]
-        coding = answer.get("transfer-encoding")
+        coding = response.get("transfer-encoding")
         if len(lengths) + (coding is not None) > 1:
             raise BrokenAnswer(f"two framings: {fields}")
         if head or status in (204, 304):
-            return answer
+            return response
         if coding is not None:
             raise BrokenAnswer("the unary answers here have a length")
         if not lengths:
@@ -177,11 +177,11 @@ GOOD = post(GOOD_BODY)
 LAST_GOOD = post(GOOD_BODY, "Connection: close")
 
 
-def is_good(answer: Answer | None) -> bool:
+def is_good(response: Answer | None) -> bool:
     """Return whether this is the response to `GOOD`."""
-    if answer is None or answer.status != 200:
+    if response is None or response.status != 200:
         return False
-    document = answer.json
+    document = response.json
     if not isinstance(document, dict):
         return False
     sums = [2 * n for n in range(16)]
@@ -197,6 +197,6 @@ def ask(address: Address, data: bytes, *, source: str | None = None) -> Answer |
 
 def get(address: Address, path: str) -> bytes:
     """Return the body at *path*."""
-    answer = ask(address, head("GET", path, "Connection: close"))
-    assert answer is not None
-    return answer.body
+    response = ask(address, head("GET", path, "Connection: close"))
+    assert response is not None
+    return response.body

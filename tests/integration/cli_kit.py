@@ -98,9 +98,9 @@ def get(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
             connection.request("GET", parts.path)
         else:
             connection.request("POST", parts.path, json.dumps(body))
-        answer = connection.getresponse()
-        data = answer.read()
-        return answer.status, json.loads(data) if data else None
+        response = connection.getresponse()
+        data = response.read()
+        return response.status, json.loads(data) if data else None
 
 
 def _event(line: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Seen:
 class Far:
     """An HTTP upstream made of a socket: reads while `reads` is set, and sends a set response."""
 
-    def __init__(self, answer: bytes | None = None, value: int = 7) -> None:
+    def __init__(self, response: bytes | None = None, value: int = 7) -> None:
         self.seen: list[Seen] = []
         self.reads = asyncio.Event()
         self.reads.set()
@@ -77,7 +77,7 @@ class Far:
         output = {"name": "y", "datatype": "INT32", "shape": [1], "data": [value]}
         body = json.dumps({**ANSWER, "outputs": [output]}).encode()
         self._answer = (
-            answer
+            response
             or (
                 b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                 % len(body)
@@ -222,10 +222,10 @@ class FarGrpc(GrpcFrontend):
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         self.seen.append(bytes(wire.view))
-        answer = pb.ModelInferResponse(model_name="m")
-        answer.outputs.add(name="y", datatype="INT32", shape=[1])
-        answer.raw_output_contents.append((7).to_bytes(4, "little"))
-        yield GrpcResponse((answer.SerializeToString(),))
+        response = pb.ModelInferResponse(model_name="m")
+        response.outputs.add(name="y", datatype="INT32", shape=[1])
+        response.raw_output_contents.append((7).to_bytes(4, "little"))
+        yield GrpcResponse((response.SerializeToString(),))
 
     def reject(self, error: Any, /) -> GrpcResponse:
         raise AssertionError(error)

@@ -37,7 +37,7 @@ CALLS: list[tuple[str, float]] = []
 
 def _model(name: str, more: int) -> Any:
     @declares(inputs=(_IN,), outputs=(_OUT,))
-    async def answer(inputs: dict[str, Any]) -> dict[str, Any]:
+    async def respond(inputs: dict[str, Any]) -> dict[str, Any]:
         CALLS.append((name, time.monotonic()))
         await asyncio.sleep(0)
         if name in FAULTS:
@@ -45,7 +45,7 @@ def _model(name: str, more: int) -> Any:
         wrong = 100 if name == "new" and "wrong" in FAULTS else 0
         return {"OUT": inputs["IN"] + np.int32(more + wrong)}
 
-    return answer
+    return respond
 
 
 old, new = _model("old", 0), _model("new", 1)

@@ -66,8 +66,10 @@ _STATUS = {
 class Answers(GrpcFrontend):
     """A frontend made of one async generator function; keeps its requests."""
 
-    def __init__(self, answer: Callable[[GrpcRequest], AsyncGenerator[GrpcResponse, None]]) -> None:
-        self._answer = answer
+    def __init__(
+        self, response: Callable[[GrpcRequest], AsyncGenerator[GrpcResponse, None]]
+    ) -> None:
+        self._answer = response
         self.requests: list[GrpcRequest] = []
 
     def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:

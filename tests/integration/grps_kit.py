@@ -22,8 +22,8 @@ def post(
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path, data, {"Content-Type": kind})
-        answer = connection.getresponse()
-        return answer.status, answer.getheader("Content-Type", ""), answer.read()
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type", ""), response.read()
 
 
 def values(text: bytes) -> list[dict[str, Any]]:
@@ -53,8 +53,8 @@ class Channel:
         call = self._channel.unary_unary(
             SERVICE + method, pb.GrpsMessage.SerializeToString, pb.GrpsMessage.FromString
         )
-        answer: pb.GrpsMessage = call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
-        return answer
+        response: pb.GrpsMessage = call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
+        return response
 
     def stream(self, **fields: Any) -> Any:
         """Return the responses of PredictStreaming."""

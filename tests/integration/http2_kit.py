@@ -128,9 +128,9 @@ class H2Client:
 
     async def answer(self, number: int) -> H2Answer:
         """Return the response on a stream once it has ended."""
-        answer = self.answers[number]
-        await asyncio.wait_for(answer.end.wait(), PATIENCE_S)
-        return answer
+        response = self.answers[number]
+        await asyncio.wait_for(response.end.wait(), PATIENCE_S)
+        return response
 
     def reset(self, number: int) -> None:
         """Reset a stream."""
@@ -166,8 +166,8 @@ class H2Client:
         except ConnectionError:
             pass
         self.over.set()
-        for answer in self.answers.values():
-            answer.end.set()
+        for response in self.answers.values():
+            response.end.set()
 
     def _note(self, event: Event) -> None:
         number: Any = getattr(event, "stream_id", None)

@@ -185,7 +185,7 @@ def upstream_routes(addresses: dict[int, str], number: int) -> str:
     )
 
 
-def question(model: str, value: int, **context: Any) -> InferRequest:
+def infer_request(model: str, value: int, **context: Any) -> InferRequest:
     """Return a call of *model* with one number."""
     tensor = array_tensor("IN", np.array([value], np.int32))
     deadline = time.monotonic() + PATIENCE_S
@@ -268,7 +268,7 @@ class Load:
             value, first = next(self._inputs), self._confirmed
             self._first[value] = first
             try:
-                reply = await service(question("add", value))
+                reply = await service(infer_request("add", value))
             except Exception as error:  # noqa: BLE001  # whatever it is, the call is lost
                 self.wrong.append(f"{scheme}: {error!r}")
                 await asyncio.sleep(0.05)
@@ -279,7 +279,7 @@ class Load:
         length = 30
         while not self._is_over:
             first = self._confirmed
-            call = StreamInferRequest(request=question("count", length))
+            call = StreamInferRequest(request=infer_request("count", length))
             try:
                 replies = [reply async for reply in await service(call) if reply.outputs]
             except Exception as error:  # noqa: BLE001  # whatever it is, the call is lost

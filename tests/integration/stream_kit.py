@@ -151,8 +151,8 @@ class Counting(Big):
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         self.call_count += 1
-        async for answer in super().__call__(wire):
-            yield answer
+        async for response in super().__call__(wire):
+            yield response
 
 
 class Watched(Big):
@@ -163,9 +163,9 @@ class Watched(Big):
         self.answers: list[weakref.ref[memoryview]] = []
 
     async def __call__(self, _wire: Frame, /) -> AsyncGenerator[Frame, None]:
-        answer = memoryview(self._answer)
-        self.answers.append(weakref.ref(answer))
-        yield Frame((answer,))
+        response = memoryview(self._answer)
+        self.answers.append(weakref.ref(response))
+        yield Frame((response,))
 
 
 class Raw:

@@ -101,10 +101,10 @@ def until(running: Running, event: str, number: int, within_s: float = 5.0) -> f
 @pytest.mark.parametrize("service", [oracle.FULL_NAME, oracle.SHORT_NAME])
 def test_predict_works_in_every_compression(address: str, kind: int, service: str) -> None:
     """None, Snappy, gzip and zlib work under both service names; attachments are ignored."""
-    question = Question("Predict", PREDICT.body, service, kind, attachment=b"ignored" * 9)
+    request = Question("Predict", PREDICT.body, service, kind, attachment=b"ignored" * 9)
     with Client(address) as client:
-        answer = client.ask(question)
-    assert (OK, (SUM, DIFFERENCE)) == (answer.status, answer.message.tensors)
+        response = client.ask(request)
+    assert (OK, (SUM, DIFFERENCE)) == (response.status, response.message.tensors)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, -1, -(2**63), None])
@@ -112,9 +112,9 @@ def test_response_has_the_correlation_id_of_its_request(address: str, number: in
     """Any id is returned as sent; a missing one is 0."""
     with Client(address) as client:
         client.socket.sendall(PREDICT.bytes(number))
-        answer = client.answer()
-    assert answer is not None
-    assert (number or 0, (SUM, DIFFERENCE)) == (answer.number, answer.message.tensors)
+        response = client.answer()
+    assert response is not None
+    assert (number or 0, (SUM, DIFFERENCE)) == (response.number, response.message.tensors)
 
 
 def test_responses_are_sent_as_they_complete(address: str) -> None:
@@ -122,8 +122,8 @@ def test_responses_are_sent_as_they_complete(address: str) -> None:
     with Client(address) as client:
         slow = client.send(waiting(1, 300))
         prompt = [client.send(PREDICT) for _ in range(20)]
-        answers = [client.answer() for _ in range(21)]
-    numbers = [answer.number for answer in answers if answer is not None]
+        responses = [client.answer() for _ in range(21)]
+    numbers = [response.number for response in responses if response is not None]
     assert sorted(prompt) == sorted(numbers[:-1])
     assert slow == numbers[-1]
 
@@ -133,8 +133,8 @@ def test_client_may_reuse_a_correlation_id(server: Running) -> None:
     with Client(server.addresses[BRPC]) as client:
         for _ in range(2):
             client.send(PREDICT, 7)
-        answers = [client.answer() for _ in range(2)]
-    assert [7, 7] == [answer.number for answer in answers if answer is not None]
+        responses = [client.answer() for _ in range(2)]
+    assert [7, 7] == [response.number for response in responses if response is not None]
 
 
 def test_requests_of_the_official_client_succeed(address: str) -> None:
@@ -167,10 +167,10 @@ def test_call_errors_have_a_code_and_no_message(
 ) -> None:
     """A call that reaches no service gets an error code; the connection stays usable."""
     with Client(address) as client:
-        answer = client.ask(question)
+        response = client.ask(question)
         after = client.ask(PREDICT)
-    assert (code, 0, OK) == (answer.code, answer.size, after.status)
-    assert text in answer.text
+    assert (code, 0, OK) == (response.code, response.size, after.status)
+    assert text in response.text
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_call_errors_have_a_code_and_no_message(
 def test_service_failures_are_in_the_status_message(address: str, body: bytes, code: int) -> None:
     """The call succeeds, and the Status of its message has the failure."""
     with Client(address) as client:
-        answer = client.ask(Question("Predict", body))
+        response = client.ask(Question("Predict", body))
         after = client.ask(PREDICT)
-    assert (code, oracle.FAILURE) == (answer.status[0], answer.status[2])
-    assert answer.status[1]
+    assert (code, oracle.FAILURE) == (response.status[0], response.status[2])
+    assert response.status[1]
     assert OK == after.status
 
 
@@ -223,9 +223,9 @@ def request_http(
     """Send one request over HTTP."""
     with closing(HTTPConnection(address, timeout=10)) as connection:
         connection.request(method, path, body, {"Content-Type": kind} if kind else {})
-        answer = connection.getresponse()
-        answer.body = answer.read()  # type: ignore[attr-defined]  # read before it is closed
-        return answer
+        response = connection.getresponse()
+        response.body = response.read()  # type: ignore[attr-defined]  # read before it is closed
+        return response
 
 
 @pytest.mark.parametrize("service", [oracle.SHORT_NAME, oracle.FULL_NAME])
@@ -236,9 +236,9 @@ def test_http_json_on_the_brpc_port(address: str, service: str) -> None:
         for row in ROWS
     ]
     body = json.dumps({"model": "simple", "gtensors": {"tensors": rows}}).encode()
-    answer = request_http(address, "POST", f"/{service}/Predict", body, "application/json")
-    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `request_http`
-    assert (200, "SUCCESS") == (answer.status, document["status"]["status"])
+    response = request_http(address, "POST", f"/{service}/Predict", body, "application/json")
+    document = json.loads(response.body)  # type: ignore[attr-defined]  # of `request_http`
+    assert (200, "SUCCESS") == (response.status, document["status"]["status"])
     assert list(SUM.values) == document["gtensors"]["tensors"][0]["flat_int32"]
 
 
@@ -252,15 +252,15 @@ def test_status_page_is_at_the_root_of_the_brpc_port(address: str) -> None:
 def test_http_protobuf_on_the_brpc_port(address: str) -> None:
     """A protobuf request gets a protobuf response."""
     kind = "application/x-protobuf"
-    answer = request_http(address, "POST", "/GrpsBrpcService/Predict", PREDICT.body, kind)
-    found = oracle.read_message(answer.body)  # type: ignore[attr-defined]  # of `request_http`
-    assert (200, (SUM, DIFFERENCE)) == (answer.status, found.tensors)
+    response = request_http(address, "POST", "/GrpsBrpcService/Predict", PREDICT.body, kind)
+    found = oracle.read_message(response.body)  # type: ignore[attr-defined]  # of `request_http`
+    assert (200, (SUM, DIFFERENCE)) == (response.status, found.tensors)
 
 
 def test_http_get_sends_an_empty_message(address: str) -> None:
     """GET suffices for a method that needs no message."""
-    answer = request_http(address, "GET", "/GrpsBrpcService/CheckLiveness")
-    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `request_http`
+    response = request_http(address, "GET", "/GrpsBrpcService/CheckLiveness")
+    document = json.loads(response.body)  # type: ignore[attr-defined]  # of `request_http`
     assert {"status": {"code": 200, "msg": "OK", "status": "SUCCESS"}} == document
 
 
@@ -277,8 +277,8 @@ def test_rejected_http_has_a_brpc_error_code(
     address: str, method: str, path: str, body: bytes, status: int, code: str | None
 ) -> None:
     """Unknown services, methods and bodies are rejected in brpc's form."""
-    answer = request_http(address, method, path, body, "application/json")
-    assert (status, code) == (answer.status, answer.headers["x-bd-error-code"])
+    response = request_http(address, method, path, body, "application/json")
+    assert (status, code) == (response.status, response.headers["x-bd-error-code"])
 
 
 def test_grpc_on_the_brpc_port(address: str) -> None:
@@ -316,9 +316,9 @@ def test_half_closed_connection_gets_its_response(address: str) -> None:
     with Client(address) as client:
         sent = client.send(waiting(2, 150))
         client.socket.shutdown(socket.SHUT_WR)
-        answer, end = client.answer(), client.answer()
-    assert answer is not None
-    assert (sent, OK, None) == (answer.number, answer.status, end)
+        response, end = client.answer(), client.answer()
+    assert response is not None
+    assert (sent, OK, None) == (response.number, response.status, end)
 
 
 def test_timeout_ms_cancels_the_call(address: str, server: Running) -> None:
@@ -326,11 +326,11 @@ def test_timeout_ms_cancels_the_call(address: str, server: Running) -> None:
     number = 200 + (address == server.addresses[BRPC])
     with Client(address) as client:
         started_s = time.monotonic()
-        answer = client.ask(waiting(number, 30_000, timeout_ms=300))
+        response = client.ask(waiting(number, 30_000, timeout_ms=300))
         took = time.monotonic() - started_s
         after = client.ask(PREDICT)
     until(server, "left", number)
-    assert (504, OK) == (answer.status[0], after.status)
+    assert (504, OK) == (response.status[0], after.status)
     assert 0.2 < took < 2
 
 
@@ -346,11 +346,11 @@ def test_remaining_deadline_is_forwarded_as_timeout_ms(server: Running) -> None:
         ):
             sent = client.send(Question("Predict", PREDICT.body, extra={8: 700}))
             meta = _predict_received(listening)
-            answer = client.answer()
+            response = client.answer()
     timeout_ms = oracle.fields(meta[1][-1])[8][-1]
     assert 0 < timeout_ms <= 700
-    assert answer is not None
-    assert (sent, 504) == (answer.number, answer.status[0])
+    assert response is not None
+    assert (sent, 504) == (response.number, response.status[0])
     assert server.process.poll() is None
 
 
@@ -382,14 +382,14 @@ def test_stop_finishes_calls_in_flight(tmp_path: Path) -> None:
         running.process.terminate()
         time.sleep(0.5)  # clients of the last moment are still served
         late = client.send(PREDICT)
-        refused, answer, end = client.answer(), client.answer(), client.answer()
+        refused, response, end = client.answer(), client.answer(), client.answer()
         assert 0 == running.process.wait(10)
     assert refused is not None
-    assert answer is not None
+    assert response is not None
     assert (late, 2003, sent, OK, None) == (
         refused.number,
         refused.code,
-        answer.number,
-        answer.status,
+        response.number,
+        response.status,
         end,
     )

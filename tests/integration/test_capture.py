@@ -20,7 +20,7 @@ from gateway.cli.commands import command_line
 from gateway.demo.config import demo_config
 from gateway.ir.tensor import as_numpy, as_raw
 from tests.integration.asking_kit import ask, running, urls
-from tests.integration.cut_kit import MIB, Far, response_of, request
+from tests.integration.cut_kit import MIB, Far, request, response_of
 from tests.integration.http_kit import Raw, eventually
 
 pytestmark = pytest.mark.timeout(90)

@@ -66,8 +66,8 @@ def test_infer_prints_all_outputs(url: str) -> None:
     """Datatypes come from the model; outputs are printed with all their elements."""
     result = call("infer", url, "simple", *PAIR, "--output", "json")
     assert (0, "") == (result.exit_code, result.stderr)
-    answer = json.loads(result.stdout)
-    assert answer["model"] == "simple"
+    response = json.loads(result.stdout)
+    assert response["model"] == "simple"
     expected = [
         {
             "name": "OUTPUT0",
@@ -77,7 +77,7 @@ def test_infer_prints_all_outputs(url: str) -> None:
         },
         {"name": "OUTPUT1", "datatype": "INT32", "shape": [1, 16], "data": [[0] * 16]},
     ]
-    assert expected == answer["outputs"]
+    assert expected == response["outputs"]
 
 
 def test_infer_reshapes_text_and_selects_an_output(url: str) -> None:

@@ -49,9 +49,9 @@ def test_infers_over_http(demo: Running) -> None:
     body = {
         "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 64], "data": list(scan.pixels)}]
     }
-    status, answer = get(demo.url("/v2/models/digits/infer"), body)
+    status, response = get(demo.url("/v2/models/digits/infer"), body)
     assert status == 200
-    outputs = {output["name"]: output for output in answer["outputs"]}
+    outputs = {output["name"]: output for output in response["outputs"]}
     assert outputs["label"]["data"] == [scan.digit]
     assert outputs["probabilities"]["shape"] == [1, 10]
 
@@ -61,8 +61,8 @@ def test_infers_over_brpc(demo: Running) -> None:
     scan = load_scans()[3]
     tensor = brpc.Tensor("X", brpc.FLOAT32, (1, 64), scan.pixels)
     with brpc.Client(demo.addresses["main.grps.brpc"]) as client:
-        answer = client.ask(brpc.Question("Predict", brpc.message("digits", [tensor])))
-    outputs = {output.name: output.values for output in answer.message.tensors or ()}
+        response = client.ask(brpc.Question("Predict", brpc.message("digits", [tensor])))
+    outputs = {output.name: output.values for output in response.message.tensors or ()}
     assert (scan.digit,) == outputs["label"]
 
 
@@ -116,11 +116,11 @@ def test_sidecar_serves_the_models_of_its_upstream(demo: Running) -> None:
     upstream = f"grpc://{demo.addresses['main.grpc']}"
     with serving("--upstream", upstream, *FREE) as sidecar:
         assert get(sidecar.url("/v2/health/ready"))[0] == 200
-        status, answer = get(sidecar.url("/v2/models/language"))
-        assert (status, answer["name"]) == (200, "language")
+        status, response = get(sidecar.url("/v2/models/language"))
+        assert (status, response["name"]) == (200, "language")
         text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["Wo ist die Milch?"]}
-        _, answer = get(sidecar.url("/v2/models/language/infer"), {"inputs": [text]})
-        labels = [output["data"] for output in answer["outputs"] if output["name"] == "label"]
+        _, response = get(sidecar.url("/v2/models/language/infer"), {"inputs": [text]})
+        labels = [output["data"] for output in response["outputs"] if output["name"] == "label"]
         assert labels == [["de"]]
 
 
@@ -154,10 +154,10 @@ def test_serves_a_configuration_file(tmp_path: Path) -> None:
     with serving(str(path)) as running:
         row = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
         body = {"inputs": [{"name": f"INPUT{number}", **row} for number in range(2)]}
-        status, answer = get(running.url("/v2/models/simple/infer"), body)
+        status, response = get(running.url("/v2/models/simple/infer"), body)
         assert status == 200
-        assert [2 * n for n in range(16)] == answer["outputs"][0]["data"]
-        assert [0] * 16 == answer["outputs"][1]["data"]
+        assert [2 * n for n in range(16)] == response["outputs"][0]["data"]
+        assert [0] * 16 == response["outputs"][1]["data"]
         assert running.stop() == 0
 
 

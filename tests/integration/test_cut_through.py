@@ -19,7 +19,7 @@ from gateway.service import Service
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http1.client import HttpClient
 from gateway.wire.http import HttpRequest
-from tests.integration.cut_kit import MIB, Far, FarGrpc, response_of, grpc_near, near, request
+from tests.integration.cut_kit import MIB, Far, FarGrpc, grpc_near, near, request, response_of
 from tests.integration.http_kit import eventually
 
 
@@ -34,10 +34,10 @@ async def test_bytes_pass_unchanged() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", a), ("b", "FP32", b), ("c", "INT32", c))
         await raw.send(head + body)
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
-    assert [7] == answer.json["outputs"][0]["data"]
+    assert 200 == response.status
+    assert [7] == response.json["outputs"][0]["data"]
     (seen,) = far.seen
     assert a + b + c == seen.binary
     sizes = [each["parameters"]["binary_data_size"] for each in seen.json["inputs"]]
@@ -53,9 +53,9 @@ async def test_upstream_gets_the_head_before_the_body_is_complete() -> None:
         await raw.send(head + body[:1000])
         await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
         await raw.send(body[1000:])
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert data == far.seen[0].binary
 
 
@@ -73,9 +73,9 @@ async def test_slow_upstream_pauses_the_client() -> None:
         unsent = raw.writer.transport.get_write_buffer_size()
         far.reads.set()
         await sending
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert MIB >= used_bytes > 0
     assert unsent > 30 * MIB
     assert data == far.seen[0].binary
@@ -131,11 +131,11 @@ async def test_stalled_body_is_408_and_counted() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[: 300 * 1024])
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
-    assert 408 == answer.status
+    assert 408 == response.status
     assert ["body_idle_timeout_s"] == [error.limit for error in gateway.refused]
     assert far.seen[0].on_reset
     assert not far.seen[0].on_complete_stream
@@ -176,10 +176,10 @@ async def test_upstream_reset_within_a_body_is_503_without_retry() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(4 * MIB)))
         await raw.send(head + body)
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
     server.close()
-    assert 503 == answer.status
+    assert 503 == response.status
     assert 1 == connections
 
 
@@ -209,10 +209,10 @@ async def test_refused_connection_is_retried_before_any_byte() -> None:
             raw = await gateway.connect()
             head, body = request(("a", "UINT8", os.urandom(MIB)))
             await raw.send(head + body)
-            answer = await response_of(raw)
+            response = await response_of(raw)
             await raw.close()
         await last.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
@@ -227,11 +227,11 @@ async def test_deadline_ends_both_connections() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[: 300 * 1024])
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
-    assert 504 == answer.status
+    assert 504 == response.status
     assert far.seen[0].on_reset
 
 
@@ -277,13 +277,13 @@ async def test_invalid_json_head_is_rejected_before_the_body(
             f"Content-Length: {len(text) + MIB}\r\n\r\n"
         ).encode()
         await raw.send(head + text)
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.send(body)
         good, rest = request(("a", "UINT8", b"123"))
         await raw.send(good + rest)
         second = await response_of(raw)
         await raw.close()
-    assert (400, True) == (answer.status, reason in answer.json["error"])
+    assert (400, True) == (response.status, reason in response.json["error"])
     assert 200 == second.status
     assert [b"123"] == [seen.binary for seen in far.seen]
 
@@ -301,10 +301,10 @@ async def test_disabled_cut_through_buffers_the_body() -> None:
         await asyncio.sleep(0.05)
         before = len(far.seen)
         await raw.send(body[-1:])
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
     assert 0 == before
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
@@ -317,14 +317,14 @@ async def test_http_body_is_forwarded_over_grpc(size: int) -> None:
         raw = await gateway.connect()
         head, body = request(("s", "INT32", b"\1\0\0\0"), ("a", "UINT8", data))
         small, rest = request(("a", "UINT8", data))
-        answers = []
+        responses = []
         for sent, after in ((head, body), (small, rest)):
             await raw.send(sent + after[:1000])
             await asyncio.sleep(0)
             await raw.send(after[1000:])
-            answers.append((await response_of(raw)).status)
+            responses.append((await response_of(raw)).status)
         await raw.close()
-    assert [200, 200] == answers
+    assert [200, 200] == responses
     first, second = [pb.ModelInferRequest.FromString(message) for message in far.seen]
     assert [b"\1\0\0\0", data] == list(first.raw_input_contents)
     assert [data] == list(second.raw_input_contents)
@@ -343,9 +343,9 @@ async def test_client_disconnect_leaves_the_grpc_upstream_usable() -> None:
         await eventually(lambda: gateway.budget.used_bytes == 0)
         again = await gateway.connect()
         await again.send(head + body)
-        answer = await response_of(again)
+        response = await response_of(again)
         await again.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert 1 == len(far.seen)
 
 

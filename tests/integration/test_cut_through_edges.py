@@ -18,7 +18,7 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http2 import frames
-from tests.integration.cut_kit import LIMITS, MIB, Far, response_of, near, request
+from tests.integration.cut_kit import LIMITS, MIB, Far, near, request, response_of
 from tests.integration.http_kit import Raw, eventually
 
 
@@ -39,9 +39,9 @@ async def test_body_is_cut_through_under_tls() -> None:
         await raw.send(head + body[:1000])
         await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
         await raw.send(body[1000:])
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
@@ -55,10 +55,10 @@ async def test_expect_continue_precedes_a_cut_through_body() -> None:
         async with asyncio.timeout(5):
             status, _ = await raw.head()
         await raw.send(text + body)
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
     assert 100 == status
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
@@ -70,11 +70,11 @@ async def test_expired_drain_ends_both_connections() -> None:
         await raw.send(head + body[: 300 * 1024])
         await eventually(lambda: bool(far.seen))
         await gateway.server.drain(0.05)
-        answer = await response_of(raw)
+        response = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
-    assert (503, "close") == (answer.status, answer.headers.get("connection"))
+    assert (503, "close") == (response.status, response.headers.get("connection"))
     assert far.seen[0].on_reset
 
 

@@ -24,7 +24,7 @@ from tests.integration.reload_kit import (
     HEAD,
     PATIENCE_S,
     STEP,
-    question,
+    infer_request,
     reloadable_beside,
     servers,
 )
@@ -54,9 +54,9 @@ async def reach(gateway: MigratingGateway, state: str) -> tuple[dict[str, Any], 
     async with asyncio.timeout(60):
         while (document := await gateway.cutover())["state"] != state:
             await gateway.ask(4)
-    answers = await gateway.ask(20)
-    assert expected == set(answers)
-    return document, answers
+    responses = await gateway.ask(20)
+    assert expected == set(responses)
+    return document, responses
 
 
 def place(document: dict[str, Any]) -> tuple[Any, ...]:
@@ -99,7 +99,7 @@ async def test_stopped_and_killed_processes_move_no_call(tmp_path: Path, state: 
     options = STATES[state][0]
     async with two_servers() as addresses:
         async with migrating(tmp_path, addresses, 2, options) as gateway:
-            before, answers = await reach(gateway, state)
+            before, responses = await reach(gateway, state)
             running = gateway.gateway.running
             victims = {
                 "shadow": shadow_pids(gateway)[-1],
@@ -113,26 +113,26 @@ async def test_stopped_and_killed_processes_move_no_call(tmp_path: Path, state: 
                     if victim == "worker":
                         assert place(before) == place(await gateway.cutover())
                     else:
-                        assert answers == await asking, victim
-                assert answers == await asking, victim
+                        assert responses == await asking, victim
+                assert responses == await asking, victim
                 after = await gateway.cutover()
                 assert (state, place(before)) == (after["state"], place(after)), victim
 
             workers_kit.end(victims["shadow"], signal.SIGKILL)
-            assert answers == await gateway.ask(20)
+            assert responses == await gateway.ask(20)
             await asyncio.to_thread(workers_kit.eventually, lambda: len(shadow_pids(gateway)) > 1)
             workers_kit.end(victims["worker"], signal.SIGKILL)
             await asyncio.to_thread(
                 workers_kit.eventually, lambda: workers_kit.pids(running)[1] != victims["worker"]
             )
-            assert answers == await gateway.ask(20)
+            assert responses == await gateway.ask(20)
             after = await gateway.cutover()
             assert (state, place(before)) == (after["state"], place(after))
             assert before["epoch"] == after["epoch"]
             await is_balanced(gateway)
             running.process.send_signal(signal.SIGKILL)
         async with migrating(tmp_path, addresses, 2, options) as gateway:
-            assert answers == await gateway.ask(20)
+            assert responses == await gateway.ask(20)
             after = await gateway.cutover()
             assert place(before) == place(after)
             assert before["epoch"] <= after["epoch"]
@@ -251,7 +251,7 @@ async def test_open_streams_and_sequences_stay_at_their_server(
             address = reloaded.running.addresses["main.http"]
 
             async def begin(number: int, length: int) -> tuple[OpenStream, OpenSequence]:
-                call = StreamInferRequest(request=question("count", length))
+                call = StreamInferRequest(request=infer_request("count", length))
                 replies = await service(call)
                 stream = OpenStream(aiter(replies))
                 await stream.read(2)

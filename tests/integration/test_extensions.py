@@ -80,8 +80,8 @@ def ask(gateway: Running | Gateway, path: str, body: Any = None) -> tuple[int, A
     data = None if body is None else json.dumps(body).encode()
     url = f"http://{gateway.addresses['main.http']}{path}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data)) as answer:
-            return answer.status, json.loads(answer.read())
+        with urllib.request.urlopen(urllib.request.Request(url, data)) as response:
+            return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
 

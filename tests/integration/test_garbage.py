@@ -89,8 +89,8 @@ async def bad(http: HttpClient, grpc: GrpcClient) -> None:
     for request in (*map(post, BAD), post(GOOD, "nope")):
         assert (await http.send(request, deadline=None)).status in (400, 404)
     for message in BAD_GRPC:
-        answer = await grpc.send(GrpcRequest(INFER, (message,)), deadline=None)
-        assert answer.status.name != "OK"
+        response = await grpc.send(GrpcRequest(INFER, (message,)), deadline=None)
+        assert response.status.name != "OK"
 
 
 def ours(found: object) -> str:
@@ -156,12 +156,12 @@ async def test_failed_requests_leave_no_garbage(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
-            for answer in (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", response):
+            for each in (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", response):
                 await reader.readuntil(b"\r\n\r\n")
-                if answer is None:
+                if each is None:
                     await client_end.wait()
                 else:
-                    writer.write(answer)
+                    writer.write(each)
 
     async with AsyncExitStack() as stack:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -61,15 +61,15 @@ def ask(
     """Return status, content type and body."""
     with closing(HTTPConnection(address, timeout=10)) as connection:
         connection.request(method, path, body, dict(headers or {}))
-        answer = connection.getresponse()
-        kind = answer.getheader("Content-Type", "").partition(";")[0]
-        return answer.status, kind, answer.read()
+        response = connection.getresponse()
+        kind = response.getheader("Content-Type", "").partition(";")[0]
+        return response.status, kind, response.read()
 
 
-def outputs(answer: tuple[int, str, bytes]) -> list[bytes]:
+def outputs(response: tuple[int, str, bytes]) -> list[bytes]:
     """Return the data of an inference response."""
-    assert (200, "application/octet-stream") == answer[:2]
-    tensors, errors = oracle.read_response(answer[2])
+    assert (200, "application/octet-stream") == response[:2]
+    tensors, errors = oracle.read_response(response[2])
     assert () == errors
     return [tensor.data for tensor in tensors]
 
@@ -132,8 +132,8 @@ def test_accepts_a_chunked_body(model_server: Running) -> None:
     with closing(HTTPConnection(address, timeout=10)) as connection:
         pieces = iter([QUESTION[:7], QUESTION[7:100], QUESTION[100:]])
         connection.request("POST", "/graphpipe", pieces, encode_chunked=True)
-        answer = connection.getresponse()
-        assert ANSWER == outputs((answer.status, "application/octet-stream", answer.read()))
+        response = connection.getresponse()
+        assert ANSWER == outputs((response.status, "application/octet-stream", response.read()))
 
 
 def test_expect_continue_gets_100(model_server: Running) -> None:
@@ -187,8 +187,10 @@ def test_head_has_the_length_of_get_and_no_body(model_server: Running) -> None:
         seen = []
         for method in ("HEAD", "GET", "HEAD"):
             connection.request(method, "/graphpipe/simple")
-            answer = connection.getresponse()
-            seen.append((answer.status, answer.getheader("Content-Length"), len(answer.read())))
+            response = connection.getresponse()
+            seen.append(
+                (response.status, response.getheader("Content-Length"), len(response.read()))
+            )
     length = seen[1][1]
     assert [(200, length, 0), (200, length, int(length or 0)), (200, length, 0)] == seen
 
@@ -197,9 +199,9 @@ def test_other_methods_are_405(model_server: Running) -> None:
     """The Allow header lists the methods."""
     with closing(HTTPConnection(model_server.addresses["own.http"], timeout=10)) as connection:
         connection.request("DELETE", "/")
-        answer = connection.getresponse()
-        answer.read()
-        assert (405, "GET, HEAD, POST") == (answer.status, answer.getheader("Allow"))
+        response = connection.getresponse()
+        response.read()
+        assert (405, "GET, HEAD, POST") == (response.status, response.getheader("Allow"))
 
 
 def test_root_lists_the_models(model_server: Running) -> None:

@@ -63,9 +63,9 @@ async def test_closed_stream_cancels_the_frontend() -> None:
     """The server's frontend is cancelled within 100 ms after the iterator is closed."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server) as client:
-        answers = client.stream(ask(method=STREAM), deadline=None)
-        await anext(answers)
-        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        responses = client.stream(ask(method=STREAM), deadline=None)
+        await anext(responses)
+        await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
         async with asyncio.timeout(PROMPT_S):
             await frontend.cancelled.wait()
     assert 0 == frontend.running
@@ -133,16 +133,16 @@ async def test_stream_delivers_messages_before_a_status() -> None:
         yield GrpcResponse((b"never",))
 
     async with serving(Answers(end)) as server, calling(server) as client:
-        answers = [each async for each in client.stream(ask(method=STREAM), deadline=None)]
-    assert [GrpcStatus.OK, GrpcStatus.ABORTED] == [each.status for each in answers]
+        responses = [each async for each in client.stream(ask(method=STREAM), deadline=None)]
+    assert [GrpcStatus.OK, GrpcStatus.ABORTED] == [each.status for each in responses]
 
 
 async def test_unknown_method_is_unimplemented() -> None:
     """A path that no frontend serves is UNIMPLEMENTED, with a text."""
     async with serving(Answers(echo)) as server, calling(server) as client:
-        answer = await client.send(ask(method="/no.Such/Thing"), deadline=None)
-    assert GrpcStatus.UNIMPLEMENTED is answer.status
-    assert "no protocol here serves this method" == answer.details
+        response = await client.send(ask(method="/no.Such/Thing"), deadline=None)
+    assert GrpcStatus.UNIMPLEMENTED is response.status
+    assert "no protocol here serves this method" == response.details
 
 
 async def test_refused_connection_raises_not_sent() -> None:
@@ -158,11 +158,11 @@ async def until_sent(client: GrpcClient) -> GrpcResponse:
     """Retry until the upstream is reachable."""
     while True:
         try:
-            answer: GrpcResponse = await client.send(ask(b"again"), deadline=None)
+            response: GrpcResponse = await client.send(ask(b"again"), deadline=None)
         except NotSent:
             await asyncio.sleep(0.05)
         else:
-            return answer
+            return response
 
 
 async def test_restarted_upstream_is_used_again() -> None:
@@ -174,8 +174,8 @@ async def test_restarted_upstream_is_used_again() -> None:
             await client.send(ask(), deadline=None)
         async with serving(Answers(echo), address=server.address):
             async with asyncio.timeout(2):
-                answer = await until_sent(client)
-    assert b"again" == answer.view.tobytes()
+                response = await until_sent(client)
+    assert b"again" == response.view.tobytes()
 
 
 async def test_broken_connection_within_a_call_is_unavailable() -> None:
@@ -202,11 +202,11 @@ async def test_broken_connection_within_a_call_is_unavailable() -> None:
 async def test_http1_upstream_raises_not_sent() -> None:
     """A server that responds in HTTP/1.1 never saw a call."""
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, calling(f"127.0.0.1:{port}") as client:
         with pytest.raises(NotSent, match=r"http1\.x|it serves HTTP/1"):

@@ -42,7 +42,7 @@ lifecycle: {{pre_stop: 0s}}
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def question(model: str = "simple") -> bytes:
+def infer_message(model: str = "simple") -> bytes:
     """Return a request of two rows of sixteen integers."""
     request = pb.ModelInferRequest(model_name=model, id="q")
     for name in ("INPUT0", "INPUT1"):
@@ -51,9 +51,9 @@ def question(model: str = "simple") -> bytes:
     return request.SerializeToString()
 
 
-def sums(answer: bytes) -> list[int]:
+def sums(message: bytes) -> list[int]:
     """Return the first output of a response."""
-    response = pb.ModelInferResponse.FromString(answer)
+    response = pb.ModelInferResponse.FromString(message)
     assert "q" == response.id
     return [int(each) for each in np.frombuffer(response.raw_output_contents[0], "<i4")]
 
@@ -75,10 +75,10 @@ def front(
 def test_inference_through_two_gateways(front: Running) -> None:
     """A real gRPC client gets its sums and its request id in the trailing metadata."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
-        answer, call = channel.unary_unary(INFER).with_call(
-            question(), metadata=(("x-request-id", "mine"),), timeout=10
+        response, call = channel.unary_unary(INFER).with_call(
+            infer_message(), metadata=(("x-request-id", "mine"),), timeout=10
         )
-    assert [2 * number for number in range(16)] == sums(answer)
+    assert [2 * number for number in range(16)] == sums(response)
     assert "mine" == dict(call.trailing_metadata())["x-request-id"]
 
 
@@ -86,9 +86,9 @@ def test_http_call_is_forwarded_over_grpc(front: Running) -> None:
     """JSON over HTTP reaches the model over gRPC."""
     row = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
     body = {"inputs": [{"name": name, **row} for name in ("INPUT0", "INPUT1")]}
-    status, answer = get(front.url("/v2/models/simple/infer"), body)
+    status, response = get(front.url("/v2/models/simple/infer"), body)
     assert 200 == status
-    assert [2 * number for number in range(16)] == answer["outputs"][0]["data"]
+    assert [2 * number for number in range(16)] == response["outputs"][0]["data"]
 
 
 def test_errors_keep_their_status(front: Running) -> None:
@@ -96,7 +96,7 @@ def test_errors_keep_their_status(front: Running) -> None:
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         call = channel.unary_unary(INFER)
         with pytest.raises(grpc.RpcError) as unknown:
-            call(question("none"), timeout=10)
+            call(infer_message("none"), timeout=10)
         with pytest.raises(grpc.RpcError) as broken:
             call(b"\xff", timeout=10)
     assert grpc.StatusCode.NOT_FOUND is unknown.value.code()
@@ -107,8 +107,8 @@ def test_stream_through_two_gateways(front: Running) -> None:
     """Each message of a bidirectional stream gets a response on it."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        answers = list(stream(iter([question()] * 3), timeout=10))
-    assert 3 == len(answers)
+        responses = list(stream(iter([infer_message()] * 3), timeout=10))
+    assert 3 == len(responses)
 
 
 def test_health_and_reflection_are_served(front: Running) -> None:
@@ -130,7 +130,7 @@ def test_sigterm_ends_open_connections_with_status_0(tmp_path: Path) -> None:
         serving(str(config)) as running,
         grpc.insecure_channel(running.addresses["main.grpc"]) as channel,
     ):
-        assert [0, 2] == sums(channel.unary_unary(INFER)(question(), timeout=10))[:2]
+        assert [0, 2] == sums(channel.unary_unary(INFER)(infer_message(), timeout=10))[:2]
         began = monotonic()
         assert 0 == running.stop()
     assert monotonic() - began < 5

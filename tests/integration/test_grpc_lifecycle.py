@@ -116,10 +116,10 @@ async def test_drain_cancels_calls_that_take_too_long() -> None:
         assert 0.2 == pytest.approx(monotonic() - began, abs=0.15)
         assert frontend.cancelled.is_set()
         try:
-            answer = await call
+            response = await call
         except Unavailable:
             return
-        assert GrpcStatus.UNAVAILABLE is answer.status
+        assert GrpcStatus.UNAVAILABLE is response.status
 
 
 async def test_drain_without_calls_is_quick_and_stop_is_repeatable() -> None:
@@ -145,8 +145,8 @@ async def test_bidirectional_messages_are_separate_calls() -> None:
                 yield b"%d" % number
 
         call = channel.stream_stream(BIDI)(messages())
-        answers = [answer async for answer in call]
-    assert [b"0", b"1", b"2"] == answers
+        responses = [response async for response in call]
+    assert [b"0", b"1", b"2"] == responses
     assert [b"0", b"1", b"2"] == [request.view.tobytes() for request in frontend.requests]
 
 
@@ -208,9 +208,9 @@ async def test_renewed_connection_lets_a_stream_finish() -> None:
         serving(frontend) as server,
         calling(server, ClientLimits(connection_age_s=0.0)) as client,
     ):
-        answers = client.stream(ask(b"last", STREAM), deadline=None)
-        assert b"first" == (await anext(answers)).view.tobytes()
+        responses = client.stream(ask(b"last", STREAM), deadline=None)
+        assert b"first" == (await anext(responses)).view.tobytes()
         frontend.go.set()
         for _ in range(3):
             await client.send(ask(), deadline=None)
-        assert [b"last"] == [answer.view.tobytes() async for answer in answers]
+        assert [b"last"] == [response.view.tobytes() async for response in responses]

@@ -48,8 +48,8 @@ async def test_request_size_is_limited(size: int, status: GrpcStatus) -> None:
         serving(frontend, ServerLimits(message_bytes=LIMIT)) as server,
         calling(server) as client,
     ):
-        answer = await client.send(ask(bytes(size)), deadline=None)
-    assert status is answer.status
+        response = await client.send(ask(bytes(size)), deadline=None)
+    assert status is response.status
     assert (status is GrpcStatus.OK) == bool(frontend.requests)
 
 
@@ -60,9 +60,9 @@ async def test_response_over_the_client_limit_is_too_large(method: str) -> None:
         serving(Answers(echo)) as server,
         calling(server, ClientLimits(message_bytes=LIMIT)) as client,
     ):
-        answers = client.stream(ask(bytes(LIMIT), method), deadline=None)
-        assert LIMIT == len((await anext(answers)).view)
-        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        responses = client.stream(ask(bytes(LIMIT), method), deadline=None)
+        assert LIMIT == len((await anext(responses)).view)
+        await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
         with pytest.raises(TooLarge, match=r"100001.+100000"):
             await anext(client.stream(ask(bytes(LIMIT + 1), method), deadline=None))
 
@@ -130,8 +130,8 @@ async def test_calls_in_flight_and_queued_are_limited() -> None:
         for done in itertools.islice(asyncio.as_completed(calls), 288):
             assert GrpcStatus.RESOURCE_EXHAUSTED is (await done).status
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
-    assert 12 == sum(answer.status is GrpcStatus.OK for answer in answers)
+        responses = await asyncio.gather(*calls)
+    assert 12 == sum(response.status is GrpcStatus.OK for response in responses)
     assert 4 == frontend.most
 
 
@@ -177,9 +177,9 @@ async def test_client_limits_its_own_calls() -> None:
         with pytest.raises(Overloaded, match="1 requests are in flight") as caught:
             await client.send(ask(), deadline=None)
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
+        responses = await asyncio.gather(*calls)
     assert "in_flight" == caught.value.limit
-    assert [GrpcStatus.OK] * 2 == [answer.status for answer in answers]
+    assert [GrpcStatus.OK] * 2 == [response.status for response in responses]
     assert 1 == frontend.most
 
 
@@ -190,5 +190,5 @@ async def test_client_runs_more_calls_than_a_connection_has_streams() -> None:
         calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(200)]
         await frontend.reached(200)
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
-    assert {GrpcStatus.OK} == {answer.status for answer in answers}
+        responses = await asyncio.gather(*calls)
+    assert {GrpcStatus.OK} == {response.status for response in responses}

@@ -155,12 +155,12 @@ async def test_connections_per_address_are_limited() -> None:
         assert frames.settings(()) + goaway == refusal
         writer.close()
         async with asyncio.timeout(5), calling(server) as client:
-            answer = None
-            while answer is None:
+            response = None
+            while response is None:
                 with suppress(Unavailable):
-                    answer = await client.send(ask(), deadline=None)
+                    response = await client.send(ask(), deadline=None)
                 await asyncio.sleep(0.01)
-    assert GrpcStatus.OK is answer.status
+    assert GrpcStatus.OK is response.status
     assert "connections_per_address" == refused[0].limit
 
 
@@ -274,8 +274,8 @@ async def test_health_rejects_large_messages() -> None:
     """A message outside the memory budget has to be short."""
     async with served(Answers(echo)) as server, calling(server) as client:
         request = ask(bytes(65_537), "/grpc.health.v1.Health/Check")
-        answer = await client.send(request, deadline=None)
-    assert "at most 65536 are allowed" in answer.details
+        response = await client.send(request, deadline=None)
+    assert "at most 65536 are allowed" in response.details
 
 
 async def test_other_content_type_is_415() -> None:
@@ -341,15 +341,15 @@ async def test_slow_reader_pauses_the_stream() -> None:
             yield GrpcResponse((bytes(65_536),))
 
     async with served(Answers(endless)) as server, calling(server) as client:
-        answers = client.stream(ask(method=STREAM), deadline=None)
+        responses = client.stream(ask(method=STREAM), deadline=None)
         for _ in range(10):
-            await anext(answers)
+            await anext(responses)
         before = -1
         while made != before:
             before = made
             await asyncio.sleep(0.05)
         assert made <= 10 + 4
-        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
 
 
 FLOODS = {
@@ -416,6 +416,6 @@ async def test_client_opens_connections_for_more_streams() -> None:
         calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(8)]
         await frontend.reached(6)
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
-    assert 8 == sum(answer.status is GrpcStatus.OK for answer in answers)
+        responses = await asyncio.gather(*calls)
+    assert 8 == sum(response.status is GrpcStatus.OK for response in responses)
     assert 6 == frontend.most

@@ -133,8 +133,8 @@ async def test_status_without_a_message_is_mapped(name: str) -> None:
     """HTTP statuses of proxies and resets become gRPC statuses."""
     sent, status = STATUSES[name]
     async with responding(sent) as address, calling(address) as client:
-        answer = await client.send(ask(b"message"), deadline=monotonic() + 5)
-    assert status is answer.status
+        response = await client.send(ask(b"message"), deadline=monotonic() + 5)
+    assert status is response.status
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ async def test_connection_closed_within_a_response_is_unavailable() -> None:
 async def test_compressed_responses_are_decoded() -> None:
     """A response that the library's server compresses is decoded."""
 
-    async def answer(message: bytes, _context: Any) -> bytes:
+    async def respond(message: bytes, _context: Any) -> bytes:
         return message * 1000
 
     handler = grpc.method_handlers_generic_handler(
-        "test.Echo", {"Unary": grpc.unary_unary_rpc_method_handler(answer)}
+        "test.Echo", {"Unary": grpc.unary_unary_rpc_method_handler(respond)}
     )
     server = aio.server(compression=grpc.Compression.Gzip)
     server.add_generic_rpc_handlers((handler,))

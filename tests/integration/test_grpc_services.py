@@ -221,8 +221,8 @@ async def test_reflection_serves_both_versions(version: str) -> None:
 def ask_reflection(**question: object) -> reflection_pb2.ServerReflectionResponse:
     """Call the reflection service without a server."""
     request = reflection_pb2.ServerReflectionRequest(**question)
-    answer = REFLECTION.answer(request.SerializeToString())
-    return reflection_pb2.ServerReflectionResponse.FromString(answer)
+    response = REFLECTION.answer(request.SerializeToString())
+    return reflection_pb2.ServerReflectionResponse.FromString(response)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def ask_reflection(**question: object) -> reflection_pb2.ServerReflectionRespons
 )
 def test_reflection_finds_symbols(symbol: str, files: list[str]) -> None:
     """Every kind of name resolves to its file and the imports of that file, in its own set."""
-    answer = ask_reflection(file_containing_symbol=symbol)
-    found = answer.file_descriptor_response.file_descriptor_proto
+    response = ask_reflection(file_containing_symbol=symbol)
+    found = response.file_descriptor_response.file_descriptor_proto
     assert files == [FileDescriptorProto.FromString(data).name for data in found]
 
 

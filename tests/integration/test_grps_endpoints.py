@@ -101,14 +101,14 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str, bytes]:
     """Return status, content type and body of a request without one."""
     with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.getheader("Content-Type", ""), answer.read()
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type", ""), response.read()
 
 
-def document_of(answer: tuple[int, str, bytes]) -> Any:
+def document_of(response: tuple[int, str, bytes]) -> Any:
     """Return the document of a response, whose HTTP status is the code of its Status."""
-    document = json.loads(answer[2])
-    assert ("application/json", answer[0]) == (answer[1], document["status"]["code"])
+    document = json.loads(response[2])
+    assert ("application/json", response[0]) == (response[1], document["status"]["code"])
     return document
 
 
@@ -130,8 +130,8 @@ def test_model_is_named_in_the_body_or_the_query(running: Running, key: str, whe
                 for name in ("INPUT0", "INPUT1")
             ]
         )
-        answer = channel.ask("Predict", model=key, gtensors=data)
-    assert SUM["flat_int32"] == list(answer.gtensors.tensors[0].flat_int32)
+        response = channel.ask("Predict", model=key, gtensors=data)
+    assert SUM["flat_int32"] == list(response.gtensors.tensors[0].flat_int32)
 
 
 @pytest.mark.parametrize(
@@ -151,22 +151,22 @@ def test_unknown_model_is_a_failure(running: Running, key: str, code: int, word:
     assert word in document["status"]["msg"]
     assert {"status"} == document.keys()
     with Channel(running.addresses["main.grpc"]) as channel:
-        answer = channel.ask("Predict", str_data="x", model=key)
-    assert (code, pb.Status.FAILURE) == (answer.status.code, answer.status.status)
-    assert answer.WhichOneof("data_oneof") is None
+        response = channel.ask("Predict", str_data="x", model=key)
+    assert (code, pb.Status.FAILURE) == (response.status.code, response.status.status)
+    assert response.WhichOneof("data_oneof") is None
 
 
 def test_model_name_with_a_dash_is_not_split(running: Running) -> None:
     """A name with a dash works with and without a version."""
     for key in ("a-b", "a-b-1"):
-        answer = post(running.addresses["main.http"], PREDICT, {"str_data": "x", "model": key})
-        assert "x" == document_of(answer)["str_data"]
+        response = post(running.addresses["main.http"], PREDICT, {"str_data": "x", "model": key})
+        assert "x" == document_of(response)["str_data"]
 
 
 def test_request_without_a_model_uses_the_default(running: Running) -> None:
     """A real server calls this the default DAG."""
-    answer = post(running.addresses["own.http"], PREDICT, {"str_data": "one two"})
-    assert "one two" == document_of(answer)["str_data"]
+    response = post(running.addresses["own.http"], PREDICT, {"str_data": "one two"})
+    assert "one two" == document_of(response)["str_data"]
     with Channel(running.addresses["own.grpc"]) as channel:
         assert "one two" == channel.ask("Predict", str_data="one two").str_data
 
@@ -275,8 +275,8 @@ def test_metadata_lists_inputs_and_outputs_as_yaml(running: Running) -> None:
         server = channel.ask("ServerMetadata")
         assert 200 == server.status.code
         assert yaml.safe_load(document["str_data"]) == yaml.safe_load(server.str_data)
-        answer = channel.ask("ModelMetadata", str_data="simple")
-        assert expected == yaml.safe_load(answer.str_data)
+        response = channel.ask("ModelMetadata", str_data="simple")
+        assert expected == yaml.safe_load(response.str_data)
         assert 404 == channel.ask("ModelMetadata", str_data="nobody").status.code
 
 
@@ -364,8 +364,8 @@ def test_large_messages_pass_over_grpc(running: Running) -> None:
     """48 MiB pass in both directions where the element limit allows it."""
     data = bytes(48 << 20)
     with Channel(running.addresses["main.grpc"]) as channel:
-        answer = channel.ask("Predict", model="bytes", bin_data=data)
-    assert data == answer.bin_data
+        response = channel.ask("Predict", model="bytes", bin_data=data)
+    assert data == response.bin_data
     with Channel(running.addresses["own.grpc"]) as channel:
         refused = channel.ask("Predict", model="bytes", bin_data=data).status
     assert 413 == refused.code
@@ -417,7 +417,7 @@ def test_request_in_single_bytes_is_read(running: Running) -> None:
     with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
         for at in range(len(wire)):
             sock.sendall(wire[at : at + 1])
-        answer = b""
+        response = b""
         while piece := sock.recv(4096):
-            answer += piece
-    assert b'"str_data":"hello"' in answer
+            response += piece
+    assert b'"str_data":"hello"' in response

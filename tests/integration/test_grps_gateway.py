@@ -175,7 +175,7 @@ def test_sidecar_forwards_requests_without_a_model(behind: Running, carrier: str
             sidecar.addresses["main.http"], "/grps/v1/infer/predict", {"str_data": "a b"}
         )
         with Channel(sidecar.addresses["main.grpc"]) as channel:
-            words = [answer.str_data for answer in channel.stream(str_data="a b")]
+            words = [response.str_data for response in channel.stream(str_data="a b")]
     assert ("a b", ["a", " b"]) == (json.loads(text)["str_data"], words)
 
 
@@ -219,14 +219,14 @@ def test_error_within_a_stream_is_its_last_message(place: tuple[Running, str]) -
     words, model = "ValueError: this model breaks on purpose", f"{prefix}breaks"
     body = {"str_data": "x", "model": model}
     status, _, text = post(running.addresses["main.http"], STREAMED, body)
-    *answers, failed = values(text)
-    assert (200, ["one ", "two"]) == (status, [value["str_data"] for value in answers])
+    *responses, failed = values(text)
+    assert (200, ["one ", "two"]) == (status, [value["str_data"] for value in responses])
     assert {"status"} == failed.keys()
     assert (500, "FAILURE") == (failed["status"]["code"], failed["status"]["status"])
     assert words in failed["status"]["msg"]
     with Channel(running.addresses["main.grpc"]) as channel:
-        *answers, failed = channel.stream(str_data="x", model=model)
-    assert ["one ", "two"] == [message.str_data for message in answers]
+        *responses, failed = channel.stream(str_data="x", model=model)
+    assert ["one ", "two"] == [message.str_data for message in responses]
     assert (500, 2) == (failed.status.code, failed.status.status)
     assert words in failed.status.msg
 
@@ -245,11 +245,11 @@ def test_client_disconnect_stops_a_streaming_model(
             leave_s = time.monotonic()
     else:
         with Channel(running.addresses["main.grpc"]) as channel:
-            answers = channel.stream(str_data=str(path), model=f"{prefix}{model}")
-            next(answers)
+            responses = channel.stream(str_data=str(path), model=f"{prefix}{model}")
+            next(responses)
             assert not path.exists()
             leave_s = time.monotonic()
-            answers.cancel()
+            responses.cancel()
             assert stopped_at(path)
     assert stopped_at(path) - leave_s < 0.1
 
@@ -279,15 +279,15 @@ def test_native_transport_streams(behind: Running, tmp_path: Path) -> None:
     """Replies, an error in the middle, and cancellation work on the native transport."""
     path = tmp_path / "stopped"
     with Channel(behind.addresses["native.grpc"]) as channel:
-        words = [answer.str_data for answer in channel.stream(str_data="a b c", model="speak")]
+        words = [response.str_data for response in channel.stream(str_data="a b c", model="speak")]
         assert ["a", " b", " c"] == words
         assert [] == list(channel.stream(str_data="x", model="mute"))
         *parts, failed = channel.stream(str_data="x", model="breaks")
         assert (2, 500) == (len(parts), failed.status.code)
-        answers = channel.stream(str_data=str(path), model="silent")
-        next(answers)
+        responses = channel.stream(str_data=str(path), model="silent")
+        next(responses)
         leave_s = time.monotonic()
-        answers.cancel()
+        responses.cancel()
         assert stopped_at(path) - leave_s < 0.1
 
 
@@ -307,12 +307,12 @@ def test_slow_grpc_reader_pauses_the_model(place: tuple[Running, str], tmp_path:
     running, prefix = place
     path = tmp_path / "made"
     with Channel(running.addresses["main.grpc"]) as channel:
-        answers = channel.stream(str_data=str(path), model=f"{prefix}flood")
-        next(answers)
+        responses = channel.stream(str_data=str(path), model=f"{prefix}flood")
+        next(responses)
         before = resident(running)
         made = read_when_stable(path)
         assert resident(running) - before < 16 * FLOOD_BYTES
-        answers.cancel()
+        responses.cancel()
     assert made < 32
 
 

@@ -81,9 +81,9 @@ class Server:
             length = int(value) if name.lower() == "content-length" else length
         body = reader.read(length)
         self.requests.append((first, body))
-        answer = self._recording(first, body)
-        for at in range(0, len(answer), self.step):
-            connection.sendall(answer[at : at + self.step])
+        response = self._recording(first, body)
+        for at in range(0, len(response), self.step):
+            connection.sendall(response[at : at + self.step])
 
     def _recording(self, first: str, body: bytes) -> bytes:
         _, path, _ = first.split(" ")
@@ -103,11 +103,11 @@ class Server:
         name = member.removesuffix("_data")
         return (RECORDED / f"py_predict_{name}.res.raw").read_bytes()
 
-    def _cut(self, answer: bytes) -> bytes:
+    def _cut(self, response: bytes) -> bytes:
         """Return a chunked response in other chunks."""
-        head, _, rest = answer.partition(b"\r\n\r\n")
+        head, _, rest = response.partition(b"\r\n\r\n")
         if b"chunked" not in head:
-            return answer
+            return response
         text = b""
         while rest:
             size, _, rest = rest.partition(b"\r\n")
@@ -149,10 +149,10 @@ def step(request: pytest.FixtureRequest, server: Server) -> Iterator[int]:
 
 def test_stream_is_decoded_in_chunks_of_any_size(gateway: Running, step: int) -> None:
     """Pretty-printed JSON in chunks of any size becomes messages, and the stream ends."""
-    answer = post(gateway.addresses["main.http"], f"{PREDICT}?streaming=true&model=echo", TEXT)
-    assert 200 == answer[0]
+    response = post(gateway.addresses["main.http"], f"{PREDICT}?streaming=true&model=echo", TEXT)
+    assert 200 == response[0]
     expected = [{"status": OK, "str_data": f"hello grps. {number}"} for number in range(3)]
-    assert expected == values(answer[2])
+    assert expected == values(response[2])
 
 
 TEXT = {"str_data": "hello grps."}
@@ -170,16 +170,18 @@ def test_oip_stream_marks_its_final_response(gateway: Running) -> None:
     with grpc.insecure_channel(gateway.addresses["main.grpc"]) as channel:
         ask = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         found = [
-            oip.ModelStreamInferResponse.FromString(answer)
-            for answer in ask(iter([request.SerializeToString()]), timeout=TIMEOUT_S)
+            oip.ModelStreamInferResponse.FromString(response)
+            for response in ask(iter([request.SerializeToString()]), timeout=TIMEOUT_S)
         ]
-    assert [""] * 4 == [answer.error_message for answer in found]
-    *answers, last = [answer.infer_response for answer in found]
+    assert [""] * 4 == [response.error_message for response in found]
+    *responses, last = [response.infer_response for response in found]
     assert [b"\x0d\0\0\0hello grps. %d" % number for number in range(3)] == [
-        answer.raw_output_contents[0] for answer in answers
+        response.raw_output_contents[0] for response in responses
     ]
-    assert {("7", "reply")} == {(answer.id, answer.outputs[0].name) for answer in answers}
-    marks = [answer.parameters["triton_final_response"].bool_param for answer in (*answers, last)]
+    assert {("7", "reply")} == {(response.id, response.outputs[0].name) for response in responses}
+    marks = [
+        response.parameters["triton_final_response"].bool_param for response in (*responses, last)
+    ]
     assert [False, False, False, True] == marks
     assert 0 == len(last.outputs)
 
@@ -192,10 +194,10 @@ def test_oip_tensor_is_converted_by_the_configured_signature(
     connection = HTTPConnection(gateway.addresses["main.http"], timeout=TIMEOUT_S)
     body = json.dumps({"inputs": [tensor], "parameters": {"grps_form": "str_data"}})
     connection.request("POST", "/v2/models/echo/infer", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    document = json.loads(answer.read())
+    response = connection.getresponse()
+    document = json.loads(response.read())
     connection.close()
-    assert (200, step) == (answer.status, server.step), document
+    assert (200, step) == (response.status, server.step), document
     (output,) = document["outputs"]
     expected = {"name": "reply", "datatype": "BYTES", "shape": [1], "data": ["hello grps."]}
     assert expected == output
@@ -256,9 +258,9 @@ def test_models_come_from_the_server_metadata(gateway: Running) -> None:
     connection = HTTPConnection(gateway.addresses["main.http"], timeout=TIMEOUT_S)
     for model, there in (("simple", 200), ("nobody", 404)):
         connection.request("GET", f"/v2/models/{model}/ready")
-        answer = connection.getresponse()
-        answer.read()
-        assert (there == 200) is (answer.status == 200), model
+        response = connection.getresponse()
+        response.read()
+        assert (there == 200) is (response.status == 200), model
     connection.close()
 
 
@@ -280,10 +282,10 @@ def test_offline_server_is_not_ready(tmp_path: Path) -> None:
         address = running.addresses["main.http"]
         connection = HTTPConnection(address, timeout=TIMEOUT_S)
         connection.request("GET", "/v2/health/ready")
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
         connection.close()
-        assert 200 != answer.status
+        assert 200 != response.status
     with suppress(OSError):
         made.listening.shutdown(socket.SHUT_RDWR)
     made.listening.close()

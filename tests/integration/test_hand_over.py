@@ -182,18 +182,18 @@ class BrpcLoad:
             if self._client is None:
                 self._client = Client(self._address, PATIENCE_S)
             number = self._client.send(PREDICT)
-            answer = self._client.answer()
+            response = self._client.answer()
         except OSError as error:
             self._client = None
             return repr(error)
-        if answer is None or answer.code == ELOGOFF:
+        if response is None or response.code == ELOGOFF:
             self._client.socket.close()
             self._client = None
             return "it was not answered"
-        if (answer.number, answer.code) != (number, 0):
-            self.lost.append(f"answer {answer}")
-        elif SUM not in (answer.message.tensors or ()):
-            self.lost.append(f"wrong answer {answer}")
+        if (response.number, response.code) != (number, 0):
+            self.lost.append(f"answer {response}")
+        elif SUM not in (response.message.tensors or ()):
+            self.lost.append(f"wrong answer {response}")
         return ""
 
 
@@ -271,13 +271,13 @@ def test_responses_during_pre_stop_close_the_connection(tmp_path: Path) -> None:
         while not events(running, "not ready"):
             time.sleep(0.02)
         connection.request("GET", "/v2/health/live")
-        answer = connection.getresponse()
-        assert (200, "close") == (answer.status, answer.headers["Connection"])
-        answer.read()
+        response = connection.getresponse()
+        assert (200, "close") == (response.status, response.headers["Connection"])
+        response.read()
         again = connect(running)
         again.request("GET", "/v2/health/live")
-        answer = again.getresponse()
-        assert (200, "close") == (answer.status, answer.headers["Connection"])
+        response = again.getresponse()
+        assert (200, "close") == (response.status, response.headers["Connection"])
         for each in (connection, again):
             each.close()
         stopping.join(PATIENCE_S)

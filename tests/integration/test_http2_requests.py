@@ -39,11 +39,11 @@ async def test_both_versions_are_served_on_one_port() -> None:
     async with serving(echo) as running:
         assert b"HTTP/1.1 200" in await running.ask(post(b"one", "Connection: close"))
         async with h2_client(running.server.address) as client:
-            answer = await client.ask("POST", "/v2/x?a=1", b"two", [("x-own", "1")])
-    assert (200, b"two") == (answer.status, bytes(answer.body))
+            response = await client.ask("POST", "/v2/x?a=1", b"two", [("x-own", "1")])
+    assert (200, b"two") == (response.status, bytes(response.body))
     expected = {"x-path": "/v2/x", "x-request-id": "an-id", "content-length": "3"}
-    assert expected.items() <= answer.headers.items()
-    assert "date" in answer.headers
+    assert expected.items() <= response.headers.items()
+    assert "date" in response.headers
     wire = echo.seen[1]
     assert ("POST", "/v2/x", "a=1") == (wire.method, wire.path, wire.query)
     assert ["a", "1"] == [wire.headers.get("host"), wire.headers.get("x-own")]
@@ -77,17 +77,17 @@ async def test_bodies_of_any_size_are_echoed(size: int, sized: bool) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     async with serving(echo) as running, h2_client(running.server.address) as client:
         for _ in range(2):
-            answer = await client.ask("POST", "/v2", body[:size], sized=sized)
-            assert 200 == answer.status
-            assert body[:size] == bytes(answer.body)
+            response = await client.ask("POST", "/v2", body[:size], sized=sized)
+            assert 200 == response.status
+            assert body[:size] == bytes(response.body)
 
 
 async def test_streams_are_served_concurrently() -> None:
     """Requests of one connection are served concurrently."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
         bodies = [bytes([number]) * (1000 * number + 1) for number in range(50)]
-        answers = await asyncio.gather(*(client.ask("POST", "/v2", body) for body in bodies))
-    assert bodies == [bytes(answer.body) for answer in answers]
+        responses = await asyncio.gather(*(client.ask("POST", "/v2", body) for body in bodies))
+    assert bodies == [bytes(response.body) for response in responses]
 
 
 async def test_slow_request_does_not_delay_others() -> None:
@@ -104,8 +104,12 @@ async def test_slow_request_does_not_delay_others() -> None:
 async def test_head_has_no_body() -> None:
     """Content-Length is that of the response to GET."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
-        answer = await client.ask("HEAD", "/v2/x")
-    assert (200, b"", "0") == (answer.status, bytes(answer.body), answer.headers["content-length"])
+        response = await client.ask("HEAD", "/v2/x")
+    assert (200, b"", "0") == (
+        response.status,
+        bytes(response.body),
+        response.headers["content-length"],
+    )
 
 
 async def test_parts_are_sent_as_they_are_made() -> None:
@@ -114,12 +118,12 @@ async def test_parts_are_sent_as_they_are_made() -> None:
     async with serving(parts) as running, h2_client(running.server.address) as client:
         number = client.begin("POST", "/v2", end=True)
         await parts.parts.put(b"a")
-        answer = client.answers[number]
-        await eventually(lambda: bytes(answer.body) == b"a")
+        response = client.answers[number]
+        await eventually(lambda: bytes(response.body) == b"a")
         for part in (b"b", None):
             await parts.parts.put(part)
         assert b"ab" == bytes((await client.answer(number)).body)
-    assert "content-length" not in answer.headers
+    assert "content-length" not in response.headers
 
 
 async def test_failing_stream_is_reset() -> None:
@@ -165,9 +169,9 @@ async def test_body_over_the_limit_is_413(sized: bool) -> None:
         serving(Echo(), message_bytes=100_000) as running,
         h2_client(running.server.address) as client,
     ):
-        answer = await client.ask("POST", "/v2", bytes(400_000), sized=sized)
-        assert 413 == answer.status or b"limit" in answer.body
-        assert b"message_bytes" in answer.body
+        response = await client.ask("POST", "/v2", bytes(400_000), sized=sized)
+        assert 413 == response.status or b"limit" in response.body
+        assert b"message_bytes" in response.body
         assert 200 == (await client.ask("POST", "/v2", b"next")).status
 
 
@@ -178,8 +182,8 @@ async def test_stalled_body_is_408() -> None:
         h2_client(running.server.address) as client,
     ):
         number = client.begin("POST", "/v2", [("content-length", "10")])
-        answer = await client.answer(number)
-        assert 408 == answer.status
+        response = await client.answer(number)
+        assert 408 == response.status
         assert 200 == (await client.ask("POST", "/v2", b"next")).status
     assert ["body_idle_timeout_s"] == running.limits_hit
 
@@ -191,9 +195,9 @@ async def test_unread_response_is_reset() -> None:
         h2_client(running.server.address) as client,
     ):
         client.reads = False
-        answer = await client.ask("POST", "/v2", bytes(MIB))
-        assert answer.reset is not None
-    assert len(answer.body) < MIB
+        response = await client.ask("POST", "/v2", bytes(MIB))
+        assert response.reset is not None
+    assert len(response.body) < MIB
 
 
 async def test_slow_reader_gets_the_whole_response() -> None:
@@ -202,15 +206,15 @@ async def test_slow_reader_gets_the_whole_response() -> None:
         client.reads = False
         number = client.begin("POST", "/v2", [("content-length", str(MIB))])
         await client.send(number, bytes(MIB))
-        answer = client.answers[number]
+        response = client.answers[number]
         size = 0
-        while not answer.end.is_set():
-            await eventually(lambda: len(answer.body) > size or answer.end.is_set())  # noqa: B023
-            if answer.end.is_set():
+        while not response.end.is_set():
+            await eventually(lambda: len(response.body) > size or response.end.is_set())  # noqa: B023
+            if response.end.is_set():
                 break
-            client.acknowledge(number, len(answer.body) - size)
-            size = len(answer.body)
-        assert MIB == len(answer.body)
+            client.acknowledge(number, len(response.body) - size)
+            size = len(response.body)
+        assert MIB == len(response.body)
         await eventually(lambda: running.budget.used_bytes == 0)
 
 
@@ -219,9 +223,9 @@ async def test_compressed_body_is_decoded() -> None:
     echo = Echo()
     async with serving(echo) as running, h2_client(running.server.address) as client:
         packed = gzip.compress(bytes(1000))
-        answer = await client.ask("POST", "/v2", packed, [("content-encoding", "gzip")])
+        response = await client.ask("POST", "/v2", packed, [("content-encoding", "gzip")])
         bad = await client.ask("POST", "/v2", b"no gzip", [("content-encoding", "gzip")])
-    assert (200, 1000, 400) == (answer.status, size_of(echo.seen[0].body), bad.status)
+    assert (200, 1000, 400) == (response.status, size_of(echo.seen[0].body), bad.status)
 
 
 async def test_expect_continue_gets_100() -> None:
@@ -315,10 +319,10 @@ async def test_grpc_call_on_an_http_port_is_unimplemented() -> None:
     """A gRPC call on a port of HTTP alone gets a gRPC status with the reason."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
         fields = [("content-type", "application/grpc"), ("te", "trailers")]
-        answer = await client.ask("POST", "/v2", bytes(5), fields)
+        response = await client.ask("POST", "/v2", bytes(5), fields)
     assert ("12", "this address serves HTTP and no gRPC") == (
-        answer.headers["grpc-status"],
-        answer.headers["grpc-message"],
+        response.headers["grpc-status"],
+        response.headers["grpc-message"],
     )
 
 

@@ -129,13 +129,13 @@ async def test_round_trip_through_our_server() -> None:
     body = (b"a" * 100_000, memoryview(b"b" * 100_000), b"c")
     wire = HttpRequest("POST", "/v2/a%2Fb", "q=%20", Headers((("X-One", "1"),)), body)
     async with serving(echo) as running, client_of(running.port) as client:
-        answer = await client.send(wire, deadline=None)
+        response = await client.send(wire, deadline=None)
     (seen,) = echo.seen
     assert (seen.path, seen.query, seen.headers.get("x-one")) == ("/v2/a%2Fb", "q=%20", "1")
     assert seen.headers.get("content-length") == "200001"
-    assert bytes(seen.view) == bytes(answer.view) == b"".join(body)
-    assert (answer.status, answer.headers.get("x-path")) == (200, "/v2/a%2Fb")
-    assert answer.headers.get("content-length") is None
+    assert bytes(seen.view) == bytes(response.view) == b"".join(body)
+    assert (response.status, response.headers.get("x-path")) == (200, "/v2/a%2Fb")
+    assert response.headers.get("content-length") is None
 
 
 async def test_request_has_exact_bytes() -> None:
@@ -278,8 +278,8 @@ async def test_unsolicited_bytes_close_an_idle_connection() -> None:
     async with upstream(poison, respond_with(OK)) as server, client_of(server.port) as client:
         await client.send(POST, deadline=None)
         await asyncio.sleep(0.15)
-        answer = await client.send(POST, deadline=None)
-        assert (bytes(answer.view), server.connections) == (b"ok", 2)
+        response = await client.send(POST, deadline=None)
+        assert (bytes(response.view), server.connections) == (b"ok", 2)
 
 
 async def test_surplus_bytes_close_the_connection() -> None:
@@ -461,9 +461,9 @@ async def test_response_at_the_limit_is_accepted() -> None:
         upstream(respond_with(head + coded)) as server,
         client_of(server.port, limits) as client,
     ):
-        answer = await client.send(POST, deadline=None)
-    assert bytes(answer.view) == bytes(100)
-    assert answer.headers.get("content-encoding") is None
+        response = await client.send(POST, deadline=None)
+    assert bytes(response.view) == bytes(100)
+    assert response.headers.get("content-encoding") is None
 
 
 async def test_redirects_and_cookies_are_ignored() -> None:
@@ -478,8 +478,8 @@ async def test_redirects_and_cookies_are_ignored() -> None:
             )
 
     async with upstream(script) as server, client_of(server.port) as client:
-        answers = [await client.send(POST, deadline=None) for _ in range(2)]
-    assert [302, 302] == [answer.status for answer in answers]
+        responses = [await client.send(POST, deadline=None) for _ in range(2)]
+    assert [302, 302] == [response.status for response in responses]
     assert b"cookie" not in got[1].lower()
 
 
@@ -495,30 +495,30 @@ async def test_pending_calls_are_limited() -> None:
         with pytest.raises(Overloaded):
             await client.send(POST, deadline=None)
         slow.go.set()
-        assert [200, 200] == [answer.status for answer in await asyncio.gather(first, second)]
+        assert [200, 200] == [response.status for response in await asyncio.gather(first, second)]
 
 
 async def test_stream_yields_parts_as_they_arrive() -> None:
     """Each part is yielded when it arrives."""
     parts = Parts()
     async with serving(parts) as running, client_of(running.port) as client:
-        answers = client.stream(POST, deadline=None)
+        responses = client.stream(POST, deadline=None)
         parts.parts.put_nowait(b"one")
-        assert bytes((await anext(answers)).view) == b"one"
+        assert bytes((await anext(responses)).view) == b"one"
         parts.parts.put_nowait(b"two")
-        assert bytes((await anext(answers)).view) == b"two"
+        assert bytes((await anext(responses)).view) == b"two"
         parts.parts.put_nowait(None)
-        assert [answer async for answer in answers] == []
+        assert [response async for response in responses] == []
 
 
 async def test_closing_a_stream_cancels_the_frontend() -> None:
     """A closed iterator ends the stream at the server."""
     parts = Parts()
     async with serving(parts) as running, client_of(running.port) as client:
-        answers = client.stream(POST, deadline=None)
+        responses = client.stream(POST, deadline=None)
         parts.parts.put_nowait(b"one")
-        await anext(answers)
-        await close_stream(answers)
+        await anext(responses)
+        await close_stream(responses)
         await asyncio.wait_for(parts.closed.wait(), 1)
 
 
@@ -526,12 +526,12 @@ async def test_truncated_stream_raises() -> None:
     """A stream without its end is unavailability."""
     parts = Parts(fail=True)
     async with serving(parts) as running, client_of(running.port) as client:
-        answers = client.stream(POST, deadline=None)
+        responses = client.stream(POST, deadline=None)
         parts.parts.put_nowait(b"one")
-        await anext(answers)
+        await anext(responses)
         parts.parts.put_nowait(None)
         with pytest.raises(Unavailable):
-            await anext(answers)
+            await anext(responses)
 
 
 async def test_closed_client_sends_nothing() -> None:
@@ -565,8 +565,8 @@ async def test_failed_write_on_a_reused_connection_is_retried(
     async with two as server, client_of(server.port) as client:
         monkeypatch.setattr(StreamWriter, "write", failing)
         await client.send(wire, deadline=None)
-        answer = await client.send(wire, deadline=None)
-        assert (bytes(answer.view), server.connections) == (b"ok", 2)
+        response = await client.send(wire, deadline=None)
+        assert (bytes(response.view), server.connections) == (b"ok", 2)
 
 
 async def test_response_that_decode_rejects_closes_its_connection() -> None:

@@ -164,11 +164,11 @@ async def test_upstream_failures_have_a_gateway_status(script: Script, status: i
     async with passing(script, limits=ClientLimits(message_bytes=100)) as running:
         raw = await running.connect()
         await raw.send(post(b"", "X-Request-Timeout: 200ms", path="/other"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.close()
-    assert answer.status == status
-    assert list(answer.json) == ["error"]
-    assert "127.0.0.1" not in answer.json["error"]
+    assert response.status == status
+    assert list(response.json) == ["error"]
+    assert "127.0.0.1" not in response.json["error"]
 
 
 async def test_listener_limits_apply_to_passthrough() -> None:

@@ -35,10 +35,10 @@ async def test_request_reaches_the_frontend_unchanged() -> None:
     async with serving(echo) as running:
         raw = await running.connect()
         await raw.send(post(b"hello", "X-ODD-Case: 1", path="/v2/a%2Fb?c=%20d&e"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.close()
     (wire,) = echo.seen
-    assert (answer.status, answer.body) == (200, b"hello")
+    assert (response.status, response.body) == (200, b"hello")
     assert (wire.method, wire.path, wire.query) == ("POST", "/v2/a%2Fb", "c=%20d&e")
     assert ("X-ODD-Case", "1") in wire.headers.pairs
     assert wire.view.readonly
@@ -72,10 +72,10 @@ async def test_large_body_is_echoed() -> None:
     async with serving(Echo()) as running:
         raw = await running.connect()
         sending = asyncio.create_task(raw.send(post(body)))
-        answer = await raw.answer()
+        response = await raw.answer()
         await sending
         await raw.close()
-    assert answer.body == body
+    assert response.body == body
 
 
 async def test_pipelined_requests_are_served_in_order() -> None:
@@ -191,10 +191,10 @@ async def test_unclaimed_path_is_not_found() -> None:
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(post(b"x", path="/v22"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.close()
-    assert answer.status == 404
-    assert answer.json == {"error": "nothing is served at '/v22'"}
+    assert response.status == 404
+    assert response.json == {"error": "nothing is served at '/v22'"}
 
 
 @pytest.mark.parametrize(
@@ -254,15 +254,15 @@ async def test_response_is_compressed_by_accept_encoding() -> None:
     async with serving(Echo(compressible=True)) as running:
         raw = await running.connect()
         await raw.send(post(b"a" * 1000, "Accept-Encoding: deflate;q=0.5, gzip"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.send(post(b"a" * 1000))
         plain = await raw.answer()
         await raw.close()
-    assert gzip.decompress(answer.body) == b"a" * 1000
-    assert answer.headers.get("content-encoding") == "gzip"
-    assert answer.headers.get("vary") == "Accept-Encoding"
+    assert gzip.decompress(response.body) == b"a" * 1000
+    assert response.headers.get("content-encoding") == "gzip"
+    assert response.headers.get("vary") == "Accept-Encoding"
     assert (plain.headers.get("content-encoding"), plain.body) == (None, b"a" * 1000)
-    assert ["an-id"] * 2 == [each.headers.get("x-request-id") for each in (answer, plain)]
+    assert ["an-id"] * 2 == [each.headers.get("x-request-id") for each in (response, plain)]
 
 
 async def test_expect_continue_gets_100() -> None:
@@ -288,11 +288,11 @@ async def test_drain_finishes_requests_in_flight() -> None:
         with pytest.raises(ConnectionRefusedError):
             await running.connect()
         slow.go.set()
-        answer = await busy.answer()
+        response = await busy.answer()
         await drain
         await idle.close()
         await busy.close()
-    assert (answer.status, answer.headers.get("connection")) == (200, "close")
+    assert (response.status, response.headers.get("connection")) == (200, "close")
 
 
 async def test_drain_serves_a_request_on_its_way() -> None:
@@ -304,8 +304,8 @@ async def test_drain_serves_a_request_on_its_way() -> None:
         drain = asyncio.create_task(running.server.drain(5))
         await asyncio.sleep(0)
         await connection.send(post(b"y"))
-        answer = await connection.answer()
-        assert (200, "close") == (answer.status, answer.headers.get("connection"))
+        response = await connection.answer()
+        assert (200, "close") == (response.status, response.headers.get("connection"))
         assert b"" == await connection.rest()
         await drain
         await connection.close()
@@ -322,9 +322,9 @@ async def test_drain_serves_a_request_in_the_kernel_buffer() -> None:
             kept.send(post(b"y"))  # the loop has no turn to read it
             for connection in running.server.open_connections:
                 connection.drain()
-            answer = await loop.sock_recv(kept, 4096)
-            assert b"HTTP/1.1 200" in answer
-            assert b"\r\nConnection: close\r\n" in answer
+            response = await loop.sock_recv(kept, 4096)
+            assert b"HTTP/1.1 200" in response
+            assert b"\r\nConnection: close\r\n" in response
             await eventually(lambda: not running.server.open_connections)
 
 
@@ -346,10 +346,10 @@ async def test_drain_cancels_requests_that_take_too_long() -> None:
         await busy.send(post(b"x"))
         await slow.started.wait()
         await running.server.drain(0.05)
-        answer = await busy.answer()
+        response = await busy.answer()
         await busy.close()
-    assert answer.status == 503
-    assert "shutting down" in answer.json["error"]
+    assert response.status == 503
+    assert "shutting down" in response.json["error"]
     assert slow.cancelled
 
 

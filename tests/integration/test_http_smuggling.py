@@ -81,14 +81,14 @@ async def test_ambiguous_request_is_rejected_and_the_connection_closed(
                 await raw.send(data[start : start + (cut or len(data))])
         except ConnectionError:
             pass  # refused before all of it was sent
-        answer = await raw.rest()
+        response = await raw.rest()
         await raw.close()
         assert [200] == parse(await running.ask(post(b"", "Connection: close")))
-    (status,) = parse(answer)
+    (status,) = parse(response)
     assert 400 <= status < 500 or status in (501, 505)
-    assert b"\r\nConnection: close\r\n" in answer
-    assert b'{"error": "' in answer
-    assert b"Traceback" not in answer
+    assert b"\r\nConnection: close\r\n" in response
+    assert b'{"error": "' in response
+    assert b"Traceback" not in response
     assert "/v2/hidden" not in [wire.path for wire in echo.seen]
 
 
@@ -96,8 +96,8 @@ async def test_http_2_preface_is_never_followed_by_http_1() -> None:
     """A connection that begins as HTTP/2 is HTTP/2, or it is rejected."""
     echo = Echo()
     async with serving(echo) as running:
-        answer = await running.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HIDDEN)
-    assert b"HTTP/1.1 2" not in answer
+        response = await running.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HIDDEN)
+    assert b"HTTP/1.1 2" not in response
     assert [] == echo.seen
 
 

@@ -60,7 +60,7 @@ async def read_message(reader: asyncio.StreamReader) -> tuple[str, int]:
     return head.partition("\r\n")[0], length
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer each inference with as many bytes as it has."""
     try:
         while True:
@@ -86,7 +86,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 @asynccontextmanager
 async def server() -> AsyncIterator[int]:
     """Run a server with one model; yield its port."""
-    running = await asyncio.start_server(answer, "127.0.0.1", 0, limit=1 << 20)
+    running = await asyncio.start_server(respond, "127.0.0.1", 0, limit=1 << 20)
     async with running:
         yield running.sockets[0].getsockname()[1]
 

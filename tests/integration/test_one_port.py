@@ -49,19 +49,19 @@ async def test_http_1_with_aiohttp(running: Running) -> None:
     """HTTP/1 needs no preface."""
     async with (
         aiohttp.ClientSession() as session,
-        session.post(running.url("/v2/models/simple/infer", NAME), data=BODY) as answer,
+        session.post(running.url("/v2/models/simple/infer", NAME), data=BODY) as response,
     ):
-        assert 200 == answer.status
-        assert "simple" == (await answer.json())["model_name"]
+        assert 200 == response.status
+        assert "simple" == (await response.json())["model_name"]
 
 
 async def test_http_2_with_prior_knowledge(running: Running) -> None:
     """Requests over HTTP/2 get the responses of HTTP/1."""
     async with h2_client(running.addresses[NAME]) as client:
         for _ in range(3):
-            answer = await client.ask("POST", "/v2/models/simple/infer", BODY.encode())
-            assert 200 == answer.status
-            assert "simple" == json.loads(answer.body)["model_name"]
+            response = await client.ask("POST", "/v2/models/simple/infer", BODY.encode())
+            assert 200 == response.status
+            assert "simple" == json.loads(response.body)["model_name"]
         assert 404 == (await client.ask("GET", "/nothing")).status
 
 
@@ -88,8 +88,8 @@ async def test_grpc_and_http_share_an_http_2_connection(running: Running) -> Non
 @pytest.mark.parametrize("name", [NAME, BRPC])
 async def test_status_page_of_grps_in_both_versions(running: Running, name: str) -> None:
     """It is at `/` of each listener that serves grps, over either version."""
-    async with aiohttp.ClientSession() as session, session.get(running.url("/", name)) as answer:
-        assert (200, True) == (answer.status, "<h1>grps</h1>" in await answer.text())
+    async with aiohttp.ClientSession() as session, session.get(running.url("/", name)) as response:
+        assert (200, True) == (response.status, "<h1>grps</h1>" in await response.text())
     async with h2_client(running.addresses[name]) as client:
         answer_2 = await client.ask("GET", "/")
         assert (200, True) == (answer_2.status, b"<h1>grps</h1>" in answer_2.body)
@@ -98,15 +98,15 @@ async def test_status_page_of_grps_in_both_versions(running: Running, name: str)
 async def test_http_2_on_the_brpc_port(running: Running) -> None:
     """Responses over HTTP/2 are those of HTTP/1."""
     body = json.dumps({"inputs": []}).encode()
-    answers = []
+    responses = []
     async with aiohttp.ClientSession() as session, h2_client(running.addresses[BRPC]) as client:
         for path in ("/GrpsBrpcService/CheckLiveness", "/nothing"):
-            async with session.get(running.url(path, BRPC)) as answer:
-                answers.append((answer.status, await answer.read()))
+            async with session.get(running.url(path, BRPC)) as response:
+                responses.append((response.status, await response.read()))
             found = await client.ask("GET", path)
-            assert answers[-1] == (found.status, bytes(found.body))
+            assert responses[-1] == (found.status, bytes(found.body))
         other = await client.ask("POST", "/v2/models/simple/infer", body)
-    assert [200, 404, 404] == [status for status, _ in answers] + [other.status]
+    assert [200, 404, 404] == [status for status, _ in responses] + [other.status]
 
 
 async def test_alpn_selects_the_version(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ async def test_alpn_selects_the_version(tmp_path: Path) -> None:
     authority.configure_trust(trusted)
     with serving(str(path)) as found:
         url = found.url("/v2/health/live", NAME).replace("http:", "https:")
-        async with aiohttp.ClientSession() as session, session.get(url, ssl=trusted) as answer:
-            assert 200 == answer.status
+        async with aiohttp.ClientSession() as session, session.get(url, ssl=trusted) as response:
+            assert 200 == response.status
         trusted.set_alpn_protocols(["h2"])
         async with h2_client(found.addresses[NAME], trusted) as client:
             assert 200 == (await client.ask("GET", "/v2/health/live")).status

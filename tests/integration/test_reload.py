@@ -23,7 +23,7 @@ from tests.integration.reload_kit import (
     PATIENCE_S,
     Load,
     Reloaded,
-    question,
+    infer_request,
     reloadable,
     reloadable_beside,
     servers,
@@ -221,7 +221,7 @@ async def numbers(gateway: Reloaded) -> set[int]:
         try:
             service = Complete(connected.service, connected.needs)
             for _ in range(4):
-                reply = await service(question("add", 0))
+                reply = await service(infer_request("add", 0))
                 found.add(int(as_numpy(reply.outputs[0])[0]))
         finally:
             await connected.close()

@@ -14,7 +14,7 @@ from gateway.app import Gateway
 from gateway.config.load import load_text
 from gateway.ir.errors import Unavailable
 from gateway.ir.tensor import as_numpy
-from tests.integration.reload_kit import SERVER, STEP, question
+from tests.integration.reload_kit import SERVER, STEP, infer_request
 from tests.name_server import NameServer, name_server
 
 pytestmark = pytest.mark.timeout(60)
@@ -82,10 +82,10 @@ async def replying_servers(gateway: Gateway) -> set[int]:
     """Call from several clients at once; return the numbers of the servers that replied."""
 
     async def call(value: int) -> int:
-        reply = await gateway.service(question("add", value))
-        answer = int(as_numpy(reply.outputs[0])[0])
-        assert answer - answer % STEP == value
-        return answer % STEP
+        reply = await gateway.service(infer_request("add", value))
+        response = int(as_numpy(reply.outputs[0])[0])
+        assert response - response % STEP == value
+        return response % STEP
 
     return set(await asyncio.gather(*map(call, range(0, 24 * STEP, STEP))))
 

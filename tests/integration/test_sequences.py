@@ -70,9 +70,9 @@ def add(gateway: Running, model: str, sequence: int | str, value: int, **flags: 
     body = {"INPUT": value, "sequence_id": sequence, **flags}
     with closing(HTTPConnection(gateway.addresses["main.http"], timeout=10)) as connection:
         connection.request("POST", f"/v2/models/{model}/generate", json.dumps(body))
-        answer = connection.getresponse()
-        document = json.loads(answer.read())
-    return document["OUTPUT"] if answer.status == 200 else (answer.status, document["error"])
+        response = connection.getresponse()
+        document = json.loads(response.read())
+    return document["OUTPUT"] if response.status == 200 else (response.status, document["error"])
 
 
 def ids(model: str) -> list[int | str]:

@@ -162,8 +162,8 @@ async def test_drain_serves_connections_in_the_accept_backlog(
     await server.drain(5)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", guard.port), timeout=5)
-    answers = [client.recv(1 << 16)[part] for client in clients]
-    assert [expected] * 5 == answers
+    responses = [client.recv(1 << 16)[part] for client in clients]
+    assert [expected] * 5 == responses
     for client in clients:
         client.close()
     guard.close()

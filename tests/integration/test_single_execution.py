@@ -19,7 +19,7 @@ from gateway.ir.calls import StreamInferRequest
 from gateway.ir.errors import Unavailable
 from gateway.transports.net.sockets import reset_when_closed
 from tests.integration.asking_kit import running
-from tests.integration.reload_kit import CALLS, SERVER, STEP, question
+from tests.integration.reload_kit import CALLS, SERVER, STEP, infer_request
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -115,7 +115,7 @@ async def gateway_before_proxies(
 async def call(gateway: Gateway, value: int, *, is_stream: bool) -> None:
     """Send one call, and read its replies."""
     service: Any = gateway.service
-    request = question("add", value)
+    request = infer_request("add", value)
     if is_stream:
         replies = await service(StreamInferRequest(model=request.model, request=request))
         assert any([each.outputs async for each in replies])

@@ -200,7 +200,7 @@ async def test_connections_choose_their_protocol(address: str) -> None:
             await framed.send(FRAME)
             assert BODY in await frame_of(framed)
             await http.send(post(b"{}", path="/v2/x"))
-            assert (200, b"/v2/x") == ((answer := await http.answer()).status, answer.body)
+            assert (200, b"/v2/x") == ((response := await http.answer()).status, response.body)
         await framed.close()
         await http.close()
         await eventually(lambda: port.count.total == 0)
@@ -269,14 +269,14 @@ async def test_connection_limit_counts_all_protocols() -> None:
         await http.send(post(b"{}", path="/v2/x"))
         await silent.send(b"P")
         await eventually(lambda: port.count.total == 3 and bool(frames.waiting))
-        for sent, answer in (
+        for sent, response in (
             (FRAME, b"PRPC"),
             (post(b"{}", path="/v2/x"), b"HTTP/1.1 503 "),
             (PREFACE, settings(()) + b"\0"),
         ):
             late = await port.connect()
             await late.send(sent)
-            assert (await late.rest()).startswith(answer)
+            assert (await late.rest()).startswith(response)
             await late.close()
         late = await port.connect()
         assert b"" == await late.rest()
@@ -291,12 +291,12 @@ async def test_grpc_calls_are_served(address: str) -> None:
     """A gRPC client sends the HTTP/2 preface first."""
     async with both(Echo(), PromptHttp(), address) as port:
         client = GrpcClient(port.server.address, ClientLimits())
-        question = GrpcRequest(UNARY, (b"hello",))
-        answers = [await client.send(question, deadline=None) for _ in range(2)]
+        request = GrpcRequest(UNARY, (b"hello",))
+        responses = [await client.send(request, deadline=None) for _ in range(2)]
         unknown = await client.send(GrpcRequest("/other/Method", (b"",)), deadline=None)
         await client.close()
         await eventually(lambda: port.count.total == 0)
-    assert [b"hello"] * 2 == [bytes(answer.view) for answer in answers]
+    assert [b"hello"] * 2 == [bytes(response.view) for response in responses]
     assert GrpcStatus.UNIMPLEMENTED is unknown.status
 
 

@@ -97,7 +97,7 @@ async def upstream(serve: Serve) -> AsyncIterator[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def question(reader: asyncio.StreamReader) -> bytes:
+async def read_request(reader: asyncio.StreamReader) -> bytes:
     size: int = struct.unpack("<I", await reader.readexactly(4))[0]
     return await reader.readexactly(size)
 
@@ -271,8 +271,8 @@ async def test_cancelled_request_among_few_cancels_the_server() -> None:
         async with asyncio.timeout(0.1):
             await frontend.end.wait()
         assert [b"2"] == frontend.cancelled
-        for answer in frontend.waiting.values():
-            answer.set()
+        for response in frontend.waiting.values():
+            response.set()
         found = await asyncio.gather(*asking, return_exceptions=True)
     assert [b"answer 0", b"answer 1", b"answer 3", b"answer 4"] == found[:2] + found[3:]
 
@@ -291,8 +291,8 @@ async def test_connection_is_shared_if_no_other_can_be_opened() -> None:
         second = asyncio.ensure_future(ask(client, b"second"))
         await eventually(lambda: len(frontend.waiting) == 2)
         assert 1 == len(running.server._listener.connections)
-        for answer in frontend.waiting.values():
-            answer.set()
+        for response in frontend.waiting.values():
+            response.set()
         assert (b"answer first", b"answer second") == tuple(await asyncio.gather(first, second))
 
 
@@ -338,23 +338,23 @@ async def test_closed_client_sends_nothing() -> None:
 
 async def test_lost_connection_is_unavailable_and_not_retried() -> None:
     """An upstream that read the request may have run it."""
-    questions: list[bytes] = []
+    requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, _w: asyncio.StreamWriter, _n: int) -> None:
-        questions.append(await question(reader))
+        requests.append(await read_request(reader))
 
     async with upstream(serve) as where, client_of(where) as client:
         with pytest.raises(Unavailable, match="broke the connection") as found:
             await ask(client)
     assert not isinstance(found.value, NotSent)
-    assert [b"question"] == questions
+    assert [b"question"] == requests
 
 
 async def test_truncated_response_is_unavailable() -> None:
     """An incomplete response raises Unavailable."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
-        await question(reader)
+        await read_request(reader)
         writer.write(framed(b"a long answer")[:10])
 
     async with upstream(serve) as where, client_of(where) as client:
@@ -364,11 +364,11 @@ async def test_truncated_response_is_unavailable() -> None:
 
 async def test_closed_idle_connection_is_replaced() -> None:
     """A connection that the server closed while idle costs no call."""
-    questions: list[tuple[int, bytes]] = []
+    requests: list[tuple[int, bytes]] = []
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        questions.append((n, await question(reader)))
+        requests.append((n, await read_request(reader)))
         writer.write(framed(b"answer %d" % n + bytes(8)))
         await writer.drain()
         if n == 0:
@@ -384,7 +384,7 @@ async def test_closed_idle_connection_is_replaced() -> None:
         await settle()
         second = await ask(client, b"question 2")
     assert [b"answer 0", b"answer 1"] == [first[:8], second[:8]]
-    assert [(0, b"question 1"), (1, b"question 2")] == questions
+    assert [(0, b"question 1"), (1, b"question 2")] == requests
 
 
 async def test_restarted_upstream_is_used_again(address: str) -> None:
@@ -400,12 +400,12 @@ async def test_restarted_upstream_is_used_again(address: str) -> None:
 
 async def test_reset_of_a_reused_connection_is_not_retried() -> None:
     """The server may have read the request before the reset, so it is not sent again."""
-    questions: list[bytes] = []
+    requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
-        questions.append(await question(reader))
+        requests.append(await read_request(reader))
         writer.write(framed(b"an answer"))
-        questions.append(await question(reader))
+        requests.append(await read_request(reader))
         reset_when_closed(writer.transport.get_extra_info("socket"))
         writer.transport.abort()
 
@@ -413,7 +413,7 @@ async def test_reset_of_a_reused_connection_is_not_retried() -> None:
         await ask(client, b"question 1")
         with pytest.raises(Unavailable) as caught:
             await ask(client, b"question 2")
-    assert (Unavailable, [b"question 1", b"question 2"]) == (type(caught.value), questions)
+    assert (Unavailable, [b"question 1", b"question 2"]) == (type(caught.value), requests)
 
 
 @pytest.mark.parametrize("extra", [framed(b"another answer"), b"\0", framed(b"12345678")[:7]])
@@ -422,7 +422,7 @@ async def test_surplus_bytes_close_the_connection(extra: bytes) -> None:
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        text = await question(reader)
+        text = await read_request(reader)
         writer.write(framed(b"answer to " + text) + (extra if n == 0 else b""))
         await reader.read()
         closed.set()
@@ -438,7 +438,7 @@ async def test_unsolicited_bytes_close_an_idle_connection() -> None:
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        text = await question(reader)
+        text = await read_request(reader)
         writer.write(framed(b"answer to " + text))
         if n == 0:
             await asyncio.sleep(0.02)
@@ -483,7 +483,7 @@ async def test_invalid_framing_is_an_upstream_error(
     """The error names the upstream."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
-        await question(reader)
+        await read_request(reader)
         writer.write(answer)
         await reader.read()
 
@@ -518,7 +518,7 @@ async def test_old_connections_are_replaced() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
         connections.append(n)
         while True:
-            writer.write(framed(await question(reader)))
+            writer.write(framed(await read_request(reader)))
 
     async with upstream(serve) as where, client_of(where, connection_age_s=0.03) as client:
         await ask(client)
@@ -532,7 +532,7 @@ async def test_response_in_single_bytes_is_read() -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
         while True:
-            for byte in framed(b"answer to " + await question(reader)):
+            for byte in framed(b"answer to " + await read_request(reader)):
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0)
 

@@ -93,14 +93,14 @@ def ask(sock: socket.socket, message: bytes) -> bytes:
     return received(sock, struct.unpack("<I", received(sock, 4))[0])
 
 
-def outputs(answer: bytes) -> list[bytes]:
-    tensors, _ = oracle.read_response(answer)
-    assert () == errors(answer)
+def outputs(response: bytes) -> list[bytes]:
+    tensors, _ = oracle.read_response(response)
+    assert () == errors(response)
     return [tensor.data for tensor in tensors]
 
 
-def errors(answer: bytes) -> tuple[tuple[int, str], ...]:
-    return oracle.read_response(answer)[1]
+def errors(response: bytes) -> tuple[tuple[int, str], ...]:
+    return oracle.read_response(response)[1]
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "unix"])
@@ -117,9 +117,9 @@ def test_model_is_served_over_http(model_server: Running) -> None:
     """The response over HTTP is that of the stream."""
     with closing(HTTPConnection(model_server.addresses["main.http"], timeout=10)) as connection:
         connection.request("POST", "/graphpipe/simple", QUESTION)
-        answer = connection.getresponse()
-        assert 200 == answer.status
-        assert [SUM, DIFFERENCE] == outputs(answer.read())
+        response = connection.getresponse()
+        assert 200 == response.status
+        assert [SUM, DIFFERENCE] == outputs(response.read())
 
 
 def test_invalid_message_keeps_the_connection(model_server: Running) -> None:
@@ -143,22 +143,22 @@ def test_invalid_framing_gets_an_error_and_ends_the_connection(
     """The error names the reason, such as another protocol."""
     with connected(model_server.addresses["main.graphpipe.tcp"]) as sock:
         sock.sendall(sent)
-        answer = received(sock, struct.unpack("<I", received(sock, 4))[0])
-        assert reason in str(errors(answer))
+        response = received(sock, struct.unpack("<I", received(sock, 4))[0])
+        assert reason in str(errors(response))
         assert b"" == sock.recv(1)
 
 
 def test_padded_response_is_readable(model_server: Running) -> None:
     """A slow response to a half-closed connection is padded with zeros, which are ignored."""
     wait = oracle.PlainTensor(INT32, (1,), struct.pack("<i", 200))
-    question = oracle.build_request(oracle.PlainRequest(b"", ("INPUT0",), (wait,), ()))
+    request = oracle.build_request(oracle.PlainRequest(b"", ("INPUT0",), (wait,), ()))
     with connected(model_server.addresses["slow.graphpipe.tcp"]) as sock:
-        sock.sendall(struct.pack("<I", len(question)) + question)
+        sock.sendall(struct.pack("<I", len(request)) + request)
         sock.shutdown(socket.SHUT_WR)
-        answer = received(sock, struct.unpack("<I", received(sock, 4))[0])
+        response = received(sock, struct.unpack("<I", received(sock, 4))[0])
         assert b"" == sock.recv(1)
-    assert 0 == len(answer) % 256
-    assert 1 == len(outputs(answer))
+    assert 0 == len(response) % 256
+    assert 1 == len(outputs(response))
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "unix", "http"])
@@ -202,10 +202,10 @@ def test_restarted_upstream_is_used_again(tmp_path: Path) -> None:
         assert 1 == len(errors(ask(sock, QUESTION)))
         stack.enter_context(serving(str(config)))
         end = time.monotonic() + 10
-        while errors(answer := ask(sock, QUESTION)):
-            assert time.monotonic() < end, errors(answer)
+        while errors(response := ask(sock, QUESTION)):
+            assert time.monotonic() < end, errors(response)
             time.sleep(0.05)
-        assert [SUM, DIFFERENCE] == outputs(answer)
+        assert [SUM, DIFFERENCE] == outputs(response)
 
 
 def test_stream_without_a_default_model_is_rejected() -> None:

@@ -324,8 +324,8 @@ async def test_unread_numbered_responses_count_in_the_budget() -> None:
         used = running.budget.used_bytes
         found = [await raw.numbered() for _ in range(size)]
         await raw.close()
-    answered = [answer for _, answer in found if len(answer) == MOST]
-    refused = {answer[:24] for _, answer in found if len(answer) != MOST}
+    answered = [response for _, response in found if len(response) == MOST]
+    refused = {response[:24] for _, response in found if len(response) != MOST}
     assert used <= 4 * MOST  # a client's share, and a quarter for responses
     assert len(answered) >= 4
     assert size == len(found)
@@ -362,7 +362,7 @@ async def test_unread_responses_are_freed_at_once() -> None:
             await eventually(lambda: running.limits_hit == ["write_idle_timeout_s"])
             await eventually(lambda: not running.server._listener.connections)
             await raw.close()
-            await eventually(lambda: all(answer() is None for answer in frontend.answers))
+            await eventually(lambda: all(response() is None for response in frontend.answers))
     finally:
         gc.enable()
     assert len(frontend.answers) > 5

@@ -74,9 +74,9 @@ async def test_cancelled_request_cancels_the_server() -> None:
     frontend = Slow()
     async with serving(frontend, ssl_context=server) as running:
         asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
-        question = asyncio.ensure_future(asking.send(Frame((b"question",)), deadline=None))
+        request = asyncio.ensure_future(asking.send(Frame((b"question",)), deadline=None))
         await eventually(lambda: bool(frontend.waiting))
-        question.cancel()
+        request.cancel()
         async with asyncio.timeout(0.1):
             await frontend.end.wait()
         await asking.close()

@@ -98,8 +98,8 @@ def post(
         headers["NV-InferRequest"] = header
     with closing(HTTPConnection(address, timeout=10)) as connection:
         connection.request("POST", path, body, headers)
-        answer = connection.getresponse()
-        return answer, answer.read()
+        response = connection.getresponse()
+        return response, response.read()
 
 
 def infer(server: Running, model: str, header: str, body: bytes) -> tuple[HTTPResponse, bytes]:
@@ -107,9 +107,9 @@ def infer(server: Running, model: str, header: str, body: bytes) -> tuple[HTTPRe
     return post(server.addresses["main.http"], f"/api/infer/{model}?format=binary", header, body)
 
 
-def status(answer: HTTPResponse) -> pb.RequestStatus:
+def status(response: HTTPResponse) -> pb.RequestStatus:
     """Return the message in NV-Status."""
-    return text_format.Parse(answer.getheader("NV-Status", ""), pb.RequestStatus())
+    return text_format.Parse(response.getheader("NV-Status", ""), pb.RequestStatus())
 
 
 def channel(server: Running) -> grpc.Channel:
@@ -135,22 +135,22 @@ def ask(server: Running, method: str, message: bytes) -> bytes:
 
 def test_response_has_a_length_and_no_coding(server: Running) -> None:
     """Content-Length is set, chunks and codings are not used, and the header is sent twice."""
-    answer, body = post(
+    response, body = post(
         server.addresses["main.http"], "/api/infer/simple", HEADER, PAIR, Accept_Encoding="gzip"
     )
-    assert (200, str(len(body))) == (answer.status, answer.getheader("Content-Length"))
-    assert answer.getheader("Transfer-Encoding") is None
-    assert answer.getheader("Content-Encoding") is None
+    assert (200, str(len(body))) == (response.status, response.getheader("Content-Length"))
+    assert response.getheader("Transfer-Encoding") is None
+    assert response.getheader("Content-Encoding") is None
     assert SUM == body[:64]
-    line = text_format.Parse(answer.getheader("NV-InferResponse", ""), pb.InferResponseHeader())
+    line = text_format.Parse(response.getheader("NV-InferResponse", ""), pb.InferResponseHeader())
     assert line == text_format.Parse(body[64:].decode(), pb.InferResponseHeader())
 
 
 @pytest.mark.parametrize("size", [8000, 64 << 10])
 def test_accepts_long_headers(server: Running, size: int) -> None:
     """Models with many tensors need an NV-InferRequest of 8 KiB and more."""
-    answer, body = infer(server, "simple", HEADER + " " * (size - len(HEADER)), PAIR)
-    assert (200, SUM) == (answer.status, body[:64])
+    response, body = infer(server, "simple", HEADER + " " * (size - len(HEADER)), PAIR)
+    assert (200, SUM) == (response.status, body[:64])
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,16 @@ def test_accepts_long_headers(server: Running, size: int) -> None:
 )
 def test_accepts_any_text_format(server: Running, header: str) -> None:
     """Hand-written text format and any order of fields are read."""
-    answer, body = infer(server, "simple", header, PAIR)
-    assert (200, SUM) == (answer.status, body[:64])
+    response, body = infer(server, "simple", header, PAIR)
+    assert (200, SUM) == (response.status, body[:64])
 
 
 def test_http_and_grpc_share_request_numbers(server: Running) -> None:
     """Two requests of one server never have the same number, over either carrier."""
     numbers = []
     for _ in range(3):
-        answer, _ = infer(server, "simple", HEADER, PAIR)
-        numbers.append(status(answer).request_id)
+        response, _ = infer(server, "simple", HEADER, PAIR)
+        numbers.append(status(response).request_id)
         message = pb.HealthRequest(mode="live").SerializeToString()
         found = pb.HealthResponse.FromString(ask(server, "Health", message))
         numbers.append(found.request_status.request_id)
@@ -184,16 +184,16 @@ def test_http_and_grpc_share_request_numbers(server: Running) -> None:
 )
 def test_unknown_header_fields_are_rejected(server: Running, more: str) -> None:
     """An unknown field is an error, as in the real server's parser."""
-    answer, body = infer(server, "simple", f"{HEADER} {more}", PAIR)
-    assert (400, b"") == (answer.status, body)
-    assert "has no field" in (answer.headers.get("NV-Status") or "")
+    response, body = infer(server, "simple", f"{HEADER} {more}", PAIR)
+    assert (400, b"") == (response.status, body)
+    assert "has no field" in (response.headers.get("NV-Status") or "")
 
 
 @pytest.mark.parametrize("header", ["", "batch_size", HEADER + " }", "input {"])
 def test_invalid_headers_are_rejected(server: Running, header: str) -> None:
     """A missing or invalid header gets 400 and INVALID_ARG."""
-    answer, _ = infer(server, "simple", header, PAIR)
-    assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
+    response, _ = infer(server, "simple", header, PAIR)
+    assert (400, pb.INVALID_ARG) == (response.status, status(response).code)
 
 
 def test_header_order_assigns_the_input_bytes(server: Running) -> None:
@@ -202,8 +202,8 @@ def test_header_order_assigns_the_input_bytes(server: Running) -> None:
         'batch_size: 1 input { name: "INPUT1" dims: 16 } input { name: "INPUT0" dims: 16 } '
         'output { name: "OUTPUT1" } output { name: "OUTPUT0" }'
     )
-    answer, body = infer(server, "simple", header, PAIR)
-    assert 200 == answer.status
+    response, body = infer(server, "simple", header, PAIR)
+    assert 200 == response.status
     assert struct.pack("<16i", *[3 - value for value in range(16)]) == body[:64]
     assert SUM == body[64:128]
 
@@ -211,22 +211,22 @@ def test_header_order_assigns_the_input_bytes(server: Running) -> None:
 def test_accepts_large_tensors_over_http(server: Running) -> None:
     """8 MiB exceed the default limit of many HTTP servers."""
     data = os.urandom(8 * MIB)
-    answer, body = infer(server, "floats", FLOATS % (2 * MIB), data)
-    assert (200, True) == (answer.status, body[: len(data)] == data)
+    response, body = infer(server, "floats", FLOATS % (2 * MIB), data)
+    assert (200, True) == (response.status, body[: len(data)] == data)
 
 
 def test_accepts_large_tensors_over_grpc(server: Running) -> None:
     """8 MiB in each direction exceed the default limit of gRPC libraries."""
     data = os.urandom(8 * MIB)
     found = ask(server, "Infer", infer_message("floats", FLOATS % (2 * MIB), data))
-    answer = pb.InferResponse.FromString(found)
-    assert (pb.SUCCESS, True) == (answer.request_status.code, answer.raw_output[0] == data)
+    response = pb.InferResponse.FromString(found)
+    assert (pb.SUCCESS, True) == (response.request_status.code, response.raw_output[0] == data)
 
 
 def test_accepts_empty_tensors(server: Running) -> None:
     """A dimension of 0 needs no bytes, so the body may be empty."""
-    answer, body = infer(server, "floats", FLOATS % 0, b"")
-    assert 200 == answer.status
+    response, body = infer(server, "floats", FLOATS % 0, b"")
+    assert 200 == response.status
     header = pb.InferResponseHeader.FromString(body)
     assert [0] == list(header.output[0].raw.dims)
     found = pb.InferResponse.FromString(
@@ -237,8 +237,8 @@ def test_accepts_empty_tensors(server: Running) -> None:
 
 def test_request_without_outputs_returns_none(server: Running) -> None:
     """A request that names no output gets none, unlike in later protocols."""
-    answer, body = infer(server, "simple", HEADER.partition(" output")[0], PAIR)
-    assert 200 == answer.status
+    response, body = infer(server, "simple", HEADER.partition(" output")[0], PAIR)
+    assert 200 == response.status
     assert [] == list(pb.InferResponseHeader.FromString(body).output)
 
 
@@ -254,9 +254,9 @@ def test_request_without_outputs_returns_none(server: Running) -> None:
 )
 def test_unknown_versions_and_models_are_rejected(server: Running, path: str, code: int) -> None:
     """An existing version replies; an unknown version or model has its error code."""
-    answer, _ = post(server.addresses["main.http"], path, HEADER, PAIR)
-    assert code == status(answer).code
-    assert (200 if code == pb.SUCCESS else 400) == answer.status
+    response, _ = post(server.addresses["main.http"], path, HEADER, PAIR)
+    assert code == status(response).code
+    assert (200 if code == pb.SUCCESS else 400) == response.status
 
 
 def test_unsupported_datatype_is_named(server: Running) -> None:
@@ -265,10 +265,10 @@ def test_unsupported_datatype_is_named(server: Running) -> None:
         connection.request("GET", "/api/status?format=binary")
         whole = pb.ServerStatus.FromString(connection.getresponse().read())
         connection.request("GET", "/api/status/halves?format=binary")
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
     assert {"simple", "slow", "floats"} == set(whole.model_status)
-    found = status(answer)
+    found = status(response)
     assert (pb.UNSUPPORTED, True) == (found.code, "BF16" in found.msg)
     header = 'batch_size: 1 input { name: "INPUT0" dims: 1 } output { name: "OUTPUT0" }'
     refused, _ = infer(server, "halves", header, bytes(2))
@@ -290,17 +290,17 @@ def test_stream_runs_concurrently_and_replies_in_order(server: Running) -> None:
         assert grpc.StatusCode.OK is call.code()
     assert monotonic() - began < 1.2
     ids = [300, 299, 298, 1]
-    assert [*ids, 7, *ids] == [answer.meta_data.id for answer in found]
+    assert [*ids, 7, *ids] == [response.meta_data.id for response in found]
     assert [4] == [
-        place for place, answer in enumerate(found) if answer.request_status.code != pb.SUCCESS
+        place for place, response in enumerate(found) if response.request_status.code != pb.SUCCESS
     ]
 
 
 def test_regions_are_shared_by_the_carriers(server: Running, segment: Path) -> None:
     """A region registered over HTTP is listed, used and removed over gRPC."""
     address = server.addresses["main.http"]
-    answer, body = post(address, f"{CONTROL}/register/r//{segment.name}/0/192")
-    assert (200, b"") == (answer.status, body)
+    response, body = post(address, f"{CONTROL}/register/r//{segment.name}/0/192")
+    assert (200, b"") == (response.status, body)
     listed = ask(server, "SharedMemoryControl", b"\x22\x00")
     (region,) = pb.SharedMemoryControlResponse.FromString(
         listed
@@ -352,9 +352,9 @@ def test_cuda_handles_are_read_raw_with_any_content_type(
     form = {"Content_Type": "application/x-www-form-urlencoded"}
     path = f"{CONTROL}/cudaregister/c/64/0"
     for address in (server.addresses["main.http"], forwarding.addresses["main.http"]):
-        answer, _ = post(address, path, "", bytes(range(256))[-size:], **form)
-        assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
-        assert reason in status(answer).msg
+        response, _ = post(address, path, "", bytes(range(256))[-size:], **form)
+        assert (400, pb.INVALID_ARG) == (response.status, status(response).code)
+        assert reason in status(response).msg
 
 
 def test_forwarding_without_an_upstream_is_rejected(server: Running) -> None:

@@ -72,8 +72,8 @@ def test_killed_worker_loses_only_its_own_calls(lasting: Running) -> None:
     kit.end(kit.pids(lasting)[1], signal.SIGKILL)
     with pytest.raises((OSError, HTTPException)):
         lost.getresponse()
-    answer = survivor.getresponse()
-    assert (200, True) == (answer.status, bool(answer.read()))
+    response = survivor.getresponse()
+    assert (200, True) == (response.status, bool(response.read()))
     fresh = kit.connect(lasting)
     assert 200 == kit.ask(fresh)
     kit.eventually(lambda: kit.of_workers(lasting, "worker_up") == {1: 1.0, 2: 1.0})
@@ -94,10 +94,10 @@ def test_stop_loses_no_call(two: Running, tmp_path: Path) -> None:
         kit.ask_slowly(two, connection)
     stopping = threading.Thread(target=two.stop)
     stopping.start()
-    answers = [connection.getresponse() for connection in connections]
-    assert [200, 200] == [answer.status for answer in answers]
-    for answer, connection in zip(answers, connections, strict=True):
-        answer.read()
+    responses = [connection.getresponse() for connection in connections]
+    assert [200, 200] == [response.status for response in responses]
+    for response, connection in zip(responses, connections, strict=True):
+        response.read()
         connection.close()
     stopping.join(kit.PATIENCE_S)
     assert 0 == two.process.wait(kit.PATIENCE_S)
@@ -218,8 +218,8 @@ def _is_live(path: Path) -> bool:
     """Call a server over a unix socket for its liveness, and return the reply."""
     with closing(OverUnix(path)) as connection:
         connection.request("GET", "/GrpsBrpcService/CheckLiveness")
-        with closing(connection.getresponse()) as answer:
-            return answer.status == 200
+        with closing(connection.getresponse()) as response:
+            return response.status == 200
 
 
 def test_workers_flag_requires_a_number() -> None:
@@ -232,9 +232,9 @@ def test_workers_flag_requires_a_number() -> None:
 def test_sequence_of_an_in_process_model_is_rejected(lasting: Running) -> None:
     """The next request might reach the other worker, so sequences get 501."""
     body = json.loads(BODY) | {"parameters": {"sequence_id": 7, "sequence_start": True}}
-    status, answer = get(lasting.url("/v2/models/simple/infer"), body)
+    status, response = get(lasting.url("/v2/models/simple/infer"), body)
     assert 501 == status
-    assert "runs in each of 2 workers" in answer["error"]
+    assert "runs in each of 2 workers" in response["error"]
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def _summed(running: Running, sequence: int, number: int) -> int:
     parameters = {"sequence_id": sequence, "sequence_start": number == 1, "sequence_end": False}
     tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [number]}
     body = {"inputs": [tensor], "parameters": parameters}
-    status, answer = get(running.url("/v2/models/total/infer"), body)
-    assert 200 == status, answer
-    found: int = answer["outputs"][0]["data"][0]
+    status, response = get(running.url("/v2/models/total/infer"), body)
+    assert 200 == status, response
+    found: int = response["outputs"][0]["data"][0]
     return found

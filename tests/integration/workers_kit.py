@@ -57,9 +57,9 @@ def two_workers(
 def ask(connection: HTTPConnection, model: str = "simple", body: str = BODY) -> int:
     """Send one inference and return the response's status."""
     connection.request("POST", f"/v2/models/{model}/infer", body)
-    answer = connection.getresponse()
-    answer.read()
-    return answer.status
+    response = connection.getresponse()
+    response.read()
+    return response.status
 
 
 def connect(running: Running) -> HTTPConnection:
