@@ -1,4 +1,4 @@
-"""Messages that cost much more to read than to send, and what one of them costs the others.
+"""Messages that cost much more to read than to send, and the cost of one of them for others.
 
 A message is written for a running gateway with the default limits (work.yaml). Nothing here
 judges; test_bounded_work.py does.
@@ -41,7 +41,7 @@ class Http:
         return len(self.data)
 
     def send(self, gateway: Gateway) -> str:
-        """Send it and return the status, and the text of a refusal."""
+        """Send it and return the status, and the text of an error."""
         with Raw(gateway.http) as raw:
             raw.socket.settimeout(_PATIENCE_S)
             raw.send([self.data])
@@ -64,7 +64,7 @@ class Grpc:
         return len(self.data)
 
     def send(self, gateway: Gateway) -> str:
-        """Send it and return the status, and the text of a refusal."""
+        """Send it and return the status, and the text of an error."""
         options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
@@ -84,14 +84,14 @@ Message = Http | Grpc
 
 @dataclass(frozen=True)
 class Cost:
-    """What one message took.
+    """The cost of one message.
 
     Attributes:
         loop_s: Processor time of the thread of the event loop.
         all_s: Processor time of the whole process.
         waited_s: The longest time that a health check on another connection took.
         delayed_s: For how long the gateway's threads waited for a processor, where others ran.
-        outcome: Status, and the text of a refusal.
+        outcome: Status, and the text of an error.
     """
 
     loop_s: float

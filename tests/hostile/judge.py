@@ -139,7 +139,7 @@ class Outcome:
     """The result of hostile bytes on a connection.
 
     Attributes:
-        answers: In order; no more once the gateway closed or the connection was good again.
+        answers: Responses in order; no more once the gateway closed or the connection was good again.
         closed: The gateway closed the connection.
     """
 
@@ -150,14 +150,14 @@ class Outcome:
 def attack(patient: Patient, *pieces: Piece, head: bool = False, end: bool = False) -> Outcome:
     """Send *pieces* on a fresh connection and judge all received bytes.
 
-    Every answer is whole and of a client's fault or good, with a JSON error that tells no
-    internals. The connection closes when an answer says so and only then, and if it does not
-    close, it still serves a good request.
+    Every response is whole, and good or a client's error, with a JSON error without internals.
+    The connection closes when a response announces it and only then. If it does not close, it
+    still serves a good request.
 
     Args:
-        patient: Who is attacked.
+        patient: The gateway under attack.
         pieces: Bytes, or pauses in seconds.
-        head: The request is HEAD: its answer has no body.
+        head: The request is HEAD: its response has no body.
         end: The client's side is closed after the last piece.
     """
     responses: list[Answer] = []

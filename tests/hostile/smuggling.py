@@ -1,6 +1,6 @@
 """Requests that two parsers may read in two ways, with another request hidden in them.
 
-Each is given what hides: bytes of a whole request that one reading runs and the other does not.
+Each gets the hidden bytes: a whole request that one reading runs and the other does not.
 """
 
 from __future__ import annotations

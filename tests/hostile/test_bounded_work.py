@@ -1,7 +1,7 @@
 """One message, whatever its content, delays other clients little.
 
-Messages of every kind that once held the event loop for up to 22 s. Each may take 0.1 s of the event
-loop beside what its bytes take to receive, and others wait for 0.25 s at most.
+The messages once blocked the event loop for up to 22 s. Each may take 0.1 s of the event loop in
+addition to receiving its bytes, and others wait for 0.25 s at most.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hostile frames of brpc: an error code or a silent close, while others are served.
 
-Every bad frame of the golden set, bits of good ones turned over, lengths that lie, messages that
-unpack without end, clients that stall or never read, and HTTP where frames were begun.
+Every bad frame of the golden set, good ones with flipped bits, wrong lengths, decompression bombs,
+clients that stall or never read, and HTTP after frames.
 """
 
 from __future__ import annotations

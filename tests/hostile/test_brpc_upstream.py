@@ -1,6 +1,6 @@
 """A hostile brpc server behind the gateway: callers get an error in time, then good responses.
 
-The server is honest about everything but `Predict`, which it answers as each test says.
+The server is well-behaved except for `Predict`, whose response each test sets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hostile GraphPipe messages and streams: each is rejected in GraphPipe's form, then others served.
 
-Every malformed message of the golden set, bits of good ones turned over, and byte streams that
-lie, stall or never listen.
+Every malformed message of the golden set, good ones with flipped bits, and byte streams that
+are invalid, stall or are never read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hostile grps over HTTP and gRPC: the golden set's bad messages, invalid and damaged ones.
 
-What a client sends wrong is a FAILURE in grps's own form; frames of brpc are in test_brpc.py.
+A client's error is a FAILURE in grps's own form; frames of brpc are in test_brpc.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The gateway behind nginx and HAProxy: no client gets a response to another's request.
 
-Attackers send requests that may be read in two ways, each followed by a request with a mark. Beside
-them honest clients ask over the same proxy, which gives them the same connections to the gateway:
-each must get the answer with its own mark, once, and nobody an answer to what was hidden.
+Attackers send requests that may be read in two ways, each followed by a request with a mark. Honest
+clients send requests over the same proxy, which shares its connections to the gateway. Each must
+get the response with its own mark, once, and no client a response to a hidden request.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Honest:
     async def run(self, stop: asyncio.Event) -> None:
         """Send until stopped, and a little longer; fail on a response of another client.
 
-        What was hidden in the last attack may still cost a request, so that answers are counted.
+        A request hidden in the last attack may still cost a request, so responses are counted.
         """
         numbers = count()
         while self.remaining:

@@ -1,6 +1,6 @@
 """Hostile TensorRT v1 over gRPC: invalid messages, alone and on streams.
 
-Whatever is wrong with a message is said in its answer: the call ends well, and a stream goes on.
+The error of a message is in its response: the call ends with OK, and a stream continues.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class Raw:
         """Read the next response, interim ones skipped; None if the connection ended instead.
 
         Raises:
-            TimeoutError: Nothing came.
-            BrokenAnswer: What came is no whole answer.
+            TimeoutError: No bytes arrived.
+            BrokenAnswer: The bytes are no whole response.
         """
         while True:
             text = self._until(b"\r\n\r\n")

@@ -26,7 +26,7 @@ class Running:
     """A gateway in a process of its own.
 
     Attributes:
-        addresses: Where it listens, by name, as its log says.
+        addresses: Where it listens, by name, from its log.
         log: Lines of standard error so far.
     """
 

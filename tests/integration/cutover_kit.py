@@ -1,7 +1,7 @@
 """A gateway with a cut-over in processes of its own, and the two servers behind it.
 
-The servers run in this process. The old one returns its input, the new one its input plus 1, or it
-fails while `FAULTS` says so.
+The servers run in this process. The old one returns its input, and the new one its input plus 1;
+either fails while `FAULTS` has its name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Processes that run the command `gateway` without the second that its imports take.
 
-A server imports the gateway once and forks for each command. What runs is a process of its own, with
+A server imports the gateway once and forks for each command. The command is a process of its own, with
 its own output, signals and exit status. Worker processes of a gateway are not forked: they import.
 """
 

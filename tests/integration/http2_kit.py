@@ -54,7 +54,7 @@ class H2Client:
 
     Attributes:
         goaways: Last stream and error code of each GOAWAY.
-        reads: Give the server more window as soon as data has come.
+        reads: Update the server's window as soon as data has arrived.
         over: The connection has ended.
     """
 

@@ -1,7 +1,7 @@
 """A gateway that is reloaded while clients of several protocols call it, and the servers behind it.
 
 The servers run in this process and note each call. The model of server number N adds N to its
-input, so that an answer shows which server gave it.
+input, so that a reply shows which server made it.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ class Load:
     """Clients that send one call after another, and compare each reply with its call.
 
     No two calls have the same input, so that it is known which server ran a call, and how often.
-    What matters is whether a call began before a reload was confirmed, not when a server ran it: a
-    call that began earlier may wait in a queue for any time on a busy machine.
+    The time when a call began counts, not when a server ran it: a call that began before a reload
+    was confirmed may wait in a queue for any time on a busy machine.
 
     Args:
         gateway: Where they send them.
@@ -210,8 +210,8 @@ class Load:
         first: The number of the server in force at first.
 
     Attributes:
-        answered: The number of right answers.
-        wrong: What went wrong.
+        answered: The number of right replies.
+        wrong: The errors and wrong replies.
     """
 
     def __init__(

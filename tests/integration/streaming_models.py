@@ -48,7 +48,7 @@ async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
 async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
     """Yield one word and nothing more; write to the file *text* when it is stopped.
 
-    The file *text*.begun is there once it speaks.
+    The file *text*.begun exists once it has begun.
     """
     _path(inputs).with_suffix(".begun").touch()
     try:

@@ -179,7 +179,7 @@ migrations:
 
 
 class OpenStream:
-    """A stream of a client, which reads on when the test says so.
+    """A stream of a client, which reads only when the test calls `read`.
 
     Args:
         replies: The replies of the model `count`.

@@ -1,7 +1,7 @@
 """What calls leave behind: nothing that waits for the garbage collector.
 
-Values that hold one another stay until it looks, and with them the bodies of requests and answers.
-Nor do connections, however they end.
+Reference cycles stay until it runs, and with them the bodies of requests and responses.
+This holds for connections, too, in every way that they end.
 """
 
 from __future__ import annotations

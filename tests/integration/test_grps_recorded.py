@@ -1,7 +1,7 @@
 """A gateway in front of a recorded Python grps server: its responses, byte by byte.
 
-The server closes each connection after its answer, is not ready before somebody has called online,
-and streams pretty-printed JSON; intermediaries cut streams anew.
+The server closes each connection after its response, is not ready before a call of online, and
+streams pretty-printed JSON; intermediaries split streams in other ways.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Server:
     """Plays recordings, one connection for each.
 
     Attributes:
-        step: Bytes of a chunk of a streamed answer, and of each piece that is sent.
+        step: Bytes of a chunk of a streamed response, and of each piece that is sent.
         requests: First lines and bodies of the requests so far.
     """
 

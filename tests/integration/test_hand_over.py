@@ -1,7 +1,7 @@
 """Hand-over between gateways on the same ports: the next starts, the former stops, nothing is lost.
 
-Clients of HTTP and gRPC repeat nothing. A brpc client repeats what was refused with ELOGOFF, and what
-was not answered when the connection ended, as brpc's own does.
+Clients of HTTP and gRPC repeat nothing. A brpc client repeats requests that were rejected with ELOGOFF
+or got no response before the connection ended, as brpc's own client does.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def run_hand_overs(path: Path, count: int, calls: int = 0) -> None:
     Args:
         path: The configuration.
         count: Hand-overs.
-        calls: Calls that are answered meanwhile at least, as many after each hand-over.
+        calls: Calls that succeed meanwhile at least, as many after each hand-over.
     """
     with ExitStack() as stack:
         running = stack.enter_context(serving(str(path), patience_s=PATIENCE_S))

@@ -198,7 +198,7 @@ async def test_cancellation_closes_the_connection() -> None:
 async def test_cancelled_request_resets_the_connection() -> None:
     """A reset shows the server that the client has left; a FIN could be a half-close.
 
-    After a mere end it had to find out whether the client still waits, which took each hop 50 ms.
+    After a FIN the server had to find out whether the client still waits, which took each hop 50 ms.
     """
     arrival, end = asyncio.Event(), asyncio.Event()
     found: list[BaseException | bytes] = []

@@ -61,7 +61,7 @@ async def read_message(reader: asyncio.StreamReader) -> tuple[str, int]:
 
 
 async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer each inference with as many bytes as it has."""
+    """Respond to each inference with as many bytes as it has."""
     try:
         while True:
             line, _ = await read_message(reader)

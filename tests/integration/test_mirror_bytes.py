@@ -1,6 +1,6 @@
 """Many calls of every protocol, on pipelined connections, to a gateway with a mirror and to one without.
 
-Every reply is the same byte for byte, but for the date and a running number, and the books of the mirror balance.
+Every reply is the same byte for byte except for the date and a running number, and the counts balance.
 """
 
 from __future__ import annotations

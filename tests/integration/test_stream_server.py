@@ -310,8 +310,8 @@ async def test_unread_response_is_cut() -> None:
 async def test_unread_numbered_responses_count_in_the_budget() -> None:
     """Waiting responses hold a bounded part of the memory budget.
 
-    While responses wait, no further request is asked: how many are refused depends on how many
-    were asked before.
+    While responses wait, no further request runs: the number of rejections depends on the number
+    of requests that ran before.
     """
     frontend, size = Counting(MOST), 40
     async with serving(frontend, in_order=False, budget_bytes=8 * MOST, h2_streams=size) as running:

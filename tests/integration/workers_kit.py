@@ -148,10 +148,10 @@ class Load:
     """Clients that send one request after another, each on a thread.
 
     Args:
-        running: Who is asked.
-        clients: How many ask.
-        keep: Ask over one connection as long as it lasts; else each question has its own.
-        grpc: Ask over gRPC, whether the server lives; else over HTTP, for an inference.
+        running: The gateway.
+        clients: The number of clients.
+        keep: Keep one connection as long as it lasts; else each request has its own.
+        grpc: Request liveness over gRPC; else an inference over HTTP.
     """
 
     def __init__(
