@@ -45,7 +45,7 @@ def patient() -> Iterator[Patient]:
 
 @pytest.fixture(autouse=True)
 def looked_after(patient: Patient) -> Iterator[None]:
-    """Whatever a test did: the gateway lives, logged no bug, and answers good requests."""
+    """Check after each test that the gateway lives, logged no bug, and serves good requests."""
     start = len(patient.gateway.log)
     yield
     patient.check(start)

@@ -1,4 +1,4 @@
-"""Messages that cost much more to read than to send, and what one of them costs the others.
+"""Messages that cost much more to read than to send, and the cost of one of them for others.
 
 A message is written for a running gateway with the default limits (work.yaml). Nothing here
 judges; test_bounded_work.py does.
@@ -41,13 +41,13 @@ class Http:
         return len(self.data)
 
     def send(self, gateway: Gateway) -> str:
-        """Send it and return the status, and the text of a refusal."""
+        """Send it and return the status, and the text of an error."""
         with Raw(gateway.http) as raw:
             raw.socket.settimeout(_PATIENCE_S)
             raw.send([self.data])
-            answer = raw.answer()
-        assert answer is not None
-        return f"{answer.status} {_text(answer)}"
+            response = raw.answer()
+        assert response is not None
+        return f"{response.status} {_text(response)}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Grpc:
         return len(self.data)
 
     def send(self, gateway: Gateway) -> str:
-        """Send it and return the status, and the text of a refusal."""
+        """Send it and return the status, and the text of an error."""
         options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
@@ -84,14 +84,14 @@ Message = Http | Grpc
 
 @dataclass(frozen=True)
 class Cost:
-    """What one message took.
+    """The cost of one message.
 
     Attributes:
         loop_s: Processor time of the thread of the event loop.
         all_s: Processor time of the whole process.
         waited_s: The longest time that a health check on another connection took.
         delayed_s: For how long the gateway's threads waited for a processor, where others ran.
-        outcome: Status, and the text of a refusal.
+        outcome: Status, and the text of an error.
     """
 
     loop_s: float
@@ -120,7 +120,7 @@ def _loop_s(gateway: Gateway) -> float:
 
 
 class _Bystander:
-    """Asks for the gateway's health again and again, on a connection of its own."""
+    """Requests the gateway's health again and again, on a connection of its own."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.longest_s = 0.0
@@ -144,18 +144,18 @@ class _Bystander:
             while not self._done.wait(_PAUSE_S):
                 started_s = time.monotonic()
                 raw.send([head("GET", "/v2/health/live")])
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status == 200
+                response = raw.answer()
+                assert response is not None
+                assert response.status == 200
                 if self._ready.is_set():
                     self.longest_s = max(self.longest_s, time.monotonic() - started_s)
                 self._ready.set()
 
 
-def _text(answer: Answer) -> str:
-    if answer.status < 400:
+def _text(response: Answer) -> str:
+    if response.status < 400:
         return ""
-    return answer.get("nv-status") or answer.body[:300].decode("utf-8", "replace")
+    return response.get("nv-status") or response.body[:300].decode("utf-8", "replace")
 
 
 # -- parts of messages
@@ -179,7 +179,7 @@ def tensor(name: str, datatype: str, shape: tuple[int, ...], rest: bytes = b"") 
 
 
 def oip_binary(inputs: list[dict[str, Any]], data: bytes, *fields: str, model: str) -> bytes:
-    """Write a request of the binary extension; each input tells its size."""
+    """Write a request of the binary extension; each input declares its size."""
     text = json.dumps({"inputs": inputs}).encode()
     length = f"Inference-Header-Content-Length: {len(text)}"
     return post(text + data, length, *fields, path=f"/v2/models/{model}/infer")
@@ -249,12 +249,12 @@ def classified_over_grpc(count: int, classes: int) -> Grpc:
 
 
 def top_million() -> Http:
-    """Return a classification of 4e6 values, of which the best 10^6 are asked for."""
+    """Return a classification of 4e6 values that requests the best 10^6."""
     return classified(4_000_000, 1_000_000)
 
 
 def top_five() -> Http:
-    """Return a classification of 15e6 values, of which the best five are asked for."""
+    """Return a classification of 15e6 values that requests the best five."""
     return classified(15_000_000, 5)
 
 

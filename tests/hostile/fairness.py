@@ -82,17 +82,17 @@ class Innocents:
                 delayed, started_s = delayed_s(self._pid), time.monotonic()
                 try:
                     raw.send([data])
-                    answer = raw.answer()
+                    response = raw.answer()
                 except TimeoutError:
-                    answer = None
+                    response = None
                 waited_s = time.monotonic() - started_s
                 self.waits.append(waited_s - max(0.0, delayed_s(self._pid) - delayed))
-                if answer is None or answer.status != 200:
-                    self.refused.append((name, answer and (answer.status, answer.body)))
+                if response is None or response.status != 200:
+                    self.refused.append((name, response and (response.status, response.body)))
                     return
 
     def check(self) -> None:
-        """Assert that nobody was refused, and nobody waited for long."""
+        """Assert that no request was rejected or waited for long."""
         assert [] == self.refused
         assert len(self.waits) > _FEWEST
         # One of them may have met another process of this machine.
@@ -100,7 +100,7 @@ class Innocents:
 
 
 def in_flight(gateway: Gateway) -> float:
-    """Return the bytes that the gateway says it holds."""
+    """Return the bytes in the gateway's metric."""
     page = get(gateway.addresses["admin"], "/metrics").decode()
     (line,) = [each for each in page.splitlines() if each.startswith("gateway_in_flight_bytes ")]
     return float(line.split()[1])
@@ -108,14 +108,14 @@ def in_flight(gateway: Gateway) -> float:
 
 @contextmanager
 def fair_gateway() -> Iterator[Gateway]:
-    """Run a gateway, used by somebody before; afterwards it must hold nothing."""
+    """Run a gateway that has served requests before; afterwards it must hold nothing."""
     with running(str(CONFIG)) as gateway:
         with Raw(gateway.http) as raw:
             for data in (GOOD, uint8(_BODY_BYTES), GOOD):
                 raw.send([data])
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status == 200, answer.body
+                response = raw.answer()
+                assert response is not None
+                assert response.status == 200, response.body
         yield gateway
         assert gateway.alive
         assert eventually(lambda: in_flight(gateway) == 0, 60), in_flight(gateway)

@@ -84,10 +84,10 @@ def body(data: bytes, stream: int = 1, flags: int = END_STREAM) -> bytes:
 
 
 def converse(address: Address, data: bytes, *, begin: bytes = BEGIN) -> tuple[str, bytes]:
-    """Send frames and return how it ended, with all that came.
+    """Send frames and return the end of the connection, with all received bytes.
 
-    The end is "status" when a call was answered, "reset" when one was, "goaway", or "closed".
-    A PING is sent last: when only its answer comes the frames did nothing: "pong".
+    The end is "status" when a call got one, "reset" when one was, "goaway", or "closed".
+    A PING is sent last: when only its acknowledgement arrives, the end is "pong".
 
     Raises:
         TimeoutError: None of these within some seconds.
@@ -116,7 +116,7 @@ def converse(address: Address, data: bytes, *, begin: bytes = BEGIN) -> tuple[st
 
 
 def _end(received: bytes) -> str:
-    """Return what frames say about the end of the conversation."""
+    """Return the end of the conversation that frames show."""
     at, found = 0, ""
     while at + 9 <= len(received):
         size = int.from_bytes(received[at : at + 3], "big")

@@ -34,7 +34,7 @@ _CONTENTS = {
 
 
 def varint(value: int, width: int = 0) -> bytes:
-    """Write a varint; *width* pads it with bytes that say nothing."""
+    """Write a varint; *width* pads it with meaningless bytes."""
     parts = bytearray()
     while value > 0x7F or len(parts) + 1 < width:
         parts.append(value & 0x7F | 0x80)
@@ -73,7 +73,7 @@ def _contents(name: str, values: Any) -> Any:
 
 
 def _bytes() -> Iterator[tuple[str, bytes]]:
-    """Give what is no protobuf message."""
+    """Return bytes that are no protobuf message."""
     good = request(tensor(), raw=[bytes(4)])
     yield from {
         "one_zero": b"\0",
@@ -137,7 +137,7 @@ def _bytes() -> Iterator[tuple[str, bytes]]:
 
 
 def _tensors() -> Iterator[tuple[str, bytes]]:
-    """Give tensors written by hand that lie."""
+    """Return hand-written invalid tensors."""
     name, kind = field(1, BYTES, b"INPUT0"), field(2, BYTES, b"INT32")
     shape, raw = field(3, BYTES, b"\1"), field(RAW, BYTES, bytes(4))
     yield "no_datatype", _hand_tensor(name, shape) + raw

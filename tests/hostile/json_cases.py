@@ -21,7 +21,7 @@ def request(*inputs: Any, **members: Any) -> bytes:
 
 
 def _texts() -> Iterator[tuple[str, bytes]]:
-    """Give what is no JSON, or JSON that parsers read in two ways."""
+    """Return texts that are no JSON, or JSON that parsers read in two ways."""
     good = request(ROW)
     row = json.dumps(ROW).encode()
     yield from {
@@ -127,7 +127,7 @@ _FINE = {
 
 
 def _members() -> Iterator[tuple[str, bytes]]:
-    """Give every member with every wrong type."""
+    """Return every member with every wrong type."""
     for kind, value in _ODD.items():
         for key in ("inputs", "outputs", "parameters", "id"):
             if (key, kind) not in _FINE:
@@ -155,7 +155,7 @@ def _members() -> Iterator[tuple[str, bytes]]:
 
 
 def _shapes() -> Iterator[tuple[str, bytes]]:
-    """Give shapes that lie."""
+    """Return invalid shapes."""
     for name, shape in {
         "minus": [-1],
         "minus_pair": [-1, -1],
@@ -212,7 +212,7 @@ FLOATS = {"FP16": "1e5", "FP32": "1e39", "FP64": "1e309", "BF16": "1e39"}
 
 
 def _elements() -> Iterator[tuple[str, str, bytes]]:
-    """Give elements that do not fit, for each datatype: id, model, body."""
+    """Return elements that do not fit, for each datatype: id, model, body."""
     for datatype, (least, most) in LIMITS.items():
         values: dict[str, Any] = {
             "below": least - 1,
@@ -266,7 +266,7 @@ def _elements() -> Iterator[tuple[str, str, bytes]]:
 
 
 def _data() -> Iterator[tuple[str, bytes]]:
-    """Give data whose form and shape do not agree."""
+    """Return data whose form and shape do not agree."""
     for name, shape, data in (
         ("too_few", [3], [1, 2]),
         ("too_many", [3], [1, 2, 3, 4]),
@@ -293,7 +293,7 @@ def _data() -> Iterator[tuple[str, bytes]]:
 
 
 def _counts() -> Iterator[tuple[str, bytes]]:
-    """Give too many of everything, names that harm, and reserved parameters of wrong types."""
+    """Return too many of everything, harmful names, and reserved parameters of wrong types."""
     inputs = [tensor(name=f"I{n}") for n in range(257)]
     yield "inputs_257", request(*inputs)
     yield "inputs_30000_nulls", b'{"inputs": [' + b"null," * 30_000 + b"null]}"

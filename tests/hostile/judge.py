@@ -1,4 +1,4 @@
-"""How hostile inputs are judged: what may be answered, and that good requests still work."""
+"""How hostile inputs are judged: allowed responses, and that good requests still work."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Patient:
 
     def infers(self) -> bool:
         """Send a good request over gRPC."""
-        answer = pb.ModelInferResponse.FromString(self._infer(good_call(), timeout=_SECONDS))
-        return answer.model_name == "simple" and len(answer.raw_output_contents[0]) == 64
+        response = pb.ModelInferResponse.FromString(self._infer(good_call(), timeout=_SECONDS))
+        return response.model_name == "simple" and len(response.raw_output_contents[0]) == 64
 
     def call(
         self,
@@ -80,7 +80,7 @@ class Patient:
 
 
 def bugs_of(gateway: Gateway, start: int = 0) -> str:
-    """Return the log from line *start* on, without what the model "fail" says as it should."""
+    """Return the log from line *start* on, without the expected lines of the model "fail"."""
     lines = [line for _, line in gateway.log[start:] if "fails on purpose" not in line]
     return "".join(lines)
 
@@ -136,10 +136,10 @@ def warmed(patient: Patient) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of hostile bytes on a connection.
+    """The result of hostile bytes on a connection.
 
     Attributes:
-        answers: In order; no more once the gateway closed or the connection was good again.
+        answers: Responses in order; no more once the gateway closed or the connection was good again.
         closed: The gateway closed the connection.
     """
 
@@ -148,51 +148,51 @@ class Outcome:
 
 
 def attack(patient: Patient, *pieces: Piece, head: bool = False, end: bool = False) -> Outcome:
-    """Send *pieces* on a fresh connection and judge all that comes back.
+    """Send *pieces* on a fresh connection and judge all received bytes.
 
-    Every answer is whole and of a client's fault or good, with a JSON error that tells no
-    internals. The connection closes when an answer says so and only then, and if it does not
-    close, it still serves a good request.
+    Every response is whole, and good or a client's error, with a JSON error without internals.
+    The connection closes when a response announces it and only then. If it does not close, it
+    still serves a good request.
 
     Args:
-        patient: Who is attacked.
+        patient: The gateway under attack.
         pieces: Bytes, or pauses in seconds.
-        head: The request is HEAD: its answer has no body.
+        head: The request is HEAD: its response has no body.
         end: The client's side is closed after the last piece.
     """
-    answers: list[Answer] = []
+    responses: list[Answer] = []
     with Raw(patient.gateway.http) as raw:
         if raw.send(pieces) and end:
             raw.shut()
-        answer = raw.answer(head=head)
-        if answer is not None and not answer.closes and not end:
+        response = raw.answer(head=head)
+        if response is not None and not response.closes and not end:
             # Whatever comes before the answer to this one was asked for before.
             assert raw.send([GOOD]), "closed without a word"
-        while answer is not None:
-            if is_good(answer) and not end:
-                return Outcome(tuple(answers), closed=False)
-            answers.append(judged(answer, head=head))
-            if answer.closes:
+        while response is not None:
+            if is_good(response) and not end:
+                return Outcome(tuple(responses), closed=False)
+            responses.append(judged(response, head=head))
+            if response.closes:
                 assert raw.rest() == b"", "something came after the last answer"
-                return Outcome(tuple(answers), closed=True)
-            answer, head = raw.answer(), False
-        return Outcome(tuple(answers), closed=True)
+                return Outcome(tuple(responses), closed=True)
+            response, head = raw.answer(), False
+        return Outcome(tuple(responses), closed=True)
 
 
-def judged(answer: Answer, *, head: bool = False) -> Answer:
-    """Assert that *answer* is fit for a client, whatever was sent, and return it."""
-    text = answer.body.decode("utf-8")
-    assert answer.status < 500 or answer.status in (501, 503, 504, 505), (answer.status, text)
+def judged(response: Answer, *, head: bool = False) -> Answer:
+    """Assert that *response* is acceptable for a client, and return it."""
+    text = response.body.decode("utf-8")
+    assert response.status < 500 or response.status in (501, 503, 504, 505), (response.status, text)
     assert CANARY not in text
-    if answer.status >= 400 and not head:
-        document = answer.json
+    if response.status >= 400 and not head:
+        document = response.json
         assert list(document) == ["error"], text
         check_text(document["error"])
-    return answer
+    return response
 
 
 def check_text(text: str) -> None:
-    """Assert that an error's text helps, is short and tells no internals."""
+    """Assert that an error's text is helpful and short and has no internals."""
     assert text
     assert len(text.encode()) <= 1024
     for internal in ("Traceback", "gateway/", ".py", 'File "', "0x7f", "<class", "object at 0x"):
@@ -200,8 +200,8 @@ def check_text(text: str) -> None:
 
 
 def refused(outcome: Outcome, allowed: frozenset[int] = REFUSED) -> bool:
-    """Tell whether the only answer is a refusal of *allowed*, or there is none at all."""
+    """Return whether the only response is a rejection of *allowed*, or there is none at all."""
     if not outcome.answers:
         return outcome.closed
-    (answer,) = outcome.answers
-    return answer.status in allowed
+    (response,) = outcome.answers
+    return response.status in allowed

@@ -22,7 +22,7 @@ _IN = (Tensor("INPUT0", Datatype.INT32, (2,)),)
 
 @declares(inputs=_IN, outputs=(Tensor("OUTPUT0", Datatype.INT32, (2,)),))
 def watched(inputs: Arrays, job: Job) -> Arrays:
-    """Wait, and say on standard error when it begins and when nobody waits for the answer."""
+    """Wait, and write to standard error at the start and when the call is cancelled."""
     wait_ms, number = (int(value) for value in inputs["INPUT0"])
     _say("begun", number)
     if job.cancelled.wait(wait_ms / 1000):

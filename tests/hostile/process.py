@@ -1,4 +1,4 @@
-"""A gateway in a process of its own, and what the system says of it: memory, descriptors, log."""
+"""A gateway in a process of its own, and its view by the system: memory, descriptors, log."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Gateway:
         raise KeyError(key)
 
     def forget_peak(self) -> None:
-        """Let VmHWM begin anew."""
+        """Reset VmHWM."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def descriptors(self) -> int:
@@ -126,7 +126,7 @@ def running(*arguments: str) -> Iterator[Gateway]:
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
-    """Wait for what nothing announces; return whether it came."""
+    """Wait for a condition without an event; return whether it was met."""
     end = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > end:

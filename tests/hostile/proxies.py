@@ -1,7 +1,7 @@
 """Proxies before the gateway: nginx and HAProxy, each in a strict and a lenient configuration.
 
-They keep few connections to the gateway and give them to every client in turn: bytes that one parser
-takes for the end of a request and the other for its middle reach somebody else.
+They keep few connections to the gateway and share them between all clients: bytes that one parser
+takes for the end of a request and the other for its middle reach another client.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _LENIENT = {
 
 @contextmanager
 def front(name: str, upstream: str, folder: Path) -> Iterator[Address]:
-    """Run the proxy *name* of `FRONTS` before *upstream*; give its address."""
+    """Run the proxy *name* of `FRONTS` in front of *upstream*; yield its address."""
     address = ("127.0.0.1", _free_port())
     process = subprocess.Popen(
         _command(name, upstream, address[1], folder),

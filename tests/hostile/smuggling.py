@@ -1,6 +1,6 @@
 """Requests that two parsers may read in two ways, with another request hidden in them.
 
-Each is given what hides: bytes of a whole request that one reading runs and the other does not.
+Each gets the hidden bytes: a whole request that one reading runs and the other does not.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def _fields(*fields: bytes) -> bytes:
 
 
 def _cl_te(te: bytes, *more: bytes) -> Smuggles:
-    """Content-Length covers all; who heeds *te* ends at the last chunk."""
+    """Content-Length covers all; a parser that heeds *te* ends at the last chunk."""
     return lambda hidden: (
         _fields(b"Content-Length: %d" % (len(END) + len(hidden)), te, *more) + END + hidden
     )
 
 
 def _te_cl(te: bytes, *more: bytes) -> Smuggles:
-    """The chunks cover all; who heeds Content-Length ends in the first."""
+    """The chunks cover all; a parser that heeds Content-Length ends in the first."""
     return lambda hidden: (
         _fields(te, b"Content-Length: %d" % len(b"%x\r\n" % len(hidden)), *more)
         + chunk(hidden)
@@ -150,7 +150,7 @@ _CHUNK_LINES: dict[str, Smuggles] = {
 
 
 def _behind(first: bytes) -> Smuggles:
-    """A request without a body, or with one that is answered early, and what comes behind it."""
+    """A request without a body, or with an early response, and another request behind it."""
     return lambda hidden: first.replace(b"SIZE", b"%d" % len(hidden)) + hidden
 
 

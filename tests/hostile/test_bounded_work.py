@@ -1,7 +1,7 @@
-"""One message costs the others little, whatever is in it.
+"""One message, whatever its content, delays other clients little.
 
-Messages of every kind that once held the event loop for up to 22 s. Each may take 0.1 s of the event
-loop beside what its bytes take to receive, and others wait for 0.25 s at most.
+The messages once blocked the event loop for up to 22 s. Each may take 0.1 s of the event loop in
+addition to receiving its bytes, and others wait for 0.25 s at most.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def gateway() -> Iterator[Gateway]:
 
 
 def is_cheap(cost: Cost, message: Message) -> bool:
-    """Tell whether a message costs no more than one may."""
+    """Return whether a message costs no more than its limit."""
     waited_s = cost.waited_s - cost.delayed_s
     return cost.loop_s <= LOOP_S + message.size * RECEIVE_S and waited_s <= WAIT_S
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_others_hardly_wait_for_one_message(gateway: Gateway, name: str) -> None:
-    """A message that costs much to read is refused early, or read where it holds up nobody."""
+def test_expensive_message_delays_no_other_client(gateway: Gateway, name: str) -> None:
+    """A message that is expensive to decode is rejected early, or decoded off the event loop."""
     message = ROWS[name]()
     costs = []
     for _ in range(ATTEMPTS):
@@ -69,26 +69,26 @@ def test_others_hardly_wait_for_one_message(gateway: Gateway, name: str) -> None
 @pytest.mark.parametrize(
     "name", ["empty_items_over_http", "typed_empty_items", "many_ones", "many_texts", "top_five"]
 )
-def test_long_work_is_done(gateway: Gateway, name: str) -> None:
-    """A message within every limit is answered, however long that takes."""
+def test_expensive_valid_message_succeeds(gateway: Gateway, name: str) -> None:
+    """A message within every limit succeeds, whatever time it takes."""
     assert cost_of(gateway, ROWS[name]()).outcome.split()[0] in _ANSWERED
 
 
 @pytest.mark.parametrize(
     ("make", "refused"), [(classified, "413"), (classified_over_grpc, "RESOURCE_EXHAUSTED")]
 )
-def test_more_classes_than_the_limit_are_refused(
+def test_classes_over_the_limit_are_rejected(
     gateway: Gateway, make: Callable[[int, int], Message], refused: str
 ) -> None:
-    """The best 1,000 of 4,096 values are an answer; one more is refused by the limit's name."""
+    """The best 1,000 of 4,096 values are returned; one more is rejected with the limit's name."""
     assert make(4096, 1000).send(gateway).split()[0] in _ANSWERED
     outcome = make(4096, 1001).send(gateway)
     assert outcome.startswith(f"{refused} ")
     assert "1001 classes; at most 1000 are allowed (classes)" in outcome
 
 
-def test_a_compressed_message_has_no_more_elements_than_bytes(gateway: Gateway) -> None:
-    """Few bytes that become many elements are refused by the name of their limit."""
+def test_decompressed_elements_are_limited(gateway: Gateway) -> None:
+    """A small message that inflates to many elements is rejected with the limit's name."""
     outcome = cost_of(gateway, ROWS["compressed_items"]()).outcome
     assert outcome.startswith("413 ")
     assert "decompressed_elements" in outcome
@@ -100,10 +100,10 @@ def test_a_compressed_message_has_no_more_elements_than_bytes(gateway: Gateway) 
 
 
 @pytest.mark.parametrize("make", OTHER_INPUTS.values(), ids=OTHER_INPUTS)
-def test_other_inputs_are_refused_before_their_elements_are_read(
+def test_unknown_inputs_are_rejected_before_decoding(
     gateway: Gateway, make: Callable[[], Message]
 ) -> None:
-    """The elements are wrong too, and are not what the refusal is about."""
+    """The elements are invalid, too, but the error names the unknown input."""
     outcome = cost_of(gateway, make()).outcome
     assert outcome.split()[0] in ("400", "INVALID_ARGUMENT")
     assert "has no input 'OTHER" in outcome.replace("\\", "")

@@ -1,7 +1,7 @@
-"""Hostile frames of brpc: an error code, a close without a word, and everybody else served.
+"""Hostile frames of brpc: an error code or a silent close, while others are served.
 
-Every bad frame of the golden set, bits of good ones turned over, lengths that lie, messages that
-unpack without end, clients that stall or never read, and HTTP where frames were begun.
+Every bad frame of the golden set, good ones with flipped bits, wrong lengths, decompression bombs,
+clients that stall or never read, and HTTP after frames.
 """
 
 from __future__ import annotations
@@ -72,30 +72,30 @@ CODES = {
 
 @pytest.fixture
 def address(patient: Patient) -> str:
-    """Where brpc is spoken."""
+    """The address that serves brpc."""
     return patient.gateway.address("brpc.grps.brpc")
 
 
 def is_good(client: Client) -> bool:
-    """Tell whether the connection still serves a good question."""
-    answer = client.ask(PREDICT, 4711)
-    return (answer.status, answer.message.tensors and answer.message.tensors[0]) == (OK, SUM)
+    """Return whether the connection still serves a good request."""
+    response = client.ask(PREDICT, 4711)
+    return (response.status, response.message.tensors and response.message.tensors[0]) == (OK, SUM)
 
 
-def judged(answer: oracle.Answer | None) -> oracle.Answer:
-    """Assert that this is fit for a client, whatever was sent, and return it."""
-    assert answer is not None, "closed without a word"
-    text = answer.text
-    if answer.code:
-        assert answer.code in (1001, 1002, 1003), (answer.code, text)
-        assert answer.size == 0
+def judged(response: oracle.Answer | None) -> oracle.Answer:
+    """Assert that *response* is acceptable for a client, and return it."""
+    assert response is not None, "closed without a word"
+    text = response.text
+    if response.code:
+        assert response.code in (1001, 1002, 1003), (response.code, text)
+        assert response.size == 0
         check_text(text)
-    elif answer.status != OK:
-        code, text, flag = answer.status
-        assert (oracle.FAILURE, True) == (flag, 400 <= code < 500 or code == 501), answer.status
+    elif response.status != OK:
+        code, text, flag = response.status
+        assert (oracle.FAILURE, True) == (flag, 400 <= code < 500 or code == 501), response.status
         check_text(text)
     assert CANARY not in text
-    return answer
+    return response
 
 
 def send(client: Client, data: bytes) -> None:
@@ -104,22 +104,22 @@ def send(client: Client, data: bytes) -> None:
         client.socket.sendall(data)
 
 
-def test_every_bad_frame_is_judged() -> None:
-    """A frame of the golden set that is told an error code is not one that is closed."""
+def test_error_codes_cover_the_golden_set() -> None:
+    """Every frame of the golden set with an error code has its expected code."""
     names = {name for name in NEGATIVE if "error 100" in ENTRIES[name]}
     assert names <= set(CODES)
     assert set(CODES) <= set(NEGATIVE)
 
 
 @pytest.mark.parametrize("name", NEGATIVE)
-def test_bad_frames(address: str, name: str) -> None:
-    """Each gets its error code and the connection goes on, or is closed, at once."""
+def test_bad_frames_get_an_error_or_a_close(address: str, name: str) -> None:
+    """Each gets its error code and the connection stays usable, or it is closed at once."""
     started_s = time.monotonic()
     with Client(address) as client:
         send(client, REQUESTS[name])
         if name in CODES:
-            answer = judged(client.answer())
-            assert CODES[name] == answer.code
+            response = judged(client.answer())
+            assert CODES[name] == response.code
             assert is_good(client)
         else:
             with suppress(OSError):
@@ -142,8 +142,10 @@ def test_bad_frames(address: str, name: str) -> None:
     ],
     ids=str,
 )
-def test_lengths_that_cannot_be_close(patient: Patient, address: str, body: int, meta: int) -> None:
-    """By the header alone: nothing is allocated for them, and nothing after them is read."""
+def test_invalid_lengths_close_the_connection(
+    patient: Patient, address: str, body: int, meta: int
+) -> None:
+    """The header suffices: nothing is allocated, and nothing behind it is read."""
     before = patient.gateway.status("VmRSS")
     with Client(address) as client:
         send(client, struct.pack(">4sII", b"PRPC", body, meta) + PREDICT.bytes(1) * 3)
@@ -151,13 +153,13 @@ def test_lengths_that_cannot_be_close(patient: Patient, address: str, body: int,
     assert patient.gateway.status("VmRSS") - before < 8 << 20
 
 
-def test_what_came_before_a_wrong_length_is_answered(address: str) -> None:
-    """Frames before it get their answers first."""
+def test_frames_before_an_invalid_length_are_served(address: str) -> None:
+    """Frames before it get their responses first."""
     with Client(address) as client:
         frames = b"".join(PREDICT.bytes(number) for number in (1, 2, 3))
         send(client, frames + struct.pack(">4sII", b"PRPC", 10, 11))
-        answers = [judged(client.answer()) for _ in range(3)]
-        assert {1, 2, 3} == {answer.number for answer in answers}
+        responses = [judged(client.answer()) for _ in range(3)]
+        assert {1, 2, 3} == {response.number for response in responses}
         assert client.answer() is None
 
 
@@ -193,21 +195,21 @@ META = {
 
 
 @pytest.mark.parametrize("name", META)
-def test_odd_metadata(address: str, name: str) -> None:
-    """It is read, refused with a code, or ends the connection: nothing else."""
+def test_invalid_metadata_gets_an_error_or_a_close(address: str, name: str) -> None:
+    """It is accepted, rejected with a code, or ends the connection."""
     with Client(address) as client:
         send(client, oracle.frame(META[name]))
-        answer = client.answer()
-        if answer is not None:
-            judged(answer)
+        response = client.answer()
+        if response is not None:
+            judged(response)
             assert is_good(client)
 
 
 def _serves(address: str) -> bool:
     with Client(address) as client:
         send(client, PREDICT.bytes(1))
-        answer = client.answer()
-        return answer is not None and answer.status == OK
+        response = client.answer()
+        return response is not None and response.status == OK
 
 
 def damaged(rng: random.Random) -> bytes:
@@ -221,8 +223,8 @@ def damaged(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_damaged_frames(address: str) -> None:
-    """Bytes turned over anywhere make an answer, an error, or an end; never a fault of ours."""
+def test_damaged_frames_cause_no_internal_error(address: str) -> None:
+    """Flipped bytes lead to a response, an error or a close, never to a fault of the gateway."""
     rng = random.Random(7)  # noqa: S311  # the same damage in every run
     with ExitStack() as stack:
         client = stack.enter_context(Client(address))
@@ -231,13 +233,13 @@ def test_damaged_frames(address: str) -> None:
             send(client, PREDICT.bytes(4711))
             ours = False
             while not ours:
-                answer = client.answer()
-                if answer is None:
+                response = client.answer()
+                if response is None:
                     client = stack.enter_context(Client(address))
                     break
-                if answer.code != 2004:  # many at once may meet the limit on what is in flight
-                    judged(answer)
-                ours = answer.number == 4711
+                if response.code != 2004:  # many at once may meet the limit on what is in flight
+                    judged(response)
+                ours = response.number == 4711
     # Those that damage has ended count until they are closed at both ends.
     assert eventually(lambda: _serves(address))
 
@@ -255,8 +257,8 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs(patient: Patient, address: str, name: str) -> None:
-    """What would unpack to more than it may is refused, sixteen at once, within little memory."""
+def test_decompression_bombs_are_rejected(patient: Patient, address: str, name: str) -> None:
+    """Sixteen bombs at once are rejected and take little memory."""
     kind, packed = BOMBS[name]
     request = oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "Predict")
     meta = oracle.put(1, request) + oracle.put(3, kind)
@@ -266,53 +268,55 @@ def test_bombs(patient: Patient, address: str, name: str) -> None:
         clients = [stack.enter_context(Client(address)) for _ in range(16)]
         for client in clients:
             send(client, oracle.frame(meta + oracle.put(4, 5), packed))
-        answers = [judged(client.answer()) for client in clients]
+        responses = [judged(client.answer()) for client in clients]
         assert is_good(clients[0])
-    assert {1003} == {answer.code for answer in answers}
+    assert {1003} == {response.code for response in responses}
     assert patient.gateway.status("VmHWM") - before < 48 << 20
 
 
 @pytest.mark.parametrize("kind", [GZIP, ZLIB, SNAPPY])
-def test_what_unpacks_to_much_is_read_when_it_may(address: str, kind: int) -> None:
-    """A large message that is honest is answered, compressed or not."""
+def test_large_compressed_message_is_served(address: str, kind: int) -> None:
+    """A large message within the limits succeeds in every compression."""
     rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), tuple(range(32_000))) for n in range(2)]
     with Client(address) as client:
-        answer = client.ask(Question("Predict", oracle.message("simple", rows), compress=kind))
-    assert OK == answer.status
+        response = client.ask(Question("Predict", oracle.message("simple", rows), compress=kind))
+    assert OK == response.status
 
 
-def test_numbers_that_come_again(address: str) -> None:
-    """Each question has one answer, whatever its number; a connection's numbers are its own."""
+def test_repeated_correlation_ids_get_one_response_each(address: str) -> None:
+    """Each request gets one response; connections do not share ids."""
     count = 64
     with Client(address) as first, Client(address) as second:
         for client in (first, second):
             send(client, PREDICT.bytes(9) * count)
         for client in (first, second):
-            answers = [client.answer() for _ in range(count)]
-            assert [9] * count == [answer.number for answer in answers if answer is not None]
-            assert all(answer.code in (0, 2004) for answer in answers if answer is not None)
+            responses = [client.answer() for _ in range(count)]
+            assert [9] * count == [
+                response.number for response in responses if response is not None
+            ]
+            assert all(response.code in (0, 2004) for response in responses if response is not None)
 
 
-def test_many_frames_at_once_are_all_answered(address: str) -> None:
-    """More frames than may be in flight are answered or refused with ELIMIT; none is lost."""
+def test_many_frames_at_once_all_get_a_response(address: str) -> None:
+    """More frames than may be in flight succeed or get ELIMIT; none is lost."""
     count = 1500
     with Client(address) as client:
         send(client, b"".join(PREDICT.bytes(number) for number in range(count)))
-        answers = [client.answer() for _ in range(count)]
-        found = sorted(answer.number for answer in answers if answer is not None)
+        responses = [client.answer() for _ in range(count)]
+        found = sorted(response.number for response in responses if response is not None)
         assert list(range(count)) == found
-        assert {answer.code for answer in answers if answer is not None} <= {0, 2004}
+        assert {response.code for response in responses if response is not None} <= {0, 2004}
         assert is_good(client)
 
 
-def test_frames_byte_by_byte(address: str) -> None:
-    """However a stream is cut, its frames are the same."""
+def test_frame_in_single_bytes_is_read(address: str) -> None:
+    """A frame may arrive byte by byte."""
     with Client(address) as client:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in PREDICT.bytes(5):
             send(client, bytes([byte]))
-        answer = judged(client.answer())
-    assert (5, OK) == (answer.number, answer.status)
+        response = judged(client.answer())
+    assert (5, OK) == (response.number, response.status)
 
 
 HALVES = {
@@ -330,8 +334,8 @@ HALVES = {
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_who_stalls_is_left(patient: Patient, address: str, name: str) -> None:
-    """Thirty connections held open with half of something end in time, and others are served."""
+def test_stalled_connections_time_out(patient: Patient, address: str, name: str) -> None:
+    """Thirty stalled connections are closed in time, and others are served."""
     with ExitStack() as stack:
         stalled = [stack.enter_context(Client(address)) for _ in range(30)]
         for client in stalled:
@@ -347,8 +351,8 @@ def test_who_stalls_is_left(patient: Patient, address: str, name: str) -> None:
     assert patient.gateway.alive
 
 
-def test_who_sends_a_byte_now_and_then_is_left(address: str) -> None:
-    """A frame that goes on, but too slowly, ends by its rate."""
+def test_slow_frame_is_cut(address: str) -> None:
+    """A frame below the minimum rate ends its connection."""
     frame = PREDICT.bytes(1)
     is_left = False
     with Client(address) as client:
@@ -364,8 +368,8 @@ def test_who_sends_a_byte_now_and_then_is_left(address: str) -> None:
     assert is_left
 
 
-def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient, address: str) -> None:
-    """Connections that end anywhere in a frame are forgotten."""
+def test_disconnect_within_a_frame_leaves_nothing(patient: Patient, address: str) -> None:
+    """Connections that end within a frame leave no descriptor."""
     before = patient.gateway.descriptors()
     data = PREDICT.bytes(1)
     for cut in range(1, len(data), 7):
@@ -374,8 +378,8 @@ def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient, address: str) -
     assert eventually(lambda: patient.gateway.descriptors() <= before)
 
 
-def test_who_never_reads_is_left(patient: Patient, address: str) -> None:
-    """Answers that nobody takes do not pile up: the stream stalls, and ends."""
+def test_unread_responses_stall_the_connection(patient: Patient, address: str) -> None:
+    """Unread responses do not pile up: the connection stalls and ends."""
     rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), (1 << 30,) * 32_000) for n in range(2)]
     frame = Question("Predict", oracle.message("simple", rows)).bytes(1)
     assert len(frame) > 300_000
@@ -388,7 +392,7 @@ def test_who_never_reads_is_left(patient: Patient, address: str) -> None:
 
 
 def is_closed(client: Client) -> bool:
-    """Read what has arrived; return whether the connection ends after it."""
+    """Read the received bytes; return whether the connection ends after them."""
     client.socket.settimeout(0.01)
     try:
         while client.socket.recv(65536):
@@ -400,8 +404,8 @@ def is_closed(client: Client) -> bool:
     return True
 
 
-def test_connections_of_one_client_are_bounded(patient: Patient, address: str) -> None:
-    """Over the limit they are closed, whatever they speak; when some leave there is room again."""
+def test_connections_of_one_client_are_limited(patient: Patient, address: str) -> None:
+    """Connections over the limit are closed, in any protocol; later others are accepted."""
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(address)) for _ in range(60)]
         for number, client in enumerate(clients):
@@ -413,8 +417,8 @@ def test_connections_of_one_client_are_bounded(patient: Patient, address: str) -
         assert is_good(client)
 
 
-def test_frames_and_http_do_not_mix(address: str) -> None:
-    """What a connection began with it goes on with."""
+def test_connection_keeps_its_first_protocol(address: str) -> None:
+    """Frames are not served after HTTP on one connection, nor HTTP after frames."""
     with Client(address) as client:
         assert is_good(client)
         send(client, b"GET /GrpsBrpcService/CheckLiveness HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -433,15 +437,15 @@ def test_frames_and_http_do_not_mix(address: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"PRPC" + bytes(64), b"\xff" * 64, frame(9, 0, 1, b"x")])
-def test_what_follows_a_preface_is_http2(address: str, data: bytes) -> None:
-    """Anything else ends the connection as HTTP/2 does; frames of brpc are not read any more."""
+def test_invalid_frames_after_a_preface_get_goaway(address: str, data: bytes) -> None:
+    """Other bytes end the connection as HTTP/2 does; brpc frames are no longer read."""
     with Client(address) as client:
         send(client, BEGIN + data + PREDICT.bytes(1))
-        answer = b""
+        response = b""
         with suppress(ConnectionError):
             while piece := client.socket.recv(65536):
-                answer += piece
-    kinds = _kinds(answer)
+                response += piece
+    kinds = _kinds(response)
     assert 7 == kinds[-1], kinds  # GOAWAY
 
 
@@ -469,9 +473,9 @@ def _kinds(data: bytes) -> list[int]:
     ],
     ids=["a long path", "a large body", "two lengths", "a version", "a path above", "another's"],
 )
-def test_hostile_http_is_refused_there_too(address: str, data: bytes) -> None:
-    """The limits and checks of HTTP hold on the port of brpc, and only its service is served."""
+def test_hostile_http_on_the_brpc_port_is_rejected(address: str, data: bytes) -> None:
+    """The limits and checks of HTTP hold, and only the brpc service is served."""
     with Client(address) as client:
         send(client, data)
-        answer = client.socket.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 4"), answer[:100]
+        response = client.socket.recv(65536)
+    assert response.startswith(b"HTTP/1.1 4"), response[:100]

@@ -1,6 +1,6 @@
-"""A hostile server of brpc behind the gateway: its callers get an error in time, then good answers.
+"""A hostile brpc server behind the gateway: callers get an error in time, then good responses.
 
-The server is honest about everything but `Predict`, which it answers as each test says.
+The server is well-behaved except for `Predict`, whose response each test sets.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ Answers = Callable[[int], bytes]
 """What is sent for a question of this number."""
 
 
-def answer(
+def response_frame(
     number: int, body: bytes = RIGHT, *, code: int = 0, text: str | bytes = "", compress: int = NONE
 ) -> bytes:
-    """Return the frame of an answer."""
+    """Return the frame of a response."""
     response = oracle.put(1, code) + (oracle.put(2, text) if text else b"")
     meta = oracle.put(2, response) + oracle.put(3, compress) + oracle.put(4, number)
     return oracle.frame(meta, body)
 
 
 class Server:
-    """A server on a thread; `predict` says how it answers."""
+    """A server on a thread; `predict` makes its responses."""
 
     def __init__(self) -> None:
-        self.predict: Answers = answer
+        self.predict: Answers = response_frame
         self.closes = False
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
@@ -103,10 +103,10 @@ class Server:
                 connection.close()
         elif method == b"ServerMetadata":
             connection.sendall(
-                answer(number, STATUS + oracle.put(4, "models: [{name: m, version: '1'}]"))
+                response_frame(number, STATUS + oracle.put(4, "models: [{name: m, version: '1'}]"))
             )
         else:
-            connection.sendall(answer(number, STATUS))
+            connection.sendall(response_frame(number, STATUS))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def front(server: Server) -> Iterator[Gateway]:
-    """A gateway before it, which stays as it is."""
+    """A gateway in front of it, which keeps running unharmed."""
     with running("--upstream", f"grps+brpc://127.0.0.1:{server.port}", *_FREE) as gateway:
         for _ in range(20):
             assert ask_and_check(gateway) == (200, None)
@@ -131,7 +131,7 @@ def front(server: Server) -> Iterator[Gateway]:
 
 
 def ask_and_check(gateway: Gateway) -> tuple[int, str | None]:
-    """Ask, and return the status and the error; a good answer is checked."""
+    """Call, and return the status and the error; a good response is checked."""
     started_s = time.monotonic()
     found = ask(gateway.http, QUESTION)
     assert time.monotonic() - started_s < _IN_TIME_S
@@ -145,23 +145,23 @@ def ask_and_check(gateway: Gateway) -> tuple[int, str | None]:
 
 
 HOSTILE: dict[str, tuple[Answers, int]] = {
-    "another's number": (lambda number: answer(number + 1), 502),
+    "another's number": (lambda number: response_frame(number + 1), 502),
     "no number": (lambda _: oracle.frame(oracle.put(2, b""), RIGHT), 502),
-    "a number too large": (lambda _: answer(2**63 - 1), 502),
+    "a number too large": (lambda _: response_frame(2**63 - 1), 502),
     "no frame": (lambda _: b"HTTP/1.1 200 OK\r\n\r\n", 502),
     "a length too large": (lambda _: struct.pack(">4sII", b"PRPC", 0xFFFFFFFF, 10), 502),
     "metadata beyond the frame": (lambda _: struct.pack(">4sII", b"PRPC", 10, 11), 502),
     "metadata that is none": (lambda _: oracle.frame(b"\xff" * 20), 502),
     "a question": (lambda number: oracle.Question("Predict").bytes(number), 502),
-    "no message": (lambda number: answer(number, b""), 502),
-    "a message that is none": (lambda number: answer(number, b"\xff" * 20), 502),
-    "unknown compression": (lambda number: answer(number, compress=9), 502),
+    "no message": (lambda number: response_frame(number, b""), 502),
+    "a message that is none": (lambda number: response_frame(number, b"\xff" * 20), 502),
+    "unknown compression": (lambda number: response_frame(number, compress=9), 502),
     "a bomb": (
-        lambda number: answer(number, BOMB, compress=GZIP),
+        lambda number: response_frame(number, BOMB, compress=GZIP),
         502,
     ),
     "snappy that lies": (
-        lambda number: answer(number, b"\xff\xff\xff\xff\x0f" + bytes(64), compress=SNAPPY),
+        lambda number: response_frame(number, b"\xff\xff\xff\xff\x0f" + bytes(64), compress=SNAPPY),
         502,
     ),
     "an attachment that is not there": (
@@ -171,60 +171,65 @@ HOSTILE: dict[str, tuple[Answers, int]] = {
         502,
     ),
     "fewer elements than the shape": (
-        lambda number: answer(
+        lambda number: response_frame(
             number, STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 9), (3.0, 4.0))])
         ),
         502,
     ),
     "a shape beyond all memory": (
-        lambda number: answer(
+        lambda number: response_frame(
             number, STATUS + oracle.message("", [Tensor("y", INT32, (2**32 - 1,) * 3, (1,))])
         ),
         502,
     ),
-    "an error code without a text": (lambda number: answer(number, b"", code=2001), 500),
-    "an error code of no kind": (lambda number: answer(number, b"", code=-77, text="odd"), 500),
+    "an error code without a text": (lambda number: response_frame(number, b"", code=2001), 500),
+    "an error code of no kind": (
+        lambda number: response_frame(number, b"", code=-77, text="odd"),
+        500,
+    ),
     "an error text of controls": (
-        lambda number: answer(number, b"", code=1003, text="\r\n\x00\x1b[31m" * 2_000),
+        lambda number: response_frame(number, b"", code=1003, text="\r\n\x00\x1b[31m" * 2_000),
         400,
     ),
     "an error text that is none": (
-        lambda number: answer(number, b"", code=1003, text=b"\xff\xfe"),
+        lambda number: response_frame(number, b"", code=1003, text=b"\xff\xfe"),
         400,
     ),
-    "too much load": (lambda number: answer(number, b"", code=2004, text="busy"), 503),
+    "too much load": (lambda number: response_frame(number, b"", code=2004, text="busy"), 503),
     "a failure of no kind": (
-        lambda number: answer(number, oracle.put(1, oracle.put(1, 7) + oracle.put(3, 2))),
+        lambda number: response_frame(number, oracle.put(1, oracle.put(1, 7) + oracle.put(3, 2))),
         500,
     ),
     "silence": (lambda _: b"", 504),
     "half a header": (lambda _: b"PRPC\0", 504),
     # So large that what else comes on the connection does not complete it.
-    "half an answer": (lambda number: answer(number, RIGHT + bytes(1 << 20))[:200], 504),
+    "half an answer": (lambda number: response_frame(number, RIGHT + bytes(1 << 20))[:200], 504),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_answers(front: Gateway, server: Server, name: str) -> None:
-    """Each is told in the caller's protocol, in time; the next answer is good again."""
+def test_hostile_responses_become_errors(front: Gateway, server: Server, name: str) -> None:
+    """Each becomes an error of the caller's protocol, in time; the next call succeeds."""
     server.predict, status = HOSTILE[name]
     try:
         found = ask_and_check(front)
     finally:
-        server.predict = answer
+        server.predict = response_frame
     assert status == found[0], found
     assert (200, None) == ask_and_check(front)
 
 
 @pytest.mark.parametrize("name", ["silence", "half a header", "half an answer"])
-def test_a_server_that_ends_amid_an_answer(front: Gateway, server: Server, name: str) -> None:
-    """The caller is told at once, not at its deadline."""
+def test_upstream_close_within_a_response_is_an_error_at_once(
+    front: Gateway, server: Server, name: str
+) -> None:
+    """The caller gets 503 at once, not at its deadline."""
     server.predict, server.closes = HOSTILE[name][0], True
     started_s = time.monotonic()
     try:
         status, _ = ask_and_check(front)
     finally:
-        server.predict, server.closes = answer, False
+        server.predict, server.closes = response_frame, False
     assert 503 == status
     assert time.monotonic() - started_s < 0.5
     assert (200, None) == ask_and_check(front)
@@ -232,28 +237,32 @@ def test_a_server_that_ends_amid_an_answer(front: Gateway, server: Server, name:
 
 @pytest.mark.parametrize(
     "extra",
-    [answer(3), b"PRPC", b"\0" * 64, answer(0) * 50],
+    [response_frame(3), b"PRPC", b"\0" * 64, response_frame(0) * 50],
     ids=["another answer", "half a header", "zeros", "many"],
 )
-def test_more_than_was_asked_for(front: Gateway, server: Server, extra: bytes) -> None:
-    """What nobody asked for ends its connection; it never becomes the answer to a question."""
+def test_surplus_bytes_never_become_a_response(
+    front: Gateway, server: Server, extra: bytes
+) -> None:
+    """Unsolicited bytes end their connection, and the next call succeeds."""
     wrong = STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 2), (9.0, 9.0))])
-    server.predict = lambda number: answer(number) + extra + answer(number + 1, wrong)
+    server.predict = lambda number: (
+        response_frame(number) + extra + response_frame(number + 1, wrong)
+    )
     try:
         found = [ask_and_check(front) for _ in range(10)]
     finally:
-        server.predict = answer
+        server.predict = response_frame
     assert {status for status, _ in found} <= {200, 502, 503}
     assert (200, None) == ask_and_check(front)
 
 
-def test_an_answer_twice_is_one(front: Gateway, server: Server) -> None:
-    """The second of the same number is nobody's."""
-    server.predict = lambda number: answer(number) * 2
+def test_duplicate_response_is_dropped(front: Gateway, server: Server) -> None:
+    """The second response with one id belongs to no call."""
+    server.predict = lambda number: response_frame(number) * 2
     try:
         found = [ask_and_check(front) for _ in range(10)]
     finally:
-        server.predict = answer
+        server.predict = response_frame
     assert {status for status, _ in found} <= {200, 502, 503}
     assert (200, None) == ask_and_check(front)
 
@@ -266,8 +275,10 @@ upstreams: {{server: {{url: "grps+brpc://127.0.0.1:{port}", limits: {{connection
 """
 
 
-def test_callers_who_share_a_connection(server: Server, tmp_path: Path) -> None:
-    """Each gets its own answer, whatever order they come in."""
+def test_callers_of_a_shared_connection_get_their_own_responses(
+    server: Server, tmp_path: Path
+) -> None:
+    """Each gets its own response when the upstream reverses the order."""
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.format(port=server.port))
     lock, numbers = threading.Lock(), []
@@ -280,7 +291,9 @@ def test_callers_who_share_a_connection(server: Server, tmp_path: Path) -> None:
             values = [(each, float(each)) for each in reversed(numbers)]
             numbers.clear()
         return b"".join(
-            answer(each, STATUS + oracle.message("", [Tensor("y", FLOAT32, (1,), (value,))]))
+            response_frame(
+                each, STATUS + oracle.message("", [Tensor("y", FLOAT32, (1,), (value,))])
+            )
             for each, value in values
         )
 
@@ -293,6 +306,6 @@ def test_callers_who_share_a_connection(server: Server, tmp_path: Path) -> None:
                 assert raw.send([QUESTION])
             found = [raw.answer() for raw in raws]
         finally:
-            server.predict = answer
+            server.predict = response_frame
     values = [each.json["outputs"][0]["data"][0] for each in found if each is not None]
     assert 4 == len(set(values))

@@ -1,4 +1,4 @@
-"""Attacks on memory, time, connections and descriptors: others are served, and all is given back."""
+"""Attacks on memory, time, connections and descriptors: others are served, and all is released."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MIB = 1 << 20
 
 
 def _good_within(gateway: Gateway, seconds: float) -> None:
-    """Assert that another client's request is answered in time."""
+    """Assert that another client's request succeeds in time."""
     started_s = time.monotonic()
     assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
     assert time.monotonic() - started_s < seconds
@@ -61,7 +61,7 @@ SLOW: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", SLOW)
 def test_slow_clients_are_closed_in_time(patient: Patient, name: str) -> None:
-    """Forty connections that drip bytes end by the deadline; another client waits for none."""
+    """Forty slow connections end by the deadline, and another client is not delayed."""
     with ExitStack() as stack:
         raws = [stack.enter_context(Raw(patient.gateway.http)) for _ in range(40)]
         for raw in raws:
@@ -90,8 +90,8 @@ def _drips(raw: Raw) -> bool:
     return True
 
 
-def test_answers_that_are_never_read(patient: Patient) -> None:
-    """Clients that ask for large answers and read none are cut, and cost little memory."""
+def test_unread_responses_cost_little_memory(patient: Patient) -> None:
+    """Clients that request large responses and read none are cut."""
     gateway = patient.gateway
     body = json_request({**ROW, "shape": [100_000], "data": [1_000_000] * 100_000})
     data = post(body, path="/v2/models/identity_int32/infer")
@@ -132,8 +132,8 @@ EXPENSIVE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", EXPENSIVE)
-def test_expensive_input_holds_up_nobody(patient: Patient, name: str) -> None:
-    """A request as costly as its size allows: others wait for it some tenths of a second at most."""
+def test_expensive_input_delays_no_other_client(patient: Patient, name: str) -> None:
+    """Others wait a second at most for a request that is as costly as its size allows."""
     gateway = patient.gateway
     used = gateway.cpu_s()
     with ExitStack() as stack:
@@ -143,36 +143,36 @@ def test_expensive_input_holds_up_nobody(patient: Patient, name: str) -> None:
             started_s = time.monotonic()
             assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
             assert time.monotonic() - started_s < 1
-            answer = raw.answer()
-            assert answer is not None
-            assert answer.status in (400, 413, 501)
+            response = raw.answer()
+            assert response is not None
+            assert response.status in (400, 413, 501)
     assert gateway.cpu_s() - used < 3 * 0.4
 
 
-def test_pipelining_bomb(patient: Patient) -> None:
-    """Hundreds of requests sent at once are answered in order, one after the other."""
+def test_hundreds_of_pipelined_requests_are_served_in_order(patient: Patient) -> None:
+    """Hundreds of requests sent at once get their responses in order."""
     with Raw(patient.gateway.http) as raw:
         assert raw.send([GOOD * 300])
         assert [True] * 300 == [is_good(raw.answer()) for _ in range(300)]
 
 
-def test_pipelined_requests_behind_a_broken_one(patient: Patient) -> None:
-    """Nothing after a broken request is answered; what came before it, whole or not at all."""
+def test_nothing_behind_an_invalid_request_is_served(patient: Patient) -> None:
+    """Requests before it are served or dropped, and the connection ends after its error."""
     with Raw(patient.gateway.http) as raw:
         raw.send([GOOD * 3 + b"G@T / HTTP/1.1\r\n\r\n" + GOOD * 3])
-        answer = raw.answer()
+        response = raw.answer()
         count = 0
-        while is_good(answer):
-            answer = raw.answer()
+        while is_good(response):
+            response = raw.answer()
             count += 1
         assert count <= 3
-        assert answer is not None
-        assert (400, True) == (answer.status, answer.closes)
+        assert response is not None
+        assert (400, True) == (response.status, response.closes)
         assert raw.rest() == b""
 
 
-def test_connection_flood(patient: Patient) -> None:
-    """One address has so many connections and no more; another is served meanwhile."""
+def test_connection_flood_of_one_address_is_limited(patient: Patient) -> None:
+    """Another address is served during the flood."""
     gateway = patient.gateway
     with ExitStack() as stack:
         for _ in range(200):
@@ -191,10 +191,10 @@ def test_connection_flood(patient: Patient) -> None:
     ],
     ids=["http", "grpc"],
 )
-def test_a_connection_above_the_limit_gets_its_answer(
+def test_connection_over_the_limit_gets_an_error(
     patient: Patient, name: str, source: str, data: bytes, response: bytes
 ) -> None:
-    """Status 503 or GOAWAY with ENHANCE_YOUR_CALM; it is counted, and the log has the address."""
+    """It gets 503 or GOAWAY with ENHANCE_YOUR_CALM, is counted, and logged with its address."""
     if name == "main.grpc" and os.environ.get("HOSTILE_TRANSPORT") == "reference":
         pytest.skip("grpcio cannot count connections")
     gateway = patient.gateway
@@ -231,8 +231,8 @@ def _refused_connections(gateway: Gateway) -> float:
     return sum(float(line.split()[1]) for line in page.splitlines() if line.startswith(start))
 
 
-def test_connection_churn(patient: Patient) -> None:
-    """Two thousand connections, each gone at once, leave no descriptor behind."""
+def test_connection_churn_leaves_no_descriptor(patient: Patient) -> None:
+    """Two thousand connections that are reset at once leave no descriptor."""
     gateway = patient.gateway
     before = gateway.descriptors()
     for _ in range(2000):
@@ -241,8 +241,8 @@ def test_connection_churn(patient: Patient) -> None:
     assert eventually(lambda: gateway.descriptors() <= before + 4)
 
 
-def test_ten_thousand_unknown_names(patient: Patient) -> None:
-    """Names that clients invent become no series, no memory and no files."""
+def test_unknown_names_leave_no_series_and_no_memory(patient: Patient) -> None:
+    """Ten thousand names that clients invent become no series and take no memory."""
     gateway = patient.gateway
     series = _series(gateway)
     memory = gateway.status("VmRSS")
@@ -251,9 +251,9 @@ def test_ten_thousand_unknown_names(patient: Patient) -> None:
             names = [f"invented_{number}" for number in range(batch, batch + 100)]
             raw.send([head("GET", f"/v2/models/{name}/ready") for name in names])
             for _ in names:
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status in (400, 404, 503)
+                response = raw.answer()
+                assert response is not None
+                assert response.status in (400, 404, 503)
     infer = patient.channel.unary_unary(INFER)
     calls = [
         infer.future(request(tensor(), raw=[bytes(4)], model=f"invented_{number}"), timeout=8)
@@ -280,8 +280,8 @@ def _series(gateway: Gateway) -> int:
     return len({name for name in names if "_bucket" not in name})
 
 
-def test_bodies_above_the_byte_budget(tmp_path: Path) -> None:
-    """Bodies in flight are bounded in sum: the surplus is refused with 503, memory stays bounded."""
+def test_bodies_over_the_memory_budget_are_503(tmp_path: Path) -> None:
+    """Bodies in flight are limited in sum: the surplus gets 503, and memory stays bounded."""
     text = CONFIG.read_text().replace("version: 1\n", "version: 1\nin_flight_bytes: 16MiB\n")
     path = tmp_path / "gateway.yaml"
     path.write_text(text.replace("connections_per_address: 48", "connections_per_address: 128"))
@@ -294,8 +294,8 @@ def test_bodies_above_the_byte_budget(tmp_path: Path) -> None:
         for raw in raws:
             raw.socket.settimeout(3)
             raw.send([part])
-        answers = [raw.answer() for raw in raws]
-        statuses = [answer.status for answer in answers if answer is not None]
+        responses = [raw.answer() for raw in raws]
+        statuses = [response.status for response in responses if response is not None]
         assert statuses.count(503) >= 20
         assert set(statuses) <= {503, 408}
         assert gateway.status("VmHWM") - memory < 1.5 * 16 * _MIB + 32 * _MIB
@@ -305,15 +305,15 @@ def test_bodies_above_the_byte_budget(tmp_path: Path) -> None:
 
 @pytest.fixture
 def short() -> Iterator[Gateway]:
-    """A gateway that may open few descriptors."""
+    """A gateway with few descriptors."""
     with running(str(CONFIG)) as gateway:
         resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (96, 96))
         yield gateway
         assert "Traceback" not in gateway.text()
 
 
-def test_descriptors_run_out(short: Gateway) -> None:
-    """Out of descriptors it lives, does not spin, answers its operator, and recovers at once."""
+def test_gateway_survives_exhausted_descriptors(short: Gateway) -> None:
+    """It does not spin, serves its operators, and recovers at once."""
     with ExitStack() as stack:
         for number in range(120):
             source = f"127.0.0.{2 + number // 30}"
@@ -335,8 +335,8 @@ def _ask_last_good(gateway: Gateway) -> Answer | None:
     return None
 
 
-def test_files_stay_as_they_were(patient: Patient) -> None:
-    """Nothing that clients send makes the gateway open a file of theirs."""
+def test_requests_open_no_file(patient: Patient) -> None:
+    """No request makes the gateway open a file of the client's choice."""
     links = Path(f"/proc/{patient.gateway.process.pid}/fd")
     for name in os.listdir(links):  # noqa: PTH208  # names are enough
         with suppress(FileNotFoundError):

@@ -97,27 +97,27 @@ BODIES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bad_requests_are_the_clients_fault(patient: Patient, name: str) -> None:
-    """No body and no path crashes, hangs, opens a file or becomes a fault of the server's."""
+def test_hostile_http_requests_are_client_errors(patient: Patient, name: str) -> None:
+    """No body or path crashes or hangs the gateway, opens a file or becomes a server error."""
     path, body = BODIES[name]
     with Raw(patient.gateway.addresses["open.http"]) as raw:
         raw.send([post(body, path=path)])
-        answer = raw.answer()
-    assert answer is not None
-    assert answer.status in REFUSED, answer
-    assert b"Traceback" not in answer.body
-    assert "error" in json.loads(answer.body)
+        response = raw.answer()
+    assert response is not None
+    assert response.status in REFUSED, response
+    assert b"Traceback" not in response.body
+    assert "error" in json.loads(response.body)
 
 
-def test_good_requests_are_answered(patient: Patient) -> None:
-    """What the lies are made from is served on this listener."""
+def test_good_requests_succeed(patient: Patient) -> None:
+    """The endpoints under attack are served on this listener."""
     paths = ("/v2/models/simple/config", "/v2/models/stats", LOG, "/v2/systemsharedmemory/status")
     for path in paths:
         with Raw(patient.gateway.addresses["open.http"]) as raw:
             raw.send([head("GET", path)])
-            answer = raw.answer()
-        assert answer is not None
-        assert 200 == answer.status, path
+            response = raw.answer()
+        assert response is not None
+        assert 200 == response.status, path
 
 
 @pytest.fixture
@@ -183,8 +183,8 @@ MESSAGES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_bad_messages_are_the_clients_fault(channel: grpc.Channel, name: str) -> None:
-    """Over gRPC they are refused alike."""
+def test_hostile_grpc_messages_are_client_errors(channel: grpc.Channel, name: str) -> None:
+    """The same requests over gRPC get a status of the client."""
     method, message = MESSAGES[name]
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(SERVICE + method)(message, timeout=8)

@@ -34,14 +34,14 @@ def gateway() -> Iterator[Gateway]:
 
 
 def _watched(gateway: Gateway, seconds: float = 1.5) -> Innocents:
-    """Let others ask for a while, beside what was begun before."""
+    """Let others send requests for a while, next to those that have begun."""
     with Innocents(gateway) as others:
         time.sleep(seconds)
     return others
 
 
-def test_lengths_that_are_only_announced(gateway: Gateway) -> None:
-    """Eight heads that announce twice the budget hold next to nothing of it."""
+def test_announced_lengths_hold_no_memory(gateway: Gateway) -> None:
+    """Eight heads that announce twice the budget hold next to none of it."""
     with ExitStack() as stack:
         for number in range(8):
             raw = stack.enter_context(Raw(gateway.http))
@@ -49,8 +49,8 @@ def test_lengths_that_are_only_announced(gateway: Gateway) -> None:
         _watched(gateway).check()
 
 
-def test_bodies_that_stop_in_the_middle(gateway: Gateway) -> None:
-    """What many addresses really sent, and then leave, gives way to those who wait."""
+def test_stalled_bodies_yield_to_other_clients(gateway: Gateway) -> None:
+    """Bytes of stalled bodies from many addresses are released for waiting requests."""
     with ExitStack() as stack:
         raws = [
             stack.enter_context(Raw(gateway.http, source=f"127.0.8.{number}"))
@@ -63,8 +63,8 @@ def test_bodies_that_stop_in_the_middle(gateway: Gateway) -> None:
         _watched(gateway).check()
 
 
-def test_prefixes_of_messages_that_do_not_come(gateway: Gateway) -> None:
-    """So do calls that send the prefix of a large message and no more."""
+def test_announced_grpc_messages_hold_no_memory(gateway: Gateway) -> None:
+    """Calls that send only the prefix of a large message do not delay others."""
     with ExitStack() as stack:
         for _ in range(2):
             sock = stack.enter_context(socket.create_connection(gateway.addresses["main.grpc"], 8))
@@ -77,8 +77,8 @@ def test_prefixes_of_messages_that_do_not_come(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("name", ["streams.graphpipe.tcp", "brpc.grps.brpc"])
-def test_frames_that_do_not_come(gateway: Gateway, name: str) -> None:
-    """Nor does a length before a frame reserve what it says."""
+def test_announced_frames_hold_no_memory(gateway: Gateway, name: str) -> None:
+    """The length of a frame reserves nothing by itself."""
     begin = struct.pack("<I", LARGEST - 100) + bytes(100)
     if "brpc" in name:
         begin = b"PRPC" + struct.pack(">II", LARGEST - 100, 20) + bytes(10)
@@ -89,8 +89,8 @@ def test_frames_that_do_not_come(gateway: Gateway, name: str) -> None:
         _watched(gateway).check()
 
 
-def test_responses_that_nobody_reads(gateway: Gateway) -> None:
-    """JSON of twice the size of its request, unread, stays within the budget."""
+def test_unread_responses_stay_within_the_budget(gateway: Gateway) -> None:
+    """Unread JSON of twice the size of its request stays within the budget."""
     memory = gateway.status("VmRSS")
     gateway.forget_peak()
     data = uint8(1_500_000)
@@ -122,8 +122,8 @@ def _send_all(raws: list[Raw], data: bytes) -> None:
         raw.send([data])
 
 
-def test_messages_that_lack_their_last_byte(gateway: Gateway) -> None:
-    """What streams' windows let through counts as well."""
+def test_incomplete_grpc_messages_stay_within_the_budget(gateway: Gateway) -> None:
+    """Bytes admitted by the windows of streams count, too."""
     memory = gateway.status("VmRSS")
     gateway.forget_peak()
     size = 60_000

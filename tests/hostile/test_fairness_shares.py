@@ -1,4 +1,4 @@
-"""Fair shares: an address with twenty times the load of nine others takes nothing from them."""
+"""Fair shares: an address with twenty times the load of nine others does not slow them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Greedy:
         self.count = 0
 
     def run(self) -> None:
-        """Send until `stop`, as fast as it is answered and no faster than its load."""
+        """Send until `stop`, as fast as it is served and no faster than its load."""
         pause_s = _BATCH * _CONNECTIONS / (_FACTOR * _CLIENTS * _PER_S)
         due = time.monotonic()
         with ExitStack() as stack:
@@ -128,7 +128,7 @@ def _measured(gateway: Gateway) -> tuple[float, float]:
 
 
 def _is_fair(gateway: Gateway) -> bool:
-    """Measure nine clients alone and beside a greedy one, and judge the difference."""
+    """Measure nine clients alone and next to a greedy one, and judge the difference."""
     throughput, p99_s = _measured(gateway)
     greedy = Greedy(gateway.http, "127.0.21.1")
     thread = threading.Thread(target=greedy.run)
@@ -149,6 +149,6 @@ def _is_fair(gateway: Gateway) -> bool:
     return is_enough and p99_beside_s <= max(2 * p99_s, _FLOOR_S)
 
 
-def test_nine_clients_keep_their_shares(gateway: Gateway) -> None:
+def test_nine_clients_keep_throughput_and_latency(gateway: Gateway) -> None:
     """They keep 90 % of their throughput, and their p99 at most doubles."""
     assert any(_is_fair(gateway) for _ in range(ATTEMPTS))

@@ -1,4 +1,4 @@
-"""Slots are for work: clients that do not read, or send too much at once, do not take them."""
+"""Slots are for work: clients that do not read, or send too much at once, do not hold them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _calls(streams: int) -> bytes:
     return data
 
 
-def test_streams_without_a_window(gateway: Gateway) -> None:
-    """Calls whose clients take a byte now and then are no work, and hold no slot."""
+def test_streams_without_a_window_hold_no_slot(gateway: Gateway) -> None:
+    """Calls whose clients read a byte now and then hold no slot."""
     with ExitStack() as stack:
         socks = []
         for number in range(4):
@@ -61,8 +61,8 @@ def test_streams_without_a_window(gateway: Gateway) -> None:
         others.check()
 
 
-def test_readers_that_do_not_read(gateway: Gateway) -> None:
-    """Connections with unread responses hold bytes and no slots; probes are answered everywhere."""
+def test_unread_responses_hold_no_slot(gateway: Gateway) -> None:
+    """Connections with unread responses hold bytes and no slots; probes succeed everywhere."""
     data = uint8(300_000)
     with ExitStack() as stack:
         for number in range(80):
@@ -76,14 +76,14 @@ def test_readers_that_do_not_read(gateway: Gateway) -> None:
                 (gateway.http, "/v2/health/ready"),
                 (gateway.addresses["admin"], "/livez"),
             ):
-                answer = ask(address, head("GET", path, "Connection: close"), source="127.0.12.1")
-                assert answer is not None
-                assert answer.status == 200
+                response = ask(address, head("GET", path, "Connection: close"), source="127.0.12.1")
+                assert response is not None
+                assert response.status == 200
         others.check()
 
 
 def test_one_address_has_a_share_of_the_slots(gateway: Gateway) -> None:
-    """However many requests one client sends at a time, others find a slot, and probes need none."""
+    """Other clients find a slot, whatever one client sends, and probes need none."""
     with ExitStack() as stack:
         raws = [stack.enter_context(Raw(gateway.http, source="127.0.13.1")) for _ in range(200)]
         with Innocents(gateway) as others:
@@ -94,7 +94,7 @@ def test_one_address_has_a_share_of_the_slots(gateway: Gateway) -> None:
                     raw.answer()
             with Raw(gateway.http, source="127.0.13.1") as raw:
                 raw.send([LIVE])
-                answer = raw.answer()
-                assert answer is not None
-                assert answer.status == 200
+                response = raw.answer()
+                assert response is not None
+                assert response.status == 200
         others.check()

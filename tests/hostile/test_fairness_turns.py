@@ -1,4 +1,4 @@
-"""Connections take turns: one that never pauses holds up no other."""
+"""Connections take turns: one that never pauses delays no other."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def _drain(sock: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("name", GRPC)
-def test_http2_that_never_pauses(gateway: Gateway, name: str) -> None:
-    """Others are served between the frames of a connection that is full of them."""
+def test_endless_http2_frames_delay_no_other_client(gateway: Gateway, name: str) -> None:
+    """Others are served between the frames of a busy connection."""
     data = GRPC[name]()
     with Innocents(gateway) as others:
         _flood(gateway.addresses["main.grpc"], data, time.monotonic() + _SECONDS)
@@ -121,8 +121,8 @@ HTTP = {
 
 
 @pytest.mark.parametrize("name", HTTP)
-def test_http1_that_never_pauses(gateway: Gateway, name: str) -> None:
-    """Nor do heads behind one another, or chunks of a byte, keep them waiting."""
+def test_endless_http1_bytes_delay_no_other_client(gateway: Gateway, name: str) -> None:
+    """Pipelined heads and chunks of one byte do not delay others."""
     if name == "chunks" and os.environ.get("HOSTILE_TRANSPORT") == "reference":
         pytest.skip("aiohttp parses all that one read returns, at one go")
     with Innocents(gateway) as others:
@@ -131,8 +131,8 @@ def test_http1_that_never_pauses(gateway: Gateway, name: str) -> None:
 
 
 @pytest.mark.skipif("os.environ.get('HOSTILE_TRANSPORT') == 'reference'", reason="grpcio's own")
-def test_refused_calls_pay_for_nothing(gateway: Gateway) -> None:
-    """A connection cannot earn by unknown methods what resets of calls cost."""
+def test_rejected_calls_do_not_refill_the_flood_budget(gateway: Gateway) -> None:
+    """Calls of unknown methods do not pay for resets of others."""
     with socket.create_connection(gateway.addresses["main.grpc"], 4) as sock:
         sock.sendall(frames.BEGIN)
         stream = 1

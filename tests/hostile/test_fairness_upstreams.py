@@ -1,4 +1,4 @@
-"""Servers that send what they should not: others wait for none, and one mistake costs one call."""
+"""Misbehaving upstreams delay no other call, and one bad response fails one call."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ CALL = Grpc(oip_grpc(tensor("INPUT0", "FP32", (1,)), raws=(bytes(4),)))
 
 
 def is_quick(cost: Cost) -> bool:
-    """Tell whether others waited no longer than they may."""
+    """Return whether others waited no longer than the limit."""
     return cost.waited_s - cost.delayed_s <= WAIT_S
 
 
@@ -153,10 +153,10 @@ def is_quick(cost: Cost) -> bool:
         pytest.param(small_frames, "grpc", CALL, id="small_frames"),
     ],
 )
-def test_a_response_in_tiny_pieces(
+def test_response_in_tiny_pieces_is_rejected(
     tmp_path_factory: pytest.TempPathFactory, serve: Serve, carrier: str, message: Message
 ) -> None:
-    """It is refused as the server's fault; meanwhile others are served, and memory stays as it was."""
+    """It is a server error; others are served meanwhile, and memory stays bounded."""
     if carrier == "grpc" and MAKE == "reference":
         pytest.skip("grpcio joins the frames, and has no limit on them")
     with before(serve, tmp_path_factory, carrier) as gateway:
@@ -172,7 +172,7 @@ def test_a_response_in_tiny_pieces(
 
 
 def shifted(connection: socket.socket) -> None:
-    """Send a response to nobody before the second of a connection's responses."""
+    """Send an unsolicited response before the second response of a connection."""
     seen = 0
     for line, body in requests(connection):
         if "/infer" not in line:
@@ -203,27 +203,27 @@ def infer_many(gateway: Gateway, count: int) -> list[Answer]:
     return found
 
 
-def test_a_response_to_nobody_costs_one_call(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its connection is not used again, so that no other call gets the response before its own."""
+def test_unsolicited_response_fails_one_call(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its connection is not used again, so no other call gets a foreign response."""
     with before(shifted, tmp_path_factory) as gateway:
-        answers = infer_many(gateway, 10)
-    assert [502] == [each.status for each in answers if each.status != 200][:1]
-    good = [(number, each) for number, each in enumerate(answers) if each.status == 200]
+        responses = infer_many(gateway, 10)
+    assert [502] == [each.status for each in responses if each.status != 200][:1]
+    good = [(number, each) for number, each in enumerate(responses) if each.status == 200]
     # Each second call of a connection meets a stranger's response.
     assert len(good) >= 5
     assert [f"r{number}" for number, _ in good] == [each.json["id"] for _, each in good]
 
 
-def test_a_response_without_an_id_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Triton always repeats the id, so a response without one is not known to be the right one."""
+def test_response_without_an_id_is_rejected(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Triton always repeats the id, so a response without one may belong to another call."""
     with before(nameless, tmp_path_factory) as gateway:
         assert [502] * 3 == [each.status for each in infer_many(gateway, 3)]
 
 
-def test_paths_and_methods_that_do_not_reach_a_server(
+def test_dot_segments_and_trace_do_not_reach_the_upstream(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Dot segments as names are no path of the server, and TRACE does not show it credentials."""
+    """Dot segments are rejected as names, and TRACE shows no credentials."""
     lines: list[str] = []
 
     def recording(connection: socket.socket) -> None:

@@ -1,7 +1,7 @@
-"""Hostile GraphPipe messages and streams: each is refused in GraphPipe's own form, and served after.
+"""Hostile GraphPipe messages and streams: each is rejected in GraphPipe's form, then others served.
 
-Every malformed message of the golden set, bits of good ones turned over, and byte streams that
-lie, stall or never listen.
+Every malformed message of the golden set, good ones with flipped bits, and byte streams that
+are invalid, stall or are never read.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _SLOW_S = 8.0
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message as it stands in a stream."""
+    """Return a message with its frame header."""
     return struct.pack("<I", len(message)) + message
 
 
-def is_answered(message: bytes) -> bool:
-    """Assert that this is outputs, or an error of the client's fault; return whether outputs."""
+def has_outputs(message: bytes) -> bool:
+    """Assert that this is outputs or an error of the client; return whether it is outputs."""
     tensors, errors = oracle.read_response(message)
     if not errors:
         assert tensors
@@ -69,15 +69,15 @@ def is_answered(message: bytes) -> bool:
 
 
 def is_sum(message: bytes | None) -> bool:
-    """Tell whether this is the answer to `QUESTION`."""
+    """Return whether this is the response to `QUESTION`."""
     assert message is not None
-    return is_answered(message) and [SUM] == [
+    return has_outputs(message) and [SUM] == [
         each.data for each in oracle.read_response(message)[0]
     ]
 
 
 def is_metadata(message: bytes) -> bool:
-    """Tell whether this is metadata of the model, which a damaged message may have become."""
+    """Return whether this is metadata of the model, which a damaged message may request."""
     with suppress(Exception):
         return "simple" == oracle.read_metadata(message).name
     return False
@@ -131,20 +131,20 @@ def streaming(patient: Patient) -> Iterator[Stream]:
 def posted(raw: Raw, message: bytes) -> tuple[int, bytes]:
     """Post a message on an open connection and return status and body."""
     assert raw.send([post(message, path=PATH)])
-    answer = raw.answer()
-    assert answer is not None
-    return answer.status, answer.body
+    response = raw.answer()
+    assert response is not None
+    return response.status, response.body
 
 
 def check_malformed(name: str, message: bytes) -> None:
-    """Assert that this is what a malformed message may be answered with."""
+    """Assert that this is an allowed response to a malformed message."""
     if not (name in ODD and is_metadata(message)):
-        assert not is_answered(message) or name in ODD
+        assert not has_outputs(message) or name in ODD
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_message_over_http(patient: Patient, name: str) -> None:
-    """It is answered as the specification has it, at once, and the connection goes on."""
+def test_malformed_message_over_http_gets_an_error(patient: Patient, name: str) -> None:
+    """It gets the error of the specification at once, and the connection stays usable."""
     started_s = time.monotonic()
     with Raw(patient.gateway.http) as raw:
         status, body = posted(raw, MALFORMED[name])
@@ -156,14 +156,14 @@ def test_malformed_message_over_http(patient: Patient, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_message_in_a_stream(patient: Patient, name: str) -> None:
-    """A frame of a right size gets one answer, whatever is in it, and the next is served."""
+def test_malformed_message_in_a_stream_gets_an_error(patient: Patient, name: str) -> None:
+    """A frame of a valid size gets one response, and the next frame is served."""
     message = MALFORMED[name]
     with streaming(patient) as stream:
         stream.send(framed(message) + framed(QUESTION))
-        answer = stream.answer()
-        assert answer is not None
-        check_malformed(name, answer)
+        response = stream.answer()
+        assert response is not None
+        check_malformed(name, response)
         if len(message) < 8:  # no message is as short: the frame itself is wrong
             assert stream.answer() is None
         else:
@@ -171,7 +171,7 @@ def test_malformed_message_in_a_stream(patient: Patient, name: str) -> None:
 
 
 def damaged(rng: random.Random) -> bytes:
-    """Return a valid message with bits turned over, cut short, or with bytes of another."""
+    """Return a valid message with flipped bits, truncated, or with bytes of another."""
     message = bytearray(rng.choice(VALID))
     for _ in range(rng.randint(1, 6)):
         at = rng.randrange(len(message))
@@ -181,30 +181,30 @@ def damaged(rng: random.Random) -> bytes:
     return bytes(message)
 
 
-def test_damaged_messages_over_http(patient: Patient) -> None:
-    """Bits turned over anywhere make an error or another answer, never a fault of ours."""
+def test_damaged_messages_over_http_cause_no_internal_error(patient: Patient) -> None:
+    """Flipped bits lead to an error or another response, never to a fault of the gateway."""
     rng = random.Random(4)  # noqa: S311  # the same damage in every run
     with Raw(patient.gateway.http) as raw:
         for _ in range(TURNED):
             status, body = posted(raw, damaged(rng))
             assert 200 == status
             if not is_metadata(body):
-                is_answered(body)
+                has_outputs(body)
         assert raw.send([GOOD])
         assert is_good(raw.answer())
 
 
-def test_damaged_messages_in_a_stream(patient: Patient) -> None:
-    """The same in one stream: answers stay in order, and the last one is good."""
+def test_damaged_messages_in_a_stream_keep_the_order(patient: Patient) -> None:
+    """Responses of one stream stay in order, and the last one is good."""
     rng = random.Random(5)  # noqa: S311  # the same damage in every run
     with streaming(patient) as stream:
         for _ in range(TURNED):
             message = damaged(rng)
             stream.send(framed(message if len(message) >= 8 else message.ljust(8, b"\0")))
-            answer = stream.answer()
-            assert answer is not None
-            if not is_metadata(answer):
-                is_answered(answer)
+            response = stream.answer()
+            assert response is not None
+            if not is_metadata(response):
+                has_outputs(response)
         stream.send(framed(QUESTION))
         assert is_sum(stream.answer())
 
@@ -212,13 +212,13 @@ def test_damaged_messages_in_a_stream(patient: Patient) -> None:
 @pytest.mark.parametrize(
     "size", [0, 1, 7, MESSAGE_BYTES + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], ids=hex
 )
-def test_sizes_that_cannot_be_end_the_stream(patient: Patient, size: int) -> None:
-    """The client is told why, nothing is allocated, and nothing after it is read."""
+def test_invalid_sizes_end_the_stream(patient: Patient, size: int) -> None:
+    """The client gets an error, nothing is allocated, and nothing behind it is read."""
     with streaming(patient) as stream:
         stream.send(struct.pack("<I", size) + framed(QUESTION) * 3)
-        answer = stream.answer()
-        assert answer is not None
-        assert not is_answered(answer)
+        response = stream.answer()
+        assert response is not None
+        assert not has_outputs(response)
         assert stream.answer() is None
 
 
@@ -232,39 +232,39 @@ def test_sizes_that_cannot_be_end_the_stream(patient: Patient, size: int) -> Non
     ],
     ids=["http", "http2", "tls", "brpc"],
 )
-def test_other_protocols_are_told_so(patient: Patient, data: bytes) -> None:
-    """Whoever speaks something else gets an error and the end."""
+def test_other_protocols_get_an_error_and_a_close(patient: Patient, data: bytes) -> None:
+    """Bytes of another protocol get an error, and the stream ends."""
     with streaming(patient) as stream:
         stream.send(data)
-        answer = stream.answer()
-        assert answer is not None
-        assert not is_answered(answer)
+        response = stream.answer()
+        assert response is not None
+        assert not has_outputs(response)
         assert stream.answer() is None
 
 
-def test_what_came_before_a_wrong_size_is_answered(patient: Patient) -> None:
-    """Frames before the wrong one get their answers first."""
+def test_frames_before_an_invalid_size_are_served(patient: Patient) -> None:
+    """Frames before the invalid one get their responses first."""
     with streaming(patient) as stream:
         stream.send(framed(QUESTION) * 3 + struct.pack("<I", 1))
-        answers = [stream.answer() for _ in range(4)]
-        assert [True, True, True, False] == [is_sum(answer) for answer in answers]
+        responses = [stream.answer() for _ in range(4)]
+        assert [True, True, True, False] == [is_sum(response) for response in responses]
         assert stream.answer() is None
 
 
-def test_many_frames_at_once_are_answered_in_order(patient: Patient) -> None:
-    """More frames than may wait are read as fast as they are answered, and none is lost."""
+def test_many_frames_at_once_are_served_in_order(patient: Patient) -> None:
+    """More frames than may wait are read as they are served, and none is lost."""
     count = 200
     with streaming(patient) as stream:
         stream.send((framed(QUESTION) + framed(METADATA_REQUEST)) * count)
         for _ in range(count):
-            answer, metadata = stream.answer(), stream.answer()
-            assert is_sum(answer)
+            response, metadata = stream.answer(), stream.answer()
+            assert is_sum(response)
             assert metadata is not None
             assert is_metadata(metadata)
 
 
-def test_frames_byte_by_byte(patient: Patient) -> None:
-    """However a stream is cut, its frames are the same."""
+def test_frame_in_single_bytes_is_read(patient: Patient) -> None:
+    """A frame may arrive byte by byte."""
     with streaming(patient) as stream:
         stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in framed(QUESTION):
@@ -277,21 +277,21 @@ def test_frames_byte_by_byte(patient: Patient) -> None:
     [b"", b"\x10", framed(QUESTION)[:40], struct.pack("<I", MESSAGE_BYTES) + bytes(100)],
     ids=["nothing", "half a size", "half a frame", "a large size"],
 )
-def test_who_stalls_is_left(patient: Patient, sent: bytes) -> None:
-    """A stream that does not go on is closed within the limits of the listener."""
+def test_stalled_stream_times_out(patient: Patient, sent: bytes) -> None:
+    """A stalled stream is closed within the limits of the listener."""
     with streaming(patient) as stream:
         stream.send(sent)
         started_s = time.monotonic()
-        answer = stream.answer()
-        if answer is not None:
-            tensors, ((number, text),) = oracle.read_response(answer)
+        response = stream.answer()
+        if response is not None:
+            tensors, ((number, text),) = oracle.read_response(response)
             assert ((), 504) == (tensors, number) or number in (400, 408), (number, text)
             assert stream.answer() is None
         assert time.monotonic() - started_s < 3 * _SLOW_S
 
 
-def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient) -> None:
-    """Connections that end anywhere in a frame are forgotten."""
+def test_disconnect_within_a_frame_leaves_nothing(patient: Patient) -> None:
+    """Connections that end within a frame leave no descriptor."""
     before = patient.gateway.descriptors()
     data = framed(QUESTION)
     for cut in range(1, len(data), 9):
@@ -300,15 +300,15 @@ def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient) -> None:
     assert eventually(lambda: patient.gateway.descriptors() <= before)
 
 
-def test_who_never_reads_is_left(patient: Patient) -> None:
-    """Answers that nobody takes do not pile up: the stream stalls, and ends."""
+def test_unread_responses_stall_the_stream(patient: Patient) -> None:
+    """Unread responses do not pile up: the stream stalls and ends."""
     rng = random.Random(6)  # noqa: S311  # any bytes
     row = oracle.PlainTensor(INT32, (4000, 16), rng.randbytes(256_000))
-    question = framed(oracle.build_request(oracle.PlainRequest(b"", (), (row, row), ())))
+    request = framed(oracle.build_request(oracle.PlainRequest(b"", (), (row, row), ())))
     before = patient.gateway.status("VmRSS")
     with streaming(patient) as stream:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stream.socket.settimeout(8.0)
         with pytest.raises((ConnectionError, TimeoutError)):
-            stream.socket.sendall(question * 400)
+            stream.socket.sendall(request * 400)
     assert patient.gateway.status("VmRSS") - before < 48 << 20

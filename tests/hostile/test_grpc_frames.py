@@ -1,4 +1,4 @@
-"""HTTP/2 frames that lie: a status, a reset or the end, never silence, and others are served."""
+"""Hostile HTTP/2 frames: a status, a reset or the end, never silence, while others are served."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MIB = 1 << 20
 
 @pytest.fixture(params=["main.grpc", "native.grpc"], ids=["reference", "native"])
 def address(patient: Patient, request: pytest.FixtureRequest) -> tuple[str, int]:
-    """Return where each make of gRPC listens."""
+    """Return the address of each gRPC implementation."""
     return patient.gateway.addresses[request.param]
 
 
@@ -192,8 +192,8 @@ CASES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_lying_frames_are_answered(address: tuple[str, int], name: str) -> None:
-    """Within seconds there is a status, a reset, the end, or a pong where nothing was wrong."""
+def test_invalid_frames_get_a_status_or_an_end(address: tuple[str, int], name: str) -> None:
+    """Within seconds there is a status, a reset, the end, or a pong for valid frames."""
     ending, _ = converse(address, CASES[name])
     assert ending in ("status", "reset", "goaway", "closed", "pong")
 
@@ -211,8 +211,8 @@ STRANGERS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_strangers_are_turned_away(address: tuple[str, int], name: str) -> None:
-    """What is no HTTP/2 has its connection closed."""
+def test_other_protocols_are_disconnected(address: tuple[str, int], name: str) -> None:
+    """A connection without HTTP/2 is closed."""
     ending, _ = converse(address, b"", begin=STRANGERS[name])
     assert ending in ("goaway", "closed", "reset")
 
@@ -226,8 +226,10 @@ SILENT: dict[str, bytes] = {
 }
 
 
-def test_the_silent_hinder_nobody(patient: Patient, address: tuple[str, int]) -> None:
-    """Connections that never finish what they began cost others nothing, then are gone."""
+def test_incomplete_connections_delay_no_other_call(
+    patient: Patient, address: tuple[str, int]
+) -> None:
+    """Connections that stay incomplete do not delay other calls."""
     before = patient.gateway.descriptors()
     with ExitStack() as stack:
         for data in list(SILENT.values()) * 6:
@@ -240,8 +242,8 @@ def test_the_silent_hinder_nobody(patient: Patient, address: tuple[str, int]) ->
     assert before >= patient.gateway.descriptors() - 2 * len(SILENT) * 6
 
 
-def test_half_a_message_is_given_up(address: tuple[str, int]) -> None:
-    """A message that stops coming is answered after `body_timeout`."""
+def test_incomplete_message_times_out(address: tuple[str, int]) -> None:
+    """A message that stays incomplete gets a status after `body_timeout`."""
     data = opening() + body(message(b"abc", length=100), flags=0)
     with socket.create_connection(address, PATIENCE_S) as sock:
         sock.sendall(BEGIN + data)
@@ -254,8 +256,8 @@ def test_half_a_message_is_given_up(address: tuple[str, int]) -> None:
     assert b"grpc-status" in received
 
 
-def test_answers_that_are_never_read(patient: Patient, address: tuple[str, int]) -> None:
-    """A client whose window is shut for good holds its own call, and no other."""
+def test_closed_windows_block_no_other_call(patient: Patient, address: tuple[str, int]) -> None:
+    """A client with a closed window blocks its own call only."""
     closed = _setting(4, 0)
     with ExitStack() as stack:
         for _ in range(8):

@@ -1,4 +1,4 @@
-"""Hostile messages over gRPC: refused as the client's fault, whatever the bytes."""
+"""Hostile messages over gRPC are rejected with a status of the client, whatever their bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hostile_message_is_refused(patient: Patient, name: str) -> None:
-    """The status blames the client and the text says why."""
+def test_hostile_message_is_rejected(patient: Patient, name: str) -> None:
+    """The status is one of the client, and the text has the reason."""
     code, details = patient.call(CASES[name])
     assert code in CLIENTS_FAULT, (code, details)
     check_text(details)
@@ -37,8 +37,8 @@ GARBAGE = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", GARBAGE)
-def test_hostile_small_messages(patient: Patient, method: str, name: str) -> None:
-    """Health, metadata and index are as strict; a name they do not have is no fault."""
+def test_hostile_small_messages_are_rejected(patient: Patient, method: str, name: str) -> None:
+    """Health, metadata and index are as strict; an unknown name may be valid."""
     code, details = patient.call(GARBAGE[name], method=SERVICE + method)
     harmless = name in ("not_utf8", "control", "long", "unknown") and method in (
         "ServerLive",
@@ -69,8 +69,8 @@ PATHS = (
 
 @pytest.mark.parametrize("path", PATHS, ids=[path[:50] for path in PATHS])
 @pytest.mark.parametrize("message", [b"", b"\xff" * 64, good_call()], ids=["empty", "ones", "good"])
-def test_methods_that_are_not_served(patient: Patient, path: str, message: bytes) -> None:
-    """A method nobody serves is UNIMPLEMENTED, whatever comes with it."""
+def test_unknown_methods_are_unimplemented(patient: Patient, path: str, message: bytes) -> None:
+    """An unknown method is UNIMPLEMENTED, whatever its message."""
     code, _ = patient.call(message, method=path)
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
@@ -88,8 +88,8 @@ OFF = (
 
 @pytest.mark.parametrize("method", OFF)
 @pytest.mark.parametrize("message", [b"", b"\xff" * 64, good_call()], ids=["empty", "ones", "good"])
-def test_methods_that_are_off(patient: Patient, method: str, message: bytes) -> None:
-    """An extension that is not enabled is UNIMPLEMENTED, or the message is refused before that."""
+def test_disabled_methods_are_unimplemented(patient: Patient, method: str, message: bytes) -> None:
+    """A disabled extension is UNIMPLEMENTED, or its message is rejected before that."""
     code, details = patient.call(message, method=SERVICE + method)
     assert code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
     check_text(details)
@@ -109,39 +109,39 @@ METADATA: dict[str, tuple[tuple[str, str | bytes], ...]] = {
 
 
 @pytest.mark.parametrize("name", METADATA)
-def test_odd_metadata_does_no_harm(patient: Patient, name: str) -> None:
-    """Metadata within its limit changes nothing; no secret of it is logged."""
+def test_unusual_metadata_is_harmless(patient: Patient, name: str) -> None:
+    """Metadata within its limit changes no reply."""
     code, details = patient.call(good_call(), metadata=METADATA[name])
     assert (grpc.StatusCode.OK, "") == (code, details)
     code, _ = patient.call(b"\xff", metadata=METADATA[name])
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_too_much_metadata_is_refused(patient: Patient) -> None:
-    """Above its limit the call is refused and the connection lives."""
+def test_metadata_over_the_limit_is_rejected(patient: Patient) -> None:
+    """The call gets RESOURCE_EXHAUSTED, and the connection stays usable."""
     for metadata in ((("x-a", "a" * 9000),), tuple((f"x-{n}", "v" * 40) for n in range(200))):
         code, _ = patient.call(good_call(), metadata=metadata)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_message_above_the_limit_is_refused(patient: Patient) -> None:
-    """At most so many bytes, as sent and as inflated."""
+def test_message_over_the_limit_is_rejected(patient: Patient) -> None:
+    """The limit holds for compressed and inflated bytes."""
     large = request(tensor(shape=(1 << 20,)), raw=[bytes(4 << 20)])
     for compression in (None, grpc.Compression.Gzip, grpc.Compression.Deflate):
         code, details = patient.call(large, compression=compression)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, details
 
 
-def test_compression_bomb_is_refused(patient: Patient) -> None:
-    """A message that inflates a thousandfold is not held."""
+def test_compression_bomb_is_rejected(patient: Patient) -> None:
+    """A message that inflates a thousandfold is rejected."""
     for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
         code, _ = patient.call(bytes(64 << 20), compression=compression)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("timeout", [0.0, 1e-9, -1.0, 1e9])
-def test_odd_deadlines(patient: Patient, timeout: float) -> None:
-    """No time left is said at once; much too much is no matter."""
+def test_extreme_deadlines_are_honoured(patient: Patient, timeout: float) -> None:
+    """Without time left a call fails at once; a huge timeout is accepted."""
     # grpcio counts in milliseconds, in which "simple" can answer.
     slow = request(tensor(), raw=[(60_000).to_bytes(4, "little")], model="slow")
     code, _ = patient.call(good_call() if timeout > 1 else slow, timeout=timeout)
@@ -149,8 +149,8 @@ def test_odd_deadlines(patient: Patient, timeout: float) -> None:
     assert code is expected
 
 
-def test_deadline_within_the_work(patient: Patient) -> None:
-    """A model that takes longer than the client waits is given up, as parameter or deadline."""
+def test_deadline_ends_a_running_model(patient: Patient) -> None:
+    """A slow model ends at the deadline, from the call or from its timeout parameter."""
     milliseconds = (60_000).to_bytes(4, "little")
     slow = request(tensor(), raw=[milliseconds], model="slow")
     assert patient.call(slow, timeout=0.2)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -163,8 +163,8 @@ def test_deadline_within_the_work(patient: Patient) -> None:
     assert patient.call(limited)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_cancelled_calls_leave_nothing(patient: Patient) -> None:
-    """A hundred calls, each cancelled at another moment, hold no place afterwards."""
+def test_cancelled_calls_hold_no_slot(patient: Patient) -> None:
+    """A hundred calls, cancelled at different moments, hold no slot afterwards."""
     slow = request(tensor(), raw=[(60_000).to_bytes(4, "little")], model="slow")
     infer = patient.channel.unary_unary(INFER)
     for number in range(100):
@@ -178,8 +178,8 @@ def test_cancelled_calls_leave_nothing(patient: Patient) -> None:
     assert patient.call(fast)[0] is grpc.StatusCode.OK
 
 
-def test_unary_call_with_many_messages(patient: Patient) -> None:
-    """Messages beyond the first of a unary call are not read as requests."""
+def test_surplus_messages_of_a_unary_call_are_not_run(patient: Patient) -> None:
+    """The call succeeds or is rejected as an error of the client."""
     stream = patient.channel.stream_unary(INFER)
     try:
         stream(iter([good_call()] * 50), timeout=8)
@@ -189,31 +189,31 @@ def test_unary_call_with_many_messages(patient: Patient) -> None:
     assert code in CLIENTS_FAULT | {grpc.StatusCode.OK}
 
 
-def test_unary_call_without_a_message(patient: Patient) -> None:
-    """A call that ends before its message is refused, and not waited for."""
+def test_unary_call_without_a_message_is_rejected(patient: Patient) -> None:
+    """A call that ends before its message is rejected at once."""
     stream = patient.channel.stream_unary(INFER)
     with pytest.raises(grpc.RpcError) as caught:
         stream(iter([]), timeout=8)
     assert caught.value.code() in CLIENTS_FAULT
 
 
-def test_a_failing_model_is_not_the_clients_fault(patient: Patient) -> None:
-    """The counter-example: what the server broke is told as such, without internals."""
+def test_failing_model_is_a_server_error(patient: Patient) -> None:
+    """The counter-example: a server error has its own status, without internals."""
     code, details = patient.call(request(tensor(), raw=[bytes(4)], model="fail"))
     assert code not in CLIENTS_FAULT | {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
     check_text(details)
 
 
 @pytest.mark.parametrize("name", [*CASES, *GARBAGE])
-def test_hostile_messages_of_a_stream(patient: Patient, name: str) -> None:
-    """Each is answered by a message that says why, and the stream's next call as always."""
+def test_hostile_message_keeps_the_stream_usable(patient: Patient, name: str) -> None:
+    """It gets a message with an error, and the stream's next request succeeds."""
     hostile = CASES.get(name) or GARBAGE[name]
     stream = patient.channel.stream_stream(SERVICE + "ModelStreamInfer")
-    answers = [
-        pb.ModelStreamInferResponse.FromString(answer)
-        for answer in stream(iter([hostile, good_call()]), timeout=10)
+    responses = [
+        pb.ModelStreamInferResponse.FromString(response)
+        for response in stream(iter([hostile, good_call()]), timeout=10)
     ]
-    refused, good = answers
+    refused, good = responses
     assert refused.error_message
     check_text(refused.error_message)
     assert "" == good.error_message

@@ -1,6 +1,6 @@
-"""Hostile grps over HTTP and gRPC: the golden set's bad messages, lies, depth, and damage.
+"""Hostile grps over HTTP and gRPC: the golden set's bad messages, invalid and damaged ones.
 
-What a client sends wrong is a FAILURE in grps's own form; frames of brpc are in test_brpc.py.
+A client's error is a FAILURE in grps's own form; frames of brpc are in test_brpc.py.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ _STATUSES = frozenset({200, 400, 404, 413, 501})
 
 
 def send(patient: Patient, *pieces: bytes | float) -> Answer:
-    """Return the answer to one request."""
+    """Return the response to one request."""
     with Raw(patient.gateway.http) as raw:
         raw.send(pieces)
-        answer = raw.answer()
-    assert answer is not None
-    return answer
+        response = raw.answer()
+    assert response is not None
+    return response
 
 
-def judged(answer: Answer) -> int:
-    """Assert that an answer is one of grps's, good or a client's fault, and return its status."""
-    document = answer.json
+def judged(response: Answer) -> int:
+    """Assert that this is a valid grps response, good or a client's error; return its status."""
+    document = response.json
     status = document["status"]
-    assert answer.status == status["code"]
-    assert answer.status in _STATUSES, document
-    if answer.status != 200:
+    assert response.status == status["code"]
+    assert response.status in _STATUSES, document
+    if response.status != 200:
         assert {"status"} == document.keys()
         assert "FAILURE" == status["status"]
         check_text(status["msg"])
-    return int(answer.status)
+    return int(response.status)
 
 
 def post_json(patient: Patient, body: bytes, path: str = PATH) -> int:
-    """Return the status of the answer to a body of JSON."""
+    """Return the status of the response to a JSON body."""
     return judged(send(patient, post(body, JSON, path=path)))
 
 
@@ -90,23 +90,25 @@ def tensor(**members: Any) -> bytes:
     return good(gtensors={"tensors": [one]})
 
 
-def test_the_good_request_is_good(patient: Patient) -> None:
-    """What the lies are made from is answered."""
+def test_good_request_succeeds(patient: Patient) -> None:
+    """The request that the hostile ones are made from succeeds."""
     assert 200 == post_json(patient, good())
 
 
 @pytest.mark.parametrize(
     "file", sorted((GOLDEN / "json").glob("neg_*")), ids=lambda path: path.stem
 )
-def test_bad_documents_of_the_golden_set(patient: Patient, file: Path) -> None:
-    """Each is a FAILURE that says why, with its code as the HTTP status."""
+def test_bad_json_of_the_golden_set_is_a_failure(patient: Patient, file: Path) -> None:
+    """Each is a FAILURE with a reason and its code as HTTP status."""
     assert post_json(patient, file.read_bytes(), f"{PATH}?model=identity_int32") in (400, 413)
 
 
 @pytest.mark.parametrize("file", sorted((GOLDEN / "pb").glob("neg_*")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("method", ["Predict", "PredictStreaming"])
-def test_bad_messages_of_the_golden_set(patient: Patient, file: Path, method: str) -> None:
-    """Each is a FAILURE in the message, or ends the call where it is no message."""
+def test_bad_protobuf_of_the_golden_set_is_a_failure(
+    patient: Patient, file: Path, method: str
+) -> None:
+    """Each is a FAILURE in the message; an unreadable message ends the call."""
     data = pb.GrpsMessage(model="identity_int32").SerializeToString() + file.read_bytes()
     if method == "Predict":
         code, status = call_grpc(patient, method, data)
@@ -174,8 +176,8 @@ ACCEPTED = {"text-surrogate"}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_lying_documents_are_the_clients_fault(patient: Patient, name: str) -> None:
-    """No document crashes, hangs or becomes a fault of the server's."""
+def test_hostile_json_is_a_client_error(patient: Patient, name: str) -> None:
+    """No document crashes or hangs the gateway or becomes a server error."""
     status = post_json(patient, DOCUMENTS[name])
     assert status != 200 or name in ACCEPTED
 
@@ -192,10 +194,10 @@ def test_lying_documents_are_the_clients_fault(patient: Patient, name: str) -> N
         (("Content-Type: application/json; charset=utf-16",), "{}".encode("utf-16")),
     ],
 )
-def test_content_types_that_are_none(
+def test_invalid_content_types_are_rejected(
     patient: Patient, fields: tuple[str, ...], body: bytes
 ) -> None:
-    """Two of them, none, or one that is not grps's is refused."""
+    """Two content types, none, or one that is not of grps is rejected."""
     assert send(patient, post(body, *fields, path=PATH)).status in (400, 415)
 
 
@@ -212,8 +214,8 @@ def test_content_types_that_are_none(
         "=" * 100,
     ],
 )
-def test_queries_that_lie(patient: Patient, query: str) -> None:
-    """They are read or refused; a good body does not make them good."""
+def test_hostile_queries_are_read_or_rejected(patient: Patient, query: str) -> None:
+    """A good body does not make an invalid query valid."""
     status = post_json(patient, good(model=""), f"{PATH}?{query}")
     assert status in (200, 400, 404, 413)
 
@@ -237,21 +239,21 @@ def test_queries_that_lie(patient: Patient, query: str) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_paths_that_lead_nowhere(patient: Patient, path: str, method: str) -> None:
-    """Unknown paths, methods, and the switch that is off, are refused in words."""
-    answer = send(patient, head(method, path, JSON, "Content-Length: 0"))
-    assert answer.status in (400, 403, 404, 405, 414), answer
-    check_text(answer.body.decode())
+def test_unknown_paths_and_methods_are_rejected(patient: Patient, path: str, method: str) -> None:
+    """The error of unknown paths and methods and of the disabled switch has a text."""
+    response = send(patient, head(method, path, JSON, "Content-Length: 0"))
+    assert response.status in (400, 403, 404, 405, 414), response
+    check_text(response.body.decode())
 
 
-def test_a_stream_of_what_is_wrong_is_one_failure(patient: Patient) -> None:
-    """What cannot be asked is refused before there is a stream."""
+def test_invalid_stream_request_is_rejected_before_the_stream(patient: Patient) -> None:
+    """The status is that of the request without streaming."""
     assert post_json(patient, good(model="nobody"), f"{PATH}?streaming=true") == 404
     assert post_json(patient, b"{", f"{PATH}?streaming=true") == 400
 
 
-def test_a_body_in_crumbs_is_one_body(patient: Patient) -> None:
-    """A body of one byte a chunk is read; one that never ends is given up."""
+def test_body_in_chunks_of_one_byte_is_read(patient: Patient) -> None:
+    """A body in chunks of one byte is one body."""
     crumbs = [chunk(good()[at : at + 1]) for at in range(len(good()))]
     assert 200 == judged(send(patient, chunked(*crumbs, b"0\r\n\r\n", fields=(JSON,), path=PATH)))
 
@@ -281,16 +283,16 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_customised_routes_refuse_what_is_wrong(patient: Patient, name: str) -> None:
-    """In the route's own words, with the code as HTTP status."""
-    answer = send(patient, post(BODIES[name], JSON, path="/v1/score"))
-    assert answer.status in (400, 413), answer
-    assert answer.status == answer.json["code"]
-    check_text(answer.json["error"])
+def test_customised_routes_reject_invalid_bodies(patient: Patient, name: str) -> None:
+    """The error has the route's form, with its code as HTTP status."""
+    response = send(patient, post(BODIES[name], JSON, path="/v1/score"))
+    assert response.status in (400, 413), response
+    assert response.status == response.json["code"]
+    check_text(response.json["error"])
 
 
-def test_customised_routes_put_nothing_into_templates_twice(patient: Patient) -> None:
-    """What a client sends is not looked at for names to fill in."""
+def test_customised_routes_expand_templates_once(patient: Patient) -> None:
+    """Placeholders in a client's text are not expanded."""
     for body, path, kind in (
         (json.dumps(SCORE).encode(), "/v1/score", JSON),
         (
@@ -299,30 +301,30 @@ def test_customised_routes_put_nothing_into_templates_twice(patient: Patient) ->
             "Content-Type: application/x-www-form-urlencoded",
         ),
     ):
-        answer = send(patient, post(body, kind, path=path))
-        assert 200 == answer.status, answer
-        assert answer.json in (
+        response = send(patient, post(body, kind, path=path))
+        assert 200 == response.status, response
+        assert response.json in (
             {"values": [1, 2], "who": "said [1, 2]"},
             {"text": '${OUTPUT0}"]'},
         )
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_damaged_customised_bodies(patient: Patient, seed: int) -> None:
-    """Bytes or members changed: answered, or the client's fault."""
+def test_damaged_customised_bodies_are_client_errors(patient: Patient, seed: int) -> None:
+    """A damaged body succeeds or is an error of the client."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     for _ in range(40):
         for body in (
             damaged(json.dumps(SCORE).encode(), chance),
             json.dumps(altered(SCORE, chance)).encode(),
         ):
-            answer = send(patient, post(body, JSON, path="/v1/score"))
-            assert answer.status in (200, 400, 413), (answer, body)
+            response = send(patient, post(body, JSON, path="/v1/score"))
+            assert response.status in (200, 400, 413), (response, body)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_damaged_documents(patient: Patient, seed: int) -> None:
-    """Bytes of the JSON changed, or its members exchanged: answered, or the client's fault."""
+def test_damaged_json_is_a_client_error(patient: Patient, seed: int) -> None:
+    """Damaged JSON succeeds or is an error of the client."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     for _ in range(40):
         post_json(patient, damaged(good(), chance))
@@ -330,8 +332,8 @@ def test_damaged_documents(patient: Patient, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_damaged_messages(patient: Patient, seed: int) -> None:
-    """Bytes of messages changed: answered, a FAILURE, or a call that is the client's fault."""
+def test_damaged_protobuf_is_a_client_error(patient: Patient, seed: int) -> None:
+    """A damaged message succeeds, is a FAILURE, or ends the call as the client's error."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     files = sorted((GOLDEN / "pb").glob("req_*"))
     model = pb.GrpsMessage(model="identity_int32").SerializeToString()

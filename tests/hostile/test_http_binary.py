@@ -1,4 +1,4 @@
-"""Binary bodies and content codings that lie, over HTTP."""
+"""Hostile binary bodies and content codings over HTTP."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ _ALLOWED = frozenset({400, 413, 415, 501})
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_lying_body_is_refused(patient: Patient, name: str) -> None:
-    """One answer says that the client is at fault."""
+def test_invalid_binary_body_is_rejected(patient: Patient, name: str) -> None:
+    """The client gets one response with an error of the client."""
     model, fields, body = CASES[name]
     outcome = attack(patient, post(body, *fields, path=f"/v2/models/{model}/infer"))
     assert refused(outcome, _ALLOWED), outcome
 
 
 def test_inflated_json_has_its_own_limit(patient: Patient) -> None:
-    """JSON within the message limit and above its own is refused after inflating, too."""
+    """JSON below the message limit and above its own is rejected after inflating."""
     body = gzip.compress(b'{"inputs": [], "x": [' + b"1, 2, 3, " * 200_000 + b"1]}", 1)
     outcome = attack(patient, post(body, "Content-Encoding: gzip"))
     assert refused(outcome, frozenset({413})), outcome
 
 
-def test_too_large_bodies_are_refused_before_they_are_read(patient: Patient) -> None:
-    """The length alone is enough, also with Expect; nothing is waited for."""
+def test_declared_size_over_the_limit_is_rejected_unread(patient: Patient) -> None:
+    """The declared length suffices, also with Expect."""
     for fields in ((), ("Expect: 100-continue",), ("Content-Encoding: gzip",)):
         data = head("POST", "/v2/models/simple/infer", *fields, "Content-Length: 4194305")
         outcome = attack(patient, data)
         assert (True, [413]) == (outcome.closed, [each.status for each in outcome.answers])
 
 
-def test_too_large_bodies_in_chunks_are_cut(patient: Patient) -> None:
-    """A body without a length is refused once it is too large."""
+def test_chunked_body_over_the_limit_is_cut(patient: Patient) -> None:
+    """A body without a length is rejected once it exceeds the limit."""
     outcome = attack(patient, chunked(), *[chunk(bytes(65_536))] * 80, b"0\r\n\r\n")
     assert refused(outcome, frozenset({413})), outcome
     assert outcome.closed
 
 
-def test_too_many_chunks_are_refused(patient: Patient) -> None:
+def test_chunk_count_is_limited(patient: Patient) -> None:
     """Chunks cost more than their bytes, so their number is limited."""
     outcome = attack(patient, chunked(), *[chunk(b" ") * 500] * 6, b"0\r\n\r\n")
     assert refused(outcome, frozenset({413})), outcome
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_binary_data_of_many_empty_tensors(patient: Patient, count: int) -> None:
-    """Sizes of zero are legal for shapes of zero, and end where the body does."""
+def test_empty_binary_tensors_are_accepted(patient: Patient, count: int) -> None:
+    """Sizes of zero are valid for shapes of zero."""
     text = document(0, shape=[0, 2**40])
     path = "/v2/models/identity_int32/infer"
     for _ in range(count):
         field = f"Inference-Header-Content-Length: {len(text)}"
         outcome = attack(patient, post(text, field, path=path))
-        assert [200] == [answer.status for answer in outcome.answers]
+        assert [200] == [response.status for response in outcome.answers]
 
 
 LEGAL = {
@@ -73,8 +73,8 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_legal_codings(patient: Patient, name: str) -> None:
-    """One coding, however it is spelt, is undone."""
+def test_valid_codings_are_decoded(patient: Patient, name: str) -> None:
+    """One coding is decoded in any spelling."""
     coding, body = LEGAL[name]
     outcome = attack(patient, post(body, f"Content-Encoding: {coding}"))
     assert (False, ()) == (outcome.closed, outcome.answers)

@@ -1,4 +1,4 @@
-"""HTTP framing that lies: at most one refusal, then the end of the connection."""
+"""Hostile HTTP framing: at most one error, then the end of the connection."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ CASES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_broken_framing_is_refused_once(patient: Patient, name: str) -> None:
-    """One refusal or none, then the end; what follows on the connection is not run."""
+def test_invalid_framing_is_rejected_once(patient: Patient, name: str) -> None:
+    """After one error or none the connection ends; the request behind it is not run."""
     outcome = attack(patient, CASES[name] + HIDDEN)
     assert refused(outcome), outcome
     assert outcome.closed, outcome
@@ -209,8 +209,8 @@ def test_broken_framing_is_refused_once(patient: Patient, name: str) -> None:
 @pytest.mark.parametrize(
     "name", [key for key in CASES if len(CASES[key]) < 600 and key.startswith(("f", "c"))]
 )
-def test_broken_framing_byte_by_byte(patient: Patient, name: str) -> None:
-    """The same when each byte comes in a packet of its own."""
+def test_invalid_framing_in_single_bytes_is_rejected_once(patient: Patient, name: str) -> None:
+    """The result does not depend on how the bytes are split."""
     data = CASES[name] + HIDDEN
     outcome = attack(patient, *[data[at : at + 1] for at in range(len(data))])
     assert refused(outcome), outcome
@@ -232,8 +232,8 @@ CUT: dict[str, bytes] = {
 
 @pytest.mark.parametrize("end", [False, True], ids=["silent", "half_closed"])
 @pytest.mark.parametrize("name", CUT)
-def test_cut_requests_end(patient: Patient, name: str, end: bool) -> None:
-    """A request that never comes whole ends in its time, refused or without an answer."""
+def test_truncated_requests_time_out(patient: Patient, name: str, end: bool) -> None:
+    """A truncated request ends in time, with an error or without a response."""
     outcome = attack(patient, CUT[name], end=end)
     assert refused(outcome), outcome
     assert outcome.closed
@@ -270,8 +270,8 @@ LEGAL: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_odd_but_legal_is_answered(patient: Patient, name: str) -> None:
-    """What is odd and means one thing only is answered, and the connection lives."""
+def test_unusual_valid_requests_succeed(patient: Patient, name: str) -> None:
+    """An unambiguous request succeeds, and the connection stays usable."""
     outcome = attack(patient, LEGAL[name])
     assert (False, ()) == (outcome.closed, outcome.answers)
 
@@ -287,14 +287,14 @@ TOLERATED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", TOLERATED)
-def test_harmless_oddities_are_one_request(patient: Patient, name: str) -> None:
-    """What is odd but has one reading is one request, here to a path that nobody serves."""
+def test_tolerated_deviations_are_one_request(patient: Patient, name: str) -> None:
+    """A deviation with one possible reading is one request, in these cases to an unknown path."""
     outcome = attack(patient, TOLERATED[name])
-    assert [404] == [answer.status for answer in outcome.answers]
+    assert [404] == [response.status for response in outcome.answers]
 
 
-def test_secrets_of_refused_requests_stay_secret(patient: Patient) -> None:
-    """No header of a request that is refused is logged or told; the log is read at the end."""
+def test_headers_of_rejected_requests_are_not_exposed(patient: Patient) -> None:
+    """No header of a rejected request is returned; the log is checked at the end of the run."""
     fields = (f"Authorization: Bearer {CANARY}", f"Cookie: {CANARY}", f"X-Request-Id: {CANARY}\x01")
     for data in (
         post(b"{", *fields[:2]),

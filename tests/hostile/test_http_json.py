@@ -1,4 +1,4 @@
-"""Hostile JSON over HTTP: refused with a reason, on a connection that lives on."""
+"""Hostile JSON over HTTP is rejected with a reason, and the connection stays usable."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _infer(model: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hostile_json_is_refused(patient: Patient, name: str) -> None:
-    """One answer says that the client is at fault; the connection goes on."""
+def test_hostile_json_is_rejected(patient: Patient, name: str) -> None:
+    """The client gets one response with an error of the client."""
     model, body = CASES[name]
     outcome = attack(patient, post(body, path=_infer(model)))
     assert refused(outcome, _ALLOWED), outcome
@@ -48,27 +48,25 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_odd_but_legal_json_is_answered(patient: Patient, name: str) -> None:
-    """Odd requests within the limits are answered."""
+def test_unusual_valid_json_succeeds(patient: Patient, name: str) -> None:
+    """Unusual requests within the limits succeed."""
     outcome = attack(patient, post(LEGAL[name], path=_infer("identity_int32")))
-    assert [200] == [answer.status for answer in outcome.answers]
+    assert [200] == [response.status for response in outcome.answers]
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models", "/v2/models/simple", "/v2/health/ready"])
-def test_bodies_of_questions_without_one(patient: Patient, path: str) -> None:
-    """A body where none belongs is read and does no harm."""
+def test_unexpected_bodies_are_ignored(patient: Patient, path: str) -> None:
+    """A body on a request without one is read and ignored."""
     body = b"[" * DEEP
     data = post(body, path=path).replace(b"POST", b"GET", 1)
     outcome = attack(patient, data)
-    assert [200] == [answer.status for answer in outcome.answers]
+    assert [200] == [response.status for response in outcome.answers]
 
 
 @pytest.mark.parametrize("action", ["infer_stream", "generate_stream", "generate"])
 @pytest.mark.parametrize("name", CASES)
-def test_hostile_json_is_refused_where_streams_are_asked_for(
-    patient: Patient, name: str, action: str
-) -> None:
-    """Before an answer there is no stream: the refusal has a status, as elsewhere."""
+def test_hostile_json_is_rejected_before_a_stream(patient: Patient, name: str, action: str) -> None:
+    """The error has a status, since no stream has begun."""
     model, body = CASES[name]
     outcome = attack(patient, post(body, path=f"/v2/models/{model}/{action}"))
     assert refused(outcome, _ALLOWED), outcome
@@ -103,8 +101,8 @@ FLAT = {
 
 @pytest.mark.parametrize("action", ["generate", "generate_stream"])
 @pytest.mark.parametrize("name", FLAT)
-def test_hostile_flat_requests_are_refused(patient: Patient, name: str, action: str) -> None:
-    """What the generate extension takes is as strict as a whole inference request."""
+def test_hostile_generate_requests_are_rejected(patient: Patient, name: str, action: str) -> None:
+    """The generate extension is as strict as an inference request."""
     path = f"/v2/models/identity_int32/{action}"
     outcome = attack(patient, post(FLAT[name], path=path))
     assert refused(outcome, _ALLOWED), outcome

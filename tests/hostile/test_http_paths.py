@@ -1,4 +1,4 @@
-"""Hostile paths and methods: names never become files, and nothing is served by surprise."""
+"""Hostile paths and methods: names never become files, and only documented paths are served."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ ACTIONS = ("", "/infer", "/ready", "/versions/1/infer", "/versions/1")
 
 @pytest.mark.parametrize("action", ACTIONS, ids=["model", "infer", "ready", "version", "v1"])
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_model_names(patient: Patient, name: str, action: str) -> None:
-    """A name that is no model's is refused, whatever it looks like."""
+def test_hostile_model_names_are_rejected(patient: Patient, name: str, action: str) -> None:
+    """Any name of no model is rejected, and none injects a header."""
     path = f"/v2/models/{NAMES[name]}{action}"
     data = post(GOOD_BODY, path=path) if "infer" in action else head("GET", path)
     outcome = attack(patient, data)
     assert refused(outcome, frozenset({400, 404, 405, 413, 414, 431})), outcome
-    for answer in outcome.answers:
-        assert answer.get("x-injected") is None
+    for response in outcome.answers:
+        assert response.get("x-injected") is None
 
 
 @pytest.mark.parametrize("name", [".", "..", "%2e", "%2e%2e", ".%2E"])
 @pytest.mark.parametrize("path", ["/v2/models/{}/ready", "/v2/models/simple/versions/{}/ready"])
-def test_a_step_of_a_path_is_no_name(patient: Patient, path: str, name: str) -> None:
-    """Models and versions called as steps of a path would lead elsewhere at an upstream."""
+def test_dot_segments_are_rejected_as_names(patient: Patient, path: str, name: str) -> None:
+    """Such models and versions would lead to another path of an upstream."""
     outcome = attack(patient, head("GET", path.format(name)))
     assert refused(outcome, frozenset({400})), outcome
 
@@ -86,8 +86,8 @@ VERSIONS = ("0", "2", "-1", "9" * 30, "9" * 2000, "01", "1.0", "%2e%2e", "latest
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=[text[:12] for text in VERSIONS])
-def test_hostile_versions(patient: Patient, version: str) -> None:
-    """A version that is not there is refused."""
+def test_hostile_versions_are_rejected(patient: Patient, version: str) -> None:
+    """An unknown or invalid version is rejected."""
     path = f"/v2/models/simple/versions/{version}/infer"
     outcome = attack(patient, post(GOOD_BODY, path=path))
     assert refused(outcome, frozenset({400, 404, 413})), outcome
@@ -150,8 +150,8 @@ PATHS = (
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("path", PATHS, ids=[path[:40] for path in PATHS])
-def test_paths_that_are_not_served(patient: Patient, path: str, method: str) -> None:
-    """What is not Open Inference, or another spelling of it, is refused."""
+def test_unknown_paths_are_rejected(patient: Patient, path: str, method: str) -> None:
+    """Paths outside Open Inference, and other spellings of its paths, are rejected."""
     data = post(b"{}", path=path) if method == "POST" else head("GET", path)
     outcome = attack(patient, data)
     assert refused(outcome, frozenset({400, 404, 405, 413, 414, 431, 501})), outcome
@@ -161,16 +161,16 @@ METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "BRE
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_that_are_not_served(patient: Patient, method: str) -> None:
-    """Another method than the path's is refused; TRACE echoes nothing."""
+def test_unknown_methods_are_rejected(patient: Patient, method: str) -> None:
+    """Other methods than the path's are rejected; TRACE echoes nothing."""
     data = head(method, "/v2/models/simple/infer", "X-Echo: here")
     outcome = attack(patient, data)
     assert refused(outcome, frozenset({400, 405, 501})), outcome
-    assert not any(b"X-Echo" in answer.body for answer in outcome.answers)
+    assert not any(b"X-Echo" in response.body for response in outcome.answers)
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models/simple", "/v2/models/simple/infer", "/x"])
-def test_head_has_no_body(patient: Patient, path: str) -> None:
-    """HEAD is answered without a body, and the connection is not out of step after it."""
+def test_head_response_has_no_body(patient: Patient, path: str) -> None:
+    """HEAD gets no body, and the next response belongs to the next request."""
     outcome = attack(patient, head("HEAD", path), head=True)
     assert refused(outcome, frozenset({200, 404, 405})), outcome

@@ -1,4 +1,4 @@
-"""Clients that leave, and a gateway that stops: work ends with its client, and none is lost."""
+"""Clients that disconnect and a gateway that stops: work ends with its client, and none is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def looked_after() -> None:
 
 @pytest.fixture(scope="module")
 def chains() -> Iterator[dict[str, tuple[Gateway, Gateway]]]:
-    """A gateway with the model, and one before it for each kind of upstream: (front, back)."""
+    """A gateway with the model, and one in front for each kind of upstream: (front, back)."""
     with ExitStack() as stack:
         back = stack.enter_context(running(str(CONFIG)))
         fronts = {
@@ -82,12 +82,12 @@ def _time_of(gateway: Gateway, event: str, number: int) -> float | None:
 
 @pytest.mark.parametrize("behind", ["model", "http", "grpc"])
 @pytest.mark.parametrize("begin", [_begin_http, _begin_grpc], ids=["from_http", "from_grpc"])
-def test_work_ends_when_its_client_leaves(
+def test_client_disconnect_cancels_the_model(
     chains: dict[str, tuple[Gateway, Gateway]],
     begin: Callable[[ExitStack, Gateway, int], Callable[[], object]],
     behind: str,
 ) -> None:
-    """The model, here or behind another gateway, learns of it within 100 ms of their own time."""
+    """The model is cancelled within 100 ms of processor time, also behind another gateway."""
     front, back = chains[behind]
     delays = []
     for _ in range(_RUNS):
@@ -113,7 +113,7 @@ _NEVER_BEGUN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Load:
-    """Clients that ask without a pause until they are refused; each answer is checked."""
+    """Clients that send without a pause until they are rejected; each response is checked."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.answered = 0
@@ -136,7 +136,7 @@ class Load:
                 self.lost.append(what)
 
     def _refused(self, number: int, what: str, *, is_refusal: bool) -> None:
-        """Note a call without an answer, unless it met the end of listening and never began."""
+        """Note a call without a response, unless it met the end of listening and never began."""
         if not is_refusal or _time_of(self._gateway, "begun", number) is not None:
             self._count(False, what)
 
@@ -152,13 +152,13 @@ class Load:
                     if not raw.send([post(_body(20, number), path=PATH)]):
                         self._count(False, "closed while sending")
                         return
-                    answer = raw.answer()
-                    if answer is None or answer.status != 200:
-                        self._refused(number, f"{answer}", is_refusal=answer is None)
+                    response = raw.answer()
+                    if response is None or response.status != 200:
+                        self._refused(number, f"{response}", is_refusal=response is None)
                         return
-                    data = answer.json["outputs"][0]["data"]
+                    data = response.json["outputs"][0]["data"]
                     self._count(data == [20, number], f"{data} is not {number}")
-                    if answer.closes:
+                    if response.closes:
                         break
 
     def _grpc(self) -> None:
@@ -167,17 +167,17 @@ class Load:
             while True:
                 number = next(_NUMBERS)
                 try:
-                    answer = infer(_message(20, number), timeout=20)
+                    response = infer(_message(20, number), timeout=20)
                 except grpc.RpcError as error:
                     self._refused(
                         number, f"{error.code()}", is_refusal=error.code() in _NEVER_BEGUN
                     )
                     return
-                self._count(number.to_bytes(4, "little") in answer, f"not {number}")
+                self._count(number.to_bytes(4, "little") in response, f"not {number}")
 
 
-def test_nothing_is_lost_when_it_stops_under_load() -> None:
-    """SIGTERM amid calls over HTTP and gRPC: what began is answered, then it exits with 0."""
+def test_stop_under_load_loses_no_call() -> None:
+    """On SIGTERM calls over HTTP and gRPC that have begun succeed; the status is 0."""
     with running(str(CONFIG)) as gateway:
         load = Load(gateway)
         assert eventually(lambda: load.answered > 100, 60)
@@ -188,8 +188,8 @@ def test_nothing_is_lost_when_it_stops_under_load() -> None:
     assert "Traceback" not in gateway.text()
 
 
-def test_long_calls_are_finished_before_it_stops() -> None:
-    """Calls that take longer than a moment are answered after SIGTERM, on both ports."""
+def test_stop_finishes_long_calls() -> None:
+    """Slow calls succeed after SIGTERM, on both ports."""
     with running(str(CONFIG)) as gateway, ExitStack() as stack:
         channel = stack.enter_context(grpc.insecure_channel(gateway.address("main.grpc")))
         call = channel.unary_unary(INFER).future(_message(1500, 1), timeout=20)
@@ -203,14 +203,14 @@ def test_long_calls_are_finished_before_it_stops() -> None:
         gateway.process.send_signal(signal.SIGTERM)
         assert b"" == idle.rest()
         assert (1).to_bytes(4, "little") in call.result(timeout=20)
-        answer = raw.answer()
-        assert answer is not None
-        assert (200, True) == (answer.status, answer.closes)
+        response = raw.answer()
+        assert response is not None
+        assert (200, True) == (response.status, response.closes)
         assert gateway.process.wait(60) == 0
 
 
-def test_second_signal_ends_it_at_once() -> None:
-    """Whoever asks twice is not made to wait for calls in flight."""
+def test_second_signal_ends_the_gateway_at_once() -> None:
+    """A second signal does not wait for calls in flight."""
     with running(str(CONFIG)) as gateway, Raw(gateway.http) as raw:
         raw.send([post(_body(60_000, 1), path=PATH)])
         assert eventually(lambda: _time_of(gateway, "begun", 1) is not None)

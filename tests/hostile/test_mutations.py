@@ -1,4 +1,4 @@
-"""Good requests, damaged at random: whatever the damage, no fault of the gateway's."""
+"""Good requests, damaged at random: no damage becomes a fault of the gateway."""
 
 from __future__ import annotations
 
@@ -75,24 +75,24 @@ def _answers(patient: Patient, requests: Iterator[bytes]) -> set[int]:
     with Raw(patient.gateway.http) as raw:
         for data in requests:
             assert raw.send([data])
-            answer = raw.answer()
-            assert answer is not None, data
-            assert not answer.closes, data
-            found.add(judged(answer).status)
+            response = raw.answer()
+            assert response is not None, data
+            assert not response.closes, data
+            found.add(judged(response).status)
     return found
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_damaged_json(patient: Patient, seed: int) -> None:
-    """Bytes of the JSON changed: answered, or refused as the client's fault."""
+def test_damaged_json_is_a_client_error(patient: Patient, seed: int) -> None:
+    """Changed bytes of JSON lead to success or an error of the client."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     bodies = (damaged(GOOD_BODY, chance) for _ in range(_EACH))
     assert _answers(patient, (post(body) for body in bodies)) <= {200, 400, 404, 413, 501}
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_altered_json(patient: Patient, seed: int) -> None:
-    """Members of the JSON exchanged, which keeps it JSON."""
+def test_altered_json_is_a_client_error(patient: Patient, seed: int) -> None:
+    """Exchanged members of valid JSON lead to success or an error of the client."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     whole = json.loads(GOOD_BODY) | {
         "parameters": {"priority": 1, "sequence_id": 3, "binary_data_output": False, "x": "y"},
@@ -103,8 +103,8 @@ def test_altered_json(patient: Patient, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_damaged_binary(patient: Patient, seed: int) -> None:
-    """Bytes of JSON and tensors changed under a header that stays, for two datatypes."""
+def test_damaged_binary_is_a_client_error(patient: Patient, seed: int) -> None:
+    """Changed bytes of JSON and tensors do, too, for two datatypes."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
 
     def requests() -> Iterator[bytes]:
@@ -119,18 +119,22 @@ def test_damaged_binary(patient: Patient, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_damaged_http(patient: Patient, seed: int) -> None:
-    """Bytes of the whole request changed, its framing included: answered, refused or closed."""
+def test_damaged_http_is_a_client_error(patient: Patient, seed: int) -> None:
+    """Changed bytes of a whole head lead to success, an error of the client, or a close."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     for _ in range(_EACH // 2):
         outcome = attack(patient, damaged(GOOD[: GOOD.index(b"\r\n\r\n") + 4], chance), end=True)
-        for answer in outcome.answers:
-            assert answer.status == 200 or 400 <= answer.status < 500 or answer.status in (501, 505)
+        for response in outcome.answers:
+            assert (
+                response.status == 200
+                or 400 <= response.status < 500
+                or response.status in (501, 505)
+            )
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_damaged_messages(patient: Patient, seed: int) -> None:
-    """Bytes of gRPC messages changed."""
+def test_damaged_messages_are_client_errors(patient: Patient, seed: int) -> None:
+    """Changed bytes of gRPC messages lead to success or an error of the client."""
     chance = random.Random(seed)  # noqa: S311  # the same damage each time
     messages = [
         good_call(),

@@ -1,8 +1,8 @@
-"""The gateway behind nginx and HAProxy: whatever is hidden, every answer is of its own request.
+"""The gateway behind nginx and HAProxy: no client gets a response to another's request.
 
-Attackers send requests that may be read in two ways, each followed by a request with a mark. Beside
-them honest clients ask over the same proxy, which gives them the same connections to the gateway:
-each must get the answer with its own mark, once, and nobody an answer to what was hidden.
+Attackers send requests that may be read in two ways, each followed by a request with a mark. Honest
+clients send requests over the same proxy, which shares its connections to the gateway. Each must
+get the response with its own mark, once, and no client a response to a hidden request.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def proxy(
 
 
 def marked(mark: str) -> bytes:
-    """Write a good request that is answered with its mark."""
+    """Write a good request whose response has its mark."""
     return post(json.dumps({**json.loads(GOOD_BODY), "id": mark}).encode())
 
 
 class Honest:
-    """A client with one connection, which asks on and on."""
+    """A client with one connection that sends requests without a pause."""
 
     def __init__(self, address: Address, name: str) -> None:
         self._address = address
@@ -61,9 +61,9 @@ class Honest:
         self.remaining = AFTERWARDS
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ask until told to stop, and a little longer; fails on an answer that is not its own.
+        """Send until stopped, and a little longer; fail on a response of another client.
 
-        What was hidden in the last attack may still cost a request, so that answers are counted.
+        A request hidden in the last attack may still cost a request, so responses are counted.
         """
         numbers = count()
         while self.remaining:
@@ -74,10 +74,10 @@ class Honest:
                     mark = f"{self._name}-{next(numbers)}"
                     writer.write(marked(mark))
                     async with asyncio.timeout(_PATIENCE_S):
-                        self.remaining -= await self._is_answered(reader, mark) and is_afterwards
+                        self.remaining -= await self._is_served(reader, mark) and is_afterwards
             writer.close()
 
-    async def _is_answered(self, reader: asyncio.StreamReader, mark: str) -> bool:
+    async def _is_served(self, reader: asyncio.StreamReader, mark: str) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         size = re.search(rb"\r\ncontent-length: *([0-9]+)\r\n", head, re.IGNORECASE)
         if size is None:  # a proxy's own word that it lost the gateway's
@@ -95,7 +95,7 @@ class Honest:
 
 
 async def attack(address: Address, name: str, data: bytes, mark: bytes) -> None:
-    """Send *data*, then a marked request; fails on an answer that is nobody's of this connection."""
+    """Send *data*, then a marked request; fail on a response of another connection."""
     reader, writer = await asyncio.open_connection(*address)
     received = b""
     with suppress(ConnectionError, TimeoutError):
@@ -112,7 +112,7 @@ async def attack(address: Address, name: str, data: bytes, mark: bytes) -> None:
 
 
 async def besiege(address: Address, attacks: dict[str, bytes]) -> list[Honest]:
-    """Send all *attacks*, a few at a time, while honest clients ask."""
+    """Send all *attacks*, a few at a time, while honest clients send requests."""
     stop = asyncio.Event()
     honest = [Honest(address, f"honest-{number}") for number in range(HONEST)]
     queue = list(attacks.items())
@@ -136,22 +136,22 @@ async def besiege(address: Address, attacks: dict[str, bytes]) -> list[Honest]:
     return honest
 
 
-def assert_answered(honest: list[Honest]) -> None:
-    """Each client has all answers after the attacks, and has lost few requests during them."""
+def assert_served(honest: list[Honest]) -> None:
+    """Each client is served after the attacks, and has lost few requests during them."""
     assert [0] * HONEST == [each.remaining for each in honest]
     assert all(each.lost < each.answered for each in honest)
 
 
 @pytest.mark.parametrize("kind", CORPUS)
-async def test_hidden_requests_reach_nobody_else(proxy: Address, kind: str) -> None:
-    """Every honest client has its own answers only, and the attacker none of theirs."""
+async def test_hidden_requests_reach_no_other_client(proxy: Address, kind: str) -> None:
+    """Every honest client gets only its own responses, and the attacker none of theirs."""
     attacks = {name: smuggles(marked(f"hidden-{name}")) for name, smuggles in CORPUS[kind].items()}
     honest = await besiege(proxy, attacks)
-    assert_answered(honest)
+    assert_served(honest)
 
 
-async def test_broken_framing_reaches_nobody_else(proxy: Address) -> None:
-    """The same for all that is refused without a proxy."""
+async def test_invalid_framing_reaches_no_other_client(proxy: Address) -> None:
+    """The same holds for all requests that are rejected without a proxy."""
     attacks = {name: data + marked(f"hidden-{name}") for name, data in _FRAMING.items()}
     honest = await besiege(proxy, attacks)
-    assert_answered(honest)
+    assert_served(honest)

@@ -1,4 +1,4 @@
-"""Hostile TensorRT v1 over HTTP: headers of text that lie, bodies that do not fit them."""
+"""Hostile TensorRT v1 over HTTP: invalid headers, and bodies that do not match them."""
 
 from __future__ import annotations
 
@@ -74,40 +74,40 @@ _ALLOWED = frozenset({200, 400, 404, 408, 413, 431, 501, 503, 504})
 
 
 def send_header(patient: Patient, text: str, body: bytes = BODY, path: str = PATH) -> Answer | None:
-    """Return the answer to an inference whose header is *text*."""
+    """Return the response to an inference whose header is *text*."""
     with Raw(patient.gateway.http) as raw:
         raw.send([post(body, f"NV-InferRequest: {text}", path=path)])
         return raw.answer()
 
 
-def fit_for_a_client(answer: Answer | None) -> bool:
-    """Tell whether an answer blames the client, or is good, and tells no internals."""
-    assert answer is not None
-    assert b"Traceback" not in answer.body
-    assert "\n" not in (answer.get("nv-status") or "")
-    return answer.status in _ALLOWED
+def fit_for_a_client(response: Answer | None) -> bool:
+    """Return whether a response is good or a client's error, without internals."""
+    assert response is not None
+    assert b"Traceback" not in response.body
+    assert "\n" not in (response.get("nv-status") or "")
+    return response.status in _ALLOWED
 
 
-def test_the_good_request_is_good(patient: Patient) -> None:
-    """What the lies are made from is answered."""
-    answer = send_header(patient, GOOD + OUTPUTS)
-    assert answer is not None
-    assert 200 == answer.status
+def test_good_request_succeeds(patient: Patient) -> None:
+    """The request that the hostile ones are made from succeeds."""
+    response = send_header(patient, GOOD + OUTPUTS)
+    assert response is not None
+    assert 200 == response.status
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_lying_headers_are_the_clients_fault(patient: Patient, name: str) -> None:
-    """No header of text crashes, hangs or becomes a fault of the server's."""
+def test_hostile_headers_are_client_errors(patient: Patient, name: str) -> None:
+    """No header crashes or hangs the gateway or becomes a server error."""
     assert fit_for_a_client(send_header(patient, TEXTS[name])), name
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 129, 4096])
-def test_bodies_that_do_not_fit_are_refused(patient: Patient, size: int) -> None:
+def test_bodies_of_another_size_are_rejected(patient: Patient, size: int) -> None:
     """A body shorter or longer than its inputs is an error that names the sizes."""
-    answer = send_header(patient, GOOD + OUTPUTS, bytes(size))
-    assert answer is not None
-    assert 400 == answer.status
-    assert "bytes" in (answer.get("nv-status") or "")
+    response = send_header(patient, GOOD + OUTPUTS, bytes(size))
+    assert response is not None
+    assert 400 == response.status
+    assert "bytes" in (response.get("nv-status") or "")
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_bodies_that_do_not_fit_are_refused(patient: Patient, size: int) -> None
         "/api/nope",
     ],
 )
-def test_paths_that_lead_nowhere(patient: Patient, path: str) -> None:
-    """Unknown paths, versions and models, and calls that are off, are refused in good form."""
-    answer = send_header(patient, GOOD, path=path)
-    assert fit_for_a_client(answer) and answer is not None and answer.status != 200  # noqa: PT018
+def test_unknown_paths_are_rejected(patient: Patient, path: str) -> None:
+    """Unknown paths, versions and models, and disabled calls, get a valid error."""
+    response = send_header(patient, GOOD, path=path)
+    assert fit_for_a_client(response) and response is not None and response.status != 200  # noqa: PT018
 
 
-def test_damaged_headers_are_read_or_refused(patient: Patient) -> None:
-    """Three hundred headers with letters changed, cut or doubled."""
+def test_damaged_headers_are_read_or_rejected(patient: Patient) -> None:
+    """Three hundred headers have letters changed, cut or doubled."""
     luck = random.Random(7)  # noqa: S311  # cases, no secrets
     good = GOOD + OUTPUTS
     for _ in range(300):

@@ -1,6 +1,6 @@
-"""Hostile TensorRT v1 over gRPC: messages that lie or are none, alone and on streams.
+"""Hostile TensorRT v1 over gRPC: invalid messages, alone and on streams.
 
-Whatever is wrong with a message is said in its answer: the call ends well, and a stream goes on.
+The error of a message is in its response: the call ends with OK, and a stream continues.
 """
 
 from __future__ import annotations
@@ -122,31 +122,31 @@ GARBAGE: Mapping[str, bytes] = {
 
 @pytest.fixture(scope="module", params=["main", "native"])
 def channel(patient: Patient, request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
-    """A channel to either make of gRPC server."""
+    """A channel to either implementation of the gRPC server."""
     options = [("grpc.max_send_message_length", -1)]
     address = patient.gateway.address(f"{request.param}.grpc")
     with grpc.insecure_channel(address, options=options) as opened:
         yield opened
 
 
-def answer(data: bytes) -> pb.InferResponse:
+def read_response(data: bytes) -> pb.InferResponse:
     return pb.InferResponse.FromString(data)
 
 
 def ask(channel: grpc.Channel, data: bytes, method: str = INFER) -> bytes:
-    """Return the answer to a call that must end well."""
+    """Return the response of a call that must end with OK."""
     found: bytes = channel.unary_unary(method)(data, timeout=SECONDS)
     return found
 
 
 def stream(channel: grpc.Channel, messages: Iterable[bytes]) -> list[pb.InferResponse]:
-    """Return the answers on a stream that must end well."""
+    """Return the responses on a stream that must end with OK."""
     call = channel.stream_stream(STREAM)(iter(messages), timeout=SECONDS)
-    return [answer(data) for data in call]
+    return [read_response(data) for data in call]
 
 
 def refuses(found: pb.InferResponse) -> bool:
-    """Tell whether an answer says what is wrong with its request, and nothing else."""
+    """Return whether a response has an error for its request, and nothing else."""
     check_text(found.request_status.msg)
     assert not found.raw_output
     assert not found.meta_data.output
@@ -154,9 +154,9 @@ def refuses(found: pb.InferResponse) -> bool:
     return found.request_status.code in wrong
 
 
-def test_the_good_message_is_good(channel: grpc.Channel) -> None:
-    """What the lies are made from is answered."""
-    found = answer(ask(channel, message(7)))
+def test_good_message_succeeds(channel: grpc.Channel) -> None:
+    """The message that the hostile ones are made from succeeds."""
+    found = read_response(ask(channel, message(7)))
     assert (pb.SUCCESS, 7, 2) == (
         found.request_status.code,
         found.meta_data.id,
@@ -165,16 +165,16 @@ def test_the_good_message_is_good(channel: grpc.Channel) -> None:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_lies_are_refused_with_their_id(channel: grpc.Channel, name: str) -> None:
-    """The call ends well, its status says what is wrong, and the id comes back."""
-    found = answer(ask(channel, message(7, LIES[name])))
+def test_invalid_messages_are_rejected_with_their_id(channel: grpc.Channel, name: str) -> None:
+    """The call ends with OK, and the response has an error and the id."""
+    found = read_response(ask(channel, message(7, LIES[name])))
     assert refuses(found)
     assert 7 == found.meta_data.id
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_lies_on_a_stream_are_refused_in_their_place(channel: grpc.Channel, name: str) -> None:
-    """What comes before and after is answered, in order: the client waits for each of its ids."""
+def test_invalid_stream_messages_are_rejected_in_order(channel: grpc.Channel, name: str) -> None:
+    """Messages before and after succeed, in order: the client waits for each id."""
     found = stream(channel, [message(1), message(2, LIES[name]), message(3)])
     assert [1, 2, 3] == [one.meta_data.id for one in found]
     assert [True, False, True] == [one.request_status.code == pb.SUCCESS for one in found]
@@ -182,47 +182,47 @@ def test_lies_on_a_stream_are_refused_in_their_place(channel: grpc.Channel, name
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_refused_and_the_stream_goes_on(channel: grpc.Channel, name: str) -> None:
-    """What is no message is answered too, alone and on a stream."""
-    assert refuses(answer(ask(channel, GARBAGE[name])))
+def test_garbage_is_rejected_and_the_stream_continues(channel: grpc.Channel, name: str) -> None:
+    """Bytes that are no message get an error, alone and on a stream."""
+    assert refuses(read_response(ask(channel, GARBAGE[name])))
     found = stream(channel, [message(1), GARBAGE[name], message(3)])
     assert [1, 0, 3] == [one.meta_data.id for one in found]
     assert [True, False, True] == [one.request_status.code == pb.SUCCESS for one in found]
 
 
-def test_surplus_raw_inputs_are_refused(channel: grpc.Channel) -> None:
+def test_surplus_raw_inputs_are_rejected(channel: grpc.Channel) -> None:
     """Three entries for two inputs are an error of the client."""
-    found = answer(ask(channel, message(1, raws(bytes(64), bytes(64), bytes(9)))))
+    found = read_response(ask(channel, message(1, raws(bytes(64), bytes(64), bytes(9)))))
     assert pb.INVALID_ARG == found.request_status.code
 
 
-def test_five_hundred_bad_messages_get_five_hundred_answers(channel: grpc.Channel) -> None:
-    """A stream of nothing but lies is answered to its end, each with its id."""
+def test_every_bad_message_of_a_stream_gets_a_response(channel: grpc.Channel) -> None:
+    """A stream of 500 invalid messages gets 500 responses, each with its id."""
     lies = list(LIES.values())
     bad = [message(number + 1, lies[number % len(lies)]) for number in range(500)]
     assert list(range(1, 501)) == [one.meta_data.id for one in stream(channel, bad)]
 
 
-def test_a_stream_of_nothing_ends_well(channel: grpc.Channel) -> None:
-    """Half-closed at once, it has no answers and no error."""
+def test_empty_stream_ends_with_ok(channel: grpc.Channel) -> None:
+    """A stream that is half-closed at once has no responses and no error."""
     assert [] == stream(channel, [])
 
 
-def test_a_message_over_the_limit_is_the_clients_fault(channel: grpc.Channel) -> None:
-    """More bytes than a message may have end the stream, with a status or a refusal in band."""
+def test_message_over_the_limit_is_a_client_error(channel: grpc.Channel) -> None:
+    """It ends the stream with a status, or gets an error in a response."""
     large = message(2, raws(bytes(5 << 20), bytes(64)))
     call = channel.stream_stream(STREAM)(iter([message(1), large]), timeout=SECONDS)
     ids: list[int] = []
     try:
-        ids.extend(answer(data).meta_data.id for data in call)
+        ids.extend(read_response(data).meta_data.id for data in call)
     except grpc.RpcError as error:
         assert error.code() in CLIENTS_FAULT  # noqa: PT017  # there may be none
     # 0 is the refusal of what was never read whole, and so has no id.
     assert ids in ([], [0], [1], [1, 0])
 
 
-def test_clients_that_leave_streams_leave_nothing(channel: grpc.Channel) -> None:
-    """Fifty streams given up in the middle: the fixtures look at what they leave behind."""
+def test_cancelled_streams_leave_nothing(channel: grpc.Channel) -> None:
+    """Fifty streams are cancelled in the middle; the fixtures check for leftovers."""
     for number in range(50):
         messages = [message(one + 1) for one in range(number % 7 + 1)]
         call = channel.stream_stream(STREAM)(iter(messages), timeout=SECONDS)
@@ -245,16 +245,16 @@ SMALL: Mapping[str, bytes] = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", SMALL)
-def test_small_messages_are_as_strict(channel: grpc.Channel, method: str, name: str) -> None:
-    """Status, health and controls are refused in their own answers."""
+def test_hostile_small_messages_are_rejected(channel: grpc.Channel, method: str, name: str) -> None:
+    """Invalid status, health and control messages get an error in their response."""
     # Field 1 of every answer is its status.
     found = pb.HealthResponse.FromString(ask(channel, SMALL[name], SERVICE + method))
     assert found.request_status.code not in (pb.SUCCESS, pb.INVALID)
     check_text(found.request_status.msg)
 
 
-def test_damaged_messages_are_read_or_refused(channel: grpc.Channel) -> None:
-    """Three hundred messages with bytes changed or cut: a status, or one in the answer."""
+def test_damaged_messages_are_read_or_rejected(channel: grpc.Channel) -> None:
+    """Three hundred messages have bytes changed or cut: each gets a status of the client."""
     good = message(5)
     luck = random.Random(11)  # noqa: S311  # cases, no secrets
     for _ in range(300):
@@ -262,5 +262,5 @@ def test_damaged_messages_are_read_or_refused(channel: grpc.Channel) -> None:
         damaged[luck.randrange(len(damaged))] = luck.randrange(256)
         if luck.random() < 0.3:
             damaged = damaged[: luck.randrange(len(damaged))]
-        status = answer(ask(channel, bytes(damaged))).request_status
+        status = read_response(ask(channel, bytes(damaged))).request_status
         assert status.code not in (pb.INVALID, pb.INTERNAL, pb.UNKNOWN), status

@@ -1,4 +1,4 @@
-"""Hostile use of shared memory: keys that are no segments, places that lie, segments that shrink."""
+"""Hostile use of shared memory: invalid keys, offsets and sizes, and segments that shrink."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def segment(patient: Patient) -> Iterator[Path]:
 
 
 def send(patient: Patient, path: str, header: str = "", body: bytes = b"") -> Answer:
-    """Return the answer of the listener that has shared memory."""
+    """Return the response of the listener that has shared memory."""
     lines = [f"NV-InferRequest: {header}"] if header else []
     with Raw(patient.gateway.addresses["memory.http"]) as raw:
         raw.send([post(body, *lines, path=path)])
-        answer = raw.answer()
-    assert answer is not None
-    return answer
+        response = raw.answer()
+    assert response is not None
+    return response
 
 
 def register(patient: Patient, key: str, name: str = "r", offset: int = 0, size: int = 4096) -> int:
@@ -56,28 +56,28 @@ def infer(patient: Patient, shared: str = PLACE % (0, 64), output_place: str = "
     return send(patient, "/api/infer/simple?format=binary", text, bytes(64))
 
 
-def status_text(answer: Answer) -> str:
-    status = answer.get("nv-status") or ""
+def status_text(response: Answer) -> str:
+    status = response.get("nv-status") or ""
     check_text(status)
     return status
 
 
 def regions(patient: Patient) -> list[str]:
-    """Return the names of what is registered."""
+    """Return the names of the registered regions."""
     with Raw(patient.gateway.addresses["memory.http"]) as raw:
         raw.send([f"GET {CONTROL}/status?format=binary HTTP/1.1\r\nHost: x\r\n\r\n".encode()])
-        answer = raw.answer()
-    assert answer is not None
-    found = pb.SharedMemoryStatus.FromString(answer.body).shared_memory_region
+        response = raw.answer()
+    assert response is not None
+    found = pb.SharedMemoryStatus.FromString(response.body).shared_memory_region
     return [region.name for region in found]
 
 
-def test_a_good_region_is_good(patient: Patient, segment: Path) -> None:
-    """What the lies are made from works, whether its name is still there or not."""
+def test_good_region_is_usable(patient: Patient, segment: Path) -> None:
+    """The region that the hostile ones are made from is used and listed."""
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, output_place=PLACE % (64, 64))
-    assert 200 == answer.status
-    assert "batch_byte_size: 64" in (answer.get("nv-inferresponse") or "")
+    response = infer(patient, output_place=PLACE % (64, 64))
+    assert 200 == response.status
+    assert "batch_byte_size: 64" in (response.get("nv-inferresponse") or "")
     assert ["r"] == regions(patient)
 
 
@@ -99,15 +99,15 @@ def test_a_good_region_is_good(patient: Patient, segment: Path) -> None:
         "/" + "n" * 300,
     ],
 )
-def test_keys_that_are_no_segments(patient: Patient, segment: Path, key: str) -> None:
+def test_invalid_keys_are_rejected(patient: Patient, segment: Path, key: str) -> None:
     """No path leads out of the folder of segments."""
     assert 400 == register(patient, key)
     assert [] == regions(patient)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_files_that_are_no_segments(patient: Patient, segment: Path, kind: str) -> None:
-    """Links, pipes and folders among the segments are refused, and at once."""
+def test_files_other_than_segments_are_rejected(patient: Patient, segment: Path, kind: str) -> None:
+    """Links, pipes and folders among the segments are rejected at once."""
     place = segment.with_name(f"{segment.name}-{kind}")
     make: dict[str, Callable[[Path], object]] = {
         "link": lambda path: path.symlink_to("/etc/passwd"),
@@ -116,18 +116,20 @@ def test_files_that_are_no_segments(patient: Patient, segment: Path, kind: str) 
     }
     make[kind](place)
     try:
-        answer = send(patient, f"{CONTROL}/register/r//{place.name}/0/16")
+        response = send(patient, f"{CONTROL}/register/r//{place.name}/0/16")
     finally:
         (place.rmdir if kind == "folder" else place.unlink)()
-    assert (400, True) == (answer.status, "INTERNAL" in status_text(answer))
+    assert (400, True) == (response.status, "INTERNAL" in status_text(response))
 
 
 @pytest.mark.parametrize(
     ("offset", "size"),
     [(0, 4097), (4096, 1), (1, 4096), (HUGE, 1), (1, HUGE), (0, 0), (1 << 64, 1)],
 )
-def test_regions_that_lie(patient: Patient, segment: Path, offset: int, size: int) -> None:
-    """A region that is not within its segment is not registered."""
+def test_regions_outside_their_segment_are_rejected(
+    patient: Patient, segment: Path, offset: int, size: int
+) -> None:
+    """A region that exceeds its segment is not registered."""
     assert 400 == register(patient, f"/{segment.name}", offset=offset, size=size)
     assert [] == regions(patient)
 
@@ -135,25 +137,29 @@ def test_regions_that_lie(patient: Patient, segment: Path, offset: int, size: in
 @pytest.mark.parametrize(
     ("offset", "size"), [(0, 63), (0, 65), (4033, 64), (HUGE, 64), (0, HUGE), (HUGE, HUGE), (0, 0)]
 )
-def test_places_that_lie(patient: Patient, segment: Path, offset: int, size: int) -> None:
-    """A place that is not within its region, or of another size than its tensor, is refused."""
+def test_inputs_outside_their_region_are_rejected(
+    patient: Patient, segment: Path, offset: int, size: int
+) -> None:
+    """An input that exceeds its region, or of another size than its tensor, is rejected."""
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, PLACE % (offset, size))
-    assert (400, True) == (answer.status, "INVALID_ARG" in status_text(answer))
+    response = infer(patient, PLACE % (offset, size))
+    assert (400, True) == (response.status, "INVALID_ARG" in status_text(response))
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 63), (0, 0)])
-def test_outputs_that_do_not_fit(patient: Patient, segment: Path, offset: int, size: int) -> None:
-    """An output is not written beyond its place: INTERNAL, as real servers say."""
+def test_outputs_larger_than_their_space_are_rejected(
+    patient: Patient, segment: Path, offset: int, size: int
+) -> None:
+    """Nothing is written beyond the space; the code is INTERNAL, as of real servers."""
     segment.write_bytes(b"x" * 4096)
     assert 200 == register(patient, f"/{segment.name}")
-    answer = infer(patient, output_place=PLACE % (offset, size))
-    assert (400, True) == (answer.status, "INTERNAL" in status_text(answer))
+    response = infer(patient, output_place=PLACE % (offset, size))
+    assert (400, True) == (response.status, "INTERNAL" in status_text(response))
     assert b"x" * 4096 == segment.read_bytes()
 
 
-def test_names_that_are_not_registered(patient: Patient, segment: Path) -> None:
-    """NOT_FOUND, before and after."""
+def test_unregistered_regions_are_not_found(patient: Patient, segment: Path) -> None:
+    """The code is NOT_FOUND before the registration and after the removal."""
     assert "NOT_FOUND" in status_text(infer(patient))
     assert 200 == register(patient, f"/{segment.name}")
     assert 400 == register(patient, f"/{segment.name}")
@@ -161,14 +167,14 @@ def test_names_that_are_not_registered(patient: Patient, segment: Path) -> None:
     assert "NOT_FOUND" in status_text(infer(patient))
 
 
-def test_a_thousand_regions_are_too_many(patient: Patient, segment: Path) -> None:
-    """Registrations are bounded, and so are the descriptors that they take."""
+def test_number_of_regions_is_limited(patient: Patient, segment: Path) -> None:
+    """The limit also bounds the descriptors that regions use."""
     found = [register(patient, f"/{segment.name}", name=f"r{number}") for number in range(200)]
     assert [200] * 128 + [400] * 72 == found
 
 
-def test_segments_that_shrink_while_they_are_used(patient: Patient, segment: Path) -> None:
-    """A client that cuts its segment short, again and again, fails its own requests alone."""
+def test_shrinking_segment_fails_only_its_own_requests(patient: Patient, segment: Path) -> None:
+    """The gateway survives a segment that a client truncates again and again."""
     assert 200 == register(patient, f"/{segment.name}")
     over = threading.Event()
 
@@ -184,12 +190,12 @@ def test_segments_that_shrink_while_they_are_used(patient: Patient, segment: Pat
     finally:
         over.set()
         thread.join()
-    assert {answer.status for answer in found} <= {200, 400}
+    assert {response.status for response in found} <= {200, 400}
     assert patient.gateway.alive
 
 
-def test_segments_cut_short_for_good(patient: Patient, segment: Path) -> None:
-    """The error names the region and what is left of it."""
+def test_truncated_segment_is_named_in_the_error(patient: Patient, segment: Path) -> None:
+    """The error has the bytes that remain."""
     assert 200 == register(patient, f"/{segment.name}")
     os.truncate(segment, 10)
     assert "shrank the segment: 10 bytes remain" in status_text(infer(patient))

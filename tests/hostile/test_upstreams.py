@@ -1,4 +1,4 @@
-"""Hostile inputs through a gateway that has a server behind it: the server never meets them."""
+"""Hostile inputs through a gateway with an upstream: they never reach the server."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def front(request: pytest.FixtureRequest, patient: Patient) -> Iterator[Gateway]
 
 
 def _statuses(front: Gateway, requests: Iterator[tuple[str, bytes]]) -> dict[str, int]:
-    """Send requests whose framing is right, one after the other; those not refused come back."""
+    """Send requests of valid framing one after another; return those that are not rejected."""
     odd = {}
     with ExitStack() as stack:
         raw = stack.enter_context(Raw(front.http))
         for name, data in requests:
             assert raw.send([data]), name
-            answer = raw.answer()
-            assert answer is not None, name
-            if judged(answer).status not in (400, 404, 405, 413, 415, 431, 501):
-                odd[name] = answer.status
-            if answer.closes:
+            response = raw.answer()
+            assert response is not None, name
+            if judged(response).status not in (400, 404, 405, 413, 415, 431, 501):
+                odd[name] = response.status
+            if response.closes:
                 raw = stack.enter_context(Raw(front.http))
     return odd
 
 
-def test_hostile_json(front: Gateway) -> None:
-    """JSON that a server may stumble over is refused before it, or by it with the same words."""
+def test_hostile_json_is_rejected(front: Gateway) -> None:
+    """JSON that could harm a server is rejected before it, or by it with the same text."""
     table = json_cases.cases().items()
     requests = (
         (name, post(body, path=f"/v2/models/{model}/infer")) for name, (model, body) in table
@@ -61,8 +61,8 @@ def test_hostile_json(front: Gateway) -> None:
     assert {"more_than_a_mebibyte": 200} == _statuses(front, requests)
 
 
-def test_hostile_bodies(front: Gateway) -> None:
-    """So are binary bodies and codings; what only passes the larger limits of the front, too."""
+def test_hostile_bodies_are_rejected(front: Gateway) -> None:
+    """This holds for binary bodies and codings, also between the limits of both gateways."""
     table = binary_cases.cases().items()
     requests = (
         (name, post(body, *fields, path=f"/v2/models/{model}/infer"))
@@ -71,8 +71,8 @@ def test_hostile_bodies(front: Gateway) -> None:
     assert {} == _statuses(front, requests)
 
 
-def test_hostile_names(front: Gateway) -> None:
-    """Names never become other paths of the server, nor header fields."""
+def test_hostile_names_are_rejected(front: Gateway) -> None:
+    """Names never become other paths of the server, nor headers."""
     requests = (
         (name, data)
         for name, text in NAMES.items()
@@ -84,7 +84,7 @@ def test_hostile_names(front: Gateway) -> None:
     assert {} == _statuses(front, requests)
 
 
-def test_hostile_messages(front: Gateway) -> None:
+def test_hostile_grpc_messages_are_client_errors(front: Gateway) -> None:
     """GRPC messages are refused as the client's fault."""
     odd = {}
     with grpc.insecure_channel(front.address("main.grpc")) as channel:
@@ -99,16 +99,16 @@ def test_hostile_messages(front: Gateway) -> None:
 @pytest.mark.parametrize(
     "text", ["a\u2028b", "é\U0001f600", '"}\\', "%0d%0a", "${env:HOME}", " lead", "x" * 1024]
 )
-def test_odd_ids_cross_unharmed(front: Gateway, text: str) -> None:
-    """An id is text: it comes back as it went, whatever it holds, over either kind of upstream."""
+def test_unusual_ids_are_returned_unchanged(front: Gateway, text: str) -> None:
+    """An id is text and is returned unchanged, whatever it contains."""
     body = json.loads(GOOD_BODY) | {"id": text, "parameters": {"x" + text[:100]: text[:100]}}
-    answer = ask(front.http, post(json.dumps(body).encode()))
-    assert answer is not None
-    assert (200, text) == (answer.status, answer.json["id"])
+    response = ask(front.http, post(json.dumps(body).encode()))
+    assert response is not None
+    assert (200, text) == (response.status, response.json["id"])
 
 
-def test_invented_names_cost_nothing(front: Gateway) -> None:
-    """Names that the server does not have are not remembered."""
+def test_unknown_names_use_no_memory(front: Gateway) -> None:
+    """Names that the server does not have are not stored."""
     memory = front.status("VmRSS")
     requests = (
         (str(number), head("GET", f"/v2/models/invented_{number}")) for number in range(2000)
@@ -117,14 +117,14 @@ def test_invented_names_cost_nothing(front: Gateway) -> None:
     assert front.status("VmRSS") - memory < 8 * _MIB
 
 
-def test_odd_metadata_crosses_or_not(front: Gateway) -> None:
-    """Fields that one transport has and the other cannot carry do no harm."""
+def test_unusual_headers_are_forwarded_or_dropped(front: Gateway) -> None:
+    """Headers that one transport cannot carry do no harm."""
     fields = (
         *("X-Request-Id: " + "é" * 10, "traceparent: \u00ff", "grpc-timeout: 99999999H"),
         *("X-Request-Timeout: -1", "grpc-encoding: gzip", "te: trailers", "x-bin-bin: !!"),
         *("Inference-Header-Content-Length-X: 1", "Connection: X-Request-Id"),
     )
     for each in (*((field,) for field in fields), fields):
-        answer = ask(front.http, post(GOOD_BODY, *each))
-        assert answer is not None
-        assert answer.status in (200, 400), each
+        response = ask(front.http, post(GOOD_BODY, *each))
+        assert response is not None
+        assert response.status in (200, 400), each

@@ -25,19 +25,19 @@ GOOD_BODY = json.dumps({"id": "good", "inputs": _PAIR}).encode()
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer of the gateway."""
+    """One response of the gateway."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
     def get(self, name: str) -> str | None:
-        """Return the first field *name*, given in lower case."""
+        """Return the first field *name*, in lower case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
     @property
     def closes(self) -> bool:
-        """Whether it says that the connection ends."""
+        """Whether it announces the end of the connection."""
         return (self.get("connection") or "").lower() == "close"
 
     @property
@@ -47,7 +47,7 @@ class Answer:
 
 
 class BrokenAnswer(AssertionError):
-    """The gateway wrote what is no HTTP."""
+    """The gateway wrote bytes that are no HTTP."""
 
 
 class Raw:
@@ -78,16 +78,16 @@ class Raw:
         return True
 
     def shut(self) -> None:
-        """Close our side: the gateway sees the end, and may still answer."""
+        """Close our sending side: the gateway sees the end, and may still respond."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
     def answer(self, *, head: bool = False) -> Answer | None:
-        """Read the next answer, interim ones skipped; None if the connection ended instead.
+        """Read the next response, interim ones skipped; None if the connection ended instead.
 
         Raises:
-            TimeoutError: Nothing came.
-            BrokenAnswer: What came is no whole answer.
+            TimeoutError: No bytes arrived.
+            BrokenAnswer: The bytes are no whole response.
         """
         while True:
             text = self._until(b"\r\n\r\n")
@@ -113,13 +113,13 @@ class Raw:
 
     def _rest_of(self, status: int, lines: list[bytes], *, head: bool) -> Answer:
         fields = [line.decode("ascii").partition(": ")[::2] for line in lines]
-        answer = Answer(status, tuple(fields), b"")
+        response = Answer(status, tuple(fields), b"")
         lengths = [value for key, value in fields if key.lower() == "content-length"]
-        coding = answer.get("transfer-encoding")
+        coding = response.get("transfer-encoding")
         if len(lengths) + (coding is not None) > 1:
             raise BrokenAnswer(f"two framings: {fields}")
         if head or status in (204, 304):
-            return answer
+            return response
         if coding is not None:
             raise BrokenAnswer("the unary answers here have a length")
         if not lengths:
@@ -177,11 +177,11 @@ GOOD = post(GOOD_BODY)
 LAST_GOOD = post(GOOD_BODY, "Connection: close")
 
 
-def is_good(answer: Answer | None) -> bool:
-    """Tell whether this is the answer to `GOOD`."""
-    if answer is None or answer.status != 200:
+def is_good(response: Answer | None) -> bool:
+    """Return whether this is the response to `GOOD`."""
+    if response is None or response.status != 200:
         return False
-    document = answer.json
+    document = response.json
     if not isinstance(document, dict):
         return False
     sums = [2 * n for n in range(16)]
@@ -189,7 +189,7 @@ def is_good(answer: Answer | None) -> bool:
 
 
 def ask(address: Address, data: bytes, *, source: str | None = None) -> Answer | None:
-    """Send one request on a connection of its own and return its answer."""
+    """Send one request on a connection of its own and return its response."""
     with Raw(address, source=source) as raw:
         raw.send([data])
         return raw.answer()
@@ -197,6 +197,6 @@ def ask(address: Address, data: bytes, *, source: str | None = None) -> Answer |
 
 def get(address: Address, path: str) -> bytes:
     """Return the body at *path*."""
-    answer = ask(address, head("GET", path, "Connection: close"))
-    assert answer is not None
-    return answer.body
+    response = ask(address, head("GET", path, "Connection: close"))
+    assert response is not None
+    return response.body

@@ -1,4 +1,4 @@
-"""A gateway of a configuration in this process, asked over real sockets in every protocol."""
+"""A gateway of a configuration in this process, called over real sockets in every protocol."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def ask(
     within_s: float = 10,
     metadata: Metadata = (),
 ) -> Any:
-    """Ask a server as an upstream of its protocol is asked; return its outputs by name."""
+    """Call a server as an upstream of its protocol is called; return its outputs by name."""
     connected = connect(parse_url(url))
     context = Context(needs=WHOLE, deadline=time.monotonic() + within_s, metadata=metadata)
     tensors = tuple(array_tensor(name, array) for name, array in inputs.items())

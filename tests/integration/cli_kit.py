@@ -26,7 +26,7 @@ class Running:
     """A gateway in a process of its own.
 
     Attributes:
-        addresses: Where it listens, by name, as its log says.
+        addresses: Where it listens, by name, from its log.
         log: Lines of standard error so far.
     """
 
@@ -41,7 +41,7 @@ class Running:
         return f"http://{self.addresses[name]}{path}"
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop and return its exit status."""
+        """Send a signal and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(START_S)
 
@@ -98,9 +98,9 @@ def get(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
             connection.request("GET", parts.path)
         else:
             connection.request("POST", parts.path, json.dumps(body))
-        answer = connection.getresponse()
-        data = answer.read()
-        return answer.status, json.loads(data) if data else None
+        response = connection.getresponse()
+        data = response.read()
+        return response.status, json.loads(data) if data else None
 
 
 def _event(line: str) -> dict[str, Any]:

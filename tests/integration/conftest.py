@@ -1,4 +1,4 @@
-"""Fixtures that run a module's tests on both makes of the transports, in every pairing."""
+"""Fixtures that run a module's tests on both transport implementations, in every pairing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def json_logs() -> Iterator[None]:
 
 @pytest.fixture(params=["reference", "native"])
 def http_makes(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test on each make of the HTTP server."""
+    """Run the test on each implementation of the HTTP server."""
     HTTP_MAKES.server = request.param
     yield request.param
     HTTP_MAKES.server = "reference"
@@ -47,7 +47,7 @@ def http_makes(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["reference", "native"])
 def http_clients(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test on each make of the HTTP client."""
+    """Run the test on each implementation of the HTTP client."""
     HTTP_MAKES.client = request.param
     yield request.param
     HTTP_MAKES.client = "reference"
@@ -55,7 +55,7 @@ def http_clients(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["reference", "native"])
 def http_pairs(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test on each make of the HTTP transports, server and client alike."""
+    """Run the test on each implementation of the HTTP transports, the same for both sides."""
     HTTP_MAKES.server = HTTP_MAKES.client = request.param
     yield request.param
     HTTP_MAKES.server = HTTP_MAKES.client = "reference"
@@ -63,7 +63,7 @@ def http_pairs(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=_PAIRS, ids=lambda pair: f"{pair[0]}-server-{pair[1]}-client")
 def grpc_makes(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """Run the test once for each pairing of a server's make and a client's."""
+    """Run the test once for each pairing of a server's and a client's implementation."""
     MAKES.server, MAKES.client = request.param
     yield request.param
     MAKES.server = MAKES.client = "reference"

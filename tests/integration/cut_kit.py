@@ -1,4 +1,4 @@
-"""What the tests of cut-through share: raw upstreams, a gateway before them, binary requests."""
+"""Shared by the tests of cut-through: raw upstreams, a gateway in front, binary requests."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Seen:
 
 
 class Far:
-    """An HTTP upstream made of a socket: reads while `reads` is set, and answers as it is told."""
+    """An HTTP upstream made of a socket: reads while `reads` is set, and sends a set response."""
 
-    def __init__(self, answer: bytes | None = None, value: int = 7) -> None:
+    def __init__(self, response: bytes | None = None, value: int = 7) -> None:
         self.seen: list[Seen] = []
         self.reads = asyncio.Event()
         self.reads.set()
@@ -77,7 +77,7 @@ class Far:
         output = {"name": "y", "datatype": "INT32", "shape": [1], "data": [value]}
         body = json.dumps({**ANSWER, "outputs": [output]}).encode()
         self._answer = (
-            answer
+            response
             or (
                 b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                 % len(body)
@@ -209,23 +209,23 @@ def request(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + text, binary
 
 
-async def answer_of(raw: Raw) -> Answer:
+async def response_of(raw: Raw) -> Answer:
     async with asyncio.timeout(10):
         return await raw.answer()
 
 
 class FarGrpc(GrpcFrontend):
-    """A gRPC upstream that keeps the messages it was sent."""
+    """A gRPC upstream that keeps the messages it received."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         self.seen.append(bytes(wire.view))
-        answer = pb.ModelInferResponse(model_name="m")
-        answer.outputs.add(name="y", datatype="INT32", shape=[1])
-        answer.raw_output_contents.append((7).to_bytes(4, "little"))
-        yield GrpcResponse((answer.SerializeToString(),))
+        response = pb.ModelInferResponse(model_name="m")
+        response.outputs.add(name="y", datatype="INT32", shape=[1])
+        response.raw_output_contents.append((7).to_bytes(4, "little"))
+        yield GrpcResponse((response.SerializeToString(),))
 
     def reject(self, error: Any, /) -> GrpcResponse:
         raise AssertionError(error)

@@ -1,7 +1,7 @@
 """A gateway with a cut-over in processes of its own, and the two servers behind it.
 
-The servers run in this process. The old one returns its input, the new one its input plus 1, or it
-fails while `FAULTS` says so.
+The servers run in this process. The old one returns its input, and the new one its input plus 1;
+either fails while `FAULTS` has its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CALLS: list[tuple[str, float]] = []
 
 def _model(name: str, more: int) -> Any:
     @declares(inputs=(_IN,), outputs=(_OUT,))
-    async def answer(inputs: dict[str, Any]) -> dict[str, Any]:
+    async def respond(inputs: dict[str, Any]) -> dict[str, Any]:
         CALLS.append((name, time.monotonic()))
         await asyncio.sleep(0)
         if name in FAULTS:
@@ -45,7 +45,7 @@ def _model(name: str, more: int) -> Any:
         wrong = 100 if name == "new" and "wrong" in FAULTS else 0
         return {"OUT": inputs["IN"] + np.int32(more + wrong)}
 
-    return answer
+    return respond
 
 
 old, new = _model("old", 0), _model("new", 1)
@@ -113,7 +113,7 @@ class MigratingGateway:
         self.gateway = gateway
 
     async def do(self, verb: str, **body: Any) -> dict[str, Any]:
-        """Send a command, and return where the cut-over stands."""
+        """Send a command, and return the document of the cut-over."""
         status, document = await asyncio.to_thread(
             self.gateway.admin,
             "POST",
@@ -130,7 +130,7 @@ class MigratingGateway:
         return await asyncio.to_thread(self.gateway.admin, "GET", f"/api/v1/migrations/m{path}")
 
     async def cutover(self) -> dict[str, Any]:
-        """Return where the cut-over stands."""
+        """Return the document of the cut-over."""
         found: dict[str, Any] = (await self.get())[1]["cutover"]
         return found
 
@@ -142,13 +142,13 @@ class MigratingGateway:
         return document
 
     async def at_step(self, step: int) -> None:
-        """Begin at a step, without waiting for those before it."""
+        """Start at a step, without waiting for those before it."""
         await self.do("start")
         await self.do("pause")
         await self.do("resume", at_step=step)
 
     async def ask(self, count: int, users: int = 20) -> list[str]:
-        """Make calls on new connections, and return which server answered each, or the status."""
+        """Make calls on new connections, and return the server of each, or the status."""
         return await asyncio.to_thread(self._ask, count, users)
 
     def _ask(self, count: int, users: int) -> list[str]:

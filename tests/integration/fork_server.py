@@ -1,6 +1,6 @@
 """Processes that run the command `gateway` without the second that its imports take.
 
-A server imports the gateway once and forks for each command. What runs is a process of its own, with
+A server imports the gateway once and forks for each command. The command is a process of its own, with
 its own output, signals and exit status. Worker processes of a gateway are not forked: they import.
 """
 
@@ -83,7 +83,7 @@ class ForkedProcess:
 
 
 def start(arguments: Sequence[str], stdout: int, stderr: int) -> ForkedProcess:
-    """Run `gateway` with *arguments*; its output goes to these file descriptors."""
+    """Run `gateway` with *arguments*, with these file descriptors for its output."""
     reader, writer = os.pipe()
     server = _server()
     try:
@@ -127,7 +127,7 @@ def _serve(line: socket.socket) -> None:
 def _watch(
     line: socket.socket, arguments: list[str], stdout: int, stderr: int, status: int
 ) -> NoReturn:
-    """Run the command in a child, tell its process id, then its exit status."""
+    """Run the command in a child, report its process id, then its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if not pid:

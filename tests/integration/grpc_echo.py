@@ -1,4 +1,4 @@
-"""What the gRPC transport tests share: frontends of a few lines, and a server with a client."""
+"""Shared by the gRPC transport tests: frontends of a few lines, and a server with a client."""
 
 from __future__ import annotations
 
@@ -64,10 +64,12 @@ _STATUS = {
 
 
 class Answers(GrpcFrontend):
-    """A frontend made of one async generator function; keeps what it was asked."""
+    """A frontend made of one async generator function; keeps its requests."""
 
-    def __init__(self, answer: Callable[[GrpcRequest], AsyncGenerator[GrpcResponse, None]]) -> None:
-        self._answer = answer
+    def __init__(
+        self, response: Callable[[GrpcRequest], AsyncGenerator[GrpcResponse, None]]
+    ) -> None:
+        self._answer = response
         self.requests: list[GrpcRequest] = []
 
     def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
@@ -79,13 +81,13 @@ class Answers(GrpcFrontend):
 
 
 async def echo(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
-    """Answer with the message, once, or three times where the method streams."""
+    """Respond with the message, once, or three times where the method streams."""
     for _ in range(3 if wire.method == STREAM else 1):
         yield GrpcResponse(wire.message, metadata=(("x-echo", "yes"),))
 
 
 class Slow(GrpcFrontend):
-    """A frontend that answers when told to and notes how its calls ended."""
+    """A frontend that responds when `go` is set and notes how its calls ended."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -123,7 +125,7 @@ class Slow(GrpcFrontend):
 
 @dataclass
 class Makes:
-    """Which make of server and client the tests run on now; the fixture `grpc_makes` sets it."""
+    """The implementations of server and client under test; the fixture `grpc_makes` sets them."""
 
     server: str = "reference"
     client: str = "reference"
@@ -141,7 +143,7 @@ def new_server(
     tls: ServerTls | None = None,
     extras: Sequence[GrpcMount] = (),
 ) -> Server:
-    """Make a server of the make under test; without *frontend* it has no methods."""
+    """Make a server of the implementation under test; without *frontend* it has no methods."""
     mounts = () if frontend is None else (GrpcMount(METHODS, frontend),)
     limits, budget = (
         limits or ServerLimits(requests_per_address=256),
@@ -161,7 +163,7 @@ def new_client(
     tls: ClientTls | None = None,
     withheld: WithheldCalls | None = None,
 ) -> GrpcClient:
-    """Make a client of the make under test."""
+    """Make a client of the implementation under test."""
     limits = limits or ClientLimits()
     if MAKES.client == "native":
         context = None if tls is None else client_context(tls)
@@ -178,7 +180,7 @@ async def serving(
     address: str = "127.0.0.1:0",
     **options: Any,
 ) -> AsyncIterator[Server]:
-    """Run a server of all test methods, on a free port of the loopback unless told otherwise."""
+    """Run a server of all test methods, by default on a free port of the loopback."""
     server = new_server(address, frontend, limits, **options)
     await server.start()
     try:

@@ -1,4 +1,4 @@
-"""Clients of grps in the tests' own words: http.client and grpcio, which know only the schema."""
+"""Clients of grps on http.client and grpcio, which know only the schema."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def post(
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path, data, {"Content-Type": kind})
-        answer = connection.getresponse()
-        return answer.status, answer.getheader("Content-Type", ""), answer.read()
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type", ""), response.read()
 
 
 def values(text: bytes) -> list[dict[str, Any]]:
@@ -49,15 +49,15 @@ class Channel:
         self._channel.close()
 
     def ask(self, method: str, **fields: Any) -> pb.GrpsMessage:
-        """Return the answer of a unary method."""
+        """Return the response of a unary method."""
         call = self._channel.unary_unary(
             SERVICE + method, pb.GrpsMessage.SerializeToString, pb.GrpsMessage.FromString
         )
-        answer: pb.GrpsMessage = call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
-        return answer
+        response: pb.GrpsMessage = call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
+        return response
 
     def stream(self, **fields: Any) -> Any:
-        """Return the answers of PredictStreaming."""
+        """Return the responses of PredictStreaming."""
         call = self._channel.unary_stream(
             SERVICE + "PredictStreaming",
             pb.GrpsMessage.SerializeToString,

@@ -1,4 +1,4 @@
-"""A client of plain HTTP over HTTP/2, by the library h2, which is not ours."""
+"""A client of plain HTTP over HTTP/2, on the foreign library h2."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEAD = 9
 
 @dataclass
 class H2Answer:
-    """What came on one stream.
+    """The response on one stream.
 
     Attributes:
         interim: Statuses before the final one.
@@ -54,7 +54,7 @@ class H2Client:
 
     Attributes:
         goaways: Last stream and error code of each GOAWAY.
-        reads: Give the server more window as soon as data has come.
+        reads: Update the server's window as soon as data has arrived.
         over: The connection has ended.
     """
 
@@ -119,7 +119,7 @@ class H2Client:
         *,
         sized: bool = True,
     ) -> H2Answer:
-        """Send a request and return its answer; *sized* announces the length of its body."""
+        """Send a request and return its response; *sized* announces the length of its body."""
         length = [("content-length", str(len(body)))] if body and sized else []
         number = self.begin(method, path, [*fields, *length], end=not body)
         if body:
@@ -127,13 +127,13 @@ class H2Client:
         return await self.answer(number)
 
     async def answer(self, number: int) -> H2Answer:
-        """Return what came on a stream once it has ended."""
-        answer = self.answers[number]
-        await asyncio.wait_for(answer.end.wait(), PATIENCE_S)
-        return answer
+        """Return the response on a stream once it has ended."""
+        response = self.answers[number]
+        await asyncio.wait_for(response.end.wait(), PATIENCE_S)
+        return response
 
     def reset(self, number: int) -> None:
-        """Leave a stream."""
+        """Reset a stream."""
         self.connection.reset_stream(number, 8)
         self.flush()
 
@@ -143,11 +143,11 @@ class H2Client:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the connection has to say."""
+        """Write the pending bytes of the connection."""
         self.writer.write(self.connection.data_to_send())
 
     async def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._reading.cancel()
         self.writer.close()
         await asyncio.gather(self._reading, self.writer.wait_closed(), return_exceptions=True)
@@ -166,8 +166,8 @@ class H2Client:
         except ConnectionError:
             pass
         self.over.set()
-        for answer in self.answers.values():
-            answer.end.set()
+        for response in self.answers.values():
+            response.end.set()
 
     def _note(self, event: Event) -> None:
         number: Any = getattr(event, "stream_id", None)

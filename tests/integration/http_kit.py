@@ -1,4 +1,4 @@
-"""What the HTTP tests share: scripted frontends, a started server and raw sockets."""
+"""Shared by the HTTP tests: scripted frontends, a started server and raw sockets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 @dataclass
 class HttpMakes:
-    """Which make of the HTTP transports a test runs on; see the fixtures `http_makes` and `http_clients`."""
+    """The HTTP implementations under test; see the fixtures `http_makes` and `http_clients`."""
 
     server: str = "reference"
     client: str = "reference"
@@ -49,7 +49,7 @@ STATUS = {
 
 
 class Refusing(HttpFrontend):
-    """The refusals of a frontend."""
+    """The rejections of a frontend."""
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         body = json.dumps({"error": error.message, "limit": error.limit}).encode()
@@ -57,7 +57,7 @@ class Refusing(HttpFrontend):
 
 
 class Echo(Refusing):
-    """Answers with the request's body, and keeps the requests."""
+    """Responds with the request's body, and keeps the requests."""
 
     def __init__(self, *, compressible: bool = False) -> None:
         self.seen: list[HttpRequest] = []
@@ -70,7 +70,7 @@ class Echo(Refusing):
 
 
 class Slow(Refusing):
-    """Answers when told to; notes when it starts and how it ends."""
+    """Responds when `go` is set; notes when it starts and how it ends."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -94,7 +94,7 @@ class Slow(Refusing):
 
 
 class Parts(Refusing):
-    """Answers in parts, each when told to."""
+    """Responds in parts, each as it is put into the queue."""
 
     def __init__(self, *, fail: bool = False) -> None:
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -133,7 +133,7 @@ class Running:
         return Raw(*await asyncio.open_connection(self.host, self.port))
 
     async def ask(self, data: bytes) -> bytes:
-        """Send raw bytes, and return what comes until the server closes."""
+        """Send raw bytes, and return all bytes until the server closes."""
         raw = await self.connect()
         try:
             await raw.send(data)
@@ -154,7 +154,7 @@ class Answer:
 
 
 class Raw:
-    """A raw connection that reads answers one by one."""
+    """A raw connection that reads responses one by one."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -190,7 +190,7 @@ class Raw:
         return body
 
     async def rest(self) -> bytes:
-        """Return what comes until the end; a reset counts as the end."""
+        """Return all bytes until the end; a reset counts as the end."""
         data = b""
         try:
             while piece := await self.reader.read(65536):
@@ -206,14 +206,14 @@ class Raw:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait, some seconds at most, for what nothing announces."""
+    """Wait, some seconds at most, for a condition without an event."""
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 def parse(data: bytes) -> list[int]:
-    """Return the statuses of all answers in *data*."""
+    """Return the statuses of all responses in *data*."""
     return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
 
 

@@ -29,7 +29,7 @@ _METHODS = {
 
 
 class Collector:
-    """What the receivers got.
+    """The messages that the receivers got.
 
     Attributes:
         requests: The path of each message, and the message.

@@ -1,7 +1,7 @@
 """A gateway that is reloaded while clients of several protocols call it, and the servers behind it.
 
 The servers run in this process and note each call. The model of server number N adds N to its
-input, so that an answer shows which server gave it.
+input, so that a reply shows which server made it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def upstream_routes(addresses: dict[int, str], number: int) -> str:
     )
 
 
-def question(model: str, value: int, **context: Any) -> InferRequest:
+def infer_request(model: str, value: int, **context: Any) -> InferRequest:
     """Return a call of *model* with one number."""
     tensor = array_tensor("IN", np.array([value], np.int32))
     deadline = time.monotonic() + PATIENCE_S
@@ -197,11 +197,11 @@ def question(model: str, value: int, **context: Any) -> InferRequest:
 
 
 class Load:
-    """Clients that send one call after another, and compare each answer with its question.
+    """Clients that send one call after another, and compare each reply with its call.
 
     No two calls have the same input, so that it is known which server ran a call, and how often.
-    What matters is whether a call began before a reload was confirmed, not when a server ran it: a
-    call that began earlier may wait in a queue for any time on a busy machine.
+    The time when a call began counts, not when a server ran it: a call that began before a reload
+    was confirmed may wait in a queue for any time on a busy machine.
 
     Args:
         gateway: Where they send them.
@@ -210,8 +210,8 @@ class Load:
         first: The number of the server in force at first.
 
     Attributes:
-        answered: The number of right answers.
-        wrong: What went wrong.
+        answered: The number of right replies.
+        wrong: The errors and wrong replies.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Load:
             value, first = next(self._inputs), self._confirmed
             self._first[value] = first
             try:
-                reply = await service(question("add", value))
+                reply = await service(infer_request("add", value))
             except Exception as error:  # noqa: BLE001  # whatever it is, the call is lost
                 self.wrong.append(f"{scheme}: {error!r}")
                 await asyncio.sleep(0.05)
@@ -279,7 +279,7 @@ class Load:
         length = 30
         while not self._is_over:
             first = self._confirmed
-            call = StreamInferRequest(request=question("count", length))
+            call = StreamInferRequest(request=infer_request("count", length))
             try:
                 replies = [reply async for reply in await service(call) if reply.outputs]
             except Exception as error:  # noqa: BLE001  # whatever it is, the call is lost
@@ -304,7 +304,7 @@ class Load:
             self._ran.add(value)
 
     def _check(self, scheme: str, number: int, first: int) -> None:
-        """Count an answer of a server that was in force during the call."""
+        """Count a reply of a server that was in force during the call."""
         if number in self._history[first:]:
             self.answered += 1
         else:

@@ -1,4 +1,4 @@
-"""A model that waits until nobody wants its answer any more, for tests of whole gateways."""
+"""A model that waits until no caller needs its reply, for tests of whole gateways."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIVEN_UP = threading.Event()
 
 @declares(inputs=_X, outputs=_X)
 def patient(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Give the input back, once told to."""
+    """Return the input once the event is set."""
     RUNS.append(len(inputs["x"]))
     while not GO_ON.is_set():
         if job.cancelled.wait(0.005):

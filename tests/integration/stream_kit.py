@@ -1,4 +1,4 @@
-"""What the byte stream tests share: scripted frontends, two framings, a started server, sockets."""
+"""Shared by the byte stream tests: scripted frontends, two framings, a started server, sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1:0"
 
 
 def ordered() -> SizePrefixFramer:
-    """A framer whose answers come in order."""
+    """A framer whose responses are in order."""
     return SizePrefixFramer(MessageLimits(message_bytes=MOST))
 
 
@@ -93,14 +93,14 @@ def payload_of(frame: Frame) -> bytes:
 
 
 class Refusing(StreamFrontend):
-    """The refusals of a frontend."""
+    """The rejections of a frontend."""
 
     def reject(self, error: GatewayError, /) -> Frame:
         return Frame((f"refused {error.limit or error.code.value}: {error.message}".encode(),))
 
 
 class Echo(Refusing):
-    """Answers with what it is asked, and keeps that."""
+    """Responds with the request, and keeps it."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []
@@ -111,7 +111,7 @@ class Echo(Refusing):
 
 
 class Slow(Refusing):
-    """Answers each frame when told to, by its payload; notes how they end."""
+    """Responds to each frame when its event is set, by its payload; notes how they end."""
 
     def __init__(self) -> None:
         self.waiting: dict[bytes, asyncio.Event] = {}
@@ -133,7 +133,7 @@ class Slow(Refusing):
 
 
 class Big(Refusing):
-    """Answers with many bytes."""
+    """Responds with many bytes."""
 
     def __init__(self, size: int) -> None:
         self._answer = bytes(size)
@@ -143,7 +143,7 @@ class Big(Refusing):
 
 
 class Counting(Big):
-    """The same, and tells how often it was asked."""
+    """The same, and counts its calls."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -151,25 +151,25 @@ class Counting(Big):
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         self.call_count += 1
-        async for answer in super().__call__(wire):
-            yield answer
+        async for response in super().__call__(wire):
+            yield response
 
 
 class Watched(Big):
-    """The same, and tells which of its answers are still held."""
+    """The same, and keeps weak references to its responses."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.answers: list[weakref.ref[memoryview]] = []
 
     async def __call__(self, _wire: Frame, /) -> AsyncGenerator[Frame, None]:
-        answer = memoryview(self._answer)
-        self.answers.append(weakref.ref(answer))
-        yield Frame((answer,))
+        response = memoryview(self._answer)
+        self.answers.append(weakref.ref(response))
+        yield Frame((response,))
 
 
 class Raw:
-    """A raw connection that reads ordered answers one by one."""
+    """A raw connection that reads ordered responses one by one."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -188,7 +188,7 @@ class Raw:
         return number, await self.reader.readexactly(size)
 
     async def rest(self) -> bytes:
-        """Return what comes until the end; a reset counts as the end."""
+        """Return all bytes until the end; a reset counts as the end."""
         data = b""
         with suppress(ConnectionError):
             while piece := await self.reader.read(65536):
@@ -219,7 +219,7 @@ class Running:
         return Raw(*await asyncio.open_connection(host, int(port)))
 
     async def ask(self, data: bytes) -> bytes:
-        """Send raw bytes, and return what comes until the server closes."""
+        """Send raw bytes, and return all bytes until the server closes."""
         raw = await self.connect()
         try:
             with suppress(ConnectionError):  # closed before it was sent

@@ -1,4 +1,4 @@
-"""Models that answer many times, for tests of streams; each tells a file what became of it."""
+"""Models that reply many times, for tests of streams; each reports its end to a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _path(inputs: dict[str, Any]) -> Path:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say a word every millisecond; write to the file *text* when it was stopped."""
+    """Yield a word every millisecond; write to the file *text* when it is stopped."""
     number = 0
     try:
         while True:
@@ -46,9 +46,9 @@ async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say one word and nothing more; write to the file *text* when it was stopped.
+    """Yield one word and nothing more; write to the file *text* when it is stopped.
 
-    The file *text*.begun is there once it speaks.
+    The file *text*.begun exists once it has begun.
     """
     _path(inputs).with_suffix(".begun").touch()
     try:
@@ -60,7 +60,7 @@ async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def thinking(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Think for ever before the first word; write to the file *text* when it begins and ends."""
+    """Never yield; write to the file *text* at the start and at the end."""
     path = _path(inputs)
     path.with_suffix(".begun").write_text("yes")
     try:
@@ -72,7 +72,7 @@ async def thinking(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=(Tensor("data", Datatype.FP32, (-1,)),))
 async def flood(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Answer with a MiB as often as it is taken; write to the file *text* how often that was."""
+    """Yield a MiB as often as it is read; write to the file *text* how often that was."""
     path, data = _path(inputs), np.zeros(FLOOD_BYTES // 4, np.float32)
     number = 0
     while True:
@@ -84,7 +84,7 @@ async def flood(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def breaks(_inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say two words and fail."""
+    """Yield two words and fail."""
     yield _token("one ")
     yield _token("two")
     raise ValueError("this model breaks on purpose")
@@ -92,7 +92,7 @@ async def breaks(_inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def mute(_inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say nothing at all."""
+    """Yield nothing."""
     for word in list[str]():
         yield _token(word)
 
@@ -102,7 +102,7 @@ _RAW = (Tensor("gmap.s_b.raw", Datatype.BYTES, (1,)),)
 
 @declares(inputs=_RAW, outputs=_RAW)
 def mapped(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Give a map of grps back: its bytes are tensors, its other entries parameters."""
+    """Return a map of grps: its bytes are tensors, its other entries parameters."""
     job.reply_parameters.update(job.parameters)
     return inputs
 

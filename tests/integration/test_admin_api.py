@@ -1,4 +1,4 @@
-"""`/api/v1/` of a running gateway: what it shows, and whom it refuses."""
+"""`/api/v1/` of a running gateway: its documents, and the requests that it rejects."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def fetch(
         return response.status, json.loads(await response.read() or b"{}"), response.headers
 
 
-async def test_the_documents_of_a_gateway() -> None:
+async def test_serves_status_config_stock_and_migrations() -> None:
     """Status with traffic and weights, the configuration without secrets, stock and migrations."""
     async with started() as gateway:
         code, status, headers = await fetch(gateway, "status")
@@ -97,8 +97,8 @@ async def test_the_documents_of_a_gateway() -> None:
 
 
 @pytest.mark.parametrize("path", ["status", "config", "migrations", "events", "migrations/fraud"])
-async def test_dns_rebinding_is_refused(path: str) -> None:
-    """A page of evil.example that points its name at this machine sends that name."""
+async def test_dns_rebinding_is_rejected(path: str) -> None:
+    """A request with a foreign Host is rejected, as a page of evil.example would send it."""
     async with started() as gateway:
         code, error, _ = await fetch(gateway, path, Host="evil.example:9901")
         assert 403 == code
@@ -127,10 +127,10 @@ async def test_dns_rebinding_is_refused(path: str) -> None:
         ),
     ],
 )
-async def test_cross_site_requests_and_wrong_tokens_are_refused(
+async def test_cross_site_requests_and_wrong_tokens_are_rejected(
     headers: dict[str, str], status: int
 ) -> None:
-    """For commands, and for samples, which show payloads."""
+    """This holds for commands and for samples, which contain payloads."""
     async with started() as gateway:
         code, error, found = await fetch(gateway, "migrations/fraud/rollback", "POST", **headers)
         assert status == code
@@ -140,7 +140,7 @@ async def test_cross_site_requests_and_wrong_tokens_are_refused(
 
 
 async def test_a_preflight_gets_no_permission() -> None:
-    """A browser asks before it sends the header from another site."""
+    """A browser sends a preflight request before it sends the header from another site."""
     async with started() as gateway:
         code, _, headers = await fetch(
             gateway, "migrations/fraud/rollback", "OPTIONS", Origin="https://evil.example"
@@ -149,8 +149,8 @@ async def test_a_preflight_gets_no_permission() -> None:
         assert not [name for name in headers if name.lower().startswith("access-control")]
 
 
-async def test_events_and_their_limit() -> None:
-    """Each listener gets the latest of each event; the seventeenth is refused."""
+async def test_events_reach_a_limited_number_of_listeners() -> None:
+    """Each listener gets the latest of each event; the seventeenth listener is rejected."""
     async with started() as gateway, AsyncExitStack() as stack:
         url = f"http://{gateway.addresses['admin']}/api/v1/events"
         session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -239,16 +239,16 @@ async def ask(
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_the_verdict_for_other_controllers(
+async def test_verdict_status_serves_other_controllers(
     verdicts: tuple[str, ...], expected: tuple[int, str], method: str
 ) -> None:
-    """Flagger sends POST and Argo Rollouts GET; the status tells whether to go on."""
+    """Flagger sends POST and Argo Rollouts GET; both decide by the status."""
     code, document = await ask(api(Evidence(*verdicts)), "migrations/fraud/verdict", method)
     assert expected == (code, document["verdict"])
 
 
-async def test_samples_and_summaries() -> None:
-    """A sample that is not kept any more is said to be gone."""
+async def test_serves_samples_and_migration_summaries() -> None:
+    """A sample that is no longer kept is 404 with that reason."""
     served = api(Evidence("holds"), Cutover())
     assert (200, {"id": "s"}) == await ask(served, "migrations/fraud/samples/s")
     code, error = await ask(served, "migrations/fraud/samples/%2e%2e")
@@ -267,8 +267,8 @@ async def test_samples_and_summaries() -> None:
     ] == found["migrations"]
 
 
-async def test_commands_of_a_cutover() -> None:
-    """The controller decides; a body may name the step."""
+async def test_cutover_commands_reach_the_controller() -> None:
+    """The controller decides on each command; a body may name the step."""
     cutover = Cutover()
     served = api(Evidence(), cutover)
     code, document = await ask(served, "migrations/fraud/pause", "POST", b'{"at_step": 2}')
@@ -281,8 +281,8 @@ async def test_commands_of_a_cutover() -> None:
     assert 405 == (await ask(served, "migrations/fraud/pause"))[0]
 
 
-def test_workers_have_one_api(tmp_path: Path) -> None:
-    """The supervisor serves it; the commands of the terminal send what it wants."""
+def test_supervisor_serves_the_api_of_all_workers(tmp_path: Path) -> None:
+    """The supervisor serves the API, and commands of the terminal reach it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -308,14 +308,14 @@ def test_workers_have_one_api(tmp_path: Path) -> None:
     ],
     ids=["no room", "room", "too large", "unknown coding", "damaged"],
 )
-async def test_a_response_without_room_is_no_fault_of_the_request(
+async def test_response_over_the_memory_budget_is_503(
     transport: TransportImplementation,
     budget: int,
     body: bytes,
     headers: dict[str, str],
     expected: tuple[int, str],
 ) -> None:
-    """503 with the reason and when to try again; faults of requests are 4xx."""
+    """503 has the reason and Retry-After; errors of the request are 4xx."""
 
     async def page(_accept: str) -> tuple[bytes, str]:
         return b"x" * 300_000, "text/plain"

@@ -1,4 +1,4 @@
-"""The pages under `/ui/` as a program sees them: headers, escapes, refusals, and pages that are missing."""
+"""The pages under `/ui/` as a program sees them: headers, escapes, rejections and missing pages."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.integration.test_admin_api import Cutover, Evidence, api, started
         ("nothing", 404, "There is no such page."),
     ],
 )
-async def test_pages(path: str, status: int, text: str) -> None:
-    """Each is there with a policy that lets nothing in, and without secrets."""
+async def test_pages_have_a_strict_policy_and_no_secrets(path: str, status: int, text: str) -> None:
+    """Each page is served with a strict content security policy and without secrets."""
     async with (
         started() as gateway,
         aiohttp.ClientSession(f"http://{gateway.addresses['admin']}") as session,
@@ -47,8 +47,8 @@ async def test_pages(path: str, status: int, text: str) -> None:
             assert "DENY" == response.headers["x-frame-options"]
 
 
-async def test_the_root_leads_to_the_pages() -> None:
-    """Somebody who opens the admin port in a browser finds them."""
+async def test_root_redirects_to_the_pages() -> None:
+    """A browser that opens the admin port is redirected to the pages."""
     async with (
         started() as gateway,
         aiohttp.ClientSession(f"http://{gateway.addresses['admin']}") as session,
@@ -57,8 +57,8 @@ async def test_the_root_leads_to_the_pages() -> None:
         assert (200, "/ui/") == (response.status, response.url.path)
 
 
-async def test_pages_refuse_foreign_hosts() -> None:
-    """A page of another site cannot read them by pointing its name at this machine."""
+async def test_pages_reject_foreign_hosts() -> None:
+    """A page of another site cannot read them by DNS rebinding."""
     async with started() as gateway, aiohttp.ClientSession() as session:
         url = f"http://{gateway.addresses['admin']}/ui/"
         async with session.get(url, headers={"Host": "evil.example"}) as response:
@@ -67,8 +67,8 @@ async def test_pages_refuse_foreign_hosts() -> None:
             assert 405 == response.status
 
 
-async def test_a_cut_over_offers_what_its_state_allows() -> None:
-    """The buttons are hidden until the script that sends the command shows them."""
+async def test_cutover_page_offers_commands_of_its_state() -> None:
+    """The buttons stay hidden until the script that sends the command shows them."""
     wire = HttpRequest(
         "GET",
         "/ui/migrations/fraud",
@@ -103,8 +103,8 @@ async def test_a_cut_over_offers_what_its_state_allows() -> None:
     assert 3 == text.count('<button type="button" hidden')
 
 
-async def test_the_overview_shows_targets_with_and_without_calls() -> None:
-    """A route that had calls, and none in the last minute, has a row without latencies."""
+async def test_overview_shows_targets_with_and_without_calls() -> None:
+    """A route without calls in the last minute has a row without latencies."""
     row = {"calls": 0, "per_s": 0.0, "errors": 0, "error_share": 0.0}
     latency = {"mean_ms": None, "p50_ms": None, "p99_ms": None}
     async with started() as gateway, aiohttp.ClientSession() as session:

@@ -23,8 +23,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield found
 
 
-def test_each_client_gets_its_advice(running: Running) -> None:
-    """The text names the caller, the address, the library and the changes."""
+def test_advice_names_caller_library_and_changes(running: Running) -> None:
+    """The text names the caller, its protocol, the library and the changes."""
     result = advise("digits", running.addresses["admin"], *servers_of(running))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -35,8 +35,8 @@ def test_each_client_gets_its_advice(running: Running) -> None:
     assert f"# The same call with {HTTP_CLIENT}:" in lines
 
 
-def test_every_command_of_curl_is_answered(running: Running) -> None:
-    """The shell runs the advised text as it is, against the gateway."""
+def test_advised_curl_commands_succeed(running: Running) -> None:
+    """The shell runs the advised commands unchanged against the gateway."""
     assert shutil.which("curl"), "curl is a part of every development machine"
     found = code_of(running)
     libraries = [CURL, HTTP_CLIENT, GRPC_CLIENT]
@@ -59,7 +59,9 @@ def test_every_command_of_curl_is_answered(running: Running) -> None:
         (("digits", "--to", "oip+http://127.0.0.1:1"), 1, "127.0.0.1:1"),
     ],
 )
-def test_errors(running: Running, arguments: tuple[str, ...], status: int, text: str) -> None:
+def test_errors_are_one_line(
+    running: Running, arguments: tuple[str, ...], status: int, text: str
+) -> None:
     """Each error is one line with what is expected."""
     model, *flags = arguments
     result = advise(model, running.addresses["admin"], *flags)
@@ -67,7 +69,7 @@ def test_errors(running: Running, arguments: tuple[str, ...], status: int, text:
 
 
 def test_an_empty_state_directory_has_no_client(tmp_path: Path) -> None:
-    """The rows come from files, too."""
+    """The stock is read from a directory, too."""
     result = advise("digits", str(tmp_path))
     assert (result.exit_code, "no client of model" in result.output) == (1, True)
 
@@ -79,8 +81,8 @@ max_batch_size: 8
 """
 
 
-def test_no_server_needs_to_run(tmp_path: Path) -> None:
-    """State directory and signature are enough; the code is that of a running server's model."""
+def test_advice_needs_no_running_server(tmp_path: Path) -> None:
+    """A state directory and a signature suffice; the code uses the model name of `--as`."""
     state, file = tmp_path / "state", tmp_path / "digits.yaml"
     file.write_text(SIGNATURE)
     with called_gateway(state):

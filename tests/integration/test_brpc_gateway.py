@@ -1,4 +1,4 @@
-"""grps over brpc through whole gateways: frames, HTTP on the same port, one behind the other.
+"""grps over brpc through whole gateways: frames, HTTP on the same port, a gateway behind another.
 
 The client is `tests/cases/brpc_oracle.py`, which shares nothing with the codec.
 """
@@ -73,7 +73,7 @@ def address(request: pytest.FixtureRequest, server: Running, front: Running) -> 
 
 
 def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0) -> Question:
-    """Return a question that the model "watched" answers after so many milliseconds."""
+    """Return a request to the model "watched", which takes *ms* milliseconds."""
     row = Tensor("INPUT0", INT32, (2,), (wait_ms, number))
     return Question(
         "Predict",
@@ -83,13 +83,13 @@ def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0) -> Question:
 
 
 def time_of(running: Running, event: str, number: int) -> bool:
-    """Tell whether the model "watched" has said so on standard error."""
+    """Return when the model "watched" logged an event on standard error."""
     event_text = json.dumps({"event": event, "number": number})
     return any(event_text in line for line in running.log[:])
 
 
 def until(running: Running, event: str, number: int, within_s: float = 5.0) -> float:
-    """Wait for what the model says, and return how long that took."""
+    """Wait for an event of the model, and return how long that took."""
     started_s = time.monotonic()
     while not time_of(running, event, number):
         assert time.monotonic() - started_s < within_s, f"{event} {number} was not said"
@@ -99,46 +99,46 @@ def until(running: Running, event: str, number: int, within_s: float = 5.0) -> f
 
 @pytest.mark.parametrize("kind", range(4))
 @pytest.mark.parametrize("service", [oracle.FULL_NAME, oracle.SHORT_NAME])
-def test_tensors_cross_in_every_compression(address: str, kind: int, service: str) -> None:
-    """None, Snappy, gzip and zlib; attachments change nothing; the service has two names."""
-    question = Question("Predict", PREDICT.body, service, kind, attachment=b"ignored" * 9)
+def test_predict_works_in_every_compression(address: str, kind: int, service: str) -> None:
+    """None, Snappy, gzip and zlib work under both service names; attachments are ignored."""
+    request = Question("Predict", PREDICT.body, service, kind, attachment=b"ignored" * 9)
     with Client(address) as client:
-        answer = client.ask(question)
-    assert (OK, (SUM, DIFFERENCE)) == (answer.status, answer.message.tensors)
+        response = client.ask(request)
+    assert (OK, (SUM, DIFFERENCE)) == (response.status, response.message.tensors)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, -1, -(2**63), None])
-def test_an_answer_has_the_number_of_its_question(address: str, number: int | None) -> None:
-    """Whatever it is; none is 0."""
+def test_response_has_the_correlation_id_of_its_request(address: str, number: int | None) -> None:
+    """Any id is returned as sent; a missing one is 0."""
     with Client(address) as client:
         client.socket.sendall(PREDICT.bytes(number))
-        answer = client.answer()
-    assert answer is not None
-    assert (number or 0, (SUM, DIFFERENCE)) == (answer.number, answer.message.tensors)
+        response = client.answer()
+    assert response is not None
+    assert (number or 0, (SUM, DIFFERENCE)) == (response.number, response.message.tensors)
 
 
-def test_answers_go_out_as_they_come(address: str) -> None:
-    """A slow question does not hold up the ones after it, on one connection."""
+def test_responses_are_sent_as_they_complete(address: str) -> None:
+    """A slow request does not delay later requests of its connection."""
     with Client(address) as client:
         slow = client.send(waiting(1, 300))
         prompt = [client.send(PREDICT) for _ in range(20)]
-        answers = [client.answer() for _ in range(21)]
-    numbers = [answer.number for answer in answers if answer is not None]
+        responses = [client.answer() for _ in range(21)]
+    numbers = [response.number for response in responses if response is not None]
     assert sorted(prompt) == sorted(numbers[:-1])
     assert slow == numbers[-1]
 
 
-def test_a_client_may_use_a_number_again(server: Running) -> None:
-    """Numbers are the client's business: two questions with one number get two answers."""
+def test_client_may_reuse_a_correlation_id(server: Running) -> None:
+    """Two requests with one id get two responses."""
     with Client(server.addresses[BRPC]) as client:
         for _ in range(2):
             client.send(PREDICT, 7)
-        answers = [client.answer() for _ in range(2)]
-    assert [7, 7] == [answer.number for answer in answers if answer is not None]
+        responses = [client.answer() for _ in range(2)]
+    assert [7, 7] == [response.number for response in responses if response is not None]
 
 
-def test_the_questions_of_the_official_client(address: str) -> None:
-    """In its order; Offline is the operators' unless a listener allows it."""
+def test_requests_of_the_official_client_succeed(address: str) -> None:
+    """The order is that client's; Offline fails unless a listener allows it."""
     with Client(address) as client:
         online = client.ask(Question("Online"))
         live, ready = client.ask(Question("CheckLiveness")), client.ask(Question("CheckReadiness"))
@@ -162,13 +162,15 @@ def test_the_questions_of_the_official_client(address: str) -> None:
         (Question("Predict", compress=9), 1003, "CompressType=unknown"),
     ],
 )
-def test_errors_of_the_call(address: str, question: Question, code: int, text: str) -> None:
-    """What no service saw has an error code and no message, and the connection goes on."""
+def test_call_errors_have_a_code_and_no_message(
+    address: str, question: Question, code: int, text: str
+) -> None:
+    """A call that reaches no service gets an error code; the connection stays usable."""
     with Client(address) as client:
-        answer = client.ask(question)
+        response = client.ask(question)
         after = client.ask(PREDICT)
-    assert (code, 0, OK) == (answer.code, answer.size, after.status)
-    assert text in answer.text
+    assert (code, 0, OK) == (response.code, response.size, after.status)
+    assert text in response.text
 
 
 @pytest.mark.parametrize(
@@ -180,18 +182,18 @@ def test_errors_of_the_call(address: str, question: Question, code: int, text: s
         (oracle.message("fail", [Tensor("INPUT0", INT32, (1,), (0,))]), 500),
     ],
 )
-def test_failures_of_the_service(address: str, body: bytes, code: int) -> None:
-    """What a service refuses stands in the Status of a message, and the call has succeeded."""
+def test_service_failures_are_in_the_status_message(address: str, body: bytes, code: int) -> None:
+    """The call succeeds, and the Status of its message has the failure."""
     with Client(address) as client:
-        answer = client.ask(Question("Predict", body))
+        response = client.ask(Question("Predict", body))
         after = client.ask(PREDICT)
-    assert (code, oracle.FAILURE) == (answer.status[0], answer.status[2])
-    assert answer.status[1]
+    assert (code, oracle.FAILURE) == (response.status[0], response.status[2])
+    assert response.status[1]
     assert OK == after.status
 
 
-def test_a_frame_over_the_limit_closes_without_a_word(server: Running) -> None:
-    """As brpc does; what came before it is answered."""
+def test_frame_over_the_limit_closes_the_connection(server: Running) -> None:
+    """As in brpc, no error is sent; the frame before it gets its response."""
     with Client(server.addresses[BRPC]) as client:
         client.socket.sendall(PREDICT.bytes(1) + b"PRPC" + (1 << 24).to_bytes(4, "big") + bytes(4))
         first, second = client.answer(), client.answer()
@@ -199,8 +201,8 @@ def test_a_frame_over_the_limit_closes_without_a_word(server: Running) -> None:
     assert (1, None) == (first.number, second)
 
 
-def test_a_unix_socket_is_served(server: Running) -> None:
-    """The same on a socket with a path."""
+def test_serves_a_unix_socket(server: Running) -> None:
+    """A frame on a unix socket gets its response."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(10)
     with closing(sock):
@@ -221,44 +223,44 @@ def request_http(
     """Send one request over HTTP."""
     with closing(HTTPConnection(address, timeout=10)) as connection:
         connection.request(method, path, body, {"Content-Type": kind} if kind else {})
-        answer = connection.getresponse()
-        answer.body = answer.read()  # type: ignore[attr-defined]  # read before it is closed
-        return answer
+        response = connection.getresponse()
+        response.body = response.read()  # type: ignore[attr-defined]  # read before it is closed
+        return response
 
 
 @pytest.mark.parametrize("service", [oracle.SHORT_NAME, oracle.FULL_NAME])
-def test_http_on_the_port_of_brpc(address: str, service: str) -> None:
-    """JSON in, brpc's own JSON out: enums by name, compact."""
+def test_http_json_on_the_brpc_port(address: str, service: str) -> None:
+    """A JSON request gets brpc's compact JSON, with enums by name."""
     rows = [
         {"name": row.name, "dtype": "DT_INT32", "shape": row.shape, "flat_int32": row.values}
         for row in ROWS
     ]
     body = json.dumps({"model": "simple", "gtensors": {"tensors": rows}}).encode()
-    answer = request_http(address, "POST", f"/{service}/Predict", body, "application/json")
-    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `request_http`
-    assert (200, "SUCCESS") == (answer.status, document["status"]["status"])
+    response = request_http(address, "POST", f"/{service}/Predict", body, "application/json")
+    document = json.loads(response.body)  # type: ignore[attr-defined]  # of `request_http`
+    assert (200, "SUCCESS") == (response.status, document["status"]["status"])
     assert list(SUM.values) == document["gtensors"]["tensors"][0]["flat_int32"]
 
 
-def test_the_status_page_is_at_the_root_of_the_port_of_brpc(address: str) -> None:
-    """As on a real server's port: the page at /, and nothing below it."""
+def test_status_page_is_at_the_root_of_the_brpc_port(address: str) -> None:
+    """As on a real server, the page is at `/`, and other paths are 404."""
     page = request_http(address, "GET", "/")
     assert (200, "text/html; charset=utf-8") == (page.status, page.headers["Content-Type"])
     assert 404 == request_http(address, "GET", "/other").status
 
 
-def test_http_may_carry_protobuf(address: str) -> None:
-    """A binary message gets a binary answer."""
+def test_http_protobuf_on_the_brpc_port(address: str) -> None:
+    """A protobuf request gets a protobuf response."""
     kind = "application/x-protobuf"
-    answer = request_http(address, "POST", "/GrpsBrpcService/Predict", PREDICT.body, kind)
-    found = oracle.read_message(answer.body)  # type: ignore[attr-defined]  # of `request_http`
-    assert (200, (SUM, DIFFERENCE)) == (answer.status, found.tensors)
+    response = request_http(address, "POST", "/GrpsBrpcService/Predict", PREDICT.body, kind)
+    found = oracle.read_message(response.body)  # type: ignore[attr-defined]  # of `request_http`
+    assert (200, (SUM, DIFFERENCE)) == (response.status, found.tensors)
 
 
-def test_http_without_a_body_asks_an_empty_message(address: str) -> None:
-    """A GET is enough for a question that needs no message."""
-    answer = request_http(address, "GET", "/GrpsBrpcService/CheckLiveness")
-    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `request_http`
+def test_http_get_sends_an_empty_message(address: str) -> None:
+    """GET suffices for a method that needs no message."""
+    response = request_http(address, "GET", "/GrpsBrpcService/CheckLiveness")
+    document = json.loads(response.body)  # type: ignore[attr-defined]  # of `request_http`
     assert {"status": {"code": 200, "msg": "OK", "status": "SUCCESS"}} == document
 
 
@@ -271,16 +273,16 @@ def test_http_without_a_body_asks_an_empty_message(address: str) -> None:
         ("GET", "/v2/health/ready", b"", 404, None),
     ],
 )
-def test_http_refused_on_the_port_of_brpc(
+def test_rejected_http_has_a_brpc_error_code(
     address: str, method: str, path: str, body: bytes, status: int, code: str | None
 ) -> None:
-    """In brpc's form, with its error code; paths of other services are not there."""
-    answer = request_http(address, method, path, body, "application/json")
-    assert (status, code) == (answer.status, answer.headers["x-bd-error-code"])
+    """Unknown services, methods and bodies are rejected in brpc's form."""
+    response = request_http(address, method, path, body, "application/json")
+    assert (status, code) == (response.status, response.headers["x-bd-error-code"])
 
 
-def test_grpc_on_the_port_of_brpc(address: str) -> None:
-    """The service's methods, by the name that it has there; grps's own service is not there."""
+def test_grpc_on_the_brpc_port(address: str) -> None:
+    """The brpc service is served over gRPC; the gRPC service of grps is UNIMPLEMENTED."""
     with grpc.insecure_channel(address) as channel:
         ask = channel.unary_unary(f"/{oracle.FULL_NAME}/Predict")
         found = oracle.read_message(ask(PREDICT.body, timeout=10))
@@ -294,10 +296,8 @@ def test_grpc_on_the_port_of_brpc(address: str) -> None:
 
 
 @pytest.mark.parametrize("through", ["server", "front"])
-def test_a_client_that_leaves_cancels_the_model(
-    server: Running, front: Running, through: str
-) -> None:
-    """Within 100 ms, here and behind another gateway."""
+def test_client_disconnect_cancels_the_model(server: Running, front: Running, through: str) -> None:
+    """The model is cancelled within 100 ms, also behind another gateway."""
     address = {"server": server, "front": front}[through].addresses[BRPC]
     delays = []
     for run in range(5):
@@ -311,31 +311,31 @@ def test_a_client_that_leaves_cancels_the_model(
     assert sorted(delays)[-2] <= 0.1
 
 
-def test_a_half_closed_connection_is_answered(address: str) -> None:
-    """A client that has said all it has to say gets its answers, however late."""
+def test_half_closed_connection_gets_its_response(address: str) -> None:
+    """A client that shuts down its sending side still gets a late response."""
     with Client(address) as client:
         sent = client.send(waiting(2, 150))
         client.socket.shutdown(socket.SHUT_WR)
-        answer, end = client.answer(), client.answer()
-    assert answer is not None
-    assert (sent, OK, None) == (answer.number, answer.status, end)
+        response, end = client.answer(), client.answer()
+    assert response is not None
+    assert (sent, OK, None) == (response.number, response.status, end)
 
 
-def test_a_callers_timeout_ends_its_question(address: str, server: Running) -> None:
-    """timeout_ms is a deadline: the model learns of it, and the caller is told in time."""
+def test_timeout_ms_cancels_the_call(address: str, server: Running) -> None:
+    """`timeout_ms` is a deadline: the model is cancelled, and the caller gets 504 in time."""
     number = 200 + (address == server.addresses[BRPC])
     with Client(address) as client:
         started_s = time.monotonic()
-        answer = client.ask(waiting(number, 30_000, timeout_ms=300))
+        response = client.ask(waiting(number, 30_000, timeout_ms=300))
         took = time.monotonic() - started_s
         after = client.ask(PREDICT)
     until(server, "left", number)
-    assert (504, OK) == (answer.status[0], after.status)
+    assert (504, OK) == (response.status[0], after.status)
     assert 0.2 < took < 2
 
 
-def test_an_upstream_is_told_how_long_its_caller_waits(server: Running) -> None:
-    """A gateway sends what is left of a deadline in timeout_ms, and no more than was asked for."""
+def test_remaining_deadline_is_forwarded_as_timeout_ms(server: Running) -> None:
+    """The upstream gets the remaining time of the deadline, never more than the caller set."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(10)
         port = listening.getsockname()[1]
@@ -346,11 +346,11 @@ def test_an_upstream_is_told_how_long_its_caller_waits(server: Running) -> None:
         ):
             sent = client.send(Question("Predict", PREDICT.body, extra={8: 700}))
             meta = _predict_received(listening)
-            answer = client.answer()
+            response = client.answer()
     timeout_ms = oracle.fields(meta[1][-1])[8][-1]
     assert 0 < timeout_ms <= 700
-    assert answer is not None
-    assert (sent, 504) == (answer.number, answer.status[0])
+    assert response is not None
+    assert (sent, 504) == (response.number, response.status[0])
     assert server.process.poll() is None
 
 
@@ -372,8 +372,8 @@ def _predict_received(listening: socket.socket) -> oracle.Fields:
                 return meta
 
 
-def test_stopping_answers_what_is_in_flight(tmp_path: Path) -> None:
-    """Both kinds of clients are answered, new questions are refused with ELOGOFF."""
+def test_stop_finishes_calls_in_flight(tmp_path: Path) -> None:
+    """A call in flight gets its response; a new one is rejected with ELOGOFF."""
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.format(folder=tmp_path))
     with serving(str(config)) as running, Client(running.addresses[BRPC]) as client:
@@ -382,14 +382,14 @@ def test_stopping_answers_what_is_in_flight(tmp_path: Path) -> None:
         running.process.terminate()
         time.sleep(0.5)  # clients of the last moment are still served
         late = client.send(PREDICT)
-        refused, answer, end = client.answer(), client.answer(), client.answer()
+        refused, response, end = client.answer(), client.answer(), client.answer()
         assert 0 == running.process.wait(10)
     assert refused is not None
-    assert answer is not None
+    assert response is not None
     assert (late, 2003, sent, OK, None) == (
         refused.number,
         refused.code,
-        answer.number,
-        answer.status,
+        response.number,
+        response.status,
         end,
     )

@@ -1,4 +1,4 @@
-"""A gateway that records: every protocol, refused requests, streams, and the commands."""
+"""A gateway that records: every protocol, rejected requests, streams, and the commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.cli.commands import command_line
 from gateway.demo.config import demo_config
 from gateway.ir.tensor import as_numpy, as_raw
 from tests.integration.asking_kit import ask, running, urls
-from tests.integration.cut_kit import MIB, Far, answer_of, request
+from tests.integration.cut_kit import MIB, Far, request, response_of
 from tests.integration.http_kit import Raw, eventually
 
 pytestmark = pytest.mark.timeout(90)
@@ -39,7 +39,7 @@ def gateway_command(*arguments: str) -> Result:
 
 
 async def test_calls_of_every_protocol_are_recorded(tmp_path: Path) -> None:
-    """Each inference is recorded once, with its route, target and outputs; questions are not."""
+    """Each inference is recorded once with route, target and outputs; other calls are not."""
     text = configuration(tmp_path, payload="full", min_free=0)
     async with running(text) as gateway:
         found = urls(gateway, "digits")
@@ -57,8 +57,8 @@ async def test_calls_of_every_protocol_are_recorded(tmp_path: Path) -> None:
     assert Capture(tmp_path).verify() == (len(expected), [])
 
 
-async def test_refused_requests_are_recorded_with_messages(tmp_path: Path) -> None:
-    """With `wire` a request that cannot be read is kept, without its query and its headers."""
+async def test_rejected_requests_are_recorded_with_messages(tmp_path: Path) -> None:
+    """With `wire` an unreadable request is recorded without its query and headers."""
     text = configuration(tmp_path, payload="full", wire=True, min_free=0)
     async with running(text) as gateway, aiohttp.ClientSession() as session:
         url = f"http://{gateway.addresses['main.http']}/v2/models/digits/infer?token=seeded"
@@ -89,8 +89,8 @@ capture: {{directory: "{directory}", payload: full, wire: true, min_free: 0}}
 """
 
 
-async def test_a_body_that_is_forwarded_while_it_arrives_is_recorded(tmp_path: Path) -> None:
-    """The server has the first bytes before the client sends the last; the record has all."""
+async def test_streaming_body_is_recorded_whole(tmp_path: Path) -> None:
+    """The upstream gets the first bytes before the client sends the last; the record has all."""
     data = os.urandom(3 * MIB)
     head, body = request(("a", "UINT8", data))
     async with Far() as far:
@@ -101,7 +101,7 @@ async def test_a_body_that_is_forwarded_while_it_arrives_is_recorded(tmp_path: P
             await raw.send(head + body[:1000])
             await eventually(lambda: any(seen.body.endswith(body[:1000]) for seen in far.seen))
             await raw.send(body[1000:])
-            assert (await answer_of(raw)).status == 200
+            assert (await response_of(raw)).status == 200
             await raw.close()
     (call,) = Capture(tmp_path).calls()
     assert [bytes(as_raw(each)) for each in call.request().inputs] == [data]
@@ -109,8 +109,8 @@ async def test_a_body_that_is_forwarded_while_it_arrives_is_recorded(tmp_path: P
     assert message.body == head.partition(b"\r\n\r\n")[2] + body
 
 
-async def test_counts_are_published(tmp_path: Path) -> None:
-    """The metrics have the recorded calls."""
+async def test_metrics_count_recorded_calls(tmp_path: Path) -> None:
+    """The metrics page counts the recorded calls."""
     text = configuration(tmp_path, min_free=0)
     async with running(text) as gateway, aiohttp.ClientSession() as session:
         await ask(urls(gateway, "digits")["oip.http"], "digits", {"X": PIXELS})

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments while calls are recorded: what is there is whole, and little is lost."""
+"""`kill -9` at random moments while calls are recorded: segments stay whole, and little is lost."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _killed_run(directory: Path, prefix: str, after_s: float) -> tuple[dict[str,
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_process_killed_at_any_moment_loses_a_quarter_of_a_second(tmp_path: Path) -> None:
-    """Every segment opens, sums are right, and no call is lost but those of the last moment."""
+def test_killed_recorder_loses_at_most_its_last_moment(tmp_path: Path) -> None:
+    """Every segment opens, checksums match, and only calls of the last moment are lost."""
     moments = random.Random(20261123)  # noqa: S311  # no secret
     runs = [
         _killed_run(tmp_path, f"run{number}", moments.uniform(0.0, 0.8)) for number in range(KILLS)
@@ -102,8 +102,8 @@ def test_a_process_killed_at_any_moment_loses_a_quarter_of_a_second(tmp_path: Pa
     assert lost[-1] < LOST_S + LATE_S, lost
 
 
-def test_the_shadow_process_writes_what_a_killed_gateway_has_sent(tmp_path: Path) -> None:
-    """Every call that was answered before the gateway was killed is in the capture."""
+def test_shadow_process_writes_calls_of_a_killed_gateway(tmp_path: Path) -> None:
+    """Every call that replied before the gateway was killed is in the capture."""
     config, directory = tmp_path / "gateway.yaml", tmp_path / "capture"
     config.write_text(CONFIG.format(directory=directory, min_free=0))
     with serving(str(config), patience_s=45) as gateway:
@@ -119,8 +119,8 @@ def test_the_shadow_process_writes_what_a_killed_gateway_has_sent(tmp_path: Path
 
 
 @pytest.mark.parametrize("reason", ["full", "vanished"])
-def test_a_directory_that_fails_costs_one_event_and_no_call(tmp_path: Path, reason: str) -> None:
-    """The capture stops, the calls go on, and each is counted."""
+def test_failing_directory_stops_the_capture_and_no_call(tmp_path: Path, reason: str) -> None:
+    """The capture stops with one event, and the calls succeed and are counted as dropped."""
     config, directory = tmp_path / "gateway.yaml", tmp_path / "capture"
     config.write_text(CONFIG.format(directory=directory, min_free=99.99 if reason == "full" else 0))
     with serving(str(config), patience_s=45) as gateway:

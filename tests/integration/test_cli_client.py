@@ -52,7 +52,7 @@ def url(request: pytest.FixtureRequest, testing: Running) -> str:
 
 @pytest.fixture
 def nobody() -> str:
-    """Return the URL of an address where nobody listens."""
+    """Return the URL of an address without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -62,12 +62,12 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(command_line(), list(arguments))
 
 
-def test_infers(url: str) -> None:
+def test_infer_prints_all_outputs(url: str) -> None:
     """Datatypes come from the model; outputs are printed with all their elements."""
     result = call("infer", url, "simple", *PAIR, "--output", "json")
     assert (0, "") == (result.exit_code, result.stderr)
-    answer = json.loads(result.stdout)
-    assert answer["model"] == "simple"
+    response = json.loads(result.stdout)
+    assert response["model"] == "simple"
     expected = [
         {
             "name": "OUTPUT0",
@@ -77,11 +77,11 @@ def test_infers(url: str) -> None:
         },
         {"name": "OUTPUT1", "datatype": "INT32", "shape": [1, 16], "data": [[0] * 16]},
     ]
-    assert expected == answer["outputs"]
+    assert expected == response["outputs"]
 
 
-def test_infers_with_text_and_one_output(url: str) -> None:
-    """Flat lists of text are laid out as the model wants them; one output is asked for alone."""
+def test_infer_reshapes_text_and_selects_an_output(url: str) -> None:
+    """Flat lists of text get the model's shape; only the requested output is printed."""
     row = json.dumps([str(n) for n in range(16)])
     arguments = ("--input", f"INPUT0={row}", "--input", f"INPUT1={row}", "--request", "OUTPUT1")
     result = call("infer", url, "simple_string", *arguments)
@@ -92,8 +92,8 @@ def test_infers_with_text_and_one_output(url: str) -> None:
     assert line.endswith(json.dumps([["0"] * 16]))
 
 
-def test_infers_without_asking_for_metadata(url: str) -> None:
-    """Datatypes that are given need no metadata, and no shape is guessed."""
+def test_infer_with_datatypes_needs_no_metadata(url: str) -> None:
+    """With `--datatype` no metadata is requested, and no shape is guessed."""
     if url.startswith("trtis"):
         pytest.skip("TensorRT v1 names every output and tells no datatype: it needs metadata")
     arguments = ("--input", "INPUT0=[1.5]", "--datatype", "INPUT0=FP64", "-o", "json")
@@ -111,8 +111,10 @@ def test_infers_without_asking_for_metadata(url: str) -> None:
         (("fail", "--input", "INPUT0=[1]"), "this model fails on purpose"),
     ],
 )
-def test_a_call_that_fails_is_one_line(url: str, arguments: tuple[str, ...], reason: str) -> None:
-    """What is wrong is said once, on standard error, with status 1."""
+def test_failed_call_is_one_line_on_stderr(
+    url: str, arguments: tuple[str, ...], reason: str
+) -> None:
+    """The reason is one line on standard error, with status 1."""
     if arguments[0] == "fail" and url.startswith("trtis"):
         # A model of any rank has no form in TensorRT v1.
         reason = "'INPUT0' has no datatype or shape"
@@ -122,7 +124,7 @@ def test_a_call_that_fails_is_one_line(url: str, arguments: tuple[str, ...], rea
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_call_that_takes_too_long_is_given_up(url: str) -> None:
+def test_infer_stops_at_its_timeout(url: str) -> None:
     """The time limit is the caller's.
 
     The server knows the deadline too and may reply first. TensorRT v1 has no code for that.
@@ -132,7 +134,7 @@ def test_a_call_that_takes_too_long_is_given_up(url: str) -> None:
     assert "deadline" in result.stderr
 
 
-def test_lists_models(url: str) -> None:
+def test_models_lists_version_and_state(url: str) -> None:
     """Models are listed with version and state, as text and as JSON."""
     result = call("models", url, "--output", "json")
     assert result.exit_code == 0
@@ -152,21 +154,21 @@ def test_lists_models(url: str) -> None:
         (("--model", "simple", "--version", "1"), 0, "ready\n"),
     ],
 )
-def test_says_that_it_is_ready(
+def test_health_reports_readiness(
     url: str, arguments: tuple[str, ...], status: int, output: str
 ) -> None:
-    """A server and its models are asked for their readiness."""
+    """The readiness of a server and of its models is printed."""
     result = call("health", url, *arguments)
     assert (status, output) == (result.exit_code, result.stdout)
 
 
-def test_a_model_that_is_not_there_is_not_ready(url: str) -> None:
-    """Whatever a protocol answers for an unknown model, the status is 1."""
+def test_unknown_model_is_not_ready(url: str) -> None:
+    """The status is 1, whatever a protocol returns for an unknown model."""
     assert call("health", url, "--model", "nobody").exit_code == 1
 
 
-def test_nobody_there_is_status_1(nobody: str) -> None:
-    """An address where nobody listens is one line and status 1, for every verb."""
+def test_unreachable_server_is_status_1(nobody: str) -> None:
+    """Each command prints one line and exits with status 1."""
     for verb in (("health", nobody), ("models", nobody), ("infer", nobody, "m", "-i", "x=[1]")):
         result = call(*verb)
         assert (1, "") == (result.exit_code, result.stdout)
@@ -190,15 +192,15 @@ def test_nobody_there_is_status_1(nobody: str) -> None:
         (("infer", "a", "b", "c", "-i", "x=1"), "too many arguments: 3"),
     ],
 )
-def test_wrong_use_is_status_2(arguments: tuple[str, ...], reason: str) -> None:
-    """Wrong words are named before anything is asked."""
+def test_wrong_usage_is_status_2(arguments: tuple[str, ...], reason: str) -> None:
+    """Wrong arguments are named before any request is sent."""
     result = call(*arguments)
     assert (2, "") == (result.exit_code, result.stdout)
     assert reason in result.stderr
 
 
-def test_demo_shows_every_protocol_and_ends() -> None:
-    """One table: every protocol, its bytes, its answer, its time; all agree; status 0."""
+def test_demo_prints_a_row_for_each_protocol() -> None:
+    """The table has each protocol with its result; all results agree, and the status is 0."""
     done = gateway(
         "demo", "--once", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off"
     )
@@ -212,7 +214,7 @@ def test_demo_shows_every_protocol_and_ends() -> None:
 
 
 def test_demo_as_json() -> None:
-    """The same for programs; a protocol that is off takes no part."""
+    """The JSON has the same content; a protocol that is off is missing."""
     flags = ("--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off", "--digit", "7")
     done = gateway("demo", "--once", "-o", "json", *flags)
     assert done.returncode == 0, done.stderr
@@ -227,8 +229,8 @@ def test_demo_as_json() -> None:
         assert trip["microseconds"] > 0
 
 
-def test_demo_says_which_flag_chooses_another_port() -> None:
-    """A taken port is one line that names the flag, with status 1."""
+def test_demo_names_the_flag_of_a_port_in_use() -> None:
+    """The line on standard error names the flag for another port; the status is 1."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         done = gateway("demo", "--once", "--http", address, "--grpc", "127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""`gateway serve` in a process of its own: starting, answering, stopping, and not starting."""
+"""`gateway serve` in a process of its own: starting, serving, stopping, and failing to start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def demo() -> Iterator[Running]:
 
 @pytest.fixture
 def occupied_address() -> Iterator[str]:
-    """Hold an address that nobody else can have."""
+    """Hold an address that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -43,37 +43,37 @@ def test_is_live_and_ready(demo: Running) -> None:
     assert [(200, None)] * 3 == [(get(demo.url(path))[0], None) for path in paths]
 
 
-def test_recognises_a_digit(demo: Running) -> None:
+def test_infers_over_http(demo: Running) -> None:
     """A scan sent as JSON over a real socket is recognised."""
     scan = load_scans()[3]
     body = {
         "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 64], "data": list(scan.pixels)}]
     }
-    status, answer = get(demo.url("/v2/models/digits/infer"), body)
+    status, response = get(demo.url("/v2/models/digits/infer"), body)
     assert status == 200
-    outputs = {output["name"]: output for output in answer["outputs"]}
+    outputs = {output["name"]: output for output in response["outputs"]}
     assert outputs["label"]["data"] == [scan.digit]
     assert outputs["probabilities"]["shape"] == [1, 10]
 
 
-def test_recognises_a_digit_over_brpc(demo: Running) -> None:
-    """So is one in a frame of brpc, where a flag has opened a port for them."""
+def test_infers_over_brpc(demo: Running) -> None:
+    """A scan in a brpc frame is recognised on a port opened by a flag."""
     scan = load_scans()[3]
     tensor = brpc.Tensor("X", brpc.FLOAT32, (1, 64), scan.pixels)
     with brpc.Client(demo.addresses["main.grps.brpc"]) as client:
-        answer = client.ask(brpc.Question("Predict", brpc.message("digits", [tensor])))
-    outputs = {output.name: output.values for output in answer.message.tensors or ()}
+        response = client.ask(brpc.Question("Predict", brpc.message("digits", [tensor])))
+    outputs = {output.name: output.values for output in response.message.tensors or ()}
     assert (scan.digit,) == outputs["label"]
 
 
-def test_serves_operators_apart_from_clients(demo: Running) -> None:
-    """Probes are on the admin address and not on the data address."""
+def test_probes_are_on_the_admin_address_only(demo: Running) -> None:
+    """Probes are served on the admin address and not on the data address."""
     assert get(demo.url("/livez", "admin"))[0] == 200
     assert get(demo.url("/livez"))[0] == 404
 
 
-def test_a_sidecar_answers_questions_that_change_nothing(demo: Running) -> None:
-    """Configuration, statistics and index are on; the log and errors name the flag of the others."""
+def test_sidecar_enables_read_only_extensions(demo: Running) -> None:
+    """Configuration, statistics and index are on; errors and the log name the flag of the rest."""
     upstream = f"grpc://{demo.addresses['main.grpc']}"
     with serving("--upstream", upstream, *FREE) as sidecar:
         status, config = get(sidecar.url("/v2/models/digits/config"))
@@ -96,7 +96,7 @@ def test_a_sidecar_answers_questions_that_change_nothing(demo: Running) -> None:
 
 
 def test_health_over_grpc_knows_models(demo: Running) -> None:
-    """The name of a model is a service: SERVING, and NOT_FOUND where no server has it."""
+    """A model is a health service: SERVING, or NOT_FOUND where no server has it."""
     for upstream in (None, f"grpc://{demo.addresses['main.grpc']}"):
         with ExitStack() as stack:
             server = demo
@@ -111,22 +111,22 @@ def test_health_over_grpc_knows_models(demo: Running) -> None:
             assert grpc.StatusCode.NOT_FOUND is unknown.value.code()
 
 
-def test_a_sidecar_serves_its_upstreams_models(demo: Running) -> None:
-    """One flag is enough: the upstream's models are there under their own names."""
+def test_sidecar_serves_the_models_of_its_upstream(demo: Running) -> None:
+    """One flag suffices: the upstream's models are served under their own names."""
     upstream = f"grpc://{demo.addresses['main.grpc']}"
     with serving("--upstream", upstream, *FREE) as sidecar:
         assert get(sidecar.url("/v2/health/ready"))[0] == 200
-        status, answer = get(sidecar.url("/v2/models/language"))
-        assert (status, answer["name"]) == (200, "language")
+        status, response = get(sidecar.url("/v2/models/language"))
+        assert (status, response["name"]) == (200, "language")
         text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["Wo ist die Milch?"]}
-        _, answer = get(sidecar.url("/v2/models/language/infer"), {"inputs": [text]})
-        labels = [output["data"] for output in answer["outputs"] if output["name"] == "label"]
+        _, response = get(sidecar.url("/v2/models/language/infer"), {"inputs": [text]})
+        labels = [output["data"] for output in response["outputs"] if output["name"] == "label"]
         assert labels == [["de"]]
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
-def test_a_sidecar_lists_the_models_of_its_upstream(carrier: str, tmp_path: Path) -> None:
-    """`gateway models` needs no option at the sidecar, only a server that has an index."""
+def test_sidecar_lists_the_models_of_its_upstream(carrier: str, tmp_path: Path) -> None:
+    """`gateway models` needs no option at the sidecar, only an upstream with an index."""
     text = (CONFIG / "testing.yaml").read_text().replace(":8000", ":0").replace(":8001", ":0")
     path = tmp_path / "server.yaml"
     path.write_text(text)  # it has the index
@@ -139,8 +139,8 @@ def test_a_sidecar_lists_the_models_of_its_upstream(carrier: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stops_in_good_order(number: signal.Signals) -> None:
-    """SIGTERM and Ctrl-C both end it with status 0 and no traceback."""
+def test_sigterm_and_sigint_stop_with_status_0(number: signal.Signals) -> None:
+    """Both signals end the gateway with status 0 and no traceback."""
     with serving("--demo", *FREE) as running:
         assert running.stop(number) == 0
     assert "Traceback" not in "".join(running.log)
@@ -154,16 +154,16 @@ def test_serves_a_configuration_file(tmp_path: Path) -> None:
     with serving(str(path)) as running:
         row = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
         body = {"inputs": [{"name": f"INPUT{number}", **row} for number in range(2)]}
-        status, answer = get(running.url("/v2/models/simple/infer"), body)
+        status, response = get(running.url("/v2/models/simple/infer"), body)
         assert status == 200
-        assert [2 * n for n in range(16)] == answer["outputs"][0]["data"]
-        assert [0] * 16 == answer["outputs"][1]["data"]
+        assert [2 * n for n in range(16)] == response["outputs"][0]["data"]
+        assert [0] * 16 == response["outputs"][1]["data"]
         assert running.stop() == 0
 
 
 @pytest.mark.parametrize("flag", ["--http", "--grpc", "--admin"])
-def test_a_taken_port_is_one_clear_line(occupied_address: str, flag: str) -> None:
-    """It says which address, and which flag chooses another; status 1."""
+def test_port_in_use_is_one_error_line(occupied_address: str, flag: str) -> None:
+    """The line names the address and the flag that chooses another; status 1."""
     flags = dict(zip(FREE[::2], FREE[1::2], strict=True)) | {flag: occupied_address}
     done = gateway("serve", "--demo", *(word for pair in flags.items() for word in pair))
     assert (1, "") == (done.returncode, done.stdout)
@@ -174,8 +174,8 @@ def test_a_taken_port_is_one_clear_line(occupied_address: str, flag: str) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
-    """It says which file is missing; status 1."""
+def test_missing_model_file_is_named(tmp_path: Path) -> None:
+    """The error names the missing file; status 1, no traceback."""
     path = tmp_path / "gateway.yaml"
     path.write_text(
         "version: 1\nlisteners: [{http: 0}]\nmodels: {m: {backend: onnx, path: none.onnx}}\n"

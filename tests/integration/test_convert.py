@@ -1,4 +1,4 @@
-"""`gateway convert`: recorded calls and single messages in other protocols, there and back."""
+"""`gateway convert`: recorded calls and single messages in other protocols, in both directions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def files_of(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def back(directory: Path, form: str, side: str, signature: Path, out: Path) -> dict[str, Any]:
-    """Convert a message of *form* to arrays."""
+    """Convert the message on one *side* of a form to arrays."""
     line = files_of(directory)[side]
     first, *headers = line["head"] or [""]
     path = ["--path", first.split(" ")[-1]] if side == "request" and first else []
@@ -92,7 +92,7 @@ def back(directory: Path, form: str, side: str, signature: Path, out: Path) -> d
 def test_every_form_is_written_and_read_back(
     form: str, recorded: Path, signature: Path, tmp_path: Path
 ) -> None:
-    """A recorded call has the same tensors after a way through the messages of any protocol."""
+    """A recorded call keeps its tensors when it is written in any form and read again."""
     out = tmp_path / "out"
     result = convert(recorded, "--to", form, "-o", out, "--signature", signature)
     assert result.output == f"2 calls written to {out}\n"
@@ -106,10 +106,10 @@ def test_every_form_is_written_and_read_back(
 
 
 @pytest.mark.parametrize("form", ["oip.http", "trtis.http", "graphpipe.http"])
-async def test_a_converted_request_is_one_that_a_server_understands(
+async def test_converted_request_is_accepted_by_a_server(
     form: str, recorded: Path, signature: Path, tmp_path: Path
 ) -> None:
-    """The body, the path and the headers together make a request for a real listener."""
+    """The written path, headers and body make a request that a real listener accepts."""
     await asyncio.to_thread(
         convert, recorded, "--to", form, "-o", tmp_path / "out", "--signature", signature
     )
@@ -144,7 +144,7 @@ def test_binary_tensors_are_optional(recorded: Path, signature: Path, tmp_path: 
     assert body.endswith(PIXELS.tobytes())
 
 
-def test_a_signature_that_is_needed_is_named(recorded: Path, tmp_path: Path) -> None:
+def test_missing_signature_is_named(recorded: Path, tmp_path: Path) -> None:
     """TensorRT v1 sends no datatypes, so a file of Open Inference needs the signature."""
     result = convert(recorded, "--to", "oip.http", "-o", tmp_path / "out")
     assert result.exit_code == 1
@@ -152,7 +152,7 @@ def test_a_signature_that_is_needed_is_named(recorded: Path, tmp_path: Path) -> 
     assert "--signature FILE" in result.output
 
 
-def test_a_configuration_has_signatures_too(recorded: Path, tmp_path: Path) -> None:
+def test_configuration_serves_as_signature_file(recorded: Path, tmp_path: Path) -> None:
     """A signature file may be a configuration, with a signature for each model."""
     config = tmp_path / "gateway.yaml"
     signature = yaml.safe_load(SIGNATURE)
@@ -170,16 +170,16 @@ def test_a_configuration_has_signatures_too(recorded: Path, tmp_path: Path) -> N
         (("--to", "npz", "--from", "oip.http", "-H", "x"), "--header is 'x'; expected 'NAME: "),
     ],
 )
-def test_wrong_usage(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
-    """Wrong flags end with status 2 and say what is expected."""
+def test_wrong_usage_is_status_2(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    """Wrong flags exit with status 2 and name the expected value."""
     file = tmp_path / "file.capture"
     file.write_bytes(b"{}")
     result = convert(file, *arguments, "-o", tmp_path / "out")
     assert (result.exit_code, text in result.output) == (2, True), result.output
 
 
-def test_a_message_without_its_protocol_is_no_capture(tmp_path: Path) -> None:
-    """Without --from the file should be a capture."""
+def test_message_without_from_is_rejected(tmp_path: Path) -> None:
+    """Without --from the file must be a capture."""
     file = tmp_path / "request.bin"
     file.write_bytes(b"{}")
     result = convert(file, "--to", "npz", "-o", tmp_path / "out")
@@ -187,8 +187,8 @@ def test_a_message_without_its_protocol_is_no_capture(tmp_path: Path) -> None:
     assert "expected a capture, or --from FORM for a message" in result.output
 
 
-def test_a_message_of_another_form_is_named(tmp_path: Path) -> None:
-    """A body that the codec cannot read is an error, with its text."""
+def test_undecodable_message_is_named(tmp_path: Path) -> None:
+    """A message that the codec cannot decode is an error that names its file."""
     file = tmp_path / "request.json"
     file.write_text("{")
     for form, path in (("oip.http", "/v2/models/m/infer"), ("grps.brpc", ""), ("oip.http", "/")):

@@ -1,4 +1,4 @@
-"""Counters, logs and ids of a whole gateway: they equal what its clients saw, exactly."""
+"""Counters, logs and ids of a whole gateway equal what its clients saw, exactly."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def post(session: aiohttp.ClientSession, gateway: Gateway, path: str, **bo
 
 
 async def ask_everyone(gateway: Gateway, times: int) -> Counter[tuple[str, ...]]:
-    """Ask for a model in every protocol, and return how often it answered."""
+    """Call a model in every protocol, and return how many calls replied."""
     seen: Counter[tuple[str, ...]] = Counter()
     for protocol, url in urls(gateway, "simple").items():
         for _ in range(times):
@@ -99,8 +99,8 @@ async def ask_everyone(gateway: Gateway, times: int) -> Counter[tuple[str, ...]]
     return seen
 
 
-async def test_counters_equal_what_clients_saw() -> None:
-    """Calls by all labels, attempts by endpoint, times by model and bytes, after a mix of outcomes."""
+async def test_counters_match_the_calls_of_clients() -> None:
+    """Calls by label, attempts by endpoint, times and bytes match a mix of outcomes."""
     async with (
         running(HEAD + MODELS) as back,
         running(
@@ -170,8 +170,8 @@ REJECTIONS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REJECTIONS)
-async def test_each_rejection_has_a_line_and_an_id(name: str) -> None:
-    """The client gets the id of the line, though nobody could read its message."""
+async def test_each_rejection_is_logged_with_its_request_id(name: str) -> None:
+    """The client gets the id of the log line, even when its message is unreadable."""
     status, path, body = REJECTIONS[name]
     async with running(HEAD + MODELS) as gateway, aiohttp.ClientSession() as session:
         url = f"http://{gateway.addresses['main.http']}{path}"
@@ -193,8 +193,8 @@ async def test_each_rejection_has_a_line_and_an_id(name: str) -> None:
             assert line.get("limit") or line.get("rule") or line["event"] == "call"
 
 
-def test_two_workers_count_as_one(tmp_path: Any) -> None:
-    """No call and no rejection is lost or counted twice, whichever worker had it."""
+def test_metrics_add_up_both_workers(tmp_path: Any) -> None:
+    """No call or rejection is lost or counted twice, whichever worker served it."""
     with two_workers(tmp_path) as gateway:
         statuses: Counter[int] = Counter()
         for _ in range(8):
@@ -213,8 +213,8 @@ def test_two_workers_count_as_one(tmp_path: Any) -> None:
         eventually(lambda: not page_samples(metrics(gateway), "gateway_connections"))
 
 
-async def test_forwarded_requests_are_counted_and_logged() -> None:
-    """A passthrough has lines, ids and counts, also for what its rules refuse."""
+async def test_passthrough_requests_are_counted_and_logged() -> None:
+    """Passthrough requests have log lines, ids and counts, also when they are rejected."""
     async with running(HEAD + MODELS) as back, aiohttp.ClientSession() as session:
         listener = 'listeners: [{http: "127.0.0.1:0", passthrough: far}]'
         head = HEAD.replace(HEAD.splitlines()[2], listener)
@@ -273,7 +273,7 @@ OUTCOMES = {
 
 
 async def ask_often(url: str, model: str, times: int) -> int:
-    """Ask for a model over several connections, and return how often it replied."""
+    """Call a model over several connections, and return how many calls replied."""
     replies = 0
     for _ in range(times // 50):
         connected = client(parse_url(url))
@@ -297,7 +297,7 @@ async def ask_often(url: str, model: str, times: int) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [1, 4])
 async def test_ten_thousand_calls_are_counted_exactly(workers: int, tmp_path: Path) -> None:
-    """All outcomes, protocols, retries and rejections, whichever worker had them."""
+    """All outcomes, protocols, retries and rejections are counted, whichever worker had them."""
     path = tmp_path / "many.yaml"
     path.write_text(MANY.format(workers=workers) + MODELS)
     with serving(str(path), patience_s=PATIENCE_S) as gateway:
@@ -354,8 +354,8 @@ models:
 """
 
 
-async def test_a_canary_can_be_judged_by_the_metrics_alone() -> None:
-    """Its share, its failures and its latency are on the page, each beside the other target's."""
+async def test_metrics_show_share_errors_and_latency_of_a_canary() -> None:
+    """Share, errors and latency of the canary are on the page next to the stable target's."""
     async with running(HEAD + VERSIONS) as back, aiohttp.ClientSession() as session:
         config = CANARY.format(grpc=back.addresses["main.grpc"], http=back.addresses["main.http"])
         async with running(HEAD + config) as front:

@@ -1,4 +1,4 @@
-"""Large binary tensors on their way through: seen by the upstream before the client has sent them."""
+"""Large binary tensors cut through: the upstream receives them before the client has sent them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.service import Service
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http1.client import HttpClient
 from gateway.wire.http import HttpRequest
-from tests.integration.cut_kit import MIB, Far, FarGrpc, answer_of, grpc_near, near, request
+from tests.integration.cut_kit import MIB, Far, FarGrpc, grpc_near, near, request, response_of
 from tests.integration.http_kit import eventually
 
 
@@ -28,24 +28,24 @@ def retried(inner: Service) -> CallLimits:
 
 
 async def test_bytes_pass_unchanged() -> None:
-    """Sixteen MiB in three tensors arrive at the upstream to the last bit, with their heads."""
+    """Sixteen MiB in three tensors and their JSON arrive at the upstream unchanged."""
     a, b, c = os.urandom(9 * MIB), os.urandom(7 * MIB), os.urandom(12)
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", a), ("b", "FP32", b), ("c", "INT32", c))
         await raw.send(head + body)
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
-    assert [7] == answer.json["outputs"][0]["data"]
+    assert 200 == response.status
+    assert [7] == response.json["outputs"][0]["data"]
     (seen,) = far.seen
     assert a + b + c == seen.binary
     sizes = [each["parameters"]["binary_data_size"] for each in seen.json["inputs"]]
     assert [9 * MIB, 7 * MIB, 12] == sizes
 
 
-async def test_the_head_is_there_before_the_tail_is_sent() -> None:
-    """The upstream has the JSON and what has come of the tensor while the client still sends."""
+async def test_upstream_gets_the_head_before_the_body_is_complete() -> None:
+    """The upstream has the JSON and the first bytes while the client still sends."""
     data = os.urandom(MIB)
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
@@ -53,14 +53,14 @@ async def test_the_head_is_there_before_the_tail_is_sent() -> None:
         await raw.send(head + body[:1000])
         await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
         await raw.send(body[1000:])
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert data == far.seen[0].binary
 
 
-async def test_a_slow_upstream_holds_the_client_up() -> None:
-    """What an upstream does not read stays with the client; what is held counts in the budget."""
+async def test_slow_upstream_pauses_the_client() -> None:
+    """Unread bytes stay with the client; buffered ones are charged to the memory budget."""
     data = bytes(48 * MIB)
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         far.reads.clear()
@@ -73,43 +73,43 @@ async def test_a_slow_upstream_holds_the_client_up() -> None:
         unsent = raw.writer.transport.get_write_buffer_size()
         far.reads.set()
         await sending
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert MIB >= used_bytes > 0
     assert unsent > 30 * MIB
     assert data == far.seen[0].binary
 
 
-async def test_a_kept_connection_takes_the_next_request() -> None:
-    """After a body was passed on, both connections serve the next request."""
+async def test_connections_are_reused_after_a_cut_through_body() -> None:
+    """After a cut-through body both connections serve the next request."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         statuses = []
         for _ in range(3):
             await raw.send(head + body)
-            statuses.append((await answer_of(raw)).status)
+            statuses.append((await response_of(raw)).status)
         await raw.close()
     assert [200, 200, 200] == statuses
     assert 1 == far.connections
 
 
-async def test_requests_sent_ahead_are_answered_in_order() -> None:
-    """A request that stands behind a large one on its connection is not taken for its body."""
+async def test_pipelined_requests_are_served_in_order() -> None:
+    """A request behind a large one on its connection is not read as part of its body."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         small, rest = request(("a", "UINT8", b"12345"))
         await raw.send(head + body + small + rest)
-        statuses = [(await answer_of(raw)).status for _ in range(2)]
+        statuses = [(await response_of(raw)).status for _ in range(2)]
         await raw.close()
     assert [200, 200] == statuses
     assert b"12345" == far.seen[1].binary
 
 
-async def test_a_client_that_leaves_breaks_the_request_off() -> None:
-    """The upstream never sees a short body that looks whole: its connection is reset."""
+async def test_client_disconnect_resets_the_upstream_connection() -> None:
+    """The upstream never sees a short body that looks complete."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
@@ -122,8 +122,8 @@ async def test_a_client_that_leaves_breaks_the_request_off() -> None:
     assert not far.seen[0].on_complete_stream
 
 
-async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
-    """A body that stands still falls under the listener's limit; the upstream is broken off."""
+async def test_stalled_body_is_408_and_counted() -> None:
+    """A stalled body hits the listener's idle limit; the upstream connection is reset."""
     async with (
         Far() as far,
         near(lambda: HttpClient(far.url, ClientLimits()), body_idle_timeout_s=0.2) as gateway,
@@ -131,37 +131,37 @@ async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[: 300 * 1024])
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
-    assert 408 == answer.status
+    assert 408 == response.status
     assert ["body_idle_timeout_s"] == [error.limit for error in gateway.refused]
     assert far.seen[0].on_reset
     assert not far.seen[0].on_complete_stream
 
 
-async def test_an_early_error_is_relayed_and_the_rest_taken() -> None:
-    """A refusal before all is sent reaches the client, whose connection goes on."""
+async def test_early_upstream_error_is_relayed() -> None:
+    """An early error reaches the client, whose connection serves the next request."""
     refusal = b'{"error": "no such model here"}'
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         far.early = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(refusal) + refusal
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(8 * MIB)))
         await raw.send(head + body[: 300 * 1024])
-        first = await answer_of(raw)
+        first = await response_of(raw)
         await raw.send(body[300 * 1024 :])
         far.early = None
         await raw.send(head + body)
-        second = await answer_of(raw)
+        second = await response_of(raw)
         await raw.close()
     assert (404, "no such model here") == (first.status, first.json["error"])
     assert 200 == second.status
     assert 2 == far.connections
 
 
-async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None:
-    """A connection lost while the body passes is 503, is not retried, and costs nothing else."""
+async def test_upstream_reset_within_a_body_is_503_without_retry() -> None:
+    """A connection lost while the body passes fails that request only."""
     connections = 0
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,15 +176,15 @@ async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(4 * MIB)))
         await raw.send(head + body)
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
     server.close()
-    assert 503 == answer.status
+    assert 503 == response.status
     assert 1 == connections
 
 
-async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
-    """While nothing of a body has been passed on, a refused connection is retried like any."""
+async def test_refused_connection_is_retried_before_any_byte() -> None:
+    """While no byte of the body is forwarded, a refused connection is retried."""
     async with Far() as far:
         clients = [
             HttpClient("http://127.0.0.1:1", ClientLimits()),
@@ -209,15 +209,15 @@ async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
             raw = await gateway.connect()
             head, body = request(("a", "UINT8", os.urandom(MIB)))
             await raw.send(head + body)
-            answer = await answer_of(raw)
+            response = await response_of(raw)
             await raw.close()
         await last.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
-async def test_a_deadline_ends_both_sides() -> None:
-    """When the time is over the client is told so, and the upstream's connection is reset."""
+async def test_deadline_ends_both_connections() -> None:
+    """At the deadline the client gets 504 and the upstream connection is reset."""
     async with (
         Far() as far,
         near(
@@ -227,16 +227,16 @@ async def test_a_deadline_ends_both_sides() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[: 300 * 1024])
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
-    assert 504 == answer.status
+    assert 504 == response.status
     assert far.seen[0].on_reset
 
 
-async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
-    """A BYTES input is checked before anything is sent, whatever its position."""
+async def test_bytes_input_is_validated_before_forwarding() -> None:
+    """A BYTES input is validated before any byte is forwarded, whatever its position."""
     size = 100_000
     good = struct.pack("<I", size) + bytes(size)
     bad = struct.pack("<I", size + 1) + bytes(size)
@@ -246,7 +246,7 @@ async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
         for data in (good, bad):
             head, body = request(("x", "FP32", bytes(MIB)), ("a", "BYTES", data))
             await raw.send(head + body)
-            statuses.append((await answer_of(raw)).status)
+            statuses.append((await response_of(raw)).status)
         await raw.close()
     assert [200, 400] == statuses
     assert [bytes(MIB) + good] == [seen.binary for seen in far.seen]
@@ -261,10 +261,10 @@ async def test_bytes_inputs_are_checked_before_anything_is_sent() -> None:
         ({"datatype": "WHAT"}, "WHAT"),
     ],
 )
-async def test_a_wrong_head_is_refused_before_the_rest_has_come(
+async def test_invalid_json_head_is_rejected_before_the_body(
     change: dict[str, Any], reason: str
 ) -> None:
-    """What the JSON tells is checked as ever, and nothing is asked; the connection goes on."""
+    """The JSON is validated before forwarding; the connection stays usable."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         body = bytes(MIB)
@@ -277,19 +277,19 @@ async def test_a_wrong_head_is_refused_before_the_rest_has_come(
             f"Content-Length: {len(text) + MIB}\r\n\r\n"
         ).encode()
         await raw.send(head + text)
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.send(body)
         good, rest = request(("a", "UINT8", b"123"))
         await raw.send(good + rest)
-        second = await answer_of(raw)
+        second = await response_of(raw)
         await raw.close()
-    assert (400, True) == (answer.status, reason in answer.json["error"])
+    assert (400, True) == (response.status, reason in response.json["error"])
     assert 200 == second.status
     assert [b"123"] == [seen.binary for seen in far.seen]
 
 
-async def test_switched_off_nothing_is_sent_before_all_has_come() -> None:
-    """With `cut_through_bytes: 0` bodies are received whole."""
+async def test_disabled_cut_through_buffers_the_body() -> None:
+    """With `cut_through_bytes: 0` a body is forwarded once it is complete."""
     async with (
         Far() as far,
         near(lambda: HttpClient(far.url, ClientLimits()), cut_through_bytes=0) as gateway,
@@ -301,38 +301,38 @@ async def test_switched_off_nothing_is_sent_before_all_has_come() -> None:
         await asyncio.sleep(0.05)
         before = len(far.seen)
         await raw.send(body[-1:])
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
     assert 0 == before
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
 @pytest.mark.parametrize("size", [100_000, 16 * MIB + 4])
-async def test_http_in_grpc_out(size: int) -> None:
-    """A tensor that comes over HTTP goes out over gRPC as it comes, to the last bit."""
+async def test_http_body_is_forwarded_over_grpc(size: int) -> None:
+    """A tensor that arrives over HTTP is forwarded over gRPC unchanged."""
     far = FarGrpc()
     data = os.urandom(size)
     async with grpc_near(far) as (gateway, _):
         raw = await gateway.connect()
         head, body = request(("s", "INT32", b"\1\0\0\0"), ("a", "UINT8", data))
         small, rest = request(("a", "UINT8", data))
-        answers = []
+        responses = []
         for sent, after in ((head, body), (small, rest)):
             await raw.send(sent + after[:1000])
             await asyncio.sleep(0)
             await raw.send(after[1000:])
-            answers.append((await answer_of(raw)).status)
+            responses.append((await response_of(raw)).status)
         await raw.close()
-    assert [200, 200] == answers
+    assert [200, 200] == responses
     first, second = [pb.ModelInferRequest.FromString(message) for message in far.seen]
     assert [b"\1\0\0\0", data] == list(first.raw_input_contents)
     assert [data] == list(second.raw_input_contents)
     assert ["a"] == [tensor.name for tensor in second.inputs]
 
 
-async def test_a_client_that_leaves_resets_the_stream() -> None:
-    """Nothing of a broken-off request is answered by the gRPC server, which serves on."""
+async def test_client_disconnect_leaves_the_grpc_upstream_usable() -> None:
+    """The upstream runs no partial request and serves the next one."""
     far = FarGrpc()
     async with grpc_near(far) as (gateway, _):
         raw = await gateway.connect()
@@ -343,9 +343,9 @@ async def test_a_client_that_leaves_resets_the_stream() -> None:
         await eventually(lambda: gateway.budget.used_bytes == 0)
         again = await gateway.connect()
         await again.send(head + body)
-        answer = await answer_of(again)
+        response = await response_of(again)
         await again.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert 1 == len(far.seen)
 
 
@@ -358,5 +358,5 @@ SCENARIOS = [
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_on_uvloop(scenario: Any) -> None:
-    """What holds on asyncio's loop holds on uvloop."""
+    """Each scenario also passes on uvloop."""
     uvloop.run(scenario())

@@ -1,4 +1,4 @@
-"""Bodies that are passed on: over TLS, at a drain, beyond the places there are, into small windows."""
+"""Cut-through at its edges: TLS, drain, concurrency limits and small HTTP/2 windows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http2 import frames
-from tests.integration.cut_kit import LIMITS, MIB, Far, answer_of, near, request
+from tests.integration.cut_kit import LIMITS, MIB, Far, near, request, response_of
 from tests.integration.http_kit import Raw, eventually
 
 
-async def test_over_tls() -> None:
-    """What is received decrypted passes like anything else."""
+async def test_body_is_cut_through_under_tls() -> None:
+    """A body received over TLS is forwarded as it arrives."""
     authority = trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server_side)
@@ -39,14 +39,14 @@ async def test_over_tls() -> None:
         await raw.send(head + body[:1000])
         await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
         await raw.send(body[1000:])
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
-async def test_a_client_that_waits_to_be_told_to_go_on() -> None:
-    """With "Expect: 100-continue" nothing of the body is sent before it is asked for."""
+async def test_expect_continue_precedes_a_cut_through_body() -> None:
+    """With "Expect: 100-continue" the client gets 100 before it sends the body."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)), headers=("Expect: 100-continue",))
@@ -55,31 +55,31 @@ async def test_a_client_that_waits_to_be_told_to_go_on() -> None:
         async with asyncio.timeout(5):
             status, _ = await raw.head()
         await raw.send(text + body)
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
     assert 100 == status
-    assert 200 == answer.status
+    assert 200 == response.status
     assert body == far.seen[0].binary
 
 
-async def test_a_drain_that_is_over_ends_both_sides() -> None:
-    """The client is told that the gateway stops; the upstream's connection is reset."""
+async def test_expired_drain_ends_both_connections() -> None:
+    """The client gets 503 with `Connection: close`; the upstream connection is reset."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[: 300 * 1024])
         await eventually(lambda: bool(far.seen))
         await gateway.server.drain(0.05)
-        answer = await answer_of(raw)
+        response = await response_of(raw)
         await raw.close()
         async with asyncio.timeout(5):
             await far.seen[0].end.wait()
-    assert (503, "close") == (answer.status, answer.headers.get("connection"))
+    assert (503, "close") == (response.status, response.headers.get("connection"))
     assert far.seen[0].on_reset
 
 
-async def test_a_client_that_leaves_is_counted() -> None:
-    """Its call is observed as cancelled, as any that nobody waits for."""
+async def test_client_disconnect_is_recorded_as_cancelled() -> None:
+    """The call of a client that disconnects is recorded as cancelled."""
     seen: list[CallRecord] = []
     async with (
         Far() as far,
@@ -97,8 +97,8 @@ async def test_a_client_that_leaves_is_counted() -> None:
     assert [("InferRequest", "cancelled")] == [(each.kind, each.code) for each in seen]
 
 
-async def test_slow_senders_do_not_take_all_places() -> None:
-    """Beyond a quarter of the places a request is received whole before it holds one."""
+async def test_slow_senders_do_not_hold_all_slots() -> None:
+    """Beyond a quarter of the slots a request is buffered whole before it gets one."""
     async with (
         Far() as far,
         near(
@@ -118,9 +118,9 @@ async def test_slow_senders_do_not_take_all_places() -> None:
         forwarded_count = len(far.seen)
         for other in others:
             await other.send(body[1000:])
-        statuses = [(await answer_of(other)).status for other in others]
+        statuses = [(await response_of(other)).status for other in others]
         await slow.send(body[1000:])
-        statuses.append((await answer_of(slow)).status)
+        statuses.append((await response_of(slow)).status)
         for raw in (slow, *others):
             await raw.close()
     assert 1 == forwarded_count
@@ -128,7 +128,7 @@ async def test_slow_senders_do_not_take_all_places() -> None:
 
 
 class Stingy:
-    """An HTTP/2 server that grants what the protocol begins with, and more only when told to."""
+    """An HTTP/2 server that grants the initial windows, and more only on demand."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -181,8 +181,8 @@ def stingy_client(far: Stingy) -> Any:
     )
 
 
-async def test_windows_hold_the_client_up() -> None:
-    """What the server's windows do not let through stays with the client, until they do."""
+async def test_closed_windows_pause_the_client() -> None:
+    """Bytes that the upstream's windows do not admit stay with the client."""
     async with Stingy() as far, stingy_client(far) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", bytes(48 * MIB)))
@@ -202,8 +202,8 @@ async def test_windows_hold_the_client_up() -> None:
     assert 48 * MIB < far.received < 49 * MIB
 
 
-async def test_a_stream_is_reset_when_the_client_leaves() -> None:
-    """The server is told with RST_STREAM, although its windows are shut and nothing is read."""
+async def test_client_disconnect_resets_a_blocked_stream() -> None:
+    """The upstream gets RST_STREAM although its windows are closed."""
     async with Stingy() as far, stingy_client(far) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", bytes(MIB)))
@@ -216,8 +216,8 @@ async def test_a_stream_is_reset_when_the_client_leaves() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_large_requests_hold_no_more_than_they_may() -> None:
-    """At most a MiB for 16 MiB passed on; the budget for 32 bodies of 32 MiB, the rest refused."""
+def test_large_requests_stay_within_their_memory() -> None:
+    """16 MiB cut through hold a MiB; buffered bodies hold the budget, and the rest is rejected."""
     messages: list[str] = []
     passed, buffered_row = resident.run(messages.append)
     assert passed.good, passed

@@ -1,4 +1,4 @@
-"""A cut-over as operators have it: steps, trips, and processes that are killed or stopped."""
+"""A cut-over as operators use it: steps, trips, and processes that are killed or stopped."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_server_that_fails_loses_all_calls(tmp_path: Path, workers: int) -> None:
-    """Few clients see an error: each process stops at the fourth, and the leader all of them."""
+async def test_failing_server_trips_and_loses_all_calls(tmp_path: Path, workers: int) -> None:
+    """Each process stops at its fourth error, then the leader rolls back for all."""
     async with two_servers() as servers, migrating(tmp_path, servers, workers) as gateway:
         assert {"old"} == set(await gateway.ask(20))
         await gateway.at_step(2)
@@ -69,10 +69,10 @@ def seconds_of_failures(replies: list[tuple[float, str]]) -> float:
 
 
 @pytest.mark.slow
-async def test_all_calls_are_at_the_old_server_two_seconds_after_the_second_failure(
+async def test_rollback_takes_two_seconds_from_the_second_error(
     tmp_path: Path,
 ) -> None:
-    """Two workers, and clients that call all the time."""
+    """Two workers roll back while clients call without pause."""
     async with two_servers() as servers, migrating(tmp_path, servers, 2) as gateway:
         await gateway.at_step(2)
         ends = asyncio.Event()
@@ -87,8 +87,8 @@ async def test_all_calls_are_at_the_old_server_two_seconds_after_the_second_fail
 
 
 @pytest.mark.slow
-async def test_three_gateways_leave_a_failing_server_within_five_seconds(tmp_path: Path) -> None:
-    """Clients call all of them all the time; what fails at one of them counts for all."""
+async def test_three_gateways_roll_back_within_five_seconds(tmp_path: Path) -> None:
+    """Clients call all three without pause; errors at one of them count for all."""
     options = f"coordinate: file\n      directory: {tmp_path / 'shared'}\n      {GUARDED}"
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(two_servers())
@@ -115,8 +115,8 @@ async def test_three_gateways_leave_a_failing_server_within_five_seconds(tmp_pat
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_clients_move_by_steps_and_stay_moved(tmp_path: Path, workers: int) -> None:
-    """Half of the users at 50 %, the same ones in each process, and all of them at the end."""
+async def test_users_move_by_steps_and_stay_moved(tmp_path: Path, workers: int) -> None:
+    """At 50 % about half of the users move, the same in each process; in the end all."""
     async with two_servers() as servers, migrating(tmp_path, servers, workers, "") as gateway:
         await gateway.at_step(1)
         await gateway.do("pause")
@@ -136,7 +136,7 @@ async def test_clients_move_by_steps_and_stay_moved(tmp_path: Path, workers: int
 
 
 @pytest.mark.slow
-async def test_a_killed_gateway_continues_where_it_was(tmp_path: Path) -> None:
+async def test_restart_after_a_kill_continues_at_the_step(tmp_path: Path) -> None:
     """After kill -9 of all processes, the first call has the weight of the step."""
     async with two_servers() as servers:
         for step, expected in ((2, "new"), (0, "old")):
@@ -153,8 +153,8 @@ async def test_a_killed_gateway_continues_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_killed_gateway_continues_with_all_guards(tmp_path: Path) -> None:
-    """Without a call after kill -9, each guard has the calls that were on the disk."""
+async def test_restart_after_a_kill_restores_all_guards(tmp_path: Path) -> None:
+    """Without a call after kill -9, each guard has the calls that were on disk."""
     options = (
         "guards: {mismatch: {below: 1%}, errors: {below: 1%, above_old: 1%}, "
         "latency: {p99: 60s, p99_ratio: 9}}"
@@ -190,8 +190,8 @@ async def test_a_killed_gateway_continues_with_all_guards(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-async def test_a_new_worker_has_the_weight_of_the_moment(tmp_path: Path) -> None:
-    """A worker that is killed comes back with it; one that is stopped gets it when it goes on."""
+async def test_new_and_resumed_workers_get_the_current_weight(tmp_path: Path) -> None:
+    """A replaced worker starts with the weight; a stopped one gets it when it resumes."""
     async with two_servers() as servers, migrating(tmp_path, servers, 2) as gateway:
         running = gateway.gateway.running
         await gateway.at_step(2)
@@ -212,8 +212,8 @@ async def test_a_new_worker_has_the_weight_of_the_moment(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-async def test_without_the_leader_weights_stay_and_guards_work(tmp_path: Path) -> None:
-    """A stopped supervisor changes nothing for clients; a failing server is left all the same."""
+async def test_stopped_leader_keeps_weights_and_guards(tmp_path: Path) -> None:
+    """Clients notice nothing, and a failing server still loses its calls."""
     async with two_servers() as servers, migrating(tmp_path, servers, 2) as gateway:
         process = gateway.gateway.running.process
         await gateway.at_step(2)
@@ -229,8 +229,8 @@ async def test_without_the_leader_weights_stay_and_guards_work(tmp_path: Path) -
         await gateway.reaches("rolled_back")
 
 
-async def test_the_command_line_shows_and_controls_it(tmp_path: Path) -> None:
-    """`cutover` prints state, guards and what comes next; `wait` says how it ended."""
+async def test_command_line_shows_and_controls_a_cutover(tmp_path: Path) -> None:
+    """`cutover` prints state, guards and the next step; `wait` reports how it ended."""
     async with two_servers() as servers, migrating(tmp_path, servers) as gateway:
         admin = gateway.gateway.running.addresses["admin"]
 
@@ -265,7 +265,7 @@ async def test_the_command_line_shows_and_controls_it(tmp_path: Path) -> None:
 COMPARED = "guards: {mismatch: {below: 20%}, errors: {below: 20%}, latency: {p99: 60s}}"
 
 
-async def test_comparisons_move_it_on_and_back(tmp_path: Path) -> None:
+async def test_comparisons_advance_and_roll_back(tmp_path: Path) -> None:
     """A new server that agrees gets all calls; wrong replies trip `mismatch` alone."""
     async with two_servers() as servers, migrating(tmp_path, servers, options=COMPARED) as gateway:
         await gateway.do("start")
@@ -286,8 +286,8 @@ async def test_comparisons_move_it_on_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_killed_shadow_process_stops_no_call(tmp_path: Path) -> None:
-    """The weight stays, the next step waits for comparisons, and goes on with them."""
+async def test_killed_shadow_process_fails_no_call(tmp_path: Path) -> None:
+    """The weight stays; the next step waits for comparisons and proceeds with them."""
     async with two_servers() as servers, migrating(tmp_path, servers, options=COMPARED) as gateway:
         await gateway.do("start")
         async with asyncio.timeout(90):
@@ -303,7 +303,7 @@ async def test_a_killed_shadow_process_stops_no_call(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_two_gateways_share_a_cutover(tmp_path: Path) -> None:
-    """Both have the weights of the one that leads; a trip at the other one counts for both."""
+    """Both use the leader's weights; a trip at either one counts for both."""
     options = f"coordinate: file\n      directory: {tmp_path / 'shared'}\n      {GUARDED}"
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:

@@ -1,4 +1,4 @@
-"""A cut-over in each of its states while its processes are stopped and killed, and calls are open."""
+"""A cut-over in each state while its processes are stopped and killed and calls are open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.reload_kit import (
     HEAD,
     PATIENCE_S,
     STEP,
-    question,
+    infer_request,
     reloadable_beside,
     servers,
 )
@@ -46,7 +46,7 @@ STATES = {
 
 
 async def reach(gateway: MigratingGateway, state: str) -> tuple[dict[str, Any], list[str]]:
-    """Bring a cut-over to a state; return where it stands, and which server each user has."""
+    """Bring a cut-over to a state; return its document, and the server of each user."""
     _, commands, expected = STATES[state]
     for line in commands:
         verb, _, step = line.partition(" ")
@@ -54,13 +54,13 @@ async def reach(gateway: MigratingGateway, state: str) -> tuple[dict[str, Any], 
     async with asyncio.timeout(60):
         while (document := await gateway.cutover())["state"] != state:
             await gateway.ask(4)
-    answers = await gateway.ask(20)
-    assert expected == set(answers)
-    return document, answers
+    responses = await gateway.ask(20)
+    assert expected == set(responses)
+    return document, responses
 
 
 def place(document: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what neither a signal nor a restart changes."""
+    """Return the part of a document that neither a signal nor a restart changes."""
     return tuple(document[key] for key in ("step", "weight", "attempt", "tripped"))
 
 
@@ -94,12 +94,12 @@ async def is_balanced(gateway: MigratingGateway) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
-async def test_processes_that_stop_or_die_move_no_call(tmp_path: Path, state: str) -> None:
-    """Shadow process, worker and leader are stopped, then killed: every call goes where it went."""
+async def test_stopped_and_killed_processes_move_no_call(tmp_path: Path, state: str) -> None:
+    """Shadow process, worker and leader are stopped, then killed; every user keeps its server."""
     options = STATES[state][0]
     async with two_servers() as addresses:
         async with migrating(tmp_path, addresses, 2, options) as gateway:
-            before, answers = await reach(gateway, state)
+            before, responses = await reach(gateway, state)
             running = gateway.gateway.running
             victims = {
                 "shadow": shadow_pids(gateway)[-1],
@@ -113,26 +113,26 @@ async def test_processes_that_stop_or_die_move_no_call(tmp_path: Path, state: st
                     if victim == "worker":
                         assert place(before) == place(await gateway.cutover())
                     else:
-                        assert answers == await asking, victim
-                assert answers == await asking, victim
+                        assert responses == await asking, victim
+                assert responses == await asking, victim
                 after = await gateway.cutover()
                 assert (state, place(before)) == (after["state"], place(after)), victim
 
             workers_kit.end(victims["shadow"], signal.SIGKILL)
-            assert answers == await gateway.ask(20)
+            assert responses == await gateway.ask(20)
             await asyncio.to_thread(workers_kit.eventually, lambda: len(shadow_pids(gateway)) > 1)
             workers_kit.end(victims["worker"], signal.SIGKILL)
             await asyncio.to_thread(
                 workers_kit.eventually, lambda: workers_kit.pids(running)[1] != victims["worker"]
             )
-            assert answers == await gateway.ask(20)
+            assert responses == await gateway.ask(20)
             after = await gateway.cutover()
             assert (state, place(before)) == (after["state"], place(after))
             assert before["epoch"] == after["epoch"]
             await is_balanced(gateway)
             running.process.send_signal(signal.SIGKILL)
         async with migrating(tmp_path, addresses, 2, options) as gateway:
-            assert answers == await gateway.ask(20)
+            assert responses == await gateway.ask(20)
             after = await gateway.cutover()
             assert place(before) == place(after)
             assert before["epoch"] <= after["epoch"]
@@ -141,8 +141,8 @@ async def test_processes_that_stop_or_die_move_no_call(tmp_path: Path, state: st
 
 
 @pytest.mark.slow
-async def test_a_rollback_survives_processes_that_stop_or_die(tmp_path: Path) -> None:
-    """While one worker is stopped it is under way; the leader is stopped and killed meanwhile."""
+async def test_rollback_survives_stopped_and_killed_processes(tmp_path: Path) -> None:
+    """It stays in progress while a worker is stopped and the leader is stopped and killed."""
     async with two_servers() as addresses:
         async with migrating(tmp_path, addresses, 2) as gateway:
             await gateway.at_step(2)
@@ -179,7 +179,7 @@ migrations:
 
 
 class OpenStream:
-    """A stream of a client, which reads on when the test says so.
+    """A stream of a client, which reads only when the test calls `read`.
 
     Args:
         replies: The replies of the model `count`.
@@ -236,10 +236,10 @@ class OpenSequence:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_open_streams_and_sequences_finish_where_they_began(
+async def test_open_streams_and_sequences_stay_at_their_server(
     tmp_path: Path, workers: int
 ) -> None:
-    """Those of the old server at 100 %, and those of the new one after the rollback."""
+    """They finish at the old server at 100 %, and at the new one after the rollback."""
     async with servers(2) as found:
         text = HEAD.format(workers=workers) + OPEN.format(
             folder=tmp_path, old=found[1], new=found[2]
@@ -251,7 +251,7 @@ async def test_open_streams_and_sequences_finish_where_they_began(
             address = reloaded.running.addresses["main.http"]
 
             async def begin(number: int, length: int) -> tuple[OpenStream, OpenSequence]:
-                call = StreamInferRequest(request=question("count", length))
+                call = StreamInferRequest(request=infer_request("count", length))
                 replies = await service(call)
                 stream = OpenStream(aiter(replies))
                 await stream.read(2)

@@ -76,8 +76,8 @@ async def _garbage(address: str) -> tuple[bytes, asyncio.StreamWriter]:
     return await reader.readline(), writer
 
 
-async def test_every_metric_and_label_exists() -> None:
-    """Selectors, groupings and legends name labels that the metrics of the expression have."""
+async def test_every_metric_and_label_is_published() -> None:
+    """Selectors, groupings and legends use labels of the metrics in their expression."""
     exists = await published()
     used = 0
     for file, expression, legend in expressions():
@@ -99,8 +99,8 @@ async def test_every_metric_and_label_exists() -> None:
     assert used > 40
 
 
-def test_alerts_use_rules_that_are_recorded() -> None:
-    """A rule that nobody records would never fire."""
+def test_alerts_use_recorded_rules() -> None:
+    """An alert on a rule that is not recorded would never fire."""
     rules = yaml.safe_load((DEPLOY / "prometheus/recording.yaml").read_text())["groups"][0]["rules"]
     recorded = {rule["record"] for rule in rules}
     text = (DEPLOY / "prometheus/alerts.yaml").read_text()
@@ -110,7 +110,7 @@ def test_alerts_use_rules_that_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("name", ["overview", "models", "upstreams", "migration"])
-def test_each_dashboard_has_an_id_of_its_own(name: str) -> None:
+def test_each_dashboard_has_a_unique_id(name: str) -> None:
     """Grafana imports them side by side."""
     board = json.loads((DEPLOY / f"grafana/{name}.json").read_text())
     assert f"tensor-gateway-{name}" == board["uid"]

@@ -1,4 +1,4 @@
-"""Open Inference's extensions through a whole gateway, with models and an upstream of its own kind."""
+"""Open Inference's extensions through a whole gateway with models, and one with an upstream."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def ask(gateway: Running | Gateway, path: str, body: Any = None) -> tuple[int, A
     data = None if body is None else json.dumps(body).encode()
     url = f"http://{gateway.addresses['main.http']}{path}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data)) as answer:
-            return answer.status, json.loads(answer.read())
+        with urllib.request.urlopen(urllib.request.Request(url, data)) as response:
+            return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
 
@@ -101,8 +101,8 @@ def counted(gateway: Running | Gateway, model: str) -> Any:
     return found
 
 
-def test_what_callers_share_is_counted(models: Running) -> None:
-    """Four requests run as one batch, and an answer that was kept runs nothing."""
+def test_batches_and_cache_hits_are_counted(models: Running) -> None:
+    """Four requests run in batches, and a cached reply runs nothing."""
     with ThreadPoolExecutor(4) as threads:
         statuses = list(threads.map(lambda value: infer(models, "shared", value), range(4)))
     assert [200] * 5 == [*statuses, infer(models, "shared", 0)]
@@ -116,8 +116,8 @@ def test_what_callers_share_is_counted(models: Running) -> None:
     assert sum(rows.values()) == found["execution_count"]
 
 
-def test_unloading_takes_a_model_and_not_the_gateway(models: Running) -> None:
-    """The others go on, and so does readiness, though a pipeline needs it; loading brings it back."""
+def test_unload_makes_one_model_unavailable(models: Running) -> None:
+    """Other models and the gateway stay ready; loading restores the model and its pipeline."""
     assert 200 == ask(models, "/v2/repository/models/plain/unload", {})[0]
     states = {entry["name"]: entry["state"] for entry in ask(models, "/v2/repository/index", {})[1]}
     assert {"plain": "UNAVAILABLE", "once": "UNAVAILABLE", "shared": "READY"} == states
@@ -126,8 +126,8 @@ def test_unloading_takes_a_model_and_not_the_gateway(models: Running) -> None:
     assert 200 == infer(models, "plain")
 
 
-def test_everything_passes_through_another_gateway(models: Running, in_front: Running) -> None:
-    """A gateway is asked as Triton is: under the names of its routes, with its own answers."""
+def test_extensions_pass_through_another_gateway(models: Running, in_front: Running) -> None:
+    """Requests use the names of the front's routes; replies are those of the gateway behind."""
     assert "other" == ask(in_front, "/v2/models/other/config")[1]["name"]
     assert 8 == ask(in_front, "/v2/models/shared/config")[1]["max_batch_size"]
     assert 200 == infer(in_front, "other")
@@ -153,10 +153,10 @@ lifecycle: {{pre_stop: 0s}}
 
 
 @pytest.mark.parametrize(("statistics", "counted_here"), [("target", 0), ("gateway", 1)])
-async def test_a_sidecar_counts_only_what_its_server_does_not(
+async def test_sidecar_counts_only_what_its_server_does_not_count(
     models: Running, statistics: str, counted_here: int
 ) -> None:
-    """The server lists the extension, so that its own counts are read: none are kept twice."""
+    """With `statistics: target` the counts of the server are read, and none are kept twice."""
     text = SIDECAR.format(statistics=statistics, address=models.addresses["main.http"])
     async with running(text) as gateway:
         assert 200 == await asyncio.to_thread(infer, gateway, "shared")
@@ -165,15 +165,15 @@ async def test_a_sidecar_counts_only_what_its_server_does_not(
     assert found["inference_count"] >= 1
 
 
-def test_the_log_of_the_gateway_behind(models: Running, in_front: Running) -> None:
-    """A setting that is changed through another gateway holds where it is meant."""
+def test_log_setting_reaches_the_gateway_behind(models: Running, in_front: Running) -> None:
+    """A log setting changed through the front applies at the gateway behind."""
     assert 1 == ask(in_front, "/v2/logging", {"log_verbose_level": 1})[1]["log_verbose_level"]
     assert 1 == ask(models, "/v2/logging")[1]["log_verbose_level"]
     assert 0 == ask(models, "/v2/logging", {"log_verbose_level": 0})[1]["log_verbose_level"]
 
 
-def test_what_is_not_modelled_gets_the_servers_answer(in_front: Running) -> None:
-    """The path is unknown to both; it is the one behind that says so."""
+def test_unmodelled_requests_get_the_upstream_error(in_front: Running) -> None:
+    """Neither gateway knows the path; the error is that of the gateway behind."""
     status, document = ask(in_front, "/v2/models/other/explain", {})
     assert (501, True) == (status, "OpaqueCall" in document["error"])
     status, document = ask(in_front, "/v2/trace/setting")

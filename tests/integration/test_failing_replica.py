@@ -54,7 +54,7 @@ BETWEEN_TRIALS_S = 2.5
 async def gateway_before_three(
     retry: str = RETRY, route_timeout: str = "30s"
 ) -> AsyncIterator[tuple[Gateway, list[FaultyServer]]]:
-    """Run three servers, and a gateway that repeats calls as *retry* says."""
+    """Run three servers, and a gateway with the retry settings of *retry*."""
     found = [FaultyServer(random.Random(1)) for _ in range(3)]  # noqa: S311  # repeatable
     async with AsyncExitStack() as stack:
         for server in found:
@@ -99,8 +99,8 @@ class Clients:
             assert [number + 1, number + 8] == as_numpy(reply.outputs[0]).tolist()
             self.answered += 1
 
-    async def until_answered(self, count: int) -> None:
-        """Wait for so many further replies."""
+    async def until_replied(self, count: int) -> None:
+        """Wait for a number of further replies."""
         total = self.answered + count
         await until(lambda: self.answered >= total or any(each.done() for each in self._tasks))
         assert not any(each.done() for each in self._tasks), await self.stop()
@@ -114,30 +114,30 @@ class Clients:
 
 
 @pytest.mark.parametrize("fault", ["hung", "resetting", "failing", "slow", "dead"])
-async def test_no_client_sees_a_replica_that_fails(fault: str) -> None:
-    """The other two answer, and the replica gets calls again when it is well."""
+async def test_failing_replica_is_hidden_from_clients(fault: str) -> None:
+    """The other two reply, and the replica gets calls again once it has recovered."""
     async with gateway_before_three() as (gateway, servers):
         bad = servers[0]
         clients = Clients(gateway)
-        await clients.until_answered(100)
+        await clients.until_replied(100)
         assert bad.answered
         await bad.set(fault)
-        await clients.until_answered(600)
+        await clients.until_replied(600)
         await bad.set(None)
         answered = bad.answered
         await until(lambda: bad.answered > answered + 20)
-        await clients.until_answered(20)
+        await clients.until_replied(20)
         assert [] == await clients.stop()
 
 
-async def test_with_two_of_three_dead_no_call_fails() -> None:
-    """The third one answers what the others cannot."""
+async def test_two_dead_replicas_of_three_fail_no_call() -> None:
+    """The third replica serves all calls."""
     async with gateway_before_three() as (gateway, servers):
         clients = Clients(gateway)
-        await clients.until_answered(100)
+        await clients.until_replied(100)
         for server in servers[:2]:
             await server.set("dead")
-            await clients.until_answered(300)
+            await clients.until_replied(300)
         assert [] == await clients.stop()
 
 
@@ -152,16 +152,16 @@ async def test_with_two_of_three_dead_no_call_fails() -> None:
     ],
 )
 async def test_without_retries_few_calls_fail(fault: str, most: int) -> None:
-    """Calls that were there fail, then those that eject the replica by default, and its trials."""
+    """Calls in flight fail, then those that eject the replica, and its trials."""
     # Without a shorter timeout the test would take half a minute; others are for slow machines.
     route_timeout = "3s" if fault == "hung" else "30s"
     async with gateway_before_three("", route_timeout) as (gateway, servers):
         clients = Clients(gateway, may_fail=True)
-        await clients.until_answered(100)
+        await clients.until_replied(100)
         assert 0 == clients.failed
         started = time.monotonic()
         await servers[0].set(fault)
-        await clients.until_answered(600)
+        await clients.until_replied(600)
         trials = 1 + int((time.monotonic() - started) / BETWEEN_TRIALS_S)
         assert clients.failed <= most + (trials if most else 0)
         assert [] == await clients.stop()

@@ -1,7 +1,7 @@
 """What calls leave behind: nothing that waits for the garbage collector.
 
-Values that hold one another stay until it looks, and with them the bodies of requests and answers.
-Nor do connections, however they end.
+Reference cycles stay until it runs, and with them the bodies of requests and responses.
+This holds for connections, too, in every way that they end.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ async def bad(http: HttpClient, grpc: GrpcClient) -> None:
     for request in (*map(post, BAD), post(GOOD, "nope")):
         assert (await http.send(request, deadline=None)).status in (400, 404)
     for message in BAD_GRPC:
-        answer = await grpc.send(GrpcRequest(INFER, (message,)), deadline=None)
-        assert answer.status.name != "OK"
+        response = await grpc.send(GrpcRequest(INFER, (message,)), deadline=None)
+        assert response.status.name != "OK"
 
 
 def ours(found: object) -> str:
@@ -102,7 +102,7 @@ def ours(found: object) -> str:
 
 
 def uncollected() -> list[str]:
-    """Return which of the gateway's own objects wait for the collector; it takes them."""
+    """Return the gateway's own objects that wait for the collector, and collect them."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
@@ -115,7 +115,7 @@ def uncollected() -> list[str]:
 @pytest.mark.parametrize("ask", [good, bad])
 @pytest.mark.parametrize("way", ["model", "oip+http", "oip+grpc"])
 async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
-    """After calls of one kind there is no cycle of the gateway's own objects."""
+    """After calls of one kind no cycle of the gateway's own objects remains."""
     async with AsyncExitStack() as stack:
         gateway = await started(stack, {"models": {"simple": SIMPLE}})
         if way != "model":
@@ -148,20 +148,20 @@ async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
         (None, DeadlineExceeded),
     ],
 )
-async def test_failed_questions_leave_no_garbage(
+async def test_failed_requests_leave_no_garbage(
     response: bytes | None, kind: type[GatewayError]
 ) -> None:
-    """An upstream that gives no answer leaves no cycle behind, whatever it does instead."""
+    """An upstream without a valid response leaves no cycle behind, whatever it sends instead."""
     client_end = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
-            for answer in (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", response):
+            for each in (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", response):
                 await reader.readuntil(b"\r\n\r\n")
-                if answer is None:
+                if each is None:
                     await client_end.wait()
                 else:
-                    writer.write(answer)
+                    writer.write(each)
 
     async with AsyncExitStack() as stack:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -189,8 +189,8 @@ async def test_failed_questions_leave_no_garbage(
     ("scheme", "listener"),
     [("oip+http", "main.http"), ("oip+grpc", "main.grpc"), ("grps+brpc", "main.grps.brpc")],
 )
-async def test_calls_whose_client_leaves_leave_no_garbage(scheme: str, listener: str) -> None:
-    """The part of a response that has arrived is freed as soon as its client has left."""
+async def test_abandoned_calls_leave_no_garbage(scheme: str, listener: str) -> None:
+    """The part of a response that has arrived is freed as soon as its client disconnects."""
     arrived = asyncio.Event()
     client_end = asyncio.Event()
 
@@ -262,7 +262,9 @@ def in_flight(gateway: Gateway) -> float:
         ("grpc", PREFACE + b"\0\0\1\6\0\0\0\0\0x", True),
     ],
 )
-async def test_connections_leave_no_garbage(carrier: str, sent: bytes, *, answered: bool) -> None:
+async def test_lost_connections_leave_no_garbage(
+    carrier: str, sent: bytes, *, answered: bool
+) -> None:
     """A connection that is lost, at whatever point, is freed at once."""
     async with AsyncExitStack() as stack:
         gateway = await started(stack, {"models": {"simple": SIMPLE}})
@@ -292,8 +294,8 @@ async def over_grpc(_http: HttpClient, grpc: GrpcClient) -> None:
 
 
 @pytest.mark.parametrize("ask", [over_http, over_grpc])
-async def test_refused_connects_leave_no_garbage(ask: Ask, unused_tcp_port: int) -> None:
-    """A call to an upstream that is down leaves nothing behind, its message least of all."""
+async def test_refused_connections_leave_no_garbage(ask: Ask, unused_tcp_port: int) -> None:
+    """A call to an upstream that is down leaves nothing behind, not even its message."""
 
     async def fail() -> None:
         address = f"127.0.0.1:{unused_tcp_port}"

@@ -1,4 +1,4 @@
-"""GraphPipe over HTTP through whole gateways: whose path it is, and what its clients send."""
+"""GraphPipe over HTTP through whole gateways: paths, methods, headers and errors."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def ask(
     """Return status, content type and body."""
     with closing(HTTPConnection(address, timeout=10)) as connection:
         connection.request(method, path, body, dict(headers or {}))
-        answer = connection.getresponse()
-        kind = answer.getheader("Content-Type", "").partition(";")[0]
-        return answer.status, kind, answer.read()
+        response = connection.getresponse()
+        kind = response.getheader("Content-Type", "").partition(";")[0]
+        return response.status, kind, response.read()
 
 
-def outputs(answer: tuple[int, str, bytes]) -> list[bytes]:
-    """Return the data of an inference's answer."""
-    assert (200, "application/octet-stream") == answer[:2]
-    tensors, errors = oracle.read_response(answer[2])
+def outputs(response: tuple[int, str, bytes]) -> list[bytes]:
+    """Return the data of an inference response."""
+    assert (200, "application/octet-stream") == response[:2]
+    tensors, errors = oracle.read_response(response[2])
     assert () == errors
     return [tensor.data for tensor in tensors]
 
@@ -87,23 +87,21 @@ def outputs(answer: tuple[int, str, bytes]) -> list[bytes]:
     ],
 )
 @pytest.mark.parametrize("listener", ["main", "own"])
-def test_a_path_is_a_model(model_server: Running, listener: str, path: str) -> None:
-    """Every spelling that names the model, and none where there is a default, is answered."""
+def test_paths_name_the_model(model_server: Running, listener: str, path: str) -> None:
+    """Every spelling of the model's path works, and so does a path without a model."""
     assert ANSWER == outputs(ask(model_server.addresses[f"{listener}.http"], path))
 
 
 @pytest.mark.parametrize("path", ["/", "/api/some-model/", "/a%20b?x=1"])
-def test_on_a_port_of_its_own_every_path_is_the_default_model(
-    model_server: Running, path: str
-) -> None:
-    """Clients of a server with one model post anywhere; where others listen too, they may not."""
+def test_every_path_of_its_own_port_is_the_default_model(model_server: Running, path: str) -> None:
+    """On a port of GraphPipe alone any path works; on a shared port it is rejected."""
     assert ANSWER == outputs(ask(model_server.addresses["own.http"], path))
     # Where others listen too the path is theirs (TensorRT v1 has /api, grps a page at /), or free.
     assert ask(model_server.addresses["main.http"], path)[0] in {400, 404, 405}
 
 
-def test_without_a_default_model_a_path_that_names_none_says_how(model_server: Running) -> None:
-    """The error is one that its clients can read."""
+def test_path_without_a_model_names_the_expected_form(model_server: Running) -> None:
+    """Without a default model the error is a GraphPipe message with the form of the path."""
     status, _, body = ask(model_server.addresses["nobody.http"], "/")
     assert 200 == status
     _, (error,) = oracle.read_response(body)
@@ -121,25 +119,25 @@ def test_without_a_default_model_a_path_that_names_none_says_how(model_server: R
     ],
     ids=str,
 )
-def test_content_types_mean_nothing(model_server: Running, headers: dict[str, str]) -> None:
-    """What real clients say of their body is not looked at."""
+def test_content_type_is_ignored(model_server: Running, headers: dict[str, str]) -> None:
+    """Real clients send any content type."""
     assert ANSWER == outputs(
         ask(model_server.addresses["main.http"], "/graphpipe", QUESTION, headers)
     )
 
 
-def test_a_body_in_chunks_is_whole(model_server: Running) -> None:
-    """A client that does not know the length beforehand is understood."""
+def test_accepts_a_chunked_body(model_server: Running) -> None:
+    """A client may send a body without announcing its length."""
     address = model_server.addresses["main.http"]
     with closing(HTTPConnection(address, timeout=10)) as connection:
         pieces = iter([QUESTION[:7], QUESTION[7:100], QUESTION[100:]])
         connection.request("POST", "/graphpipe", pieces, encode_chunked=True)
-        answer = connection.getresponse()
-        assert ANSWER == outputs((answer.status, "application/octet-stream", answer.read()))
+        response = connection.getresponse()
+        assert ANSWER == outputs((response.status, "application/octet-stream", response.read()))
 
 
-def test_a_client_that_waits_for_100_is_told_to_go_on(model_server: Running) -> None:
-    """TensorFlow's remote op asks before it sends a large body."""
+def test_expect_continue_gets_100(model_server: Running) -> None:
+    """TensorFlow's remote op waits for 100 before it sends a large body."""
     host, _, port = model_server.addresses["main.http"].rpartition(":")
     head = (
         f"POST /graphpipe HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\n"
@@ -154,16 +152,16 @@ def test_a_client_that_waits_for_100_is_told_to_go_on(model_server: Running) -> 
     assert ANSWER == outputs((200, "application/octet-stream", data.partition(b"\r\n\r\n")[2]))
 
 
-def test_errors_of_an_inference_stand_in_the_body(model_server: Running) -> None:
-    """A real client looks for them in an answer of status 200 and nowhere else."""
+def test_inference_errors_are_in_the_body(model_server: Running) -> None:
+    """The status is 200, since real clients look for errors in the body only."""
     status, kind, body = ask(model_server.addresses["main.http"], "/graphpipe", TOO_MANY)
     assert (200, "application/octet-stream") == (status, kind)
     _, (error,) = oracle.read_response(body)
     assert "has 2 inputs, the message has 3" in str(error)
 
 
-def test_errors_stand_in_the_status_where_a_listener_says_so(model_server: Running) -> None:
-    """Clients that never look into the body see the status, and the text."""
+def test_listener_option_puts_errors_into_the_status(model_server: Running) -> None:
+    """Clients that never read the body see the status; the body is text."""
     address = model_server.addresses["own.http"]
     assert (400, "text/plain") == ask(address, "/", TOO_MANY)[:2]
     assert (400, "text/plain") == ask(address, "/", b"no message")[:2]
@@ -172,10 +170,10 @@ def test_errors_stand_in_the_status_where_a_listener_says_so(model_server: Runni
 
 @pytest.mark.parametrize("listener", ["main", "own"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-def test_metadata_that_cannot_be_had_never_looks_like_metadata(
+def test_missing_metadata_is_404_for_every_method(
     model_server: Running, listener: str, method: str
 ) -> None:
-    """Every client reads an answer of status 200 as metadata, whatever is in it."""
+    """Clients read every response of status 200 as metadata, so an error must be 404."""
     body = METADATA_REQUEST if method == "POST" else None
     address = model_server.addresses[f"{listener}.http"]
     status, kind, text = ask(address, "/graphpipe/none", body, method=method)
@@ -184,36 +182,38 @@ def test_metadata_that_cannot_be_had_never_looks_like_metadata(
 
 
 def test_head_has_the_length_of_get_and_no_body(model_server: Running) -> None:
-    """The connection goes on after it."""
+    """The connection stays usable after HEAD."""
     with closing(HTTPConnection(model_server.addresses["main.http"], timeout=10)) as connection:
         seen = []
         for method in ("HEAD", "GET", "HEAD"):
             connection.request(method, "/graphpipe/simple")
-            answer = connection.getresponse()
-            seen.append((answer.status, answer.getheader("Content-Length"), len(answer.read())))
+            response = connection.getresponse()
+            seen.append(
+                (response.status, response.getheader("Content-Length"), len(response.read()))
+            )
     length = seen[1][1]
     assert [(200, length, 0), (200, length, int(length or 0)), (200, length, 0)] == seen
 
 
-def test_other_methods_are_refused(model_server: Running) -> None:
-    """With the methods there are."""
+def test_other_methods_are_405(model_server: Running) -> None:
+    """The Allow header lists the methods."""
     with closing(HTTPConnection(model_server.addresses["own.http"], timeout=10)) as connection:
         connection.request("DELETE", "/")
-        answer = connection.getresponse()
-        answer.read()
-        assert (405, "GET, HEAD, POST") == (answer.status, answer.getheader("Allow"))
+        response = connection.getresponse()
+        response.read()
+        assert (405, "GET, HEAD, POST") == (response.status, response.getheader("Allow"))
 
 
-def test_the_root_lists_the_models(model_server: Running) -> None:
-    """Who does not know what is there may ask."""
+def test_root_lists_the_models(model_server: Running) -> None:
+    """GET on the root returns the names of all models."""
     status, kind, body = ask(model_server.addresses["nobody.http"], "/", None, method="GET")
     assert (200, "application/json") == (status, kind)
     assert ["simple"] == [model["Name"] for model in json.loads(body)["Models"]]
 
 
 @pytest.mark.parametrize("path", ["/graphpipe/simple", "/graphpipe", "/graphpipe/simple/1"])
-def test_the_path_of_an_upstream_is_its_model(model_server: Running, path: str) -> None:
-    """`graphpipe+http://HOST:PORT/path` is one model, by whatever name it is asked for."""
+def test_upstream_path_is_its_model(model_server: Running, path: str) -> None:
+    """`graphpipe+http://HOST:PORT/path` is one model, whatever name a client uses."""
     url = f"graphpipe+http://{model_server.addresses['main.http']}{path}"
     with serving(
         "--upstream", url, "--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off"

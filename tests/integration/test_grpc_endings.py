@@ -1,4 +1,4 @@
-"""How gRPC calls end other than by an answer: cancelling, deadlines, breaks, statuses."""
+"""How gRPC calls end without a reply: cancellation, deadlines, broken connections, statuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("grpc_makes")
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    """Every ending tested in this file is normal: none may write to stderr or log a warning."""
     yield
     only_quiet(capfd, caplog)
 
@@ -39,14 +39,14 @@ PROMPT_S = 0.1
 
 
 def free_address() -> str:
-    """Return an address of the loopback where nobody listens."""
+    """Return an address of the loopback without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-async def test_cancelled_send_cancels_the_far_end() -> None:
-    """Cancelling `send` is seen by the server's frontend within 100 ms."""
+async def test_cancelled_send_cancels_the_frontend() -> None:
+    """The server's frontend is cancelled within 100 ms after `send` is."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server) as client:
         call = asyncio.create_task(client.send(ask(), deadline=None))
@@ -59,20 +59,20 @@ async def test_cancelled_send_cancels_the_far_end() -> None:
     assert 0 == frontend.running
 
 
-async def test_closed_stream_cancels_the_far_end() -> None:
-    """Closing the iterator of `stream` is seen by the server's frontend within 100 ms."""
+async def test_closed_stream_cancels_the_frontend() -> None:
+    """The server's frontend is cancelled within 100 ms after the iterator is closed."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server) as client:
-        answers = client.stream(ask(method=STREAM), deadline=None)
-        await anext(answers)
-        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        responses = client.stream(ask(method=STREAM), deadline=None)
+        await anext(responses)
+        await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
         async with asyncio.timeout(PROMPT_S):
             await frontend.cancelled.wait()
     assert 0 == frontend.running
 
 
-async def test_deadline_ends_both_sides() -> None:
-    """At the deadline the caller has its error and the frontend is cancelled."""
+async def test_deadline_fails_the_call_and_cancels_the_frontend() -> None:
+    """At the deadline the caller gets its error and the frontend is cancelled."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server) as client:
         began = monotonic()
@@ -84,8 +84,8 @@ async def test_deadline_ends_both_sides() -> None:
 
 
 @pytest.mark.parametrize("left_s", [0.0, -1.0])
-async def test_past_deadline_asks_nobody(left_s: float) -> None:
-    """Without time left no call is made."""
+async def test_past_deadline_sends_no_call(left_s: float) -> None:
+    """Without time left no call is sent."""
     frontend = Answers(echo)
     async with serving(frontend) as server, calling(server) as client:
         with pytest.raises(DeadlineExceeded, match="before"):
@@ -95,8 +95,8 @@ async def test_past_deadline_asks_nobody(left_s: float) -> None:
     assert [] == frontend.requests
 
 
-async def test_deadline_holds_while_waiting_for_a_place() -> None:
-    """A call that waits for a place among its own kind gives up at its deadline."""
+async def test_deadline_holds_while_waiting_for_a_slot() -> None:
+    """A call that waits for the client's concurrency limit expires at its deadline."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server, ClientLimits(in_flight=1)) as client:
         first = asyncio.create_task(client.send(ask(), deadline=None))
@@ -111,8 +111,8 @@ STATUSES = [status for status in GrpcStatus if status is not GrpcStatus.OK]
 
 
 @pytest.mark.parametrize("status", STATUSES, ids=lambda status: status.name)
-async def test_status_of_the_server_is_an_answer(status: GrpcStatus) -> None:
-    """Every status comes back with its text and trailing metadata, whatever it is."""
+async def test_every_status_of_the_server_is_returned(status: GrpcStatus) -> None:
+    """Every status is returned with its text and trailing metadata."""
     metadata = (("x-why", "because"), ("x-data-bin", b"\0\1"))
     ending = GrpcResponse(status=status, details="nö: 'x' has 1\nneeds 2", metadata=metadata)
 
@@ -124,8 +124,8 @@ async def test_status_of_the_server_is_an_answer(status: GrpcStatus) -> None:
         assert [ending] == [each async for each in client.stream(ask(method=STREAM), deadline=None)]
 
 
-async def test_stream_ends_with_a_status_after_answers() -> None:
-    """What came before the status is delivered."""
+async def test_stream_delivers_messages_before_a_status() -> None:
+    """Messages before the status are delivered; those after it are not."""
 
     async def end(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
         yield GrpcResponse((b"one",))
@@ -133,20 +133,20 @@ async def test_stream_ends_with_a_status_after_answers() -> None:
         yield GrpcResponse((b"never",))
 
     async with serving(Answers(end)) as server, calling(server) as client:
-        answers = [each async for each in client.stream(ask(method=STREAM), deadline=None)]
-    assert [GrpcStatus.OK, GrpcStatus.ABORTED] == [each.status for each in answers]
+        responses = [each async for each in client.stream(ask(method=STREAM), deadline=None)]
+    assert [GrpcStatus.OK, GrpcStatus.ABORTED] == [each.status for each in responses]
 
 
 async def test_unknown_method_is_unimplemented() -> None:
-    """A path that nobody serves is UNIMPLEMENTED, and the text says so."""
+    """A path that no frontend serves is UNIMPLEMENTED, with a text."""
     async with serving(Answers(echo)) as server, calling(server) as client:
-        answer = await client.send(ask(method="/no.Such/Thing"), deadline=None)
-    assert GrpcStatus.UNIMPLEMENTED is answer.status
-    assert "no protocol here serves this method" == answer.details
+        response = await client.send(ask(method="/no.Such/Thing"), deadline=None)
+    assert GrpcStatus.UNIMPLEMENTED is response.status
+    assert "no protocol here serves this method" == response.details
 
 
-async def test_refused_connection_was_not_sent() -> None:
-    """Where nobody listens the call certainly was not seen, and the error comes at once."""
+async def test_refused_connection_raises_not_sent() -> None:
+    """Without a listener the error is raised at once, and the call was not sent."""
     began = monotonic()
     async with calling(free_address()) as client:
         with pytest.raises(NotSent, match="cannot connect to 127"):
@@ -155,18 +155,18 @@ async def test_refused_connection_was_not_sent() -> None:
 
 
 async def until_sent(client: GrpcClient) -> GrpcResponse:
-    """Try until the upstream is there."""
+    """Retry until the upstream is reachable."""
     while True:
         try:
-            answer: GrpcResponse = await client.send(ask(b"again"), deadline=None)
+            response: GrpcResponse = await client.send(ask(b"again"), deadline=None)
         except NotSent:
             await asyncio.sleep(0.05)
         else:
-            return answer
+            return response
 
 
-async def test_restart_of_the_upstream_is_noticed() -> None:
-    """A server that comes back at the same address is used again within two seconds."""
+async def test_restarted_upstream_is_used_again() -> None:
+    """A server that restarts at the same address is used again within two seconds."""
     async with serving(Answers(echo)) as server, calling(server) as client:
         await client.send(ask(), deadline=None)
         await server.stop()
@@ -174,12 +174,12 @@ async def test_restart_of_the_upstream_is_noticed() -> None:
             await client.send(ask(), deadline=None)
         async with serving(Answers(echo), address=server.address):
             async with asyncio.timeout(2):
-                answer = await until_sent(client)
-    assert b"again" == answer.view.tobytes()
+                response = await until_sent(client)
+    assert b"again" == response.view.tobytes()
 
 
-async def test_broken_connection_may_have_been_seen() -> None:
-    """An upstream that dies with the call in hand is Unavailable, and not NotSent."""
+async def test_broken_connection_within_a_call_is_unavailable() -> None:
+    """The upstream may have seen the call, so the error is not NotSent."""
     reached = asyncio.Event()
 
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,22 +199,22 @@ async def test_broken_connection_may_have_been_seen() -> None:
     assert Unavailable is type(caught.value)
 
 
-async def test_upstream_of_another_protocol_is_unavailable() -> None:
-    """A server that answers HTTP/1.1 never saw a call."""
+async def test_http1_upstream_raises_not_sent() -> None:
+    """A server that responds in HTTP/1.1 never saw a call."""
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, calling(f"127.0.0.1:{port}") as client:
         with pytest.raises(NotSent, match=r"http1\.x|it serves HTTP/1"):
             await client.send(ask(), deadline=monotonic() + 5)
 
 
-async def test_silent_upstream_is_given_up_after_the_connect_timeout() -> None:
-    """An address that accepts no connection costs the connect timeout and no more."""
+async def test_silent_upstream_raises_not_sent_at_the_timeout() -> None:
+    """An address that accepts no connection takes the connect timeout and no longer."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -244,8 +244,8 @@ async def test_closing_the_client_ends_its_calls() -> None:
             await client.send(ask(), deadline=None)
 
 
-async def test_metadata_that_grpc_cannot_carry_is_left_out() -> None:
-    """An odd header of the caller does not cost it the call."""
+async def test_metadata_that_grpc_cannot_carry_is_dropped() -> None:
+    """An invalid header of the caller does not fail the call."""
     frontend = Answers(echo)
     odd = (("Bad Key", "x"), ("x-uml", "ä"), ("grpc-timeout", "1S"), ("x-b-bin", "text"))
     request = GrpcRequest(UNARY, (b"x",), (*odd, ("x-good", "yes")))

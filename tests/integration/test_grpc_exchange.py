@@ -25,20 +25,20 @@ pytestmark = pytest.mark.usefixtures("grpc_makes")
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    """Every ending tested in this file is normal: none may write to stderr or log a warning."""
     yield
     only_quiet(capfd, caplog)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 602_112, 16 * MIB])
-async def test_unary_message_comes_back_equal(size: int) -> None:
-    """A message of any size reaches the frontend and its answer the caller, byte for byte."""
+async def test_unary_message_is_echoed_unchanged(size: int) -> None:
+    """A message of any size reaches the frontend and its response the caller, byte for byte."""
     message = bytes(range(256)) * (size // 256) + bytes(size % 256)
     frontend = Answers(echo)
     async with serving(frontend) as server, calling(server) as client:
-        answer = await client.send(ask(message), deadline=None)
-    assert message == answer.view.tobytes()
-    assert GrpcStatus.OK is answer.status
+        response = await client.send(ask(message), deadline=None)
+    assert message == response.view.tobytes()
+    assert GrpcStatus.OK is response.status
     assert message == frontend.requests[0].view.tobytes()
 
 
@@ -49,20 +49,20 @@ async def test_frontend_sees_method_metadata_and_deadline() -> None:
     request = GrpcRequest(UNARY, (b"ab", memoryview(b"cd")), metadata)
     deadline = monotonic() + 5
     async with serving(frontend) as server, calling(server) as client:
-        answer = await client.send(request, deadline=deadline)
+        response = await client.send(request, deadline=deadline)
     seen = frontend.requests[0]
     assert UNARY == seen.method
     assert b"abcd" == seen.view.tobytes()
     assert set(metadata) <= set(seen.metadata)
     assert seen.deadline == pytest.approx(deadline, abs=0.1)
-    assert (("x-echo", "yes"),) == answer.metadata
+    assert (("x-echo", "yes"),) == response.metadata
 
 
-async def test_stream_answers_arrive_in_order() -> None:
-    """A server-streaming method gives every answer."""
+async def test_stream_messages_arrive_in_order() -> None:
+    """A server-streaming method delivers every message."""
     async with serving(Answers(echo)) as server, calling(server) as client:
-        answers = [
-            answer.view.tobytes()
-            async for answer in client.stream(ask(b"m", STREAM), deadline=None)
+        responses = [
+            response.view.tobytes()
+            async for response in client.stream(ask(b"m", STREAM), deadline=None)
         ]
-    assert [b"m"] * 3 == answers
+    assert [b"m"] * 3 == responses

@@ -1,4 +1,4 @@
-"""Both makes of gRPC through whole gateways, one in front of the other, chosen in YAML."""
+"""Both gRPC implementations through whole gateways, one in front of the other, chosen in YAML."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ lifecycle: {{pre_stop: 0s}}
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def question(model: str = "simple") -> bytes:
+def infer_message(model: str = "simple") -> bytes:
     """Return a request of two rows of sixteen integers."""
     request = pb.ModelInferRequest(model_name=model, id="q")
     for name in ("INPUT0", "INPUT1"):
@@ -51,9 +51,9 @@ def question(model: str = "simple") -> bytes:
     return request.SerializeToString()
 
 
-def sums(answer: bytes) -> list[int]:
-    """Return the first output of an answer."""
-    response = pb.ModelInferResponse.FromString(answer)
+def sums(message: bytes) -> list[int]:
+    """Return the first output of a response."""
+    response = pb.ModelInferResponse.FromString(message)
     assert "q" == response.id
     return [int(each) for each in np.frombuffer(response.raw_output_contents[0], "<i4")]
 
@@ -62,7 +62,7 @@ def sums(answer: bytes) -> list[int]:
 def front(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A gateway in front of a gateway with a model, both of one make."""
+    """A gateway in front of a gateway with a model, both of one implementation."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "model.yaml").write_text(MODEL.format(make=request.param))
     with serving(str(folder / "model.yaml")) as model:
@@ -73,46 +73,46 @@ def front(
 
 
 def test_inference_through_two_gateways(front: Running) -> None:
-    """A real gRPC client's call is answered, its request id and metadata with it."""
+    """A real gRPC client gets its sums and its request id in the trailing metadata."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
-        answer, call = channel.unary_unary(INFER).with_call(
-            question(), metadata=(("x-request-id", "mine"),), timeout=10
+        response, call = channel.unary_unary(INFER).with_call(
+            infer_message(), metadata=(("x-request-id", "mine"),), timeout=10
         )
-    assert [2 * number for number in range(16)] == sums(answer)
+    assert [2 * number for number in range(16)] == sums(response)
     assert "mine" == dict(call.trailing_metadata())["x-request-id"]
 
 
-def test_http_in_grpc_out(front: Running) -> None:
+def test_http_call_is_forwarded_over_grpc(front: Running) -> None:
     """JSON over HTTP reaches the model over gRPC."""
     row = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
     body = {"inputs": [{"name": name, **row} for name in ("INPUT0", "INPUT1")]}
-    status, answer = get(front.url("/v2/models/simple/infer"), body)
+    status, response = get(front.url("/v2/models/simple/infer"), body)
     assert 200 == status
-    assert [2 * number for number in range(16)] == answer["outputs"][0]["data"]
+    assert [2 * number for number in range(16)] == response["outputs"][0]["data"]
 
 
 def test_errors_keep_their_status(front: Running) -> None:
-    """What the far gateway says of a model it has not is what the caller reads."""
+    """The caller gets the status of the gateway behind."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         call = channel.unary_unary(INFER)
         with pytest.raises(grpc.RpcError) as unknown:
-            call(question("none"), timeout=10)
+            call(infer_message("none"), timeout=10)
         with pytest.raises(grpc.RpcError) as broken:
             call(b"\xff", timeout=10)
     assert grpc.StatusCode.NOT_FOUND is unknown.value.code()
     assert grpc.StatusCode.INVALID_ARGUMENT is broken.value.code()
 
 
-def test_a_stream_through_two_gateways(front: Running) -> None:
-    """Each message of a bidirectional stream is answered in it."""
+def test_stream_through_two_gateways(front: Running) -> None:
+    """Each message of a bidirectional stream gets a response on it."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        answers = list(stream(iter([question()] * 3), timeout=10))
-    assert 3 == len(answers)
+        responses = list(stream(iter([infer_message()] * 3), timeout=10))
+    assert 3 == len(responses)
 
 
-def test_health_and_reflection(front: Running) -> None:
-    """The services of the server itself stand beside the protocols."""
+def test_health_and_reflection_are_served(front: Running) -> None:
+    """The server's own services are available next to the protocols."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=10
@@ -122,7 +122,7 @@ def test_health_and_reflection(front: Running) -> None:
     assert "inference.GRPCInferenceService" in services
 
 
-def test_a_stopped_gateway_exits_well(tmp_path: Path) -> None:
+def test_sigterm_ends_open_connections_with_status_0(tmp_path: Path) -> None:
     """SIGTERM ends a gateway with open native connections at once, with status 0."""
     config = tmp_path / "gateway.yaml"
     config.write_text(MODEL.format(make="native"))
@@ -130,7 +130,7 @@ def test_a_stopped_gateway_exits_well(tmp_path: Path) -> None:
         serving(str(config)) as running,
         grpc.insecure_channel(running.addresses["main.grpc"]) as channel,
     ):
-        assert [0, 2] == sums(channel.unary_unary(INFER)(question(), timeout=10))[:2]
+        assert [0, 2] == sums(channel.unary_unary(INFER)(infer_message(), timeout=10))[:2]
         began = monotonic()
         assert 0 == running.stop()
     assert monotonic() - began < 5

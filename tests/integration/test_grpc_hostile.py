@@ -1,4 +1,4 @@
-"""Raw HTTP/2 frames that no gRPC library sends: the server answers or resets, and lives on."""
+"""Raw HTTP/2 frames that no gRPC library sends: the server responds or resets, and stays usable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("grpc_makes")
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A stranger's bytes may not write to stderr or log a warning."""
+    """Bytes of a hostile peer may not write to stderr or log a warning."""
     yield
     only_quiet(capfd, caplog)
 
@@ -65,7 +65,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0)
 
 
 async def status_of(address: str, data: bytes) -> int:
-    """Send *data*, return the gRPC status of the first answer."""
+    """Send *data*, return the gRPC status of the first response."""
     host, port = address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -119,8 +119,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_odd_frames_are_answered(name: str, grpc_makes: tuple[str, str]) -> None:
-    """Each gets its status at once, and a good call after it its answer."""
+async def test_malformed_frames_get_their_status(name: str, grpc_makes: tuple[str, str]) -> None:
+    """Each gets its status at once, and a good call after it succeeds."""
     data, status = CASES[name]
     if name == "garbage_as_gzip" and grpc_makes[0] == "reference":
         status = GrpcStatus.INTERNAL  # the C core's own answer
@@ -129,8 +129,8 @@ async def test_odd_frames_are_answered(name: str, grpc_makes: tuple[str, str]) -
         assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
 
 
-async def test_rapid_resets_leave_others_alone() -> None:
-    """Calls begun and reset by the thousand hinder nobody else and leave no task behind."""
+async def test_rapid_resets_do_not_delay_other_calls() -> None:
+    """Thousands of calls that are reset at once delay no other call."""
     data = b"".join(
         call(stream=2 * number + 1) + frame(RST, 0, 2 * number + 1, b"\0\0\0\x08")
         for number in range(2000)
@@ -144,8 +144,8 @@ async def test_rapid_resets_leave_others_alone() -> None:
         writer.close()
 
 
-async def test_message_that_never_comes_whole_is_given_up() -> None:
-    """A sender that stops half way has its status after `body_timeout`."""
+async def test_incomplete_message_times_out() -> None:
+    """A call whose message stays incomplete gets its status after `body_timeout`."""
     limits = ServerLimits(body_timeout_s=0.1)
     data = call() + frame(DATA, 0, 1, b"\0\0\0\0\5x")
     async with serving(Answers(echo), limits) as server, calling(server) as client:
@@ -153,8 +153,8 @@ async def test_message_that_never_comes_whole_is_given_up() -> None:
         assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
 
 
-async def test_other_protocols_are_turned_away() -> None:
-    """HTTP/1.1 and garbage have their connection closed."""
+async def test_other_protocols_are_disconnected() -> None:
+    """The server closes connections that send HTTP/1.1 or garbage."""
     async with serving(Answers(echo)) as server, calling(server) as client:
         host, port = server.address.rsplit(":", 1)
         for data in (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"\x16\x03\x01" + bytes(100)):

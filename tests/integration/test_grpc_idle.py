@@ -1,4 +1,4 @@
-"""Idle gRPC connections: the server looks at one when its client sends, or when its time is over."""
+"""Idle gRPC connections: the server checks one when its client sends, or when its time is over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Connected:
     writer: asyncio.StreamWriter
 
     def look(self, after_s: float) -> None:
-        """Let the server look at it, as if it were *after_s* seconds later."""
+        """Let the server check it, as if it were *after_s* seconds later."""
         now = monotonic() + after_s
         self.server.sweep(now)
         self.server.become_idle(now)
@@ -64,8 +64,8 @@ async def connected() -> AsyncIterator[Connected]:
     server.close()
 
 
-async def test_an_idle_connection_is_looked_at_no_more() -> None:
-    """It is idle after five seconds, until its age or `keepalive` is over."""
+async def test_idle_connection_is_not_checked_until_its_timeout() -> None:
+    """It is idle after five seconds, until its age or `keepalive` expires."""
     async with connected() as each:
         each.look(1.0)
         assert {each.server} == each.open.active
@@ -74,8 +74,8 @@ async def test_an_idle_connection_is_looked_at_no_more() -> None:
         assert each.server.idle_until == pytest.approx(monotonic() + 75.0, abs=5.0)
 
 
-async def test_an_idle_connection_is_active_when_its_client_sends() -> None:
-    """What the client sent is answered as ever."""
+async def test_idle_connection_is_active_when_its_client_sends() -> None:
+    """Its PING is acknowledged as usual."""
     async with connected() as each:
         each.look(LATER_S)
         each.writer.write(PING)
@@ -83,8 +83,8 @@ async def test_an_idle_connection_is_active_when_its_client_sends() -> None:
         assert ({each.server}, None) == (each.open.active, each.server.idle_until)
 
 
-async def test_an_idle_connection_that_ends_is_forgotten() -> None:
-    """Nothing of it is left."""
+async def test_idle_connection_that_closes_is_forgotten() -> None:
+    """The server keeps nothing of it."""
     async with connected() as each:
         each.look(LATER_S)
         each.writer.close()
@@ -92,8 +92,8 @@ async def test_an_idle_connection_that_ends_is_forgotten() -> None:
         assert 0 == each.open.count.total
 
 
-async def test_an_idle_connection_can_be_told_to_leave() -> None:
-    """Its client gets GOAWAY, and its patience is measured again."""
+async def test_idle_connection_can_get_goaway() -> None:
+    """Its client gets GOAWAY, and it is active until its deadline."""
     async with connected() as each:
         each.look(LATER_S)
         each.server.announce_close(1.0)
@@ -103,7 +103,7 @@ async def test_an_idle_connection_can_be_told_to_leave() -> None:
         assert {each.server} == each.open.active
 
 
-async def test_a_connection_that_owes_something_is_not_idle() -> None:
+async def test_incomplete_header_block_is_not_idle() -> None:
     """A header block that is not complete has a time limit."""
     async with connected() as each:
         each.writer.write(HALF_A_BLOCK)
@@ -112,10 +112,10 @@ async def test_a_connection_that_owes_something_is_not_idle() -> None:
         assert {each.server} == each.open.active
 
 
-async def test_the_end_of_an_idle_connection_is_in_good_form(
+async def test_idle_connection_gets_goaway_after_keepalive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server looks at it again when `keepalive` is over."""
+    """The server checks it again when `keepalive` is over."""
     monkeypatch.setattr(server_connection, "_IDLE_AFTER_S", 0.0)
     async with served(Answers(echo), keepalive_s=0.3) as server:
         started_s = monotonic()

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("grpc_makes")
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    """Every ending tested in this file is normal: none may write to stderr or log a warning."""
     yield
     only_quiet(capfd, caplog)
 
@@ -44,7 +44,7 @@ def another(address: str) -> Server:
     return new_server(address)
 
 
-async def test_taken_port_is_one_clear_error() -> None:
+async def test_port_in_use_raises_with_the_address() -> None:
     """A second server on the port fails with OSError that names the address."""
     async with serving(Answers(echo)) as server:
         with pytest.raises(OSError, match=f"listen on {server.address}: Address already") as caught:
@@ -53,14 +53,14 @@ async def test_taken_port_is_one_clear_error() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:port", "127.0.0.1:65536", ":", ""])
-async def test_address_that_is_none(address: str) -> None:
-    """An address without host or port fails with OSError that says what is needed."""
+async def test_invalid_address_raises(address: str) -> None:
+    """An address without host or port raises OSError that names the expected form."""
     with pytest.raises(OSError, match="expected host:port"):
         await another(address).start()
 
 
-async def test_unix_socket(tmp_path: Path) -> None:
-    """A server listens on a unix socket; a live one is not taken over, a left-over one is."""
+async def test_listens_on_a_unix_socket(tmp_path: Path) -> None:
+    """A server listens on a unix socket; a second server does not replace a live one."""
     address = f"unix:{tmp_path}/gateway.sock"
     async with serving(Answers(echo), address=address) as server, calling(server) as client:
         assert address == server.address
@@ -72,8 +72,8 @@ async def test_unix_socket(tmp_path: Path) -> None:
         await another(f"unix:{tmp_path}/no/gateway.sock").start()
 
 
-async def test_drain_finishes_what_is_in_flight() -> None:
-    """A drained server answers the call it has, takes no new one, and is then gone."""
+async def test_drain_finishes_calls_in_flight() -> None:
+    """A draining server finishes its call, accepts no new one, and stops."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server) as client:
         call = asyncio.create_task(client.send(ask(b"late"), deadline=None))
@@ -90,7 +90,7 @@ async def test_drain_finishes_what_is_in_flight() -> None:
 
 
 async def test_drain_waits_for_the_rest_of_a_message() -> None:
-    """A call whose message has not arrived completely is in flight, too."""
+    """A call with an incomplete message is in flight, too."""
     async with serving(Answers(echo)) as server:
         host, _, port = server.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -105,8 +105,8 @@ async def test_drain_waits_for_the_rest_of_a_message() -> None:
         writer.close()
 
 
-async def test_drain_cancels_the_rest() -> None:
-    """What has not finished in time is cancelled, and its caller told so by a status."""
+async def test_drain_cancels_calls_that_take_too_long() -> None:
+    """A call that exceeds the drain time is cancelled, and its caller gets a status."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server) as client:
         call = asyncio.create_task(client.send(ask(), deadline=None))
@@ -116,14 +116,14 @@ async def test_drain_cancels_the_rest() -> None:
         assert 0.2 == pytest.approx(monotonic() - began, abs=0.15)
         assert frontend.cancelled.is_set()
         try:
-            answer = await call
+            response = await call
         except Unavailable:
             return
-        assert GrpcStatus.UNAVAILABLE is answer.status
+        assert GrpcStatus.UNAVAILABLE is response.status
 
 
-async def test_drain_without_calls_is_quick_and_stopping_twice_is_harmless() -> None:
-    """An idle server need not wait, not even with a client connected."""
+async def test_drain_without_calls_is_quick_and_stop_is_repeatable() -> None:
+    """An idle server does not wait, not even with a client connected."""
     async with serving(Answers(echo)) as server, calling(server) as client:
         await client.send(ask(), deadline=None)
         began = monotonic()
@@ -135,8 +135,8 @@ async def test_drain_without_calls_is_quick_and_stopping_twice_is_harmless() -> 
     await another("127.0.0.1:0").drain(1)
 
 
-async def test_bidirectional_messages_are_calls_of_their_own() -> None:
-    """A frontend without sessions is given one message at a time, in order."""
+async def test_bidirectional_messages_are_separate_calls() -> None:
+    """A frontend without sessions gets one message at a time, in order."""
     frontend = Answers(echo)
     async with serving(frontend) as server, aio.insecure_channel(server.address) as channel:
 
@@ -145,12 +145,12 @@ async def test_bidirectional_messages_are_calls_of_their_own() -> None:
                 yield b"%d" % number
 
         call = channel.stream_stream(BIDI)(messages())
-        answers = [answer async for answer in call]
-    assert [b"0", b"1", b"2"] == answers
+        responses = [response async for response in call]
+    assert [b"0", b"1", b"2"] == responses
     assert [b"0", b"1", b"2"] == [request.view.tobytes() for request in frontend.requests]
 
 
-async def test_leaving_a_bidirectional_stream_cancels_its_call() -> None:
+async def test_reset_of_a_bidirectional_stream_cancels_its_call() -> None:
     """The frontend is cancelled when the client resets the stream."""
     frontend = Slow()
     async with serving(frontend) as server, aio.insecure_channel(server.address) as channel:
@@ -162,8 +162,8 @@ async def test_leaving_a_bidirectional_stream_cancels_its_call() -> None:
             await frontend.cancelled.wait()
 
 
-async def test_a_session_that_is_not_read_from_stops_its_calls() -> None:
-    """A client that writes and does not read is held up, and holds a bounded part of the answers."""
+async def test_unread_session_pauses_its_calls() -> None:
+    """A client that does not read holds a bounded part of the responses."""
     made = 0
 
     async def endless(_wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
@@ -188,7 +188,7 @@ async def test_a_session_that_is_not_read_from_stops_its_calls() -> None:
 
 
 async def test_old_connections_are_replaced_without_loss() -> None:
-    """Calls go on while the client renews its connection after every few of them."""
+    """Calls succeed while the client renews its connection after every few of them."""
     frontend = Answers(echo)
     async with (
         serving(frontend) as server,
@@ -202,15 +202,15 @@ async def test_old_connections_are_replaced_without_loss() -> None:
 
 
 async def test_renewed_connection_lets_a_stream_finish() -> None:
-    """A stream that began on an old connection is not cut off by the renewal."""
+    """Renewal does not cut off a stream on an old connection."""
     frontend = Slow()
     async with (
         serving(frontend) as server,
         calling(server, ClientLimits(connection_age_s=0.0)) as client,
     ):
-        answers = client.stream(ask(b"last", STREAM), deadline=None)
-        assert b"first" == (await anext(answers)).view.tobytes()
+        responses = client.stream(ask(b"last", STREAM), deadline=None)
+        assert b"first" == (await anext(responses)).view.tobytes()
         frontend.go.set()
         for _ in range(3):
             await client.send(ask(), deadline=None)
-        assert [b"last"] == [answer.view.tobytes() async for answer in answers]
+        assert [b"last"] == [response.view.tobytes() async for response in responses]

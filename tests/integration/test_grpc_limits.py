@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("grpc_makes")
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    """Every ending tested in this file is normal: none may write to stderr or log a warning."""
     yield
     only_quiet(capfd, caplog)
 
@@ -41,34 +41,34 @@ LIMIT = 100_000
 @pytest.mark.parametrize(
     ("size", "status"), [(LIMIT, GrpcStatus.OK), (LIMIT + 1, GrpcStatus.RESOURCE_EXHAUSTED)]
 )
-async def test_request_size(size: int, status: GrpcStatus) -> None:
-    """A request of the limit passes; one byte more is refused and never reaches the frontend."""
+async def test_request_size_is_limited(size: int, status: GrpcStatus) -> None:
+    """A request of the limit passes; one byte more is rejected and never reaches the frontend."""
     frontend = Answers(echo)
     async with (
         serving(frontend, ServerLimits(message_bytes=LIMIT)) as server,
         calling(server) as client,
     ):
-        answer = await client.send(ask(bytes(size)), deadline=None)
-    assert status is answer.status
+        response = await client.send(ask(bytes(size)), deadline=None)
+    assert status is response.status
     assert (status is GrpcStatus.OK) == bool(frontend.requests)
 
 
 @pytest.mark.parametrize("method", [UNARY, STREAM])
-async def test_answer_over_the_client_limit_is_too_large(method: str) -> None:
-    """An upstream's answer of one byte too many raises TooLarge; one of the limit passes."""
+async def test_response_over_the_client_limit_is_too_large(method: str) -> None:
+    """A response one byte over the limit raises TooLarge; one of the limit passes."""
     async with (
         serving(Answers(echo)) as server,
         calling(server, ClientLimits(message_bytes=LIMIT)) as client,
     ):
-        answers = client.stream(ask(bytes(LIMIT), method), deadline=None)
-        assert LIMIT == len((await anext(answers)).view)
-        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        responses = client.stream(ask(bytes(LIMIT), method), deadline=None)
+        assert LIMIT == len((await anext(responses)).view)
+        await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
         with pytest.raises(TooLarge, match=r"100001.+100000"):
             await anext(client.stream(ask(bytes(LIMIT + 1), method), deadline=None))
 
 
-async def test_answer_over_the_server_limit_is_refused_in_the_protocols_words() -> None:
-    """What the frontend answers is held to the message limit too."""
+async def test_response_over_the_server_limit_is_rejected() -> None:
+    """The message limit holds for the frontend's responses, too."""
 
     def double(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
         return echo(GrpcRequest(wire.method, (*wire.message, *wire.message)))
@@ -87,8 +87,8 @@ async def test_answer_over_the_server_limit_is_refused_in_the_protocols_words() 
     )
 
 
-async def test_compressed_messages_are_bounded_as_inflated() -> None:
-    """Gzip and deflate are understood; a bomb is refused by its inflated size."""
+async def test_compressed_messages_are_limited_by_inflated_size() -> None:
+    """Gzip and deflate are decoded; the limit holds for the inflated size."""
     async with (
         serving(Answers(echo), ServerLimits(message_bytes=LIMIT)) as server,
         aio.insecure_channel(server.address) as channel,
@@ -101,8 +101,8 @@ async def test_compressed_messages_are_bounded_as_inflated() -> None:
             assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code()
 
 
-async def test_metadata_size() -> None:
-    """Metadata below the limit passes every time, metadata over it is refused every time."""
+async def test_metadata_size_is_limited() -> None:
+    """Metadata below the limit passes every time; metadata over it is rejected every time."""
     frontend = Answers(echo)
     async with serving(frontend) as server, calling(server) as client:
         for size, status in ((15_000, GrpcStatus.OK), (16_385, GrpcStatus.RESOURCE_EXHAUSTED)):
@@ -112,8 +112,8 @@ async def test_metadata_size() -> None:
     assert 5 == len(frontend.requests)
 
 
-async def test_calls_in_flight_are_bounded() -> None:
-    """Of 300 calls at once as many as may run do, as many as may wait do, the rest is refused."""
+async def test_calls_in_flight_and_queued_are_limited() -> None:
+    """Of 300 calls at once 4 run and 8 wait; the rest is rejected."""
     frontend = Slow()
     limits = ServerLimits(
         requests_in_flight=4,
@@ -130,13 +130,13 @@ async def test_calls_in_flight_are_bounded() -> None:
         for done in itertools.islice(asyncio.as_completed(calls), 288):
             assert GrpcStatus.RESOURCE_EXHAUSTED is (await done).status
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
-    assert 12 == sum(answer.status is GrpcStatus.OK for answer in answers)
+        responses = await asyncio.gather(*calls)
+    assert 12 == sum(response.status is GrpcStatus.OK for response in responses)
     assert 4 == frontend.most
 
 
-async def test_wait_for_a_place_is_short() -> None:
-    """A call that gets no place in time is refused with the limit's value."""
+async def test_wait_for_a_slot_is_limited() -> None:
+    """A call that gets no slot in time is rejected with the limit's value."""
     frontend = Slow()
     limits = ServerLimits(requests_in_flight=1, queue_wait_s=0.02)
     async with serving(frontend, limits) as server, calling(server) as client:
@@ -149,8 +149,8 @@ async def test_wait_for_a_place_is_short() -> None:
     assert "at most 1 are allowed" in second.details
 
 
-async def test_bytes_in_flight_are_bounded_and_given_back() -> None:
-    """A message the budget has no room for is refused; after the others end all of it is free."""
+async def test_bytes_in_flight_are_limited_and_released() -> None:
+    """A message over the free budget is rejected; afterwards the whole budget is free."""
     frontend = Slow()
     budget = MemoryBudget(LIMIT)
     limits = ServerLimits(queue_wait_s=0.02)
@@ -165,8 +165,8 @@ async def test_bytes_in_flight_are_bounded_and_given_back() -> None:
     assert 0 == budget.used_bytes
 
 
-async def test_client_bounds_its_own_calls() -> None:
-    """One call may run, one may wait for it, the third is Overloaded at once."""
+async def test_client_limits_its_own_calls() -> None:
+    """One call may run, one may wait for it, and the third raises Overloaded at once."""
     frontend = Slow()
     async with (
         serving(frontend) as server,
@@ -177,18 +177,18 @@ async def test_client_bounds_its_own_calls() -> None:
         with pytest.raises(Overloaded, match="1 requests are in flight") as caught:
             await client.send(ask(), deadline=None)
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
+        responses = await asyncio.gather(*calls)
     assert "in_flight" == caught.value.limit
-    assert [GrpcStatus.OK] * 2 == [answer.status for answer in answers]
+    assert [GrpcStatus.OK] * 2 == [response.status for response in responses]
     assert 1 == frontend.most
 
 
-async def test_more_calls_than_streams_of_a_connection() -> None:
-    """Two hundred calls run at once though a server allows a hundred on one connection."""
+async def test_client_runs_more_calls_than_a_connection_has_streams() -> None:
+    """Two hundred calls run at once although a connection allows a hundred."""
     frontend = Slow()
     async with serving(frontend) as server, calling(server) as client:
         calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(200)]
         await frontend.reached(200)
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
-    assert {GrpcStatus.OK} == {answer.status for answer in answers}
+        responses = await asyncio.gather(*calls)
+    assert {GrpcStatus.OK} == {response.status for response in responses}

@@ -1,4 +1,4 @@
-"""What the native make of gRPC does beside the reference make: patience, counts, and odd peers."""
+"""The native gRPC implementation where it exceeds the reference: timeouts, counts, odd peers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients are of the native make."""
+    """Clients use the native implementation."""
     monkeypatch.setattr(MAKES, "client", "native")
 
 
@@ -83,7 +83,7 @@ async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def exchange(address: str, data: bytes) -> bytes:
-    """Send *data* and return all that comes until the server closes."""
+    """Send *data* and return all received bytes until the server closes."""
     reader, writer = await connected(address)
     try:
         writer.write(data)
@@ -100,16 +100,16 @@ async def exchange(address: str, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("data", [b"", b"PRI * HT", frames.PREFACE, PREFACE + b"\0\0\x20\1"])
-async def test_half_a_beginning_is_not_waited_for(data: bytes) -> None:
-    """A preface, SETTINGS or a header block that does not come whole costs `header_timeout`."""
+async def test_incomplete_connection_start_times_out(data: bytes) -> None:
+    """An incomplete preface, SETTINGS or header block is cut after `header_timeout`."""
     async with served(Answers(echo), header_timeout_s=0.1) as server:
         began = monotonic()
         await exchange(server.address, data)
         assert 0.1 <= monotonic() - began < 2
 
 
-async def test_frames_that_are_cut_each_time_are_not_one_slow_frame() -> None:
-    """A busy client whose packets end within a frame is not taken for one that sends no more."""
+async def test_frames_split_across_packets_do_not_time_out() -> None:
+    """A busy client whose packets end within frames does not hit the frame timeout."""
     frames_of = [call(stream=2 * number + 1) + message(2 * number + 1) for number in range(50)]
     data = b"".join(frames_of)
     async with served(Answers(echo), header_timeout_s=0.1) as server:
@@ -130,22 +130,22 @@ async def test_frames_that_are_cut_each_time_are_not_one_slow_frame() -> None:
         writer.close()
 
 
-async def test_idle_connection_is_closed_in_good_form() -> None:
-    """After `keepalive` without a call the client is told to go, and the connection ends."""
+async def test_idle_connection_gets_goaway() -> None:
+    """After `keepalive` without a call the client gets GOAWAY, and the connection ends."""
     async with served(Answers(echo), keepalive_s=0.1) as server:
         assert frames.goaway(0, 0) in await exchange(server.address, PREFACE)
 
 
 async def test_old_connections_are_replaced_without_loss() -> None:
-    """Calls go on while the server sends connections away for their age."""
+    """Calls succeed while the server closes connections because of their age."""
     async with served(Answers(echo), connection_age_s=0.05) as server, calling(server) as client:
         end = monotonic() + 0.6
         while monotonic() < end:
             assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
 
 
-async def test_connections_are_counted() -> None:
-    """One more than an address may have gets GOAWAY and is counted; later there is room."""
+async def test_connections_per_address_are_limited() -> None:
+    """One over the limit gets GOAWAY and is counted; later another is accepted."""
     refused: list[GatewayError] = []
     async with served(Answers(echo), refused=refused, connections_per_address=1) as server:
         reader, writer = await connected(server.address)
@@ -155,17 +155,17 @@ async def test_connections_are_counted() -> None:
         assert frames.settings(()) + goaway == refusal
         writer.close()
         async with asyncio.timeout(5), calling(server) as client:
-            answer = None
-            while answer is None:
+            response = None
+            while response is None:
                 with suppress(Unavailable):
-                    answer = await client.send(ask(), deadline=None)
+                    response = await client.send(ask(), deadline=None)
                 await asyncio.sleep(0.01)
-    assert GrpcStatus.OK is answer.status
+    assert GrpcStatus.OK is response.status
     assert "connections_per_address" == refused[0].limit
 
 
-async def test_reader_that_never_reads_loses_its_stream() -> None:
-    """A window that stays shut holds no slot, and its call ends after `write_idle_timeout`."""
+async def test_stream_with_a_closed_window_times_out() -> None:
+    """A closed window holds no slot, and its call ends after `write_idle_timeout`."""
     limits: dict[str, Any] = {
         "requests_in_flight": 1,
         "queue_wait_s": 5.0,
@@ -185,8 +185,8 @@ async def test_reader_that_never_reads_loses_its_stream() -> None:
         writer.close()
 
 
-async def test_reader_that_is_too_slow_loses_its_stream() -> None:
-    """A window that opens byte by byte is progress, and less than the least rate."""
+async def test_stream_below_the_minimum_rate_is_reset() -> None:
+    """A window that opens byte by byte is progress, but below the minimum rate."""
     limits: dict[str, Any] = {"write_min_rate_grace_s": 0.15, "write_idle_timeout_s": 60.0}
     message = frames.frame(
         frames.DATA, frames.END_STREAM, 1, b"\0" + (9_000).to_bytes(4, "big") + bytes(9_000)
@@ -206,15 +206,15 @@ async def test_reader_that_is_too_slow_loses_its_stream() -> None:
     assert 0 < size < 9_000
 
 
-async def test_a_large_message_is_allowed_for_in_few_steps() -> None:
-    """However its frames are cut, a message is granted room in steps that double."""
+async def test_window_of_a_large_message_grows_in_few_steps() -> None:
+    """A message gets window updates that double, independent of its frames."""
     size = 700_001
     message = b"\0" + size.to_bytes(4, "big") + bytes(size)
     starts = range(0, len(message), frames.DEFAULT_FRAME)
     parts = [message[at : at + frames.DEFAULT_FRAME] for at in starts]
     room = frames.DEFAULT_WINDOW
     grants = 0
-    async with served(Answers(tells_size)) as server, asyncio.timeout(5):
+    async with served(Answers(echo_size)) as server, asyncio.timeout(5):
         reader, writer = await connected(server.address)
         writer.write(PREFACE + call())
         for part in parts:
@@ -244,13 +244,13 @@ async def frame_of(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
     return kind, number, await reader.readexactly(high << 16 | low)
 
 
-async def tells_size(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
-    """Answer with the size of the message."""
+async def echo_size(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+    """Respond with the size of the message."""
     yield GrpcResponse((b"%d" % len(wire.view),))
 
 
-async def test_slow_message_is_given_up_by_its_rate() -> None:
-    """A message that drips has its status once it is below the least rate."""
+async def test_message_below_the_minimum_rate_is_rejected() -> None:
+    """A slow message gets its status once it is below the minimum rate."""
     data = PREFACE + call() + frames.frame(frames.DATA, 0, 1, b"\0\0\0\xff\xffx")
     limits: dict[str, Any] = {"body_min_rate_grace_s": 0.1, "keepalive_s": 0.1}
     async with served(Answers(echo), **limits) as server:
@@ -259,8 +259,8 @@ async def test_slow_message_is_given_up_by_its_rate() -> None:
     assert b"at 1024 bytes per second" in received
 
 
-async def test_broken_framing_is_told_of() -> None:
-    """The peer learns in GOAWAY what was wrong, and the metrics that something was."""
+async def test_invalid_frame_is_reported_in_goaway() -> None:
+    """GOAWAY has the error, and it is counted as a rejection."""
     refused: list[GatewayError] = []
     async with served(Answers(echo), refused=refused) as server:
         received = await exchange(
@@ -270,16 +270,16 @@ async def test_broken_framing_is_told_of() -> None:
     assert ["PING of 5 bytes"] == [each.message for each in refused]
 
 
-async def test_health_takes_no_large_message() -> None:
-    """What is counted nowhere has to be short."""
+async def test_health_rejects_large_messages() -> None:
+    """A message outside the memory budget has to be short."""
     async with served(Answers(echo)) as server, calling(server) as client:
         request = ask(bytes(65_537), "/grpc.health.v1.Health/Check")
-        answer = await client.send(request, deadline=None)
-    assert "at most 65536 are allowed" in answer.details
+        response = await client.send(request, deadline=None)
+    assert "at most 65536 are allowed" in response.details
 
 
-async def test_call_that_is_no_grpc_has_an_http_status() -> None:
-    """Another content type is answered with 415."""
+async def test_other_content_type_is_415() -> None:
+    """A call of another content type gets HTTP status 415."""
     block = b"".join(
         literal(name, value)
         for name, value in (
@@ -294,8 +294,8 @@ async def test_call_that_is_no_grpc_has_an_http_status() -> None:
         assert b":status\x03415" in await exchange(server.address, data)
 
 
-async def test_reset_before_the_call_is_run_leaves_nothing() -> None:
-    """A call reset in the same packet it came in is not run, and holds nothing."""
+async def test_call_reset_in_its_own_packet_holds_no_slot() -> None:
+    """A call that is reset in the packet that began it holds no slot."""
     frontend = Answers(echo)
     async with served(frontend, requests_in_flight=1) as server, calling(server) as client:
         reader, writer = await connected(server.address)
@@ -310,7 +310,7 @@ async def test_reset_before_the_call_is_run_leaves_nothing() -> None:
     assert b"good" == frontend.requests[-1].view.tobytes()
 
 
-async def test_a_bug_of_a_frontend_is_internal_without_details() -> None:
+async def test_exception_of_a_frontend_is_internal_without_details() -> None:
     """An exception that is no GatewayError ends its call alone."""
 
     class Buggy(Answers):
@@ -330,8 +330,8 @@ async def test_a_bug_of_a_frontend_is_internal_without_details() -> None:
     assert ["internal error"] == [each["event"] for each in logs]
 
 
-async def test_stream_is_held_up_by_its_reader() -> None:
-    """A server makes no more answers than a slow caller's windows have room for."""
+async def test_slow_reader_pauses_the_stream() -> None:
+    """A server makes no more messages than the windows of a slow caller admit."""
     made = 0
 
     async def endless(_wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
@@ -341,15 +341,15 @@ async def test_stream_is_held_up_by_its_reader() -> None:
             yield GrpcResponse((bytes(65_536),))
 
     async with served(Answers(endless)) as server, calling(server) as client:
-        answers = client.stream(ask(method=STREAM), deadline=None)
+        responses = client.stream(ask(method=STREAM), deadline=None)
         for _ in range(10):
-            await anext(answers)
+            await anext(responses)
         before = -1
         while made != before:
             before = made
             await asyncio.sleep(0.05)
         assert made <= 10 + 4
-        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
 
 
 FLOODS = {
@@ -375,8 +375,8 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-async def test_flood_ends_with_goaway_and_hinders_nobody(name: str) -> None:
-    """Each flood is sent away; a good call during it is answered at once."""
+async def test_flood_gets_goaway_and_delays_no_other_call(name: str) -> None:
+    """Each flood gets GOAWAY; a good call during it succeeds at once."""
     async with served(Answers(echo)) as server, calling(server) as client:
         await client.send(ask(), deadline=None)
         flood = asyncio.create_task(exchange(server.address, PREFACE + FLOODS[name]))
@@ -390,7 +390,7 @@ async def test_flood_ends_with_goaway_and_hinders_nobody(name: str) -> None:
     assert max(took) < 0.5
 
 
-async def test_a_call_that_is_left_makes_room_for_the_next() -> None:
+async def test_cancelled_call_frees_its_stream_for_the_next() -> None:
     """A call that waits for a stream of the only connection gets that of a cancelled one."""
     frontend = Slow()
     async with (
@@ -406,8 +406,8 @@ async def test_a_call_that_is_left_makes_room_for_the_next() -> None:
         assert GrpcStatus.OK is (await second).status
 
 
-async def test_more_calls_than_a_server_allows_on_one_connection() -> None:
-    """A server that allows two streams gets as many connections as the calls need."""
+async def test_client_opens_connections_for_more_streams() -> None:
+    """Where a connection allows two streams, the client opens further connections."""
     frontend = Slow()
     async with (
         served(frontend, h2_streams=2) as server,
@@ -416,6 +416,6 @@ async def test_more_calls_than_a_server_allows_on_one_connection() -> None:
         calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(8)]
         await frontend.reached(6)
         frontend.go.set()
-        answers = await asyncio.gather(*calls)
-    assert 8 == sum(answer.status is GrpcStatus.OK for answer in answers)
+        responses = await asyncio.gather(*calls)
+    assert 8 == sum(response.status is GrpcStatus.OK for response in responses)
     assert 6 == frontend.most

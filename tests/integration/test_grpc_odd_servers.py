@@ -1,4 +1,4 @@
-"""The native gRPC client before servers that do odd things, and what their callers are told."""
+"""The native gRPC client with servers that misbehave, and the errors that its callers get."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from tests.integration.grpc_echo import MAKES, Slow, ask, calling, new_client, o
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever peers do may not write to stderr or log a warning."""
+    """No behaviour of a peer may write to stderr or log a warning."""
     yield
     only_quiet(capfd, caplog)
 
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both makes are native."""
+    """Both sides use the native implementation."""
     monkeypatch.setattr(MAKES, "server", "native")
     monkeypatch.setattr(MAKES, "client", "native")
 
 
 @asynccontextmanager
-async def answering(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
-    """Run a server that answers the first call with *data*; give its address."""
+async def responding(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
+    """Run a server that responds to the first call with *data*; yield its address."""
     served = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,10 +101,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_broken_answer_is_the_upstreams_fault(name: str) -> None:
-    """Each is UpstreamProtocolError at once, and says what is wrong."""
+async def test_malformed_response_is_an_upstream_protocol_error(name: str) -> None:
+    """Each raises UpstreamProtocolError at once, with a reason."""
     sent, why = BROKEN[name]
-    async with answering(sent) as address, calling(address) as client:
+    async with responding(sent) as address, calling(address) as client:
         with pytest.raises(UpstreamProtocolError, match=why):
             await client.send(ask(b"message"), deadline=monotonic() + 5)
 
@@ -129,40 +129,40 @@ STATUSES = {
 
 
 @pytest.mark.parametrize("name", STATUSES)
-async def test_status_without_a_message(name: str) -> None:
-    """Proxies and resets speak a status, as gRPC has it."""
+async def test_status_without_a_message_is_mapped(name: str) -> None:
+    """HTTP statuses of proxies and resets become gRPC statuses."""
     sent, status = STATUSES[name]
-    async with answering(sent) as address, calling(address) as client:
-        answer = await client.send(ask(b"message"), deadline=monotonic() + 5)
-    assert status is answer.status
+    async with responding(sent) as address, calling(address) as client:
+        response = await client.send(ask(b"message"), deadline=monotonic() + 5)
+    assert status is response.status
 
 
 @pytest.mark.parametrize(
     "sent", [frames.reset(1, frames.REFUSED_STREAM), frames.goaway(0, 0)], ids=["reset", "goaway"]
 )
-async def test_call_that_was_not_looked_at_was_not_sent(sent: bytes) -> None:
+async def test_unprocessed_call_raises_not_sent(sent: bytes) -> None:
     """A refused stream, and one above GOAWAY's last, may be sent again."""
-    async with answering(sent) as address, calling(address) as client:
+    async with responding(sent) as address, calling(address) as client:
         with pytest.raises(NotSent, match="without processing it"):
             await client.send(ask(b"message"), deadline=monotonic() + 5)
 
 
-async def test_lost_connection_after_the_call_may_have_been_seen() -> None:
-    """An upstream that closes in the middle of its answer is Unavailable."""
-    async with answering(HEAD + ANSWER, close=True) as address, calling(address) as client:
+async def test_connection_closed_within_a_response_is_unavailable() -> None:
+    """The upstream has seen the call, so the error is not NotSent."""
+    async with responding(HEAD + ANSWER, close=True) as address, calling(address) as client:
         with pytest.raises(Unavailable, match="broke the connection") as caught:
             await client.send(ask(b"message"), deadline=monotonic() + 5)
     assert Unavailable is type(caught.value)
 
 
-async def test_compressed_answers_are_undone() -> None:
-    """What a server of the library compresses is read."""
+async def test_compressed_responses_are_decoded() -> None:
+    """A response that the library's server compresses is decoded."""
 
-    async def answer(message: bytes, _context: Any) -> bytes:
+    async def respond(message: bytes, _context: Any) -> bytes:
         return message * 1000
 
     handler = grpc.method_handlers_generic_handler(
-        "test.Echo", {"Unary": grpc.unary_unary_rpc_method_handler(answer)}
+        "test.Echo", {"Unary": grpc.unary_unary_rpc_method_handler(respond)}
     )
     server = aio.server(compression=grpc.Compression.Gzip)
     server.add_generic_rpc_handlers((handler,))
@@ -176,8 +176,8 @@ async def test_compressed_answers_are_undone() -> None:
     assert b"abc" * 1000 == got.view.tobytes()
 
 
-async def test_closing_ends_the_wait_for_a_connection() -> None:
-    """Calls that wait for an upstream that says nothing learn that they were not sent."""
+async def test_close_ends_the_wait_for_a_connection() -> None:
+    """Calls that wait for a silent upstream raise NotSent."""
     accepted = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -196,8 +196,8 @@ async def test_closing_ends_the_wait_for_a_connection() -> None:
             assert isinstance(each, NotSent)
 
 
-async def test_closing_ends_the_wait_for_room() -> None:
-    """So does a call that waits for another to end, and opens no connection any more."""
+async def test_close_ends_the_wait_for_a_stream() -> None:
+    """A call that waits for another to end raises NotSent."""
     frontend = Slow()
     async with serving(frontend, ServerLimits(h2_streams=1)) as server:
         client = new_client(server.address, ClientLimits(connections=1))

@@ -1,4 +1,4 @@
-"""Health and reflection beside the mounts, asked by the clients that others wrote."""
+"""Health and reflection next to the mounts, called by clients of other authors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("grpc_makes")
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    """Every ending tested in this file is normal: none may write to stderr or log a warning."""
     yield
     only_quiet(capfd, caplog)
 
@@ -48,8 +48,8 @@ class Switch:
         return self.statuses.get(service)
 
 
-async def test_health_check() -> None:
-    """Ready, not ready and unknown are told apart, and bytes that are no request refused."""
+async def test_health_check_reports_the_status() -> None:
+    """Ready, not ready and unknown have statuses; invalid bytes are rejected."""
     health = Health(Switch())
     async with (
         serving(Answers(echo), extras=(health.mount,)) as server,
@@ -67,8 +67,8 @@ async def test_health_check() -> None:
     assert grpc.StatusCode.INVALID_ARGUMENT is broken.value.code()
 
 
-async def test_health_watch_tells_of_changes_only() -> None:
-    """A watch gives the status now and then each change, for unknown services too."""
+async def test_health_watch_sends_changes_only() -> None:
+    """A watch sends the status, then each change, for unknown services too."""
     switch = Switch()
     health = Health(switch, interval_s=0.01)
     async with (
@@ -86,8 +86,8 @@ async def test_health_watch_tells_of_changes_only() -> None:
     assert [Serving.SERVICE_UNKNOWN, Serving.NOT_SERVING, Serving.SERVING] == seen
 
 
-async def test_health_watches_are_bounded_and_given_back() -> None:
-    """An address has a quarter of the watches; after one is cancelled there is room again."""
+async def test_health_watches_per_address_are_limited() -> None:
+    """An address has a quarter of the watches; a cancelled one frees its slot."""
     health = Health(Switch(), interval_s=0.01, max_watches=32)
     async with (
         serving(Answers(echo), extras=(health.mount,)) as server,
@@ -109,8 +109,8 @@ async def test_health_watches_are_bounded_and_given_back() -> None:
                     await asyncio.sleep(0.01)
 
 
-async def test_one_address_held_all_health_watches() -> None:
-    """Others can watch beside it, until all watches are open."""
+async def test_one_address_cannot_hold_all_health_watches() -> None:
+    """Other addresses can watch, too, until all watches are open."""
     health = Health(Switch(), max_watches=8)
 
     async def watch(address: str) -> tuple[AsyncGenerator[GrpcResponse, None], GrpcResponse]:
@@ -128,8 +128,8 @@ async def test_one_address_held_all_health_watches() -> None:
     assert (await watch("e"))[1].status is GrpcStatus.OK
 
 
-async def test_health_is_answered_when_all_places_are_taken() -> None:
-    """Health takes no place of a call; an open watch does not hold a drain up."""
+async def test_health_check_needs_no_slot_of_a_call() -> None:
+    """Health needs no slot; an open watch does not delay a drain."""
     frontend = Slow()
     health = Health(Switch())
     limits = ServerLimits(requests_in_flight=1, requests_queued=0)
@@ -172,8 +172,8 @@ def schema(package: str) -> tuple[bytes, bytes]:
 REFLECTION = Reflection(["one.Echo", "two.Echo"], [schema("one"), schema("two")])
 
 
-async def test_reflection_gives_a_client_all_it_needs() -> None:
-    """The library's own reflection client lists the services and builds their messages, imports too."""
+async def test_reflection_serves_services_and_messages() -> None:
+    """The library's client lists the services and builds their messages, with imports."""
     async with serving(Answers(echo), extras=(REFLECTION.mount,)) as server:
 
         def explore() -> tuple[list[str], bytes, str]:
@@ -195,8 +195,8 @@ async def test_reflection_gives_a_client_all_it_needs() -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_reflection_speaks_both_versions(version: str) -> None:
-    """Several questions on one stream are answered in order, under either name."""
+async def test_reflection_serves_both_versions(version: str) -> None:
+    """Several requests on one stream get responses in order, under either name."""
     request = reflection_pb2.ServerReflectionRequest
     async with (
         serving(Answers(echo), extras=(REFLECTION.mount,)) as server,
@@ -219,10 +219,10 @@ async def test_reflection_speaks_both_versions(version: str) -> None:
 
 
 def ask_reflection(**question: object) -> reflection_pb2.ServerReflectionResponse:
-    """Ask the reflection service without a server."""
+    """Call the reflection service without a server."""
     request = reflection_pb2.ServerReflectionRequest(**question)
-    answer = REFLECTION.answer(request.SerializeToString())
-    return reflection_pb2.ServerReflectionResponse.FromString(answer)
+    response = REFLECTION.answer(request.SerializeToString())
+    return reflection_pb2.ServerReflectionResponse.FromString(response)
 
 
 @pytest.mark.parametrize(
@@ -239,14 +239,14 @@ def ask_reflection(**question: object) -> reflection_pb2.ServerReflectionRespons
     ],
 )
 def test_reflection_finds_symbols(symbol: str, files: list[str]) -> None:
-    """Every kind of name leads to its file and to what that file imports, in its own set."""
-    answer = ask_reflection(file_containing_symbol=symbol)
-    found = answer.file_descriptor_response.file_descriptor_proto
+    """Every kind of name resolves to its file and the imports of that file, in its own set."""
+    response = ask_reflection(file_containing_symbol=symbol)
+    found = response.file_descriptor_response.file_descriptor_proto
     assert files == [FileDescriptorProto.FromString(data).name for data in found]
 
 
-def test_reflection_on_extensions() -> None:
-    """A known type has no extensions; an unknown one, and any one extension, is not found."""
+def test_reflection_has_no_extensions() -> None:
+    """A known type has no extensions; an unknown type and any extension are not found."""
     response = ask_reflection(all_extension_numbers_of_type="one.Outer")
     assert "one.Outer" == response.all_extension_numbers_response.base_type_name
     unknown = ask_reflection(all_extension_numbers_of_type="one.None")
@@ -262,8 +262,8 @@ def test_reflection_on_extensions() -> None:
     assert grpc.StatusCode.INVALID_ARGUMENT.value[0] == nothing.error_response.error_code
 
 
-async def test_reflection_refuses_what_is_no_request() -> None:
-    """Bytes that are no request end the stream with INVALID_ARGUMENT."""
+async def test_reflection_rejects_invalid_requests() -> None:
+    """Invalid bytes end the stream with INVALID_ARGUMENT."""
     with pytest.raises(WireError):
         REFLECTION.answer(b"\x0a\xff")
     async with (

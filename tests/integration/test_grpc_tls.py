@@ -51,8 +51,8 @@ def files(tmp_path: Path) -> Files:
 
 
 @pytest.mark.usefixtures("grpc_makes")
-async def test_tls(files: Files) -> None:
-    """A client that knows the authority is answered; one that does not sends nothing."""
+async def test_tls_requires_a_trusted_authority(files: Files) -> None:
+    """A client that trusts the authority succeeds; any other sends nothing."""
     good = tls.ClientTls(ca=files.ca)
     async with serving(Answers(echo), tls=files.server) as server:
         async with calling(server, tls=good) as client:
@@ -64,8 +64,8 @@ async def test_tls(files: Files) -> None:
 
 
 @pytest.mark.usefixtures("grpc_makes")
-async def test_mutual_tls(files: Files, tmp_path: Path) -> None:
-    """With a client CA only clients with its certificates are answered."""
+async def test_mutual_tls_requires_a_client_certificate(files: Files, tmp_path: Path) -> None:
+    """With a client CA only clients with its certificates are accepted."""
     both = tls.ServerTls(cert=files.server.cert, key=files.server.key, client_ca=files.ca)
     other = files_in(tmp_path / "two").client
     wrong = tls.ClientTls(ca=files.ca, cert=other.cert, key=other.key)
@@ -80,8 +80,8 @@ async def test_mutual_tls(files: Files, tmp_path: Path) -> None:
     assert 1 == len(frontend.requests)
 
 
-def test_contexts_ask_for_what_they_should(files: Files) -> None:
-    """TLS 1.2 at least; clients verify host and chain; servers ask for a certificate if told."""
+def test_tls_contexts_verify_peers(files: Files) -> None:
+    """TLS 1.2 at least; clients verify host and chain; servers require a certificate on demand."""
     plain = tls.server_context(files.server)
     mutual = tls.server_context(
         tls.ServerTls(cert=files.server.cert, key=files.server.key, client_ca=files.ca)
@@ -97,7 +97,7 @@ def test_contexts_ask_for_what_they_should(files: Files) -> None:
 
 
 def test_missing_file_is_named(files: Files, tmp_path: Path) -> None:
-    """Each of the files is named when it is not there."""
+    """The error names each file that does not exist."""
     none = str(tmp_path / "none.pem")
     for broken in (
         tls.ServerTls(cert=none, key=files.server.key),
@@ -110,8 +110,8 @@ def test_missing_file_is_named(files: Files, tmp_path: Path) -> None:
         tls.grpc_channel_credentials(tls.ClientTls(ca=none))
 
 
-def test_wrong_file_is_named(files: Files, tmp_path: Path) -> None:
-    """A key of another certificate, garbage, and an authority that is none are refused by name."""
+def test_invalid_file_is_named(files: Files, tmp_path: Path) -> None:
+    """A key of another certificate, garbage, and an invalid authority are named in the error."""
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no certificate")
     other = files_in(tmp_path / "two").server
@@ -128,7 +128,7 @@ def test_wrong_file_is_named(files: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [tls.ClientTls(cert="c.pem"), tls.ClientTls(key="c.key")])
-def test_half_a_pair_is_refused(half: tls.ClientTls) -> None:
-    """A certificate without its key, or a key without its certificate, says what is missing."""
+def test_certificate_and_key_require_each_other(half: tls.ClientTls) -> None:
+    """The error names the missing half of a pair."""
     with pytest.raises(ValueError, match="is given without its"):
         tls.client_context(half)

@@ -1,4 +1,4 @@
-"""The native make's tests once more, on uvloop, which is what production runs on."""
+"""The tests of the native implementation once more on uvloop, which production runs on."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SCENARIOS: list[Scenario] = [
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run them on the native make alone."""
+    """Run them on the native implementation alone."""
     monkeypatch.setattr(MAKES, "server", "native")
     monkeypatch.setattr(MAKES, "client", "native")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_on_uvloop(scenario: Scenario) -> None:
-    """What holds on asyncio's loop holds on uvloop."""
+    """Each scenario also passes on uvloop."""
     uvloop.run(scenario())

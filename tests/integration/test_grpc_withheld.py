@@ -1,4 +1,4 @@
-"""Calls that nobody waits for any more, before servers that end at cancelled calls."""
+"""Abandoned calls to servers that end at cancelled calls: the cancellation is withheld."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOON_S = 0.1
 
 @pytest.fixture(autouse=True, params=["native", "reference"])
 def client_make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients are of both makes, before a native server."""
+    """Clients of both implementations call a native server."""
     monkeypatch.setattr(MAKES, "server", "native")
     monkeypatch.setattr(MAKES, "client", request.param)
 
@@ -53,8 +53,8 @@ async def leave(task: asyncio.Task[GrpcResponse]) -> float:
     return monotonic() - started_s
 
 
-async def test_a_call_whose_client_leaves_ends_by_itself() -> None:
-    """The client is answered at once; the server sees no cancellation, and its reply is dropped."""
+async def test_cancelled_call_is_withheld_and_runs_to_its_end() -> None:
+    """The client returns at once; the server sees no cancellation, and its reply is dropped."""
     slow, counted = Slow(), []
     withheld = WithheldCalls(enabled=True, report=lambda: counted.append(1))
     async with serving(slow) as server, calling(server, withheld=withheld) as client:
@@ -70,8 +70,8 @@ async def test_a_call_whose_client_leaves_ends_by_itself() -> None:
         assert b"next" == b"".join(bytes(view) for view in reply.message)
 
 
-async def test_a_deadline_is_not_the_servers_concern() -> None:
-    """The server is told of none, and whoever waits is answered at it."""
+async def test_deadline_is_not_sent_to_the_server() -> None:
+    """The server gets no deadline; the caller gets its error in time."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     async with serving(slow) as server, calling(server, withheld=withheld) as client:
         started_s = monotonic()
@@ -84,7 +84,7 @@ async def test_a_deadline_is_not_the_servers_concern() -> None:
         assert not slow.cancelled.is_set()
 
 
-async def test_a_call_that_is_left_keeps_its_place() -> None:
+async def test_withheld_call_keeps_its_slot() -> None:
     """Otherwise the server would run more calls than its limit."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     limits = ClientLimits(in_flight=1, pending=0)
@@ -99,8 +99,8 @@ async def test_a_call_that_is_left_keeps_its_place() -> None:
         await client.send(ask(), deadline=None)
 
 
-async def test_a_call_that_waits_for_a_place_is_never_sent() -> None:
-    """It is taken out of the queue."""
+async def test_cancelled_queued_call_is_never_sent() -> None:
+    """It is removed from the queue."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     limits = ClientLimits(in_flight=1, pending=1)
     async with serving(slow) as server, calling(server, limits, withheld=withheld) as client:
@@ -115,8 +115,8 @@ async def test_a_call_that_waits_for_a_place_is_never_sent() -> None:
         assert 1 == slow.most
 
 
-async def test_a_call_that_never_ends_is_cancelled_at_last() -> None:
-    """Its place is free again."""
+async def test_withheld_call_is_cancelled_after_its_timeout() -> None:
+    """Its slot is free again."""
     slow, withheld = Slow(), WithheldCalls(0.2, enabled=True)
     limits = ClientLimits(in_flight=1, pending=0)
     async with serving(slow) as server, calling(server, limits, withheld=withheld) as client:
@@ -128,8 +128,8 @@ async def test_a_call_that_never_ends_is_cancelled_at_last() -> None:
         await client.send(ask(), deadline=None)
 
 
-async def test_a_lost_connection_ends_a_call_that_is_left() -> None:
-    """Nothing waits for its reply for ever."""
+async def test_lost_connection_ends_a_withheld_call() -> None:
+    """No task is left waiting for its reply."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     async with serving(slow) as server, calling(server, withheld=withheld) as client:
         task = asyncio.create_task(client.send(ask(), deadline=None))
@@ -139,8 +139,8 @@ async def test_a_lost_connection_ends_a_call_that_is_left() -> None:
         await withheld.drained()
 
 
-async def test_closing_ends_calls_that_are_left_and_others() -> None:
-    """Whoever wants them to end by themselves waits for them first."""
+async def test_close_ends_withheld_and_running_calls() -> None:
+    """A caller that wants them to finish must wait for `drained` first."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     async with serving(slow) as server:
         async with calling(server, withheld=withheld) as client:
@@ -153,8 +153,8 @@ async def test_closing_ends_calls_that_are_left_and_others() -> None:
         await withheld.drained()
 
 
-async def test_streams_are_cancelled_as_ever() -> None:
-    """A stream may never end by itself."""
+async def test_streams_are_never_withheld() -> None:
+    """A stream may never end by itself, so it is cancelled."""
     slow, withheld = Slow(), WithheldCalls(enabled=True)
     async with serving(slow) as server, calling(server, withheld=withheld) as client:
         stream = client.stream(ask(method=STREAM), deadline=None)
@@ -164,8 +164,8 @@ async def test_streams_are_cancelled_as_ever() -> None:
         assert 0 == withheld.pending
 
 
-async def test_calls_are_cancelled_where_nothing_is_withheld() -> None:
-    """The server hears of it at once."""
+async def test_calls_are_cancelled_by_default() -> None:
+    """The server sees the cancellation at once."""
     slow = Slow()
     async with serving(slow) as server, calling(server, withheld=WithheldCalls()) as client:
         task = asyncio.create_task(client.send(ask(), deadline=None))
@@ -174,8 +174,8 @@ async def test_calls_are_cancelled_where_nothing_is_withheld() -> None:
         await slow.cancelled.wait()
 
 
-async def test_a_probe_without_response_ends_by_itself() -> None:
-    """The endpoint is not ready in time; the server sees no cancellation of the probe either."""
+async def test_timed_out_probe_is_withheld() -> None:
+    """The endpoint is not ready, and the server sees no cancellation of the probe."""
     slow, metrics = Slow(), Metrics("1")
     method = {"/inference.GRPCInferenceService/ServerReady": MethodKind.UNARY}
     budget = MemoryBudget(1 << 20)

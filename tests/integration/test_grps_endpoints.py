@@ -1,4 +1,4 @@
-"""Every path and method of grps at a whole gateway: what it takes and what it answers."""
+"""Every path and method of grps at a whole gateway: its requests and responses."""
 
 from __future__ import annotations
 
@@ -101,21 +101,21 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str, bytes]:
     """Return status, content type and body of a request without one."""
     with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.getheader("Content-Type", ""), answer.read()
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type", ""), response.read()
 
 
-def document_of(answer: tuple[int, str, bytes]) -> Any:
-    """Return the document of an answer, whose HTTP status is the code of its Status."""
-    document = json.loads(answer[2])
-    assert ("application/json", answer[0]) == (answer[1], document["status"]["code"])
+def document_of(response: tuple[int, str, bytes]) -> Any:
+    """Return the document of a response, whose HTTP status is the code of its Status."""
+    document = json.loads(response[2])
+    assert ("application/json", response[0]) == (response[1], document["status"]["code"])
     return document
 
 
 @pytest.mark.parametrize("key", ["simple", "simple-1"])
 @pytest.mark.parametrize("where", ["body", "query", "both"])
-def test_a_model_is_named_in_the_body_or_the_query(running: Running, key: str, where: str) -> None:
-    """By its name or name-version; what the body says counts."""
+def test_model_is_named_in_the_body_or_the_query(running: Running, key: str, where: str) -> None:
+    """The key is name or name-version; the body takes precedence over the query."""
     body: dict[str, Any] = {"gtensors": {"tensors": TENSORS}}
     query = {"body": "", "query": f"?model={key}", "both": "?model=nobody"}[where]
     if where != "query":
@@ -130,8 +130,8 @@ def test_a_model_is_named_in_the_body_or_the_query(running: Running, key: str, w
                 for name in ("INPUT0", "INPUT1")
             ]
         )
-        answer = channel.ask("Predict", model=key, gtensors=data)
-    assert SUM["flat_int32"] == list(answer.gtensors.tensors[0].flat_int32)
+        response = channel.ask("Predict", model=key, gtensors=data)
+    assert SUM["flat_int32"] == list(response.gtensors.tensors[0].flat_int32)
 
 
 @pytest.mark.parametrize(
@@ -143,38 +143,36 @@ def test_a_model_is_named_in_the_body_or_the_query(running: Running, key: str, w
         ("fail-1", 400, "INPUT0"),
     ],
 )
-def test_a_model_that_is_not_there_is_a_failure(
-    running: Running, key: str, code: int, word: str
-) -> None:
-    """404 over HTTP; over gRPC the call succeeds, and its Status says the same."""
+def test_unknown_model_is_a_failure(running: Running, key: str, code: int, word: str) -> None:
+    """404 over HTTP; over gRPC the call succeeds, and its Status has the same code."""
     body = {"str_data": "x", "model": key}
     document = document_of(post(running.addresses["main.http"], PREDICT, body))
     assert (code, "FAILURE") == (document["status"]["code"], document["status"]["status"])
     assert word in document["status"]["msg"]
     assert {"status"} == document.keys()
     with Channel(running.addresses["main.grpc"]) as channel:
-        answer = channel.ask("Predict", str_data="x", model=key)
-    assert (code, pb.Status.FAILURE) == (answer.status.code, answer.status.status)
-    assert answer.WhichOneof("data_oneof") is None
+        response = channel.ask("Predict", str_data="x", model=key)
+    assert (code, pb.Status.FAILURE) == (response.status.code, response.status.status)
+    assert response.WhichOneof("data_oneof") is None
 
 
-def test_a_name_with_a_dash_is_itself_and_has_versions(running: Running) -> None:
-    """Nothing is split that is a name."""
+def test_model_name_with_a_dash_is_not_split(running: Running) -> None:
+    """A name with a dash works with and without a version."""
     for key in ("a-b", "a-b-1"):
-        answer = post(running.addresses["main.http"], PREDICT, {"str_data": "x", "model": key})
-        assert "x" == document_of(answer)["str_data"]
+        response = post(running.addresses["main.http"], PREDICT, {"str_data": "x", "model": key})
+        assert "x" == document_of(response)["str_data"]
 
 
-def test_without_a_name_it_is_the_listeners_default(running: Running) -> None:
-    """What a real server calls the default DAG."""
-    answer = post(running.addresses["own.http"], PREDICT, {"str_data": "one two"})
-    assert "one two" == document_of(answer)["str_data"]
+def test_request_without_a_model_uses_the_default(running: Running) -> None:
+    """A real server calls this the default DAG."""
+    response = post(running.addresses["own.http"], PREDICT, {"str_data": "one two"})
+    assert "one two" == document_of(response)["str_data"]
     with Channel(running.addresses["own.grpc"]) as channel:
         assert "one two" == channel.ask("Predict", str_data="one two").str_data
 
 
-def test_bytes_are_bytes_both_ways(running: Running) -> None:
-    """An octet-stream is one element; the answer is one too, errors are JSON."""
+def test_octet_stream_in_and_out(running: Running) -> None:
+    """An octet-stream is one element, and so is its response; errors are JSON."""
     address, kind = running.addresses["main.http"], "application/octet-stream"
     data = bytes(range(256))
     assert (200, kind, data) == post(address, f"{PREDICT}?model=bytes-1", data, kind)
@@ -184,8 +182,8 @@ def test_bytes_are_bytes_both_ways(running: Running) -> None:
         assert data == channel.ask("Predict", model="bytes", bin_data=data).bin_data
 
 
-def test_an_ndarray_in_and_out(running: Running) -> None:
-    """A nested list is one FP32 tensor, and comes back as one where that is asked for."""
+def test_ndarray_in_and_out(running: Running) -> None:
+    """A nested list is one FP32 tensor, returned as a list with `return-ndarray`."""
     address = running.addresses["main.http"]
     body = {"ndarray": [[1.5, -2], [3, 4]], "model": "floats"}
     (tensor,) = document_of(post(address, PREDICT, body))["gtensors"]["tensors"]
@@ -197,8 +195,8 @@ def test_an_ndarray_in_and_out(running: Running) -> None:
     assert "not supported at the same time" in both["status"]["msg"]
 
 
-def test_integers_become_what_the_model_declares_without_loss(running: Running) -> None:
-    """INT32 in the range of UINT16 is UINT16 to the model; beyond it is an error, not another."""
+def test_integers_are_narrowed_to_the_declared_datatype(running: Running) -> None:
+    """INT32 in the range of UINT16 is UINT16 to the model; a value beyond it is an error."""
     address = running.addresses["main.http"]
 
     def body(value: int) -> dict[str, Any]:
@@ -214,7 +212,7 @@ def test_integers_become_what_the_model_declares_without_loss(running: Running) 
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_health_and_its_switch_are_shared_by_all(running: Running, method: str) -> None:
+def test_offline_switch_applies_to_all_protocols(running: Running, method: str) -> None:
     """Offline over one carrier is not ready over the others and in Open Inference, but alive."""
     own, main = running.addresses["own.http"], running.addresses["main.http"]
     health = "/grps/v1/health/"
@@ -234,8 +232,8 @@ def test_health_and_its_switch_are_shared_by_all(running: Running, method: str) 
         assert 200 == document_of(get(own, f"{health}ready"))["status"]["code"]
 
 
-def test_a_data_port_lets_nobody_switch(running: Running) -> None:
-    """Unless nothing would change: clients ask to be online before anything else."""
+def test_data_port_rejects_offline(running: Running) -> None:
+    """Online changes nothing and succeeds, since clients call it first."""
     main = running.addresses["main.http"]
     assert SUCCESS == document_of(get(main, "/grps/v1/health/online"))["status"]
     refused = document_of(get(main, "/grps/v1/health/offline"))
@@ -247,8 +245,8 @@ def test_a_data_port_lets_nobody_switch(running: Running) -> None:
     assert 200 == document_of(get(main, "/grps/v1/health/ready"))["status"]["code"]
 
 
-def test_metadata_is_yaml_with_what_models_take_and_give(running: Running) -> None:
-    """Of the server: every model and version; of a model: by its plain name, over both carriers."""
+def test_metadata_lists_inputs_and_outputs_as_yaml(running: Running) -> None:
+    """Server metadata has every model; model metadata takes a plain name, over both carriers."""
     address = running.addresses["main.http"]
     document = document_of(get(address, "/grps/v1/metadata/server"))
     models = {each["name"]: each for each in yaml.safe_load(document["str_data"])["models"]}
@@ -277,13 +275,13 @@ def test_metadata_is_yaml_with_what_models_take_and_give(running: Running) -> No
         server = channel.ask("ServerMetadata")
         assert 200 == server.status.code
         assert yaml.safe_load(document["str_data"]) == yaml.safe_load(server.str_data)
-        answer = channel.ask("ModelMetadata", str_data="simple")
-        assert expected == yaml.safe_load(answer.str_data)
+        response = channel.ask("ModelMetadata", str_data="simple")
+        assert expected == yaml.safe_load(response.str_data)
         assert 404 == channel.ask("ModelMetadata", str_data="nobody").status.code
 
 
-def test_the_page_is_on_every_listener_of_grps(running: Running) -> None:
-    """At / where nothing else claims that path, and at its own path everywhere."""
+def test_status_page_is_on_every_listener_of_grps(running: Running) -> None:
+    """It is at `/` unless another protocol claims that path, and always at its own path."""
     for name, path in (
         ("own", "/"),
         ("own", "/grps/v1/monitor/metrics"),
@@ -297,8 +295,8 @@ def test_the_page_is_on_every_listener_of_grps(running: Running) -> None:
     assert 404 == get(running.addresses["main.http"], "/other")[0]
 
 
-def test_series_tell_what_was_asked_lately(running: Running) -> None:
-    """Each inference counts, by whatever protocol, once its second is over."""
+def test_series_count_recent_inferences(running: Running) -> None:
+    """Each inference counts, in any protocol, once its second is over."""
     address = running.addresses["main.http"]
     document_of(post(address, PREDICT, {"str_data": "x", "model": "bytes"}))
     path = "/grps/v1/monitor/series?name="
@@ -331,22 +329,22 @@ def test_series_tell_what_was_asked_lately(running: Running) -> None:
         ("GET", "/grps/v1/monitor/series?name=x", 404),
     ],
 )
-def test_other_paths_and_methods_are_refused_in_words(
+def test_unknown_paths_and_methods_are_failures(
     running: Running, method: str, path: str, code: int
 ) -> None:
-    """On a listener of grps alone every path is its own."""
+    """On a listener of grps alone every path gets a response in its form."""
     document = document_of(get(running.addresses["own.http"], path, method))
     assert (code, "FAILURE") == (document["status"]["code"], document["status"]["status"])
 
 
-def test_status_200_whatever_happens_where_that_is_asked_for(running: Running) -> None:
-    """As the C++ server has it: only the body tells."""
+def test_listener_option_makes_every_status_200(running: Running) -> None:
+    """As in the C++ server, only the body has the error."""
     status, _, text = post(running.addresses["cpp.http"], PREDICT, {"str_data": "x"})
     assert (200, 404) == (status, json.loads(text)["status"]["code"])
 
 
-def test_what_is_no_grps_message_ends_the_call(running: Running) -> None:
-    """Over gRPC an unreadable message and an unknown method have statuses of their own."""
+def test_invalid_messages_and_methods_have_a_grpc_status(running: Running) -> None:
+    """Over gRPC an unreadable message and an unknown method end the call."""
     with grpc.insecure_channel(running.addresses["main.grpc"]) as channel:
         for method, message, status in (
             ("Predict", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
@@ -363,19 +361,19 @@ def test_what_is_no_grps_message_ends_the_call(running: Running) -> None:
 
 
 def test_large_messages_pass_over_grpc(running: Running) -> None:
-    """Of 48 MiB both ways, where gRPC's own default is 4, if elements may be so large."""
+    """48 MiB pass in both directions where the element limit allows it."""
     data = bytes(48 << 20)
     with Channel(running.addresses["main.grpc"]) as channel:
-        answer = channel.ask("Predict", model="bytes", bin_data=data)
-    assert data == answer.bin_data
+        response = channel.ask("Predict", model="bytes", bin_data=data)
+    assert data == response.bin_data
     with Channel(running.addresses["own.grpc"]) as channel:
         refused = channel.ask("Predict", model="bytes", bin_data=data).status
     assert 413 == refused.code
     assert "bin_data has 50331648 bytes; at most 16777216 are allowed" in refused.msg
 
 
-def test_a_customised_route_answers_in_its_own_words(running: Running) -> None:
-    """A chat request is a text and a parameter; the answer is its template, at once or streamed."""
+def test_customised_route_renders_its_template(running: Running) -> None:
+    """A chat request becomes a text and a parameter; the response is whole or streamed."""
     address = running.addresses["main.http"]
     body = {"messages": [{"content": "no"}, {"content": "one two three"}], "max_tokens": 2}
     status, kind, text = post(address, "/v1/chat", body)
@@ -389,8 +387,8 @@ def test_a_customised_route_answers_in_its_own_words(running: Running) -> None:
     assert 404 == get(address, "/v1/chat/more")[0]
 
 
-def test_a_customised_route_takes_forms(running: Running) -> None:
-    """Fields of a form are inputs, read as their datatypes, and what is wrong is named."""
+def test_customised_route_accepts_forms(running: Running) -> None:
+    """Form fields are inputs of their datatypes; an invalid one is named."""
     address = running.addresses["main.http"]
     kind = "application/x-www-form-urlencoded"
     status, _, text = post(address, "/v1/wide", b"number=7", kind)
@@ -400,16 +398,16 @@ def test_a_customised_route_takes_forms(running: Running) -> None:
     assert b"number is out of the range of UINT16" in text
 
 
-def test_another_path_of_predict(running: Running) -> None:
-    """It takes grps's own messages, streams among them, for its model."""
+def test_additional_predict_path(running: Running) -> None:
+    """It accepts grps messages, also streamed, for its model."""
     address = running.addresses["main.http"]
     assert "a b" == document_of(post(address, "/predict", {"str_data": "a b"}))["str_data"]
     _, _, text = post(address, "/predict?streaming=true", {"str_data": "a b"})
     assert ["a", " b"] == [value["str_data"] for value in values(text)]
 
 
-def test_a_request_in_pieces_is_one_request(running: Running) -> None:
-    """However a client's bytes come."""
+def test_request_in_single_bytes_is_read(running: Running) -> None:
+    """A request may arrive byte by byte."""
     body = json.dumps({"str_data": "hello", "model": "bytes"}).encode()
     head = (
         f"POST {PREDICT} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json; charset=utf-8\r\n"
@@ -419,7 +417,7 @@ def test_a_request_in_pieces_is_one_request(running: Running) -> None:
     with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
         for at in range(len(wire)):
             sock.sendall(wire[at : at + 1])
-        answer = b""
+        response = b""
         while piece := sock.recv(4096):
-            answer += piece
-    assert b'"str_data":"hello"' in answer
+            response += piece
+    assert b'"str_data":"hello"' in response

@@ -1,4 +1,4 @@
-"""grps through whole gateways: streams, who leaves them, who reads slowly, and what breaks."""
+"""grps through whole gateways: streams, disconnects, slow readers and errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def front(behind: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway that asks the one behind in several protocols."""
+    """A gateway that calls the one behind in several protocols."""
     config = tmp_path_factory.mktemp("front") / "gateway.yaml"
     places = {"http": behind.addresses["main.http"], "grpc": behind.addresses["main.grpc"]}
     config.write_text(FRONT.format(routes=ROUTES, **places))
@@ -87,14 +87,14 @@ def front(behind: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(params=["", *UPSTREAMS])
 def place(request: pytest.FixtureRequest) -> tuple[Running, str]:
-    """A gateway that has the models or a way to them, and what their names begin with there."""
+    """A gateway that has the models or a way to them, and the prefix of their names at it."""
     name = "front" if request.param else "behind"
     return request.getfixturevalue(name), f"{request.param}." if request.param else ""
 
 
 @contextmanager
 def reading(address: str, model: str, text: str, receive_bytes: int = 0) -> Iterator[socket.socket]:
-    """Give a connection on which the head and the first part of a stream have come."""
+    """Open a connection that has received the head and the first part of a stream."""
     body = json.dumps({"str_data": text, "model": model}).encode()
     head = f"POST {STREAMED} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
     with socket.socket() as sock:
@@ -122,8 +122,8 @@ def stopped_at(path: Path) -> float:
     return float(path.read_text())
 
 
-def test_a_stream_over_http_has_a_message_for_each_answer(place: tuple[Running, str]) -> None:
-    """Concatenated JSON, each with its Status, and nothing after the last."""
+def test_http_stream_has_a_message_for_each_reply(place: tuple[Running, str]) -> None:
+    """The body is concatenated JSON, each with its Status, and ends after the last."""
     running, prefix = place
     body = {"str_data": "hello out there", "model": f"{prefix}speak"}
     status, kind, text = post(running.addresses["main.http"], STREAMED, body)
@@ -134,8 +134,8 @@ def test_a_stream_over_http_has_a_message_for_each_answer(place: tuple[Running, 
     ] == values(text)
 
 
-def test_a_stream_over_grpc_has_a_message_for_each_answer(place: tuple[Running, str]) -> None:
-    """The same as messages of the call."""
+def test_grpc_stream_has_a_message_for_each_reply(place: tuple[Running, str]) -> None:
+    """Each message of the stream has its Status."""
     running, prefix = place
     with Channel(running.addresses["main.grpc"]) as channel:
         found = list(channel.stream(str_data="hello out there", model=f"{prefix}speak"))
@@ -152,10 +152,10 @@ def test_a_stream_over_grpc_has_a_message_for_each_answer(place: tuple[Running, 
         ("identity_bool", {"dtype": "DT_UINT8", "shape": [3], "flat_uint8": [1, 0, 1]}),
     ],
 )
-def test_what_grps_lacks_is_widened_through_every_way(
+def test_missing_datatypes_are_widened_on_every_path(
     place: tuple[Running, str], model: str, tensor: dict[str, Any]
 ) -> None:
-    """The model gets its own datatype, also where no one in between is told to widen."""
+    """The model gets its own datatype, also through a gateway that does not widen."""
     running, prefix = place
     body = {"gtensors": {"tensors": [tensor]}, "model": prefix + model}
     status, _, text = post(running.addresses["main.http"], "/grps/v1/infer/predict", body)
@@ -166,8 +166,8 @@ def test_what_grps_lacks_is_widened_through_every_way(
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
-def test_a_sidecar_hands_on_requests_that_name_no_model(behind: Running, carrier: str) -> None:
-    """They are for what the server behind serves to those who name none."""
+def test_sidecar_forwards_requests_without_a_model(behind: Running, carrier: str) -> None:
+    """They reach the default model of the server behind."""
     upstream = f"grps+{carrier}://{behind.addresses[f'own.{carrier}']}"
     flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
     with serving("--upstream", upstream, *flags) as sidecar:
@@ -175,12 +175,12 @@ def test_a_sidecar_hands_on_requests_that_name_no_model(behind: Running, carrier
             sidecar.addresses["main.http"], "/grps/v1/infer/predict", {"str_data": "a b"}
         )
         with Channel(sidecar.addresses["main.grpc"]) as channel:
-            words = [answer.str_data for answer in channel.stream(str_data="a b")]
+            words = [response.str_data for response in channel.stream(str_data="a b")]
     assert ("a b", ["a", " b"]) == (json.loads(text)["str_data"], words)
 
 
-def test_answers_come_as_they_are_made(place: tuple[Running, str]) -> None:
-    """The first word is there long before the last one, over both carriers."""
+def test_stream_messages_arrive_as_they_are_made(place: tuple[Running, str]) -> None:
+    """The first word arrives long before the last, over both carriers."""
     running, prefix = place
     text, model = "word " * 20, f"{prefix}speak"
     with Channel(running.addresses["main.grpc"]) as channel:
@@ -194,8 +194,8 @@ def test_answers_come_as_they_are_made(place: tuple[Running, str]) -> None:
     assert time.monotonic() - started - first > 0.2
 
 
-def test_a_model_that_answers_once_streams_one_message(place: tuple[Running, str]) -> None:
-    """A stream of a model without streams is its answer."""
+def test_model_without_streams_streams_one_message(place: tuple[Running, str]) -> None:
+    """A stream of a model without streams is its single reply."""
     running, prefix = place
     tensor = {"dtype": 1, "shape": [2], "flat_uint8": [1, 2]}
     body = {"gtensors": {"tensors": [tensor]}, "model": f"{prefix}identity_uint8"}
@@ -204,8 +204,8 @@ def test_a_model_that_answers_once_streams_one_message(place: tuple[Running, str
     assert [1, 2] == value["gtensors"]["tensors"][0]["flat_uint8"]
 
 
-def test_a_stream_without_answers_is_empty(place: tuple[Running, str]) -> None:
-    """HTTP status 200 and no body; no message over gRPC."""
+def test_stream_without_replies_is_empty(place: tuple[Running, str]) -> None:
+    """HTTP has status 200 and no body; gRPC has no message."""
     running, prefix = place
     body = {"str_data": "x", "model": f"{prefix}mute"}
     assert (200, b"") == post(running.addresses["main.http"], STREAMED, body)[::2]
@@ -213,30 +213,30 @@ def test_a_stream_without_answers_is_empty(place: tuple[Running, str]) -> None:
         assert [] == list(channel.stream(str_data="x", model=f"{prefix}mute"))
 
 
-def test_an_error_in_the_middle_of_a_stream_is_its_last_message(place: tuple[Running, str]) -> None:
-    """FAILURE in a message, the HTTP status and the gRPC status being those of success."""
+def test_error_within_a_stream_is_its_last_message(place: tuple[Running, str]) -> None:
+    """The message is a FAILURE; HTTP and gRPC have the status of success."""
     running, prefix = place
     words, model = "ValueError: this model breaks on purpose", f"{prefix}breaks"
     body = {"str_data": "x", "model": model}
     status, _, text = post(running.addresses["main.http"], STREAMED, body)
-    *answers, failed = values(text)
-    assert (200, ["one ", "two"]) == (status, [value["str_data"] for value in answers])
+    *responses, failed = values(text)
+    assert (200, ["one ", "two"]) == (status, [value["str_data"] for value in responses])
     assert {"status"} == failed.keys()
     assert (500, "FAILURE") == (failed["status"]["code"], failed["status"]["status"])
     assert words in failed["status"]["msg"]
     with Channel(running.addresses["main.grpc"]) as channel:
-        *answers, failed = channel.stream(str_data="x", model=model)
-    assert ["one ", "two"] == [message.str_data for message in answers]
+        *responses, failed = channel.stream(str_data="x", model=model)
+    assert ["one ", "two"] == [message.str_data for message in responses]
     assert (500, 2) == (failed.status.code, failed.status.status)
     assert words in failed.status.msg
 
 
 @pytest.mark.parametrize("model", ["endless", "silent"])
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
-def test_who_leaves_a_stream_stops_the_model(
+def test_client_disconnect_stops_a_streaming_model(
     place: tuple[Running, str], model: str, carrier: str, tmp_path: Path
 ) -> None:
-    """Within 100 ms, whether it speaks or thinks, and whatever lies between."""
+    """The model stops within 100 ms, also behind other gateways."""
     running, prefix = place
     path = tmp_path / "stopped"
     if carrier == "http":
@@ -245,20 +245,20 @@ def test_who_leaves_a_stream_stops_the_model(
             leave_s = time.monotonic()
     else:
         with Channel(running.addresses["main.grpc"]) as channel:
-            answers = channel.stream(str_data=str(path), model=f"{prefix}{model}")
-            next(answers)
+            responses = channel.stream(str_data=str(path), model=f"{prefix}{model}")
+            next(responses)
             assert not path.exists()
             leave_s = time.monotonic()
-            answers.cancel()
+            responses.cancel()
             assert stopped_at(path)
     assert stopped_at(path) - leave_s < 0.1
 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["stream", "one answer"])
-def test_who_leaves_before_the_first_answer_stops_the_model(
+def test_disconnect_before_the_first_reply_stops_the_model(
     place: tuple[Running, str], streaming: bool, tmp_path: Path
 ) -> None:
-    """Also where nothing has been written to the client yet."""
+    """The model stops although no byte has been written to the client."""
     running, prefix = place
     path = tmp_path / "stopped"
     body = json.dumps({"str_data": str(path), "model": f"{prefix}thinking"}).encode()
@@ -275,24 +275,24 @@ def test_who_leaves_before_the_first_answer_stops_the_model(
     assert stopped_at(path) - leave_s < 0.1
 
 
-def test_the_native_transport_streams_alike(behind: Running, tmp_path: Path) -> None:
-    """Answers, the error in the middle, and the end of a model that nobody listens to."""
+def test_native_transport_streams(behind: Running, tmp_path: Path) -> None:
+    """Replies, an error in the middle, and cancellation work on the native transport."""
     path = tmp_path / "stopped"
     with Channel(behind.addresses["native.grpc"]) as channel:
-        words = [answer.str_data for answer in channel.stream(str_data="a b c", model="speak")]
+        words = [response.str_data for response in channel.stream(str_data="a b c", model="speak")]
         assert ["a", " b", " c"] == words
         assert [] == list(channel.stream(str_data="x", model="mute"))
         *parts, failed = channel.stream(str_data="x", model="breaks")
         assert (2, 500) == (len(parts), failed.status.code)
-        answers = channel.stream(str_data=str(path), model="silent")
-        next(answers)
+        responses = channel.stream(str_data=str(path), model="silent")
+        next(responses)
         leave_s = time.monotonic()
-        answers.cancel()
+        responses.cancel()
         assert stopped_at(path) - leave_s < 0.1
 
 
-def test_a_slow_reader_holds_the_model_back(place: tuple[Running, str], tmp_path: Path) -> None:
-    """What is not read is not made: memory stays as it was, however long the model could go on."""
+def test_slow_http_reader_pauses_the_model(place: tuple[Running, str], tmp_path: Path) -> None:
+    """Unread replies are not produced, and memory does not grow."""
     running, prefix = place
     path = tmp_path / "made"
     with reading(running.addresses["main.http"], f"{prefix}flood", str(path), 4096):
@@ -302,19 +302,17 @@ def test_a_slow_reader_holds_the_model_back(place: tuple[Running, str], tmp_path
     assert made < 32
 
 
-def test_a_slow_reader_of_grpc_holds_the_model_back(
-    place: tuple[Running, str], tmp_path: Path
-) -> None:
-    """The same over gRPC, where the client's library reads ahead as far as its window."""
+def test_slow_grpc_reader_pauses_the_model(place: tuple[Running, str], tmp_path: Path) -> None:
+    """The client's library reads ahead only as far as its window."""
     running, prefix = place
     path = tmp_path / "made"
     with Channel(running.addresses["main.grpc"]) as channel:
-        answers = channel.stream(str_data=str(path), model=f"{prefix}flood")
-        next(answers)
+        responses = channel.stream(str_data=str(path), model=f"{prefix}flood")
+        next(responses)
         before = resident(running)
         made = read_when_stable(path)
         assert resident(running) - before < 16 * FLOOD_BYTES
-        answers.cancel()
+        responses.cancel()
     assert made < 32
 
 

@@ -1,7 +1,7 @@
-"""A gateway before the Python grps server, of which there are recordings: its answers, byte by byte.
+"""A gateway in front of a recorded Python grps server: its responses, byte by byte.
 
-The server closes each connection after its answer, is not ready before somebody has called online,
-and streams pretty-printed JSON; intermediaries cut streams anew.
+The server closes each connection after its response, is not ready before a call of online, and
+streams pretty-printed JSON; intermediaries split streams in other ways.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Server:
     """Plays recordings, one connection for each.
 
     Attributes:
-        step: Bytes of a chunk of a streamed answer, and of each piece that is sent.
+        step: Bytes of a chunk of a streamed response, and of each piece that is sent.
         requests: First lines and bodies of the requests so far.
     """
 
@@ -63,7 +63,7 @@ class Server:
         return int(self.listening.getsockname()[1])
 
     def run(self) -> None:
-        """Answer until the socket is closed."""
+        """Serve until the socket is closed."""
         with suppress(OSError):
             while True:
                 connection, _ = self.listening.accept()
@@ -81,9 +81,9 @@ class Server:
             length = int(value) if name.lower() == "content-length" else length
         body = reader.read(length)
         self.requests.append((first, body))
-        answer = self._recording(first, body)
-        for at in range(0, len(answer), self.step):
-            connection.sendall(answer[at : at + self.step])
+        response = self._recording(first, body)
+        for at in range(0, len(response), self.step):
+            connection.sendall(response[at : at + self.step])
 
     def _recording(self, first: str, body: bytes) -> bytes:
         _, path, _ = first.split(" ")
@@ -103,11 +103,11 @@ class Server:
         name = member.removesuffix("_data")
         return (RECORDED / f"py_predict_{name}.res.raw").read_bytes()
 
-    def _cut(self, answer: bytes) -> bytes:
-        """Return a chunked answer in other chunks."""
-        head, _, rest = answer.partition(b"\r\n\r\n")
+    def _cut(self, response: bytes) -> bytes:
+        """Return a chunked response in other chunks."""
+        head, _, rest = response.partition(b"\r\n\r\n")
         if b"chunked" not in head:
-            return answer
+            return response
         text = b""
         while rest:
             size, _, rest = rest.partition(b"\r\n")
@@ -132,7 +132,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def gateway(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway before it that asks whether it lives."""
+    """A gateway in front of it with a liveness probe."""
     config = tmp_path_factory.mktemp("recorded") / "gateway.yaml"
     config.write_text(CONFIG.format(port=server.port, readiness="live"))
     with serving(str(config)) as running:
@@ -147,19 +147,19 @@ def step(request: pytest.FixtureRequest, server: Server) -> Iterator[int]:
     server.step = 1 << 20
 
 
-def test_a_stream_is_its_messages_however_it_is_cut(gateway: Running, step: int) -> None:
-    """Pretty-printed JSON in chunks of any size becomes messages again, and ends with the last."""
-    answer = post(gateway.addresses["main.http"], f"{PREDICT}?streaming=true&model=echo", TEXT)
-    assert 200 == answer[0]
+def test_stream_is_decoded_in_chunks_of_any_size(gateway: Running, step: int) -> None:
+    """Pretty-printed JSON in chunks of any size becomes messages, and the stream ends."""
+    response = post(gateway.addresses["main.http"], f"{PREDICT}?streaming=true&model=echo", TEXT)
+    assert 200 == response[0]
     expected = [{"status": OK, "str_data": f"hello grps. {number}"} for number in range(3)]
-    assert expected == values(answer[2])
+    assert expected == values(response[2])
 
 
 TEXT = {"str_data": "hello grps."}
 
 
-def test_a_stream_of_open_inference_has_its_last_answer_marked(gateway: Running) -> None:
-    """The stream's end is the final answer to a client that wants to be told."""
+def test_oip_stream_marks_its_final_response(gateway: Running) -> None:
+    """A client that requests it gets an empty final response at the stream's end."""
     request = oip.ModelInferRequest(
         model_name="echo",
         id="7",
@@ -170,32 +170,34 @@ def test_a_stream_of_open_inference_has_its_last_answer_marked(gateway: Running)
     with grpc.insecure_channel(gateway.addresses["main.grpc"]) as channel:
         ask = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         found = [
-            oip.ModelStreamInferResponse.FromString(answer)
-            for answer in ask(iter([request.SerializeToString()]), timeout=TIMEOUT_S)
+            oip.ModelStreamInferResponse.FromString(response)
+            for response in ask(iter([request.SerializeToString()]), timeout=TIMEOUT_S)
         ]
-    assert [""] * 4 == [answer.error_message for answer in found]
-    *answers, last = [answer.infer_response for answer in found]
+    assert [""] * 4 == [response.error_message for response in found]
+    *responses, last = [response.infer_response for response in found]
     assert [b"\x0d\0\0\0hello grps. %d" % number for number in range(3)] == [
-        answer.raw_output_contents[0] for answer in answers
+        response.raw_output_contents[0] for response in responses
     ]
-    assert {("7", "reply")} == {(answer.id, answer.outputs[0].name) for answer in answers}
-    marks = [answer.parameters["triton_final_response"].bool_param for answer in (*answers, last)]
+    assert {("7", "reply")} == {(response.id, response.outputs[0].name) for response in responses}
+    marks = [
+        response.parameters["triton_final_response"].bool_param for response in (*responses, last)
+    ]
     assert [False, False, False, True] == marks
     assert 0 == len(last.outputs)
 
 
-def test_open_inference_asks_by_the_signature_of_the_file(
+def test_oip_tensor_is_converted_by_the_configured_signature(
     gateway: Running, server: Server, step: int
 ) -> None:
-    """A client of Open Inference sends a tensor; the answer's text is the output that YAML names."""
+    """A tensor of Open Inference becomes the text, and the response its configured output."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hello grps."]}
     connection = HTTPConnection(gateway.addresses["main.http"], timeout=TIMEOUT_S)
     body = json.dumps({"inputs": [tensor], "parameters": {"grps_form": "str_data"}})
     connection.request("POST", "/v2/models/echo/infer", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    document = json.loads(answer.read())
+    response = connection.getresponse()
+    document = json.loads(response.read())
     connection.close()
-    assert (200, step) == (answer.status, server.step), document
+    assert (200, step) == (response.status, server.step), document
     (output,) = document["outputs"]
     expected = {"name": "reply", "datatype": "BYTES", "shape": [1], "data": ["hello grps."]}
     assert expected == output
@@ -205,10 +207,10 @@ def test_open_inference_asks_by_the_signature_of_the_file(
 
 
 @pytest.mark.parametrize("action", ["generate", "generate_stream"])
-def test_a_text_for_a_model_without_a_signature_says_what_to_declare(
+def test_generate_without_a_signature_names_the_setting(
     gateway: Running, server: Server, action: str
 ) -> None:
-    """The server tells no inputs, so the gateway cannot know them from parameters."""
+    """The server reports no inputs, so the gateway cannot derive them from parameters."""
     address = gateway.addresses["main.http"]
     status, _, text = post(address, f"/v2/models/simple/{action}", {"text": "hello grps."})
     assert 501 == status, text
@@ -240,10 +242,10 @@ def test_a_text_for_a_model_without_a_signature_says_what_to_declare(
     ],
     ids=["text", "tensors"],
 )
-def test_what_the_server_answers_is_what_a_client_gets(
+def test_response_of_the_server_reaches_the_client(
     gateway: Running, body: dict[str, Any], member: str
 ) -> None:
-    """The same message, though not the same white space."""
+    """The message is the same except for white space."""
     status, _, text = post(gateway.addresses["main.http"], f"{PREDICT}?model=echo", body)
     name = member.removesuffix("_data")
     recorded = (RECORDED / f"py_predict_{name}.res.raw").read_bytes()
@@ -251,26 +253,26 @@ def test_what_the_server_answers_is_what_a_client_gets(
     assert json.loads(recorded.partition(b"\r\n\r\n")[2]) == json.loads(text)
 
 
-def test_models_are_those_of_the_servers_own_configuration(gateway: Running) -> None:
-    """The index has its names and versions; a key among them is one, and "a-b-2-rc" is one."""
+def test_models_come_from_the_server_metadata(gateway: Running) -> None:
+    """A model of the server is ready; any other is not."""
     connection = HTTPConnection(gateway.addresses["main.http"], timeout=TIMEOUT_S)
     for model, there in (("simple", 200), ("nobody", 404)):
         connection.request("GET", f"/v2/models/{model}/ready")
-        answer = connection.getresponse()
-        answer.read()
-        assert (there == 200) is (answer.status == 200), model
+        response = connection.getresponse()
+        response.read()
+        assert (there == 200) is (response.status == 200), model
     connection.close()
 
 
-def test_keys_go_on_as_they_came(gateway: Running, server: Server) -> None:
-    """Whatever in a key is the version, the server is sent the key."""
+def test_model_keys_are_forwarded_unchanged(gateway: Running, server: Server) -> None:
+    """The server gets the whole key, whichever part of it is the version."""
     for key in ("simple-1.0.0", "a-b-2-rc"):
         post(gateway.addresses["main.http"], PREDICT, {**TEXT, "model": key})
         assert key == json.loads(server.requests[-1][1])["model"]
 
 
-def test_a_server_that_nobody_put_online_is_not_ready(tmp_path: Path) -> None:
-    """Asked whether it is ready, it says no with HTTP status 200, until somebody calls online."""
+def test_offline_server_is_not_ready(tmp_path: Path) -> None:
+    """The server reports it in the body, with HTTP status 200, until a call of online."""
     made = Server()
     thread = threading.Thread(target=made.run)
     thread.start()
@@ -280,10 +282,10 @@ def test_a_server_that_nobody_put_online_is_not_ready(tmp_path: Path) -> None:
         address = running.addresses["main.http"]
         connection = HTTPConnection(address, timeout=TIMEOUT_S)
         connection.request("GET", "/v2/health/ready")
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
         connection.close()
-        assert 200 != answer.status
+        assert 200 != response.status
     with suppress(OSError):
         made.listening.shutdown(socket.SHUT_RDWR)
     made.listening.close()

@@ -1,7 +1,7 @@
 """Hand-over between gateways on the same ports: the next starts, the former stops, nothing is lost.
 
-Clients of HTTP and gRPC repeat nothing. A brpc client repeats what was refused with ELOGOFF, and what
-was not answered when the connection ended, as brpc's own does.
+Clients of HTTP and gRPC repeat nothing. A brpc client repeats requests that were rejected with ELOGOFF
+or got no response before the connection ended, as brpc's own client does.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def read_sum(message: bytes) -> int:
 
 
 class BrpcLoad:
-    """A client of brpc that asks one question after another, on a thread."""
+    """A client of brpc that sends one request after another, on a thread."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -177,23 +177,23 @@ class BrpcLoad:
             self._client.socket.close()
 
     def _attempt(self) -> str:
-        """Ask once; return why it is to be repeated, "" for an answer."""
+        """Send once; return why to repeat the request, "" for a response."""
         try:
             if self._client is None:
                 self._client = Client(self._address, PATIENCE_S)
             number = self._client.send(PREDICT)
-            answer = self._client.answer()
+            response = self._client.answer()
         except OSError as error:
             self._client = None
             return repr(error)
-        if answer is None or answer.code == ELOGOFF:
+        if response is None or response.code == ELOGOFF:
             self._client.socket.close()
             self._client = None
             return "it was not answered"
-        if (answer.number, answer.code) != (number, 0):
-            self.lost.append(f"answer {answer}")
-        elif SUM not in (answer.message.tensors or ()):
-            self.lost.append(f"wrong answer {answer}")
+        if (response.number, response.code) != (number, 0):
+            self.lost.append(f"answer {response}")
+        elif SUM not in (response.message.tensors or ()):
+            self.lost.append(f"wrong answer {response}")
         return ""
 
 
@@ -211,7 +211,7 @@ def run_hand_overs(path: Path, count: int, calls: int = 0) -> None:
     Args:
         path: The configuration.
         count: Hand-overs.
-        calls: Calls that are answered meanwhile at least, as many after each hand-over.
+        calls: Calls that succeed meanwhile at least, as many after each hand-over.
     """
     with ExitStack() as stack:
         running = stack.enter_context(serving(str(path), patience_s=PATIENCE_S))
@@ -245,7 +245,7 @@ def run_hand_overs(path: Path, count: int, calls: int = 0) -> None:
         assert 0 == running.stop()
 
 
-def test_nothing_is_lost(tmp_path: Path) -> None:
+def test_hand_over_loses_no_call(tmp_path: Path) -> None:
     """Two hand-overs of one process each, under load over HTTP, gRPC, streams and brpc."""
     run_hand_overs(write_config(tmp_path), 2)
     assert not list(tmp_path.glob("*.sock*"))
@@ -254,13 +254,13 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.flaky(reruns=0)  # a call that is lost once is lost
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_nothing_is_lost_again_and_again(tmp_path: Path, workers: int) -> None:
-    """Seven hand-overs each, twenty-one in all, of one process and of several workers."""
+def test_many_hand_overs_lose_no_call(tmp_path: Path, workers: int) -> None:
+    """Seven hand-overs each with one, two and four workers."""
     run_hand_overs(write_config(tmp_path, workers=workers), 7, CALLS)
 
 
-def test_last_responses_say_so(tmp_path: Path) -> None:
-    """From the start of `pre_stop` on, HTTP clients are asked to connect again."""
+def test_responses_during_pre_stop_close_the_connection(tmp_path: Path) -> None:
+    """From the start of `pre_stop`, HTTP responses have `Connection: close`."""
     path = write_config(tmp_path)
     path.write_text(path.read_text().replace("pre_stop: 300ms", "pre_stop: 2s"))
     with serving(str(path)) as running:
@@ -271,20 +271,20 @@ def test_last_responses_say_so(tmp_path: Path) -> None:
         while not events(running, "not ready"):
             time.sleep(0.02)
         connection.request("GET", "/v2/health/live")
-        answer = connection.getresponse()
-        assert (200, "close") == (answer.status, answer.headers["Connection"])
-        answer.read()
+        response = connection.getresponse()
+        assert (200, "close") == (response.status, response.headers["Connection"])
+        response.read()
         again = connect(running)
         again.request("GET", "/v2/health/live")
-        answer = again.getresponse()
-        assert (200, "close") == (answer.status, answer.headers["Connection"])
+        response = again.getresponse()
+        assert (200, "close") == (response.status, response.headers["Connection"])
         for each in (connection, again):
             each.close()
         stopping.join(PATIENCE_S)
 
 
-def test_the_admin_pages_are_those_of_the_next(tmp_path: Path) -> None:
-    """The former lets go of them when it is told to stop."""
+def test_next_gateway_serves_the_admin_pages(tmp_path: Path) -> None:
+    """The former gateway releases the admin port when it is stopped."""
     path = write_config(tmp_path)
     with ExitStack() as stack:
         former = stack.enter_context(serving(str(path)))
@@ -294,8 +294,8 @@ def test_the_admin_pages_are_those_of_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_without_the_setting_the_ports_are_taken(tmp_path: Path, workers: int) -> None:
-    """A second gateway with the same file is refused, and harms nobody."""
+def test_without_hand_over_the_ports_stay_in_use(tmp_path: Path, workers: int) -> None:
+    """A second gateway with the same file fails to start, and the first keeps serving."""
     path = write_config(tmp_path, workers=workers, hand_over=False)
     with serving(str(path), patience_s=PATIENCE_S) as running:
         refused = gateway("serve", str(path))

@@ -33,24 +33,24 @@ def native() -> None:
     HTTP_MAKES.server = "native"
 
 
-async def test_requests_of_both_versions_on_one_port() -> None:
-    """HTTP/2 with prior knowledge is answered as HTTP/1 is, where HTTP/1 is served."""
+async def test_both_versions_are_served_on_one_port() -> None:
+    """A port of HTTP/1 also serves HTTP/2 with prior knowledge."""
     echo = Echo()
     async with serving(echo) as running:
         assert b"HTTP/1.1 200" in await running.ask(post(b"one", "Connection: close"))
         async with h2_client(running.server.address) as client:
-            answer = await client.ask("POST", "/v2/x?a=1", b"two", [("x-own", "1")])
-    assert (200, b"two") == (answer.status, bytes(answer.body))
+            response = await client.ask("POST", "/v2/x?a=1", b"two", [("x-own", "1")])
+    assert (200, b"two") == (response.status, bytes(response.body))
     expected = {"x-path": "/v2/x", "x-request-id": "an-id", "content-length": "3"}
-    assert expected.items() <= answer.headers.items()
-    assert "date" in answer.headers
+    assert expected.items() <= response.headers.items()
+    assert "date" in response.headers
     wire = echo.seen[1]
     assert ("POST", "/v2/x", "a=1") == (wire.method, wire.path, wire.query)
     assert ["a", "1"] == [wire.headers.get("host"), wire.headers.get("x-own")]
 
 
-async def test_a_preface_in_single_bytes() -> None:
-    """The version is known once enough has come, however it is cut."""
+async def test_preface_in_single_bytes_is_recognised() -> None:
+    """The preface may arrive byte by byte."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         for byte in PREFACE + bytes(3) + b"\x04" + bytes(5):
@@ -59,8 +59,8 @@ async def test_a_preface_in_single_bytes() -> None:
         await raw.close()
 
 
-async def test_a_silent_connection_is_closed() -> None:
-    """Who begins a preface and stops is cut, as a slow head of HTTP/1 is."""
+async def test_incomplete_preface_times_out() -> None:
+    """A client that stops within the preface is cut, as one with a slow HTTP/1 head."""
     async with serving(Echo(), header_timeout_s=0.1) as running:
         raw = await running.connect()
         await raw.send(PREFACE[:10])
@@ -71,27 +71,27 @@ async def test_a_silent_connection_is_closed() -> None:
 
 @pytest.mark.parametrize("sized", [True, False], ids=["with_length", "without_length"])
 @pytest.mark.parametrize("size", [1, 65_535, 65_536, 3 * MIB])
-async def test_bodies_of_any_size(size: int, sized: bool) -> None:
-    """Small ones come with their heads, large ones as the windows are widened."""
+async def test_bodies_of_any_size_are_echoed(size: int, sized: bool) -> None:
+    """Small bodies arrive with their heads, large ones as the windows are updated."""
     echo = Echo()
     body = bytes(range(256)) * (size // 256 + 1)
     async with serving(echo) as running, h2_client(running.server.address) as client:
         for _ in range(2):
-            answer = await client.ask("POST", "/v2", body[:size], sized=sized)
-            assert 200 == answer.status
-            assert body[:size] == bytes(answer.body)
+            response = await client.ask("POST", "/v2", body[:size], sized=sized)
+            assert 200 == response.status
+            assert body[:size] == bytes(response.body)
 
 
-async def test_many_streams_at_a_time() -> None:
-    """Requests of one connection are answered side by side."""
+async def test_streams_are_served_concurrently() -> None:
+    """Requests of one connection are served concurrently."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
         bodies = [bytes([number]) * (1000 * number + 1) for number in range(50)]
-        answers = await asyncio.gather(*(client.ask("POST", "/v2", body) for body in bodies))
-    assert bodies == [bytes(answer.body) for answer in answers]
+        responses = await asyncio.gather(*(client.ask("POST", "/v2", body) for body in bodies))
+    assert bodies == [bytes(response.body) for response in responses]
 
 
-async def test_a_slow_request_holds_no_other_back() -> None:
-    """Responses come in any order."""
+async def test_slow_request_does_not_delay_others() -> None:
+    """Responses may be sent in any order."""
     slow = Slow()
     async with serving(slow) as running, h2_client(running.server.address) as client:
         number = client.begin("GET", "/v2", end=True)
@@ -102,28 +102,32 @@ async def test_a_slow_request_holds_no_other_back() -> None:
 
 
 async def test_head_has_no_body() -> None:
-    """The length is that of the response to GET."""
+    """Content-Length is that of the response to GET."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
-        answer = await client.ask("HEAD", "/v2/x")
-    assert (200, b"", "0") == (answer.status, bytes(answer.body), answer.headers["content-length"])
+        response = await client.ask("HEAD", "/v2/x")
+    assert (200, b"", "0") == (
+        response.status,
+        bytes(response.body),
+        response.headers["content-length"],
+    )
 
 
-async def test_a_stream_of_parts() -> None:
-    """Parts leave as they are made, and the stream ends after the last."""
+async def test_parts_are_sent_as_they_are_made() -> None:
+    """The stream ends after the last part."""
     parts = Parts()
     async with serving(parts) as running, h2_client(running.server.address) as client:
         number = client.begin("POST", "/v2", end=True)
         await parts.parts.put(b"a")
-        answer = client.answers[number]
-        await eventually(lambda: bytes(answer.body) == b"a")
+        response = client.answers[number]
+        await eventually(lambda: bytes(response.body) == b"a")
         for part in (b"b", None):
             await parts.parts.put(part)
         assert b"ab" == bytes((await client.answer(number)).body)
-    assert "content-length" not in answer.headers
+    assert "content-length" not in response.headers
 
 
-async def test_a_stream_that_breaks_does_not_look_ended() -> None:
-    """What has begun and cannot go on is reset."""
+async def test_failing_stream_is_reset() -> None:
+    """A response that fails after its start is reset."""
     parts = Parts(fail=True)
     async with serving(parts) as running, h2_client(running.server.address) as client:
         number = client.begin("POST", "/v2", end=True)
@@ -134,8 +138,8 @@ async def test_a_stream_that_breaks_does_not_look_ended() -> None:
         assert (await client.answer(number)).reset is not None
 
 
-async def test_a_reset_stream_cancels_its_request() -> None:
-    """Whoever leaves is not worked for; the connection goes on."""
+async def test_reset_stream_cancels_its_request() -> None:
+    """The frontend is cancelled; the connection stays usable."""
     slow = Slow()
     async with serving(slow) as running, h2_client(running.server.address) as client:
         number = client.begin("GET", "/v2", end=True)
@@ -146,8 +150,8 @@ async def test_a_reset_stream_cancels_its_request() -> None:
         assert 404 == (await client.ask("GET", "/else")).status
 
 
-async def test_leaving_cancels_all() -> None:
-    """A lost connection cancels what it asked, and gives back what was held."""
+async def test_client_disconnect_cancels_all_requests() -> None:
+    """A lost connection cancels its requests and releases their memory."""
     slow = Slow()
     async with serving(slow) as running:
         async with h2_client(running.server.address) as client:
@@ -159,73 +163,73 @@ async def test_leaving_cancels_all() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["with_length", "without_length"])
-async def test_a_body_over_the_limit(sized: bool) -> None:
-    """It is refused with 413, by its length or when it has grown too far."""
+async def test_body_over_the_limit_is_413(sized: bool) -> None:
+    """It is rejected by its length, or as soon as it exceeds the limit."""
     async with (
         serving(Echo(), message_bytes=100_000) as running,
         h2_client(running.server.address) as client,
     ):
-        answer = await client.ask("POST", "/v2", bytes(400_000), sized=sized)
-        assert 413 == answer.status or b"limit" in answer.body
-        assert b"message_bytes" in answer.body
+        response = await client.ask("POST", "/v2", bytes(400_000), sized=sized)
+        assert 413 == response.status or b"limit" in response.body
+        assert b"message_bytes" in response.body
         assert 200 == (await client.ask("POST", "/v2", b"next")).status
 
 
-async def test_a_body_that_stops() -> None:
-    """A slow sender is answered with 408, and the connection goes on."""
+async def test_stalled_body_is_408() -> None:
+    """A slow sender gets 408, and the connection stays usable."""
     async with (
         serving(Echo(), body_idle_timeout_s=0.1) as running,
         h2_client(running.server.address) as client,
     ):
         number = client.begin("POST", "/v2", [("content-length", "10")])
-        answer = await client.answer(number)
-        assert 408 == answer.status
+        response = await client.answer(number)
+        assert 408 == response.status
         assert 200 == (await client.ask("POST", "/v2", b"next")).status
     assert ["body_idle_timeout_s"] == running.limits_hit
 
 
-async def test_a_reader_that_stops() -> None:
-    """A response that nobody reads is given up after a while."""
+async def test_unread_response_is_reset() -> None:
+    """A response that the client does not read is reset after the write timeout."""
     async with (
         serving(Echo(), write_idle_timeout_s=0.2) as running,
         h2_client(running.server.address) as client,
     ):
         client.reads = False
-        answer = await client.ask("POST", "/v2", bytes(MIB))
-        assert answer.reset is not None
-    assert len(answer.body) < MIB
+        response = await client.ask("POST", "/v2", bytes(MIB))
+        assert response.reset is not None
+    assert len(response.body) < MIB
 
 
-async def test_a_slow_reader_gets_all_of_it() -> None:
-    """A response waits for the windows of its client, and its bytes are counted until then."""
+async def test_slow_reader_gets_the_whole_response() -> None:
+    """A response waits for its client's windows, and its memory is reserved until then."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
         client.reads = False
         number = client.begin("POST", "/v2", [("content-length", str(MIB))])
         await client.send(number, bytes(MIB))
-        answer = client.answers[number]
+        response = client.answers[number]
         size = 0
-        while not answer.end.is_set():
-            await eventually(lambda: len(answer.body) > size or answer.end.is_set())  # noqa: B023
-            if answer.end.is_set():
+        while not response.end.is_set():
+            await eventually(lambda: len(response.body) > size or response.end.is_set())  # noqa: B023
+            if response.end.is_set():
                 break
-            client.acknowledge(number, len(answer.body) - size)
-            size = len(answer.body)
-        assert MIB == len(answer.body)
+            client.acknowledge(number, len(response.body) - size)
+            size = len(response.body)
+        assert MIB == len(response.body)
         await eventually(lambda: running.budget.used_bytes == 0)
 
 
-async def test_a_compressed_body() -> None:
-    """Content codings are undone within the same limits."""
+async def test_compressed_body_is_decoded() -> None:
+    """Content codings are decoded; an invalid one is 400."""
     echo = Echo()
     async with serving(echo) as running, h2_client(running.server.address) as client:
         packed = gzip.compress(bytes(1000))
-        answer = await client.ask("POST", "/v2", packed, [("content-encoding", "gzip")])
+        response = await client.ask("POST", "/v2", packed, [("content-encoding", "gzip")])
         bad = await client.ask("POST", "/v2", b"no gzip", [("content-encoding", "gzip")])
-    assert (200, 1000, 400) == (answer.status, size_of(echo.seen[0].body), bad.status)
+    assert (200, 1000, 400) == (response.status, size_of(echo.seen[0].body), bad.status)
 
 
-async def test_expected_continue() -> None:
-    """A client that waits to be asked for the body is asked."""
+async def test_expect_continue_gets_100() -> None:
+    """A client that expects 100 gets it before it sends the body."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
         fields = [("expect", "100-continue"), ("content-length", "3")]
         number = client.begin("POST", "/v2", fields)
@@ -246,10 +250,10 @@ async def test_expected_continue() -> None:
     ],
     ids=["other_host", "same_host", "host_alone", "no_host", "large_field", "many_fields"],
 )
-async def test_heads_are_checked_as_those_of_http_1(
+async def test_header_rules_of_http_1_apply(
     fields: list[tuple[str, str]], authority: str | None, status: int
 ) -> None:
-    """What HTTP forbids is answered by name, and ends no connection."""
+    """An invalid head gets its status, and the connection stays usable."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
         number = client.begin("GET", "/v2", fields, authority=authority, end=True)
         assert status == (await client.answer(number)).status
@@ -268,7 +272,7 @@ async def test_heads_are_checked_as_those_of_http_1(
     ],
     ids=lambda fields: str(fields[0][0]) + fields[0][1],
 )
-async def test_what_http_2_forbids_resets_the_stream(fields: list[tuple[str, str]]) -> None:
+async def test_malformed_request_resets_the_stream(fields: list[tuple[str, str]]) -> None:
     """RFC 9113 8.1.1: a malformed request is a stream error."""
     echo = Echo()
     async with serving(echo) as running, h2_client(running.server.address) as client:
@@ -278,8 +282,8 @@ async def test_what_http_2_forbids_resets_the_stream(fields: list[tuple[str, str
         assert 200 == (await client.ask("GET", "/v2")).status
 
 
-async def test_a_body_that_is_not_as_long_as_announced() -> None:
-    """It reaches no frontend."""
+async def test_body_of_another_length_resets_the_stream() -> None:
+    """It does not reach the frontend."""
     echo = Echo()
     async with serving(echo) as running, h2_client(running.server.address) as client:
         for size in (2, 4):
@@ -289,8 +293,8 @@ async def test_a_body_that_is_not_as_long_as_announced() -> None:
     assert [] == echo.seen
 
 
-async def test_refused_requests_pay_for_no_resets() -> None:
-    """A connection cannot earn by paths that nobody serves what it costs to leave requests."""
+async def test_rejected_requests_do_not_refill_the_flood_budget() -> None:
+    """Requests to unknown paths do not pay for resets of others."""
     async with serving(Slow()) as running, h2_client(running.server.address) as client:
         for _ in range(60):
             numbers = [client.begin("GET", "/nowhere", end=True) for _ in range(10)]
@@ -303,7 +307,7 @@ async def test_refused_requests_pay_for_no_resets() -> None:
     assert ENHANCE_YOUR_CALM in [code for _, code in client.goaways]
 
 
-async def test_cookies_are_joined() -> None:
+async def test_cookie_fields_are_joined() -> None:
     """RFC 9113 8.2.3: HTTP/1 has one Cookie field."""
     echo = Echo()
     async with serving(echo) as running, h2_client(running.server.address) as client:
@@ -311,19 +315,19 @@ async def test_cookies_are_joined() -> None:
     assert "a=1; b=2" == echo.seen[0].headers.get("cookie")
 
 
-async def test_grpc_is_told_that_it_is_not_served() -> None:
-    """A call on a port of HTTP alone gets a status that says so."""
+async def test_grpc_call_on_an_http_port_is_unimplemented() -> None:
+    """A gRPC call on a port of HTTP alone gets a gRPC status with the reason."""
     async with serving(Echo()) as running, h2_client(running.server.address) as client:
         fields = [("content-type", "application/grpc"), ("te", "trailers")]
-        answer = await client.ask("POST", "/v2", bytes(5), fields)
+        response = await client.ask("POST", "/v2", bytes(5), fields)
     assert ("12", "this address serves HTTP and no gRPC") == (
-        answer.headers["grpc-status"],
-        answer.headers["grpc-message"],
+        response.headers["grpc-status"],
+        response.headers["grpc-message"],
     )
 
 
-async def test_a_drain_finishes_what_is_in_flight() -> None:
-    """GOAWAY is sent, the response too, and then the connection ends."""
+async def test_drain_finishes_requests_in_flight() -> None:
+    """GOAWAY and the response are sent, then the connection ends."""
     slow = Slow()
     async with serving(slow) as running, h2_client(running.server.address) as client:
         number = client.begin("GET", "/v2", end=True)
@@ -337,8 +341,8 @@ async def test_a_drain_finishes_what_is_in_flight() -> None:
     assert all(code == NO_ERROR for _, code in client.goaways)
 
 
-async def test_a_drain_cancels_the_rest() -> None:
-    """What takes too long is answered with 503."""
+async def test_drain_cancels_requests_that_take_too_long() -> None:
+    """A request that exceeds the drain time gets 503."""
     slow = Slow()
     async with serving(slow) as running, h2_client(running.server.address) as client:
         number = client.begin("GET", "/v2", end=True)
@@ -348,8 +352,8 @@ async def test_a_drain_cancels_the_rest() -> None:
         assert slow.cancelled
 
 
-async def test_both_versions_count_as_connections() -> None:
-    """The limit holds for all of a port; the one above it is answered in its protocol."""
+async def test_connection_limit_counts_both_versions() -> None:
+    """The limit holds for the port; a rejected connection gets 503."""
     async with serving(Echo(), connections=2) as running:
         connection = await running.connect()
         async with h2_client(running.server.address) as first:
@@ -365,7 +369,7 @@ async def test_both_versions_count_as_connections() -> None:
 
 @pytest.mark.parametrize("offered", [["h2"], ["http/1.1"], ["h2", "http/1.1"], None])
 async def test_tls_negotiates_the_version(offered: list[str] | None) -> None:
-    """ALPN picks HTTP/2 where the client offers it, and HTTP/1 elsewhere."""
+    """ALPN selects HTTP/2 where the client offers it, and HTTP/1 otherwise."""
     authority = trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server_side)

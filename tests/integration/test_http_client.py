@@ -1,4 +1,4 @@
-"""The HTTP client over real sockets, against our own server and against raw ones that misbehave."""
+"""The HTTP client over real sockets, with our own server and with raw ones that misbehave."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ async def client_of(port: int, limits: ClientLimits = LIMITS) -> AsyncIterator[H
         await client.close()
 
 
-def says(data: bytes, *, close: bool = True) -> Script:
-    """Answer every request with *data*; *close* ends the connection after the first."""
+def respond_with(data: bytes, *, close: bool = True) -> Script:
+    """Respond to every request with *data*; *close* ends the connection after the first."""
 
     async def script(peer: Peer) -> None:
         while True:
@@ -111,35 +111,35 @@ def says(data: bytes, *, close: bool = True) -> Script:
 
 
 async def hang(peer: Peer) -> None:
-    """Take the request, say nothing, and wait for the client to go."""
+    """Read the request, send nothing, and wait for the client to disconnect."""
     await peer.request()
     await peer.reader.read()
 
 
 async def failure(data: bytes, limits: ClientLimits = LIMITS) -> GatewayError:
-    async with upstream(says(data)) as server, client_of(server.port, limits) as client:
+    async with upstream(respond_with(data)) as server, client_of(server.port, limits) as client:
         with pytest.raises(GatewayError) as caught:
             await client.send(POST, deadline=time.monotonic() + 5)
     return caught.value
 
 
-async def test_sends_and_receives_through_our_server() -> None:
-    """Path, query, fields and body in several buffers arrive as given."""
+async def test_round_trip_through_our_server() -> None:
+    """Path, query, headers and a body in several buffers arrive unchanged."""
     echo = Echo()
     body = (b"a" * 100_000, memoryview(b"b" * 100_000), b"c")
     wire = HttpRequest("POST", "/v2/a%2Fb", "q=%20", Headers((("X-One", "1"),)), body)
     async with serving(echo) as running, client_of(running.port) as client:
-        answer = await client.send(wire, deadline=None)
+        response = await client.send(wire, deadline=None)
     (seen,) = echo.seen
     assert (seen.path, seen.query, seen.headers.get("x-one")) == ("/v2/a%2Fb", "q=%20", "1")
     assert seen.headers.get("content-length") == "200001"
-    assert bytes(seen.view) == bytes(answer.view) == b"".join(body)
-    assert (answer.status, answer.headers.get("x-path")) == (200, "/v2/a%2Fb")
-    assert answer.headers.get("content-length") is None
+    assert bytes(seen.view) == bytes(response.view) == b"".join(body)
+    assert (response.status, response.headers.get("x-path")) == (200, "/v2/a%2Fb")
+    assert response.headers.get("content-length") is None
 
 
-async def test_exact_bytes_of_a_request() -> None:
-    """Nothing is sent that was not asked for."""
+async def test_request_has_exact_bytes() -> None:
+    """The client adds no header beyond the required ones."""
     got: list[bytes] = []
 
     async def script(peer: Peer) -> None:
@@ -155,8 +155,8 @@ async def test_exact_bytes_of_a_request() -> None:
     assert got == [expected.encode()]
 
 
-async def test_deadline_travels_and_ends_the_call() -> None:
-    """What is left is sent on; at the deadline the call ends and the connection with it."""
+async def test_deadline_is_forwarded_and_ends_the_call() -> None:
+    """The remaining time is forwarded; at the deadline the call and its connection end."""
     got: list[bytes] = []
 
     async def script(peer: Peer) -> None:
@@ -173,7 +173,7 @@ async def test_deadline_travels_and_ends_the_call() -> None:
     assert b"\r\ngrpc-timeout: 1" in got[0]
 
 
-async def test_past_deadline_makes_no_call() -> None:
+async def test_past_deadline_sends_no_request() -> None:
     """A deadline that has passed reaches no upstream."""
     async with upstream(hang) as server, client_of(server.port) as client:
         with pytest.raises(DeadlineExceeded):
@@ -195,10 +195,10 @@ async def test_cancellation_closes_the_connection() -> None:
             await task
 
 
-async def test_server_takes_a_cancelled_request_for_a_half_closed_one() -> None:
-    """A server that works on a request is told of its end by a reset, which means one thing only.
+async def test_cancelled_request_resets_the_connection() -> None:
+    """A reset shows the server that the client has left; a FIN could be a half-close.
 
-    After a mere end it had to find out whether the client still waits, which took each hop 50 ms.
+    After a FIN the server had to find out whether the client still waits, which took each hop 50 ms.
     """
     arrival, end = asyncio.Event(), asyncio.Event()
     found: list[BaseException | bytes] = []
@@ -223,8 +223,8 @@ async def test_server_takes_a_cancelled_request_for_a_half_closed_one() -> None:
     assert [ConnectionResetError] == [type(each) for each in found]
 
 
-async def test_cancellation_reaches_through_our_server() -> None:
-    """A cancelled send cancels the frontend at the other end."""
+async def test_cancelled_send_cancels_the_frontend() -> None:
+    """Cancelling `send` cancels the frontend of the server."""
     slow = Slow()
     async with serving(slow) as running, client_of(running.port) as client:
         task = asyncio.create_task(client.send(POST, deadline=None))
@@ -235,8 +235,8 @@ async def test_cancellation_reaches_through_our_server() -> None:
     assert slow.cancelled
 
 
-async def test_no_listener_is_not_sent() -> None:
-    """Who cannot be reached has not seen the call."""
+async def test_unreachable_upstream_raises_not_sent() -> None:
+    """An unreachable upstream has not seen the call."""
     async with upstream(hang) as server:
         port = server.port
     async with client_of(port) as client:
@@ -245,8 +245,8 @@ async def test_no_listener_is_not_sent() -> None:
 
 
 async def test_connection_is_reused() -> None:
-    """Calls in turn share a connection."""
-    async with upstream(says(OK, close=False)) as server, client_of(server.port) as client:
+    """Successive calls share a connection."""
+    async with upstream(respond_with(OK, close=False)) as server, client_of(server.port) as client:
         for _ in range(5):
             assert bytes((await client.send(POST, deadline=None)).view) == b"ok"
         assert server.connections == 1
@@ -255,15 +255,18 @@ async def test_connection_is_reused() -> None:
 async def test_old_connection_is_replaced() -> None:
     """A connection past its age is not used again."""
     limits = ClientLimits(connection_age_s=0.05)
-    async with upstream(says(OK, close=False)) as server, client_of(server.port, limits) as client:
+    async with (
+        upstream(respond_with(OK, close=False)) as server,
+        client_of(server.port, limits) as client,
+    ):
         await client.send(POST, deadline=None)
         await asyncio.sleep(0.1)
         await client.send(POST, deadline=None)
         assert server.connections == 2
 
 
-async def test_unasked_bytes_end_an_idle_connection() -> None:
-    """An answer nobody asked for is never taken for the next one's."""
+async def test_unsolicited_bytes_close_an_idle_connection() -> None:
+    """An unsolicited response is never used for the next request."""
 
     async def poison(peer: Peer) -> None:
         await peer.request()
@@ -272,16 +275,16 @@ async def test_unasked_bytes_end_an_idle_connection() -> None:
         peer.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
         await peer.reader.read()
 
-    async with upstream(poison, says(OK)) as server, client_of(server.port) as client:
+    async with upstream(poison, respond_with(OK)) as server, client_of(server.port) as client:
         await client.send(POST, deadline=None)
         await asyncio.sleep(0.15)
-        answer = await client.send(POST, deadline=None)
-        assert (bytes(answer.view), server.connections) == (b"ok", 2)
+        response = await client.send(POST, deadline=None)
+        assert (bytes(response.view), server.connections) == (b"ok", 2)
 
 
-async def test_surplus_bytes_end_the_connection() -> None:
-    """A second answer right behind the first is dropped with its connection."""
-    double = says(OK + OK.replace(b"ok", b"no"), close=False)
+async def test_surplus_bytes_close_the_connection() -> None:
+    """A second response right behind the first is dropped with its connection."""
+    double = respond_with(OK + OK.replace(b"ok", b"no"), close=False)
     async with upstream(double) as server, client_of(server.port) as client:
         first = await client.send(POST, deadline=None)
         second = await client.send(POST, deadline=None)
@@ -289,8 +292,8 @@ async def test_surplus_bytes_end_the_connection() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 8 << 20])
-async def test_a_reset_does_not_say_that_a_request_was_not_read(size: int) -> None:
-    """A server that reads a request and then fails may reset: only the operator may repeat it."""
+async def test_reset_of_a_reused_connection_is_not_retried(size: int) -> None:
+    """The server may have read the request before the reset, so it is not sent again."""
 
     async def answer_then_reset(peer: Peer) -> None:
         await peer.request()
@@ -299,7 +302,10 @@ async def test_a_reset_does_not_say_that_a_request_was_not_read(size: int) -> No
         reset_when_closed(peer.writer.transport.get_extra_info("socket"))
         peer.writer.transport.abort()
 
-    async with upstream(answer_then_reset, says(OK)) as server, client_of(server.port) as client:
+    async with (
+        upstream(answer_then_reset, respond_with(OK)) as server,
+        client_of(server.port) as client,
+    ):
         await client.send(POST, deadline=None)
         wire = HttpRequest("POST", "/v2/x", body=(bytes(size),))
         with pytest.raises(Unavailable) as caught:
@@ -307,8 +313,8 @@ async def test_a_reset_does_not_say_that_a_request_was_not_read(size: int) -> No
         assert (Unavailable, 1) == (type(caught.value), server.connections)
 
 
-async def test_a_connection_is_not_used_while_a_part_of_its_request_is_unsent() -> None:
-    """A server that refuses a request early may leave the rest of it unread for ever."""
+async def test_connection_with_an_unsent_body_is_not_reused() -> None:
+    """A server that rejects a request early may never read the rest of it."""
 
     async def refuse(peer: Peer) -> None:
         await peer.reader.readuntil(b"\r\n\r\n")
@@ -317,25 +323,25 @@ async def test_a_connection_is_not_used_while_a_part_of_its_request_is_unsent() 
         await asyncio.sleep(5)
 
     large = HttpRequest("POST", "/v2/x", body=(bytes(16 << 20),))
-    async with upstream(refuse, says(OK)) as server, client_of(server.port) as client:
+    async with upstream(refuse, respond_with(OK)) as server, client_of(server.port) as client:
         assert 413 == (await client.send(large, deadline=time.monotonic() + 2)).status
         assert 200 == (await client.send(POST, deadline=time.monotonic() + 2)).status
         assert 2 == server.connections
 
 
-async def test_a_connection_is_not_used_after_an_internal_error() -> None:
-    """ASGI servers close the connection after status 500 and do not say so."""
+async def test_connection_is_not_reused_after_status_500() -> None:
+    """ASGI servers close the connection after status 500 without `Connection: close`."""
     failed = OK.replace(b"200 OK", b"500 Internal Server Error")
     async with (
-        upstream(says(failed, close=False), says(OK)) as server,
+        upstream(respond_with(failed, close=False), respond_with(OK)) as server,
         client_of(server.port) as client,
     ):
         statuses = [(await client.send(POST, deadline=None)).status for _ in range(2)]
         assert ([500, 200], 2) == (statuses, server.connections)
 
 
-async def test_a_connection_closed_while_it_idled_costs_no_call() -> None:
-    """What the kernel knows of an idle connection is asked before it is used, and nothing is lost.
+async def test_closed_idle_connection_is_detected_before_reuse() -> None:
+    """The kernel's state of an idle connection is checked before it is used.
 
     The loop does not run between the close and the next request, so it has not read of it.
     """
@@ -363,10 +369,8 @@ def _answer(listener: socket.socket) -> socket.socket:
 
 
 @pytest.mark.parametrize(("method", "connections"), [("POST", 1), ("GET", 2)])
-async def test_call_that_was_received_is_replayed_only_if_harmless(
-    method: str, connections: int
-) -> None:
-    """A request the upstream took before it died may have had its effect: only GET goes again."""
+async def test_only_get_is_resent_after_a_lost_connection(method: str, connections: int) -> None:
+    """The upstream may have run the request before it closed: only GET is sent again."""
 
     async def answer_then_die(peer: Peer) -> None:
         await peer.request()
@@ -374,7 +378,10 @@ async def test_call_that_was_received_is_replayed_only_if_harmless(
         await peer.request()
 
     wire = HttpRequest(method, "/v2/x")
-    async with upstream(answer_then_die, says(OK)) as server, client_of(server.port) as client:
+    async with (
+        upstream(answer_then_die, respond_with(OK)) as server,
+        client_of(server.port) as client,
+    ):
         await client.send(wire, deadline=None)
         if method == "GET":
             assert (await client.send(wire, deadline=None)).status == 200
@@ -385,9 +392,9 @@ async def test_call_that_was_received_is_replayed_only_if_harmless(
         assert server.connections == connections
 
 
-async def test_new_connection_is_never_replayed() -> None:
-    """A fresh connection that breaks without a byte is an error at once."""
-    async with upstream(says(b"")) as server, client_of(server.port) as client:
+async def test_lost_new_connection_is_not_retried() -> None:
+    """A fresh connection that closes without a byte is an error at once."""
+    async with upstream(respond_with(b"")) as server, client_of(server.port) as client:
         with pytest.raises(Unavailable):
             await client.send(HttpRequest("GET", "/"), deadline=None)
         assert server.connections == 1
@@ -422,8 +429,8 @@ async def test_new_connection_is_never_replayed() -> None:
         ),
     ],
 )
-async def test_broken_answers(data: bytes, kind: type[GatewayError]) -> None:
-    """An answer that is cut is unavailability; one that is wrong breaks the protocol."""
+async def test_malformed_responses_raise(data: bytes, kind: type[GatewayError]) -> None:
+    """A truncated response is unavailability; an invalid one is a protocol error."""
     assert type(await failure(data)) is kind
 
 
@@ -440,24 +447,27 @@ async def test_broken_answers(data: bytes, kind: type[GatewayError]) -> None:
     ],
     ids=["declared", "chunked", "until_close", "inflated"],
 )
-async def test_answer_over_the_limit(data: bytes) -> None:
-    """However an answer is framed, one byte over the limit is too large."""
+async def test_response_over_the_limit_is_too_large(data: bytes) -> None:
+    """One byte over the limit is too large in every framing."""
     assert type(await failure(data, ClientLimits(message_bytes=100))) is TooLarge
 
 
-async def test_answer_at_the_limit() -> None:
-    """An answer of exactly the limit passes, and its coding is undone."""
+async def test_response_at_the_limit_is_accepted() -> None:
+    """A response of exactly the limit passes, and its coding is decoded."""
     coded = gzip.compress(bytes(100))
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(coded)
     limits = ClientLimits(message_bytes=100)
-    async with upstream(says(head + coded)) as server, client_of(server.port, limits) as client:
-        answer = await client.send(POST, deadline=None)
-    assert bytes(answer.view) == bytes(100)
-    assert answer.headers.get("content-encoding") is None
+    async with (
+        upstream(respond_with(head + coded)) as server,
+        client_of(server.port, limits) as client,
+    ):
+        response = await client.send(POST, deadline=None)
+    assert bytes(response.view) == bytes(100)
+    assert response.headers.get("content-encoding") is None
 
 
-async def test_redirects_and_cookies_are_just_answers() -> None:
-    """A redirect is returned, not followed; a cookie is not kept."""
+async def test_redirects_and_cookies_are_ignored() -> None:
+    """A redirect is returned, not followed; a cookie is not stored."""
     got: list[bytes] = []
 
     async def script(peer: Peer) -> None:
@@ -468,13 +478,13 @@ async def test_redirects_and_cookies_are_just_answers() -> None:
             )
 
     async with upstream(script) as server, client_of(server.port) as client:
-        answers = [await client.send(POST, deadline=None) for _ in range(2)]
-    assert [302, 302] == [answer.status for answer in answers]
+        responses = [await client.send(POST, deadline=None) for _ in range(2)]
+    assert [302, 302] == [response.status for response in responses]
     assert b"cookie" not in got[1].lower()
 
 
-async def test_pending_calls_are_bounded() -> None:
-    """Over the connections calls wait; over the queue they are refused at once."""
+async def test_pending_calls_are_limited() -> None:
+    """Calls over the connection limit wait; over the queue limit they raise at once."""
     limits = ClientLimits(connections=1, pending=1)
     slow = Slow()
     async with serving(slow) as running, client_of(running.port, limits) as client:
@@ -485,47 +495,47 @@ async def test_pending_calls_are_bounded() -> None:
         with pytest.raises(Overloaded):
             await client.send(POST, deadline=None)
         slow.go.set()
-        assert [200, 200] == [answer.status for answer in await asyncio.gather(first, second)]
+        assert [200, 200] == [response.status for response in await asyncio.gather(first, second)]
 
 
-async def test_stream_yields_as_it_comes() -> None:
-    """Pieces are handed on when they arrive."""
+async def test_stream_yields_parts_as_they_arrive() -> None:
+    """Each part is yielded when it arrives."""
     parts = Parts()
     async with serving(parts) as running, client_of(running.port) as client:
-        answers = client.stream(POST, deadline=None)
+        responses = client.stream(POST, deadline=None)
         parts.parts.put_nowait(b"one")
-        assert bytes((await anext(answers)).view) == b"one"
+        assert bytes((await anext(responses)).view) == b"one"
         parts.parts.put_nowait(b"two")
-        assert bytes((await anext(answers)).view) == b"two"
+        assert bytes((await anext(responses)).view) == b"two"
         parts.parts.put_nowait(None)
-        assert [answer async for answer in answers] == []
+        assert [response async for response in responses] == []
 
 
-async def test_closing_a_stream_cancels_it() -> None:
-    """Who stops reading a stream ends it at the other end."""
+async def test_closing_a_stream_cancels_the_frontend() -> None:
+    """A closed iterator ends the stream at the server."""
     parts = Parts()
     async with serving(parts) as running, client_of(running.port) as client:
-        answers = client.stream(POST, deadline=None)
+        responses = client.stream(POST, deadline=None)
         parts.parts.put_nowait(b"one")
-        await anext(answers)
-        await close_stream(answers)
+        await anext(responses)
+        await close_stream(responses)
         await asyncio.wait_for(parts.closed.wait(), 1)
 
 
-async def test_cut_stream_is_an_error() -> None:
-    """A stream without its end is unavailability, not an end."""
+async def test_truncated_stream_raises() -> None:
+    """A stream without its end is unavailability."""
     parts = Parts(fail=True)
     async with serving(parts) as running, client_of(running.port) as client:
-        answers = client.stream(POST, deadline=None)
+        responses = client.stream(POST, deadline=None)
         parts.parts.put_nowait(b"one")
-        await anext(answers)
+        await anext(responses)
         parts.parts.put_nowait(None)
         with pytest.raises(Unavailable):
-            await anext(answers)
+            await anext(responses)
 
 
 async def test_closed_client_sends_nothing() -> None:
-    """After close a call is refused, and closing again is harmless."""
+    """After close a call raises NotSent, and closing again is harmless."""
     async with serving(Echo()) as running:
         assert isinstance(running, Running)
         client = HTTP_MAKES.http_client(f"http://127.0.0.1:{running.port}", LIMITS)
@@ -536,10 +546,10 @@ async def test_closed_client_sends_nothing() -> None:
             await client.send(POST, deadline=None)
 
 
-async def test_connection_that_dies_before_the_last_byte_is_replayed(
+async def test_failed_write_on_a_reused_connection_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A kept connection that is gone when the body is written cannot have carried the request."""
+    """A connection that fails while the body is written cannot have carried the request."""
     if HTTP_MAKES.client != "reference":
         pytest.skip("stands in for aiohttp's writer; the native make has none")
     write = StreamWriter.write
@@ -551,21 +561,21 @@ async def test_connection_that_dies_before_the_last_byte_is_replayed(
         await write(self, *arguments, **settings)
 
     wire = HttpRequest("POST", "/v2/x", body=(b"{}",))
-    two = upstream(says(OK, close=False), says(OK))
+    two = upstream(respond_with(OK, close=False), respond_with(OK))
     async with two as server, client_of(server.port) as client:
         monkeypatch.setattr(StreamWriter, "write", failing)
         await client.send(wire, deadline=None)
-        answer = await client.send(wire, deadline=None)
-        assert (bytes(answer.view), server.connections) == (b"ok", 2)
+        response = await client.send(wire, deadline=None)
+        assert (bytes(response.view), server.connections) == (b"ok", 2)
 
 
-async def test_a_response_that_the_codec_refuses_ends_its_connection() -> None:
-    """It may be that to another request, and all that follow would be shifted by one."""
+async def test_response_that_decode_rejects_closes_its_connection() -> None:
+    """It may belong to another request, and later responses would be shifted by one."""
 
     def refuse(_response: HttpResponse) -> None:
         raise UpstreamProtocolError("response has the id 'other'")
 
-    async with upstream(says(OK, close=False)) as server, client_of(server.port) as client:
+    async with upstream(respond_with(OK, close=False)) as server, client_of(server.port) as client:
         with pytest.raises(UpstreamProtocolError, match="other"):
             await client.send(POST, deadline=None, decode=refuse)
         await eventually(server.disconnect.is_set)
@@ -573,8 +583,8 @@ async def test_a_response_that_the_codec_refuses_ends_its_connection() -> None:
         assert 2 == server.connections
 
 
-async def test_a_response_in_endless_chunks_ends() -> None:
-    """Each chunk costs more than its byte: so many are allowed, and then one for each KiB."""
+async def test_response_in_tiny_chunks_is_limited() -> None:
+    """The number of chunks has a limit that grows by one for each KiB."""
     sent = 0
 
     async def endless(peer: Peer) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("http_makes")
 CLOSE = "Connection: close"
 
 
-async def answer(running: Running, data: bytes) -> Answer:
+async def fetch(running: Running, data: bytes) -> Answer:
     raw = await running.connect()
     try:
         await raw.send(data)
@@ -49,14 +49,14 @@ def chunked(chunks: int, size: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 413)])
-async def test_body_by_content_length(extra: int, status: int) -> None:
+async def test_content_length_is_limited(extra: int, status: int) -> None:
     """A body of exactly the limit passes; one byte more is too large."""
     async with serving(Echo(), message_bytes=1000) as running:
-        got = await answer(running, post(b"x" * (1000 + extra)))
+        got = await fetch(running, post(b"x" * (1000 + extra)))
     assert got.status == status
 
 
-async def test_a_client_that_still_sends_can_read_the_refusal(
+async def test_client_that_still_sends_can_read_the_rejection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The connection is closed after a pause of the client, so that no reset hides the response."""
@@ -72,8 +72,8 @@ async def test_a_client_that_still_sends_can_read_the_refusal(
     assert [413] == parse(data)
 
 
-async def test_declared_length_is_refused_before_the_body() -> None:
-    """A declared 10 GiB is answered at once, with the connection's end, and no byte is awaited."""
+async def test_declared_length_is_rejected_before_the_body() -> None:
+    """A declared 10 GiB is rejected at once, without any byte of the body."""
     async with serving(Echo()) as running:
         start = time.monotonic()
         data = await running.ask(post(b"", length=10 << 30))
@@ -82,72 +82,72 @@ async def test_declared_length_is_refused_before_the_body() -> None:
     assert time.monotonic() - start < 0.5
 
 
-async def test_expected_length_is_refused_without_continue() -> None:
-    """A client that asks first is told 413 and never to continue."""
+async def test_expect_continue_over_the_limit_is_413() -> None:
+    """A client that expects 100 gets 413 alone."""
     async with serving(Echo()) as running:
         data = await running.ask(post(b"", "Expect: 100-continue", length=10 << 30))
     assert [413] == parse(data)
 
 
 @pytest.mark.parametrize(("size", "status"), [(500, 200), (501, 413)])
-async def test_body_in_chunks(size: int, status: int) -> None:
-    """Chunks are counted while they come."""
+async def test_chunked_body_size_is_limited(size: int, status: int) -> None:
+    """Chunks are counted as they arrive."""
     async with serving(Echo(), message_bytes=1000) as running:
-        got = await answer(running, chunked(2, size))
+        got = await fetch(running, chunked(2, size))
     assert got.status == status
 
 
 @pytest.mark.parametrize(("count", "status"), [(50, 200), (51, 413)])
-async def test_number_of_chunks(count: int, status: int) -> None:
-    """More chunks than allowed are refused, however small."""
+async def test_chunk_count_is_limited(count: int, status: int) -> None:
+    """More chunks than the limit are rejected, even small ones."""
     async with serving(Echo(), body_chunks=50) as running:
-        got = await answer(running, chunked(count))
+        got = await fetch(running, chunked(count))
     assert got.status == status
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
-async def test_request_line(extra: int, status: int) -> None:
-    """The request target has its limit."""
+async def test_request_target_is_limited(extra: int, status: int) -> None:
+    """The request target has a limit of its own."""
     async with serving(Echo(), header_line_bytes=200) as running:
-        got = await answer(running, post(b"", path="/v2/" + "x" * (196 + extra)))
+        got = await fetch(running, post(b"", path="/v2/" + "x" * (196 + extra)))
     assert got.status == status
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
-async def test_header_field(extra: int, status: int) -> None:
-    """A field, name and value, has its limit, which may exceed the line's."""
+async def test_header_field_size_is_limited(extra: int, status: int) -> None:
+    """A field has a limit for name and value, which may exceed that of the line."""
     async with serving(Echo(), header_line_bytes=200, header_field_bytes=500) as running:
-        got = await answer(running, post(b"", "X-Field: " + "x" * (493 + extra)))
+        got = await fetch(running, post(b"", "X-Field: " + "x" * (493 + extra)))
     assert got.status == status
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
-async def test_header_count(extra: int, status: int) -> None:
-    """Fields are counted, Host and Content-Length too."""
+async def test_header_count_is_limited(extra: int, status: int) -> None:
+    """Host and Content-Length count, too."""
     async with serving(Echo(), header_count=20) as running:
-        got = await answer(running, post(b"", *("X-A: b" for _ in range(18 + extra))))
+        got = await fetch(running, post(b"", *("X-A: b" for _ in range(18 + extra))))
         assert running.limits_hit == (["header_count"] if extra else [])
     assert got.status == status
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
-async def test_header_total(extra: int, status: int) -> None:
-    """All fields together have a limit: here 9 + 21 bytes are Host and Content-Length."""
+async def test_header_total_is_limited(extra: int, status: int) -> None:
+    """All fields have a common limit; Host and Content-Length take 9 + 21 bytes of it."""
     async with serving(Echo(), header_total_bytes=1000) as running:
-        got = await answer(running, post(b"", "X-A: " + "x" * (1000 - 28 - 7 + extra)))
+        got = await fetch(running, post(b"", "X-A: " + "x" * (1000 - 28 - 7 + extra)))
     assert got.status == status
 
 
-async def test_endless_head_is_cut() -> None:
-    """A head that keeps growing is refused at the total, before it ends."""
+async def test_endless_head_is_rejected() -> None:
+    """A head that keeps growing is rejected at the limit, before it ends."""
     async with serving(Echo(), header_total_bytes=4000) as running:
         fields = b"".join(b"X-%d: " % index + b"x" * 90 + b"\r\n" for index in range(60))
         data = await running.ask(b"GET /v2 HTTP/1.1\r\nHost: h\r\n" + fields)
     assert [431] == parse(data)
 
 
-async def test_head_that_drips_is_cut() -> None:
-    """A head gets one deadline, however busily it drips."""
+async def test_slow_head_times_out() -> None:
+    """A head has one deadline, even when bytes keep arriving."""
     async with serving(Echo(), header_timeout_s=0.2) as running:
         raw = await running.connect()
         start = time.monotonic()
@@ -160,8 +160,8 @@ async def test_head_that_drips_is_cut() -> None:
     assert 0.15 < took < 0.6
 
 
-async def test_second_head_that_drips_is_cut() -> None:
-    """The deadline holds for each request of a connection, and idling between them is free."""
+async def test_slow_second_head_times_out() -> None:
+    """The deadline holds for each request; idle time between them does not count."""
     async with serving(Echo(), header_timeout_s=0.2) as running:
         raw = await running.connect()
         await raw.send(post(b"1"))
@@ -195,8 +195,8 @@ async def _end(task: asyncio.Task[None]) -> None:
         ({"body_min_rate_grace_s": 0.1, "body_min_rate_bytes_s": 100}, "body_min_rate_bytes_s"),
     ],
 )
-async def test_slow_body(limits: dict[str, Any], limit: str) -> None:
-    """A body that stops, takes too long or trickles is given up with 408 and the end."""
+async def test_slow_body_is_408(limits: dict[str, Any], limit: str) -> None:
+    """A body that stops, takes too long or is too slow gets 408, and the connection ends."""
     async with serving(Echo(), **limits) as running:
         data = await running.ask(post(b"x" * 5, length=100))
         assert [limit] == running.limits_hit
@@ -204,8 +204,8 @@ async def test_slow_body(limits: dict[str, Any], limit: str) -> None:
     assert [408] == parse(data)
 
 
-async def test_trickling_body_is_not_idle_but_too_slow() -> None:
-    """Bytes that keep coming do not save a body below the least rate."""
+async def test_body_below_the_minimum_rate_is_408() -> None:
+    """Bytes that keep arriving do not save a body below the minimum rate."""
     async with serving(Echo(), body_min_rate_grace_s=0.1, body_min_rate_bytes_s=1000) as running:
         raw = await running.connect()
         drip = asyncio.create_task(_drip(raw, post(b"", length=1000)))
@@ -231,29 +231,31 @@ async def test_trickling_body_is_not_idle_but_too_slow() -> None:
         ("gzip", gzip.compress(b"x" * 1001, mtime=0), 413),
     ],
 )
-async def test_content_codings(coding: str, body: bytes, status: int) -> None:
-    """Unknown, doubled, broken, cut and overlong codings are refused; good ones pass."""
+async def test_content_codings_are_decoded_or_rejected(
+    coding: str, body: bytes, status: int
+) -> None:
+    """Unknown, doubled, invalid, truncated and overlong codings are rejected; valid ones pass."""
     async with serving(Echo(), message_bytes=1000) as running:
-        got = await answer(running, post(body, f"Content-Encoding: {coding}"))
+        got = await fetch(running, post(body, f"Content-Encoding: {coding}"))
     assert got.status == status
     assert got.headers.get("accept-encoding") == ("gzip, deflate" if status == 501 else None)
 
 
-async def test_bomb_is_stopped_by_its_ratio() -> None:
-    """A small body that inflates over 200 times past 1 MiB is refused."""
+async def test_decompression_ratio_is_limited() -> None:
+    """A small body that inflates over 200 times past 1 MiB is rejected."""
     async with serving(Echo()) as running:
-        got = await answer(running, post(gzip.compress(bytes(8 << 20)), "Content-Encoding: gzip"))
+        got = await fetch(running, post(gzip.compress(bytes(8 << 20)), "Content-Encoding: gzip"))
     assert (got.status, got.json["limit"]) == (413, "decompressed_ratio")
 
 
-async def test_bytes_in_flight_are_budgeted() -> None:
-    """A body over what the budget has left waits a moment, then is told to come back."""
+async def test_body_over_the_memory_budget_is_503() -> None:
+    """A body over the free budget waits a moment, then gets 503 with Retry-After."""
     async with serving(Slow(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
         await holder.send(post(b"x" * 900))
         await eventually(lambda: running.budget.used_bytes == 900)
         start = time.monotonic()
-        got = await answer(running, post(b"x" * 200))
+        got = await fetch(running, post(b"x" * 200))
         took = time.monotonic() - start
         await holder.close()
     assert (got.status, got.headers.get("retry-after")) == (503, "1")
@@ -262,7 +264,7 @@ async def test_bytes_in_flight_are_budgeted() -> None:
 
 
 class Patient(Slow):
-    """Tells clients itself when to come back, as the codecs do."""
+    """Sends Retry-After itself, as the codecs do."""
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Refuse with the header of the protocol."""
@@ -272,25 +274,25 @@ class Patient(Slow):
 
 
 async def test_retry_after_is_sent_once() -> None:
-    """The transport adds the header only where the protocol's own refusal lacks it."""
+    """The transport adds the header only where the protocol's own rejection lacks it."""
     async with serving(Patient(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
         await holder.send(post(b"x" * 900))
         await eventually(lambda: running.budget.used_bytes == 900)
-        got = await answer(running, post(b"x" * 200))
+        got = await fetch(running, post(b"x" * 200))
         await holder.close()
     assert ["1"] == [value for name, value in got.headers.pairs if name.lower() == "retry-after"]
 
 
-async def test_inflated_bytes_are_budgeted() -> None:
-    """What a body inflates to counts, too."""
+async def test_inflated_bytes_count_in_the_budget() -> None:
+    """The memory budget counts the inflated size of a body."""
     async with serving(Echo(), budget_bytes=1000, queue_wait_s=0.01) as running:
-        got = await answer(running, post(gzip.compress(b"x" * 2000), "Content-Encoding: gzip"))
+        got = await fetch(running, post(gzip.compress(b"x" * 2000), "Content-Encoding: gzip"))
     assert (got.status, got.json["limit"]) == (503, "in_flight_bytes")
 
 
-async def test_requests_in_flight_and_queued() -> None:
-    """Over the places a request waits; over the queue, or past the wait, it is refused."""
+async def test_requests_in_flight_and_queued_are_limited() -> None:
+    """Over the slots a request waits; over the queue, or past the wait, it is rejected."""
     slow = Slow()
     async with serving(slow, requests_in_flight=1, requests_queued=1, queue_wait_s=0.2) as running:
         raws = [await running.connect() for _ in range(3)]
@@ -312,8 +314,8 @@ async def test_requests_in_flight_and_queued() -> None:
     assert third.json["limit"] == "requests_in_flight"
 
 
-async def test_queued_request_gets_the_place() -> None:
-    """A request that waits is answered once a place is free."""
+async def test_queued_request_gets_a_free_slot() -> None:
+    """A waiting request is served once a slot is free."""
     slow = Slow()
     async with serving(slow, requests_in_flight=1, queue_wait_s=5) as running:
         one, two = await running.connect(), await running.connect()
@@ -329,8 +331,8 @@ async def test_queued_request_gets_the_place() -> None:
 
 
 @pytest.mark.parametrize("limit", ["connections", "connections_per_address"])
-async def test_connections_are_counted(limit: str) -> None:
-    """One connection more than allowed is told so and closed; when one leaves, there is room."""
+async def test_connections_are_limited(limit: str) -> None:
+    """One over the limit gets 503 and is closed; a closed one makes room for another."""
     limits: dict[str, Any] = {limit: 2}
     async with serving(Echo(), **limits) as running:
         connections = [await running.connect() for _ in range(2)]
@@ -344,12 +346,12 @@ async def test_connections_are_counted(limit: str) -> None:
         assert running.limits_hit == [limit]
         await connections.pop().close()
         await asyncio.sleep(0.05)
-        assert (await answer(running, post(b"y"))).status == 200
+        assert (await fetch(running, post(b"y"))).status == 200
         await connections.pop().close()
 
 
 async def test_idle_connection_is_closed() -> None:
-    """A kept connection ends when it idles too long."""
+    """A kept connection is closed after `keepalive_s`."""
     async with serving(Echo(), keepalive_s=0.2) as running:
         raw = await running.connect()
         await raw.send(post(b"x"))
@@ -360,8 +362,8 @@ async def test_idle_connection_is_closed() -> None:
     assert 0.1 < time.monotonic() - start < 1
 
 
-async def test_reader_that_does_not_read_is_cut() -> None:
-    """An answer nobody takes is given up, and what it held is given back."""
+async def test_unread_response_is_cut() -> None:
+    """A response that is not read is aborted, and its memory is released."""
     body = b"x" * (16 << 20)
     async with serving(Echo(), write_idle_timeout_s=0.3) as running:
         raw = await running.connect()
@@ -372,8 +374,8 @@ async def test_reader_that_does_not_read_is_cut() -> None:
         await raw.close()
 
 
-async def test_slow_reader_that_reads_is_served() -> None:
-    """Progress, however slow, keeps a connection past many write deadlines."""
+async def test_slow_reader_gets_the_whole_response() -> None:
+    """Any progress keeps a connection past many write timeouts."""
     body = b"x" * (16 << 20)
     async with serving(Echo(), write_idle_timeout_s=0.15) as running:
         raw = await running.connect()
@@ -388,8 +390,8 @@ async def test_slow_reader_that_reads_is_served() -> None:
         assert (remaining, running.limits_hit) == (0, [])
 
 
-async def test_pipelining_is_bounded() -> None:
-    """Behind a busy request only so many are read ahead."""
+async def test_pipelining_is_limited() -> None:
+    """Behind a busy request a limited number of requests is read ahead."""
     slow = Slow()
     async with serving(slow, pipelined_requests=4) as running:
         raw = await running.connect()
@@ -405,10 +407,10 @@ async def test_pipelining_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(("reserve", "statuses"), [(True, [200]), (False, [])])
-async def test_operators_are_shut_out_when_descriptors_are_short(
+async def test_reserved_server_accepts_when_descriptors_are_short(
     reserve: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last tenth of the descriptors is kept for the server that operators use."""
+    """The last tenth of the descriptors is reserved for the server of operators."""
     short = "gateway.transports.admission.descriptors_short"
     monkeypatch.setattr(short, lambda _sock: True)
     server = HTTP_MAKES.http_server(

@@ -12,7 +12,7 @@ import pytest
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
 from tests.integration.http_kit import HTTP_MAKES, Echo, Running, parse, post, serving
-from tests.integration.test_http_client import Script, hang, says, upstream
+from tests.integration.test_http_client import Script, hang, respond_with, upstream
 
 pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
 
@@ -38,8 +38,8 @@ async def passing(
             await client.close()
 
 
-async def test_request_and_answer_cross_as_they_are() -> None:
-    """Method, exact target, end-to-end fields and body cross; fields of the hop do not."""
+async def test_request_and_response_pass_through_unchanged() -> None:
+    """Method, exact target, end-to-end headers and body pass; hop-by-hop headers do not."""
     got: list[bytes] = []
 
     async def script(peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -77,9 +77,9 @@ async def test_request_and_answer_cross_as_they_are() -> None:
     assert data.endswith(b"\r\n\r\nok")
 
 
-async def test_the_response_to_head_announces_no_empty_body() -> None:
+async def test_head_response_has_no_content_length() -> None:
     """Its length would be that of the response to GET (RFC 9110 8.6), which has one."""
-    script = says(b"HTTP/1.1 200 OK\r\nX-Answer: a\r\nContent-Length: 1234\r\n\r\n")
+    script = respond_with(b"HTTP/1.1 200 OK\r\nX-Answer: a\r\nContent-Length: 1234\r\n\r\n")
     async with passing(script) as running:
         data = await running.ask(b"HEAD /page HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
     assert data.startswith(b"HTTP/1.1 200 ")
@@ -88,8 +88,8 @@ async def test_the_response_to_head_announces_no_empty_body() -> None:
     assert data.endswith(b"\r\n\r\n")
 
 
-async def test_trace_is_not_passed_on() -> None:
-    """An upstream that answers TRACE with the request makes credentials readable: it is not asked."""
+async def test_trace_is_rejected() -> None:
+    """An upstream that echoes TRACE would expose credentials, so it gets no such request."""
 
     async def script(_peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         pytest.fail("the upstream was asked")
@@ -102,7 +102,7 @@ async def test_trace_is_not_passed_on() -> None:
     assert b"secret" not in data
 
 
-async def test_connect_is_not_passed_on() -> None:
+async def test_connect_is_rejected() -> None:
     """No tunnel is opened."""
 
     async def script(_peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -113,7 +113,7 @@ async def test_connect_is_not_passed_on() -> None:
     assert data.startswith(b"HTTP/1.1 405 ")
 
 
-async def test_event_stream_is_passed_on_as_it_comes() -> None:
+async def test_event_stream_is_forwarded_as_it_arrives() -> None:
     """Events reach the client before the stream ends."""
     go = asyncio.Event()
 
@@ -133,8 +133,8 @@ async def test_event_stream_is_passed_on_as_it_comes() -> None:
         await raw.close()
 
 
-async def test_cut_event_stream_is_cut() -> None:
-    """A stream that the upstream breaks off has no end here, either."""
+async def test_truncated_event_stream_stays_truncated() -> None:
+    """A stream that the upstream cuts off is cut off for the client."""
 
     async def script(peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         await peer.request()
@@ -152,27 +152,27 @@ async def test_cut_event_stream_is_cut() -> None:
 @pytest.mark.parametrize(
     ("script", "status"),
     [
-        (says(b""), 503),
-        (says(b"garbage\r\n\r\n"), 502),
-        (says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"), 503),
-        (says(b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n"), 502),
+        (respond_with(b""), 503),
+        (respond_with(b"garbage\r\n\r\n"), 502),
+        (respond_with(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"), 503),
+        (respond_with(b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n"), 502),
         (hang, 504),
     ],
 )
-async def test_failures_of_the_upstream(script: Script, status: int) -> None:
-    """What fails behind the gateway is a gateway's status with a JSON error, never a cut 200."""
+async def test_upstream_failures_have_a_gateway_status(script: Script, status: int) -> None:
+    """A failing upstream is 502, 503 or 504 with a JSON error, never a truncated 200."""
     async with passing(script, limits=ClientLimits(message_bytes=100)) as running:
         raw = await running.connect()
         await raw.send(post(b"", "X-Request-Timeout: 200ms", path="/other"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.close()
-    assert answer.status == status
-    assert list(answer.json) == ["error"]
-    assert "127.0.0.1" not in answer.json["error"]
+    assert response.status == status
+    assert list(response.json) == ["error"]
+    assert "127.0.0.1" not in response.json["error"]
 
 
-async def test_request_over_the_limit_is_refused_here() -> None:
-    """The listener's own limits hold for what passes through."""
+async def test_listener_limits_apply_to_passthrough() -> None:
+    """The listener's own limits hold for forwarded requests."""
     async with passing(hang) as running:
         data = await running.ask(post(b"", CLOSE, path="/other", length=1 << 30))
     assert [413] == parse(data)

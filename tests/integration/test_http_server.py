@@ -29,24 +29,24 @@ pytestmark = pytest.mark.usefixtures("http_makes")
 CLOSE = "Connection: close"
 
 
-async def test_answers_with_the_frontend_s_bytes() -> None:
+async def test_request_reaches_the_frontend_unchanged() -> None:
     """Body, path, query, header spelling and method reach the frontend as sent."""
     echo = Echo()
     async with serving(echo) as running:
         raw = await running.connect()
         await raw.send(post(b"hello", "X-ODD-Case: 1", path="/v2/a%2Fb?c=%20d&e"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.close()
     (wire,) = echo.seen
-    assert (answer.status, answer.body) == (200, b"hello")
+    assert (response.status, response.body) == (200, b"hello")
     assert (wire.method, wire.path, wire.query) == ("POST", "/v2/a%2Fb", "c=%20d&e")
     assert ("X-ODD-Case", "1") in wire.headers.pairs
     assert wire.view.readonly
     assert len(wire.body) == 1
 
 
-async def test_names_no_software() -> None:
-    """An answer says neither which server nor which version wrote it."""
+async def test_response_names_no_software() -> None:
+    """A response names neither the server nor its version."""
     async with serving(Echo()) as running:
         data = await running.ask(post(b"", CLOSE))
     assert b"aiohttp" not in data
@@ -54,7 +54,7 @@ async def test_names_no_software() -> None:
 
 
 async def test_chunked_body_becomes_one_buffer() -> None:
-    """Chunks are joined and the framing is not seen."""
+    """Chunks are joined, and the frontend does not see the framing."""
     echo = Echo()
     async with serving(echo) as running:
         data = await running.ask(
@@ -66,20 +66,20 @@ async def test_chunked_body_becomes_one_buffer() -> None:
     assert bytes(echo.seen[0].view) == b"abcde"
 
 
-async def test_large_body_survives() -> None:
-    """Megabytes go both ways unharmed."""
+async def test_large_body_is_echoed() -> None:
+    """Megabytes pass unchanged in both directions."""
     body = bytes(range(256)) * 20_000
     async with serving(Echo()) as running:
         raw = await running.connect()
         sending = asyncio.create_task(raw.send(post(body)))
-        answer = await raw.answer()
+        response = await raw.answer()
         await sending
         await raw.close()
-    assert answer.body == body
+    assert response.body == body
 
 
-async def test_pipelined_requests_are_answered_in_order() -> None:
-    """Requests sent at once come back in their order, on one connection."""
+async def test_pipelined_requests_are_served_in_order() -> None:
+    """Requests sent at once get their responses in order, on one connection."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(b"".join(post(b"%d" % i) for i in range(40)))
@@ -88,8 +88,8 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
     assert bodies == [b"%d" % i for i in range(40)]
 
 
-async def test_half_closed_client_is_answered() -> None:
-    """A client that ends its side after a whole request still gets its answer."""
+async def test_half_closed_client_gets_its_response() -> None:
+    """A client that half-closes after a whole request still gets its response."""
     slow = Slow()
     async with serving(slow) as running:
         raw = await running.connect()
@@ -106,8 +106,8 @@ async def test_half_closed_client_is_answered() -> None:
 
 
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "fin"])
-async def test_client_that_leaves_cancels_the_work(reset: bool) -> None:
-    """The frontend is cancelled within 100 ms of the client's going."""
+async def test_client_disconnect_cancels_the_frontend(reset: bool) -> None:
+    """The frontend is cancelled within 100 ms of the disconnect."""
     slow = Slow()
     async with serving(slow) as running:
         raw = await running.connect()
@@ -124,8 +124,8 @@ async def test_client_that_leaves_cancels_the_work(reset: bool) -> None:
     assert took < 0.2
 
 
-async def test_stream_is_chunked_as_it_comes() -> None:
-    """A frontend that answers several times is relayed part by part."""
+async def test_stream_is_sent_in_chunks() -> None:
+    """Each part of a frontend is sent as a chunk when it is made."""
     parts = Parts()
     async with serving(parts) as running:
         raw = await running.connect()
@@ -142,8 +142,8 @@ async def test_stream_is_chunked_as_it_comes() -> None:
     assert headers.get("content-type") == "text/plain"
 
 
-async def test_broken_stream_has_no_end() -> None:
-    """An error in mid-stream cuts the connection without the last chunk."""
+async def test_failing_stream_is_truncated() -> None:
+    """An error in mid-stream closes the connection without the last chunk."""
     parts = Parts(fail=True)
     async with serving(parts) as running:
         raw = await running.connect()
@@ -156,8 +156,8 @@ async def test_broken_stream_has_no_end() -> None:
         await raw.close()
 
 
-async def test_leaving_a_stream_closes_it() -> None:
-    """The frontend's generator is closed when the reader of a stream goes."""
+async def test_client_disconnect_closes_the_stream() -> None:
+    """The frontend's generator is closed when the client of a stream disconnects."""
     parts = Parts()
     async with serving(parts) as running:
         raw = await running.connect()
@@ -168,8 +168,8 @@ async def test_leaving_a_stream_closes_it() -> None:
         await asyncio.wait_for(parts.closed.wait(), 1)
 
 
-async def test_http_1_0_gets_a_closed_connection() -> None:
-    """A client of HTTP/1.0 is answered and the connection ends."""
+async def test_http_1_0_connection_is_closed() -> None:
+    """A client of HTTP/1.0 gets its response, and the connection ends."""
     async with serving(Echo()) as running:
         data = await running.ask(b"POST /v2 HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
     assert data.endswith(b"\r\n\r\nhi")
@@ -177,7 +177,7 @@ async def test_http_1_0_gets_a_closed_connection() -> None:
 
 
 async def test_head_has_no_body() -> None:
-    """An answer to HEAD has the fields of a body and none."""
+    """A response to HEAD has the headers of a body and none."""
     async with serving(Echo()) as running:
         data = await running.ask(
             b"HEAD /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
@@ -187,21 +187,21 @@ async def test_head_has_no_body() -> None:
 
 
 async def test_unclaimed_path_is_not_found() -> None:
-    """Without a fallback, a path nobody claims is a JSON 404."""
+    """Without a fallback, a path of no mount is a JSON 404."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(post(b"x", path="/v22"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.close()
-    assert answer.status == 404
-    assert answer.json == {"error": "nothing is served at '/v22'"}
+    assert response.status == 404
+    assert response.json == {"error": "nothing is served at '/v22'"}
 
 
 @pytest.mark.parametrize(
     "path", ["/x/../v2/a", "/%762/a", "//v2/a", "/x/%2e%2e/v2", "/./v2", "/x%5c..%5cv2", "/v2;a/b"]
 )
 async def test_disguised_path_does_not_reach_the_fallback(path: str) -> None:
-    """A claimed path written otherwise is refused, not passed through."""
+    """Another spelling of a mounted path is rejected, not forwarded."""
     fallback = Echo()
     async with serving(Echo(), fallback=fallback) as running:
         data = await running.ask(post(b"", CLOSE, path=path))
@@ -218,8 +218,8 @@ async def test_disguised_path_does_not_reach_the_fallback(path: str) -> None:
         ("X-Request-Timeout: 250ms", 0.1, 0.25),
     ],
 )
-async def test_deadline_comes_from_the_head(field: str, least: float, most: float) -> None:
-    """A timeout in a header field becomes an absolute deadline."""
+async def test_timeout_header_sets_the_deadline(field: str, least: float, most: float) -> None:
+    """A timeout in a header becomes an absolute deadline."""
     echo = Echo()
     async with serving(echo) as running:
         before = time.monotonic()
@@ -230,7 +230,7 @@ async def test_deadline_comes_from_the_head(field: str, least: float, most: floa
 
 
 async def test_malformed_deadline_is_ignored() -> None:
-    """A timeout that cannot be read counts as none."""
+    """A timeout that cannot be parsed is ignored."""
     echo = Echo()
     async with serving(echo) as running:
         await running.ask(post(b"", CLOSE, "grpc-timeout: soon", "X-Request-Timeout: -1"))
@@ -241,32 +241,32 @@ async def test_malformed_deadline_is_ignored() -> None:
     ("coding", "coded"),
     [("gzip", gzip.compress(b"data", mtime=0)), ("deflate", zlib.compress(b"data"))],
 )
-async def test_content_coding_is_undone(coding: str, coded: bytes) -> None:
-    """The frontend sees the plain body."""
+async def test_content_coding_is_decoded(coding: str, coded: bytes) -> None:
+    """The frontend sees the decoded body."""
     echo = Echo()
     async with serving(echo) as running:
         await running.ask(post(coded, CLOSE, f"Content-Encoding: {coding}"))
     assert bytes(echo.seen[0].view) == b"data"
 
 
-async def test_answer_is_compressed_for_who_accepts_it() -> None:
-    """The best accepted coding is used, and the fields say so."""
+async def test_response_is_compressed_by_accept_encoding() -> None:
+    """The best accepted coding is used and named in the headers."""
     async with serving(Echo(compressible=True)) as running:
         raw = await running.connect()
         await raw.send(post(b"a" * 1000, "Accept-Encoding: deflate;q=0.5, gzip"))
-        answer = await raw.answer()
+        response = await raw.answer()
         await raw.send(post(b"a" * 1000))
         plain = await raw.answer()
         await raw.close()
-    assert gzip.decompress(answer.body) == b"a" * 1000
-    assert answer.headers.get("content-encoding") == "gzip"
-    assert answer.headers.get("vary") == "Accept-Encoding"
+    assert gzip.decompress(response.body) == b"a" * 1000
+    assert response.headers.get("content-encoding") == "gzip"
+    assert response.headers.get("vary") == "Accept-Encoding"
     assert (plain.headers.get("content-encoding"), plain.body) == (None, b"a" * 1000)
-    assert ["an-id"] * 2 == [each.headers.get("x-request-id") for each in (answer, plain)]
+    assert ["an-id"] * 2 == [each.headers.get("x-request-id") for each in (response, plain)]
 
 
-async def test_expectation_is_met_before_the_body() -> None:
-    """A client that waits for 100 Continue gets it, then its answer."""
+async def test_expect_continue_gets_100() -> None:
+    """A client that expects 100 Continue gets it, then its response."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(post(b"", "Expect: 100-continue", length=2))
@@ -276,8 +276,8 @@ async def test_expectation_is_met_before_the_body() -> None:
         await raw.close()
 
 
-async def test_drain_finishes_what_is_in_flight() -> None:
-    """A drain closes idle connections, answers the rest and tells them to close."""
+async def test_drain_finishes_requests_in_flight() -> None:
+    """A drain closes idle connections and finishes the others with `Connection: close`."""
     slow = Slow()
     async with serving(slow) as running:
         idle, busy = await running.connect(), await running.connect()
@@ -288,15 +288,15 @@ async def test_drain_finishes_what_is_in_flight() -> None:
         with pytest.raises(ConnectionRefusedError):
             await running.connect()
         slow.go.set()
-        answer = await busy.answer()
+        response = await busy.answer()
         await drain
         await idle.close()
         await busy.close()
-    assert (answer.status, answer.headers.get("connection")) == (200, "close")
+    assert (response.status, response.headers.get("connection")) == (200, "close")
 
 
-async def test_drain_answers_what_was_on_its_way() -> None:
-    """A request that meets a server that leaves is answered, and told that it was the last."""
+async def test_drain_serves_a_request_on_its_way() -> None:
+    """A request that arrives during a drain is served with `Connection: close`."""
     async with serving(Echo()) as running:
         connection = await running.connect()
         await connection.send(post(b"x"))
@@ -304,15 +304,15 @@ async def test_drain_answers_what_was_on_its_way() -> None:
         drain = asyncio.create_task(running.server.drain(5))
         await asyncio.sleep(0)
         await connection.send(post(b"y"))
-        answer = await connection.answer()
-        assert (200, "close") == (answer.status, answer.headers.get("connection"))
+        response = await connection.answer()
+        assert (200, "close") == (response.status, response.headers.get("connection"))
         assert b"" == await connection.rest()
         await drain
         await connection.close()
 
 
-async def test_drain_answers_a_request_that_nobody_has_read() -> None:
-    """An idle connection whose next request is in the buffer of the kernel is not reset."""
+async def test_drain_serves_a_request_in_the_kernel_buffer() -> None:
+    """An idle connection with an unread request is not reset."""
     loop = asyncio.get_running_loop()
     async with serving(Echo()) as running, asyncio.timeout(5):
         with socket.create_connection((running.host, running.port)) as kept:
@@ -322,14 +322,14 @@ async def test_drain_answers_a_request_that_nobody_has_read() -> None:
             kept.send(post(b"y"))  # the loop has no turn to read it
             for connection in running.server.open_connections:
                 connection.drain()
-            answer = await loop.sock_recv(kept, 4096)
-            assert b"HTTP/1.1 200" in answer
-            assert b"\r\nConnection: close\r\n" in answer
+            response = await loop.sock_recv(kept, 4096)
+            assert b"HTTP/1.1 200" in response
+            assert b"\r\nConnection: close\r\n" in response
             await eventually(lambda: not running.server.open_connections)
 
 
-async def test_drain_accepts_who_waits_in_the_queue() -> None:
-    """A connection that the kernel has made and nobody has accepted is answered, not reset."""
+async def test_drain_serves_the_accept_backlog() -> None:
+    """A connection that is established but not accepted is served, not reset."""
     async with serving(Echo()) as running:
         with socket.socket() as waiting:
             waiting.connect((running.host, running.port))  # the loop has no turn to accept it
@@ -338,23 +338,23 @@ async def test_drain_accepts_who_waits_in_the_queue() -> None:
             assert b"HTTP/1.1 200" in waiting.recv(4096)
 
 
-async def test_drain_cancels_what_does_not_finish() -> None:
-    """Past the drain's time a request is cancelled and told so."""
+async def test_drain_cancels_requests_that_take_too_long() -> None:
+    """A request that exceeds the drain time is cancelled and gets 503."""
     slow = Slow()
     async with serving(slow) as running:
         busy = await running.connect()
         await busy.send(post(b"x"))
         await slow.started.wait()
         await running.server.drain(0.05)
-        answer = await busy.answer()
+        response = await busy.answer()
         await busy.close()
-    assert answer.status == 503
-    assert "shutting down" in answer.json["error"]
+    assert response.status == 503
+    assert "shutting down" in response.json["error"]
     assert slow.cancelled
 
 
-async def test_header_values_of_answers_are_escaped() -> None:
-    """Line ends and other odd characters never reach the wire."""
+async def test_response_header_values_are_escaped() -> None:
+    """Line ends and other invalid characters never reach the wire."""
 
     class Odd(Echo):
         async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
@@ -367,7 +367,7 @@ async def test_header_values_of_answers_are_escaped() -> None:
 
 
 async def test_address_in_use_is_an_os_error() -> None:
-    """A taken port fails at start."""
+    """A port in use raises OSError at start."""
     async with serving(Echo()) as running:
         server = HTTP_MAKES.http_server(
             "127.0.0.1", running.port, mounts=[], limits=ServerLimits(), budget=MemoryBudget(1)
@@ -377,7 +377,7 @@ async def test_address_in_use_is_an_os_error() -> None:
 
 
 async def test_http_1_0_stream_ends_with_the_connection() -> None:
-    """A client of HTTP/1.0 gets a stream without chunks, kept open for no more."""
+    """A client of HTTP/1.0 gets a stream without chunks, even with keep-alive."""
     parts = Parts()
     async with serving(parts) as running:
         raw = await running.connect()
@@ -391,8 +391,8 @@ async def test_http_1_0_stream_ends_with_the_connection() -> None:
     assert headers.get("transfer-encoding") is None
 
 
-async def test_answer_without_content_has_no_length() -> None:
-    """204 has neither body nor Content-Length, and the connection goes on."""
+async def test_status_204_has_no_content_length() -> None:
+    """204 has neither body nor Content-Length, and the connection stays usable."""
 
     class Nothing(Echo):
         async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
@@ -407,8 +407,8 @@ async def test_answer_without_content_has_no_length() -> None:
         await raw.close()
 
 
-async def test_bug_of_a_frontend_is_500_without_details() -> None:
-    """An exception that is not ours to show is answered in general terms."""
+async def test_exception_of_a_frontend_is_500_without_details() -> None:
+    """The body of an unexpected exception has no details."""
 
     class Buggy(Echo):
         async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
@@ -422,8 +422,8 @@ async def test_bug_of_a_frontend_is_500_without_details() -> None:
     assert b"secret" not in data
 
 
-async def test_client_that_leaves_within_its_body_frees_what_it_held() -> None:
-    """A body that breaks off gives its bytes back and asks no frontend."""
+async def test_disconnect_within_a_body_releases_its_memory() -> None:
+    """An incomplete body releases its reservation and reaches no frontend."""
     echo = Echo()
     async with serving(echo) as running:
         raw = await running.connect()

@@ -1,4 +1,4 @@
-"""Requests that two HTTP parsers might read in two ways: one answer at most, then the end."""
+"""Requests that two HTTP parsers might read in two ways: one response at most, then the end."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("cut", [None, 1], ids=["whole", "by_byte"])
 @pytest.mark.parametrize("name", REFUSED)
-async def test_ambiguous_request_is_refused_and_the_connection_closed(
+async def test_ambiguous_request_is_rejected_and_the_connection_closed(
     name: str, cut: int | None
 ) -> None:
-    """A client's error is answered once, with 4xx, 501 or 505, and nothing behind it is run."""
+    """The client gets one 4xx, 501 or 505, and nothing behind the request is run."""
     echo = Echo()
     async with serving(echo) as running:
         data = REFUSED[name] + HIDDEN
@@ -81,28 +81,28 @@ async def test_ambiguous_request_is_refused_and_the_connection_closed(
                 await raw.send(data[start : start + (cut or len(data))])
         except ConnectionError:
             pass  # refused before all of it was sent
-        answer = await raw.rest()
+        response = await raw.rest()
         await raw.close()
         assert [200] == parse(await running.ask(post(b"", "Connection: close")))
-    (status,) = parse(answer)
+    (status,) = parse(response)
     assert 400 <= status < 500 or status in (501, 505)
-    assert b"\r\nConnection: close\r\n" in answer
-    assert b'{"error": "' in answer
-    assert b"Traceback" not in answer
+    assert b"\r\nConnection: close\r\n" in response
+    assert b'{"error": "' in response
+    assert b"Traceback" not in response
     assert "/v2/hidden" not in [wire.path for wire in echo.seen]
 
 
-async def test_nothing_behind_a_preface_is_read_as_http_1() -> None:
-    """A connection that begins as HTTP/2 does is HTTP/2, or it is refused."""
+async def test_http_2_preface_is_never_followed_by_http_1() -> None:
+    """A connection that begins as HTTP/2 is HTTP/2, or it is rejected."""
     echo = Echo()
     async with serving(echo) as running:
-        answer = await running.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HIDDEN)
-    assert b"HTTP/1.1 2" not in answer
+        response = await running.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HIDDEN)
+    assert b"HTTP/1.1 2" not in response
     assert [] == echo.seen
 
 
 async def test_upgrade_is_declined_and_the_connection_closed() -> None:
-    """An upgrade is answered as if not asked for; nothing behind it is run."""
+    """The request is served without an upgrade; nothing behind it is run."""
     echo = Echo()
     async with serving(echo) as running:
         upgrade = GET + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
@@ -118,18 +118,18 @@ async def test_upgrade_is_declined_and_the_connection_closed() -> None:
         ("/v2/a?b?c", "/v2/a", "b?c"),
     ],
 )
-async def test_targets(target: str, path: str, query: str) -> None:
-    """The absolute form and odd queries are taken apart rightly."""
+async def test_request_targets_are_parsed(target: str, path: str, query: str) -> None:
+    """The absolute form and unusual queries are parsed correctly."""
     echo = Echo()
     async with serving(echo) as running:
         await running.ask(post(b"", "Connection: close", path=target))
     assert [(path, query)] == [(wire.path, wire.query) for wire in echo.seen]
 
 
-async def test_traceback_for_a_body_that_breaks_after_its_answer(
+async def test_invalid_body_after_its_response_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is wrong with a body that nobody reads any more is no bug of ours, and not logged."""
+    """An error in a body that is no longer read is no fault of the gateway."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(b"POST /elsewhere HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -140,7 +140,7 @@ async def test_traceback_for_a_body_that_breaks_after_its_answer(
     assert [] == [record.message for record in caplog.records]
 
 
-def test_long_messages_are_clipped() -> None:
-    """What a client sent comes back in an error only in part."""
+def test_long_error_messages_are_clipped() -> None:
+    """An error repeats only a part of the client's bytes."""
     fault = HttpError(400, "x" * 100_000)
     assert len(fault.response.view) < 1024

@@ -15,8 +15,8 @@ from tests.integration.http_kit import HTTP_MAKES, Echo, serving
 pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
 
 
-async def test_exchange_over_tls_and_refusal_of_a_stranger() -> None:
-    """A trusted certificate carries the call; an unknown authority ends it before it is sent."""
+async def test_tls_requires_a_trusted_certificate() -> None:
+    """A trusted certificate carries the call; with an unknown authority nothing is sent."""
     authority, stranger = trustme.CA(), trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server_side)

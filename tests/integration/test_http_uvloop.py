@@ -1,4 +1,4 @@
-"""The HTTP server's tests once more, on uvloop, which is what production runs on."""
+"""The HTTP tests once more on uvloop, which production runs on."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ SCENARIOS: list[Scenario] = [
 @pytest.mark.usefixtures("http_pairs")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_on_uvloop(scenario: Scenario) -> None:
-    """What holds on asyncio's loop holds on uvloop."""
+    """Each scenario also passes on uvloop."""
     uvloop.run(scenario())

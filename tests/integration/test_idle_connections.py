@@ -1,4 +1,4 @@
-"""What an idle connection costs: memory of the process, which is given back."""
+"""Memory of an idle connection, which is released at its end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def connect(address: str, greeting: bytes) -> socket.socket:
 
 
 async def measure(greeting: bytes) -> tuple[float, float]:
-    """Return the bytes of an idle connection, and those that are left when it is closed."""
+    """Return the bytes of an idle connection, and those that remain after its end."""
     count, frontend = ConnectionCount(MANY, MANY), Echo()
     server = HttpServer(
         mounts=[HttpMount(("/v2",), frontend)],
@@ -83,8 +83,8 @@ async def measure(greeting: bytes) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("_counted")
 @pytest.mark.parametrize("greeting", [HTTP_1, HTTP_2], ids=["http_1", "http_2"])
-def test_an_idle_connection_is_small(greeting: bytes) -> None:
-    """Of either version at most 4.5 KiB, of which nearly nothing is left when it is closed."""
+def test_idle_connection_uses_little_memory(greeting: bytes) -> None:
+    """Either version uses at most 4.5 KiB, of which a tenth may remain after the close."""
     size, residue = uvloop.run(measure(greeting))
     assert 1024 < size < MOST_BYTES
     assert residue < MOST_BYTES / 10

@@ -33,7 +33,7 @@ lifecycle: {pre_stop: 0s, drain: 1s}
 """
 
 
-async def test_an_imported_ensemble_replies_as_its_model(tmp_path: Path) -> None:
+async def test_imported_ensemble_replies_as_its_model(tmp_path: Path) -> None:
     """Its tensors have the names that its clients use."""
     source = tmp_path / "models"
     copytree(str(files("gateway.demo")) + "/models", source)

@@ -36,7 +36,9 @@ def command(*arguments: str) -> Result:
         "graphpipe.http",
     ],
 )
-async def test_the_file_of_a_running_server_serves_it(protocol: str, tmp_path: Path) -> None:
+async def test_file_from_a_running_server_is_valid_and_serves_it(
+    protocol: str, tmp_path: Path
+) -> None:
     """`validate` and a gateway accept the file, and calls reach the server through it."""
     config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
     config["listeners"][0]["options"] = {"oip": {"repository_index": "true"}}
@@ -56,8 +58,8 @@ async def test_the_file_of_a_running_server_serves_it(protocol: str, tmp_path: P
     assert sorted(found) == ["label", "probabilities"]
 
 
-def test_model_files_become_models_of_the_gateway(tmp_path: Path) -> None:
-    """A folder with versions, and a file; without a file to write, the text is printed."""
+def test_model_files_become_models(tmp_path: Path) -> None:
+    """A folder with versions and a file are accepted; without `-o` the text is printed."""
     file = f"{DIGITS}/1/model.onnx"
     result = command("init", "--model", f"digits={DIGITS}", "--model", f"one={file}")
     assert result.exit_code == 0, result.output
@@ -83,15 +85,17 @@ def test_model_files_become_models_of_the_gateway(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_are_one_line(arguments: tuple[str, ...], status: int, text: str) -> None:
-    """Wrong flags have status 2, and a server that does not reply has 1."""
+def test_init_errors_have_a_status_and_no_traceback(
+    arguments: tuple[str, ...], status: int, text: str
+) -> None:
+    """Wrong flags have status 2, and an unreachable server has status 1."""
     result = command("init", *arguments)
     assert (result.exit_code, text in result.output) == (status, True), result.output
     assert "Traceback" not in result.output
 
 
-def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
-    """The user's file stays."""
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    """The user's file stays unchanged, and the status is 1."""
     out = tmp_path / "gateway.yaml"
     out.write_text("mine")
     result = command("init", "--upstream", "oip+http://a:1", "-o", str(out))

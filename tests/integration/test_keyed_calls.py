@@ -18,7 +18,7 @@ from tests.integration.test_repeated_calls import gateway_before
     ids=["endpoints", "targets"],
 )
 async def test_calls_of_a_user_stay_at_one_server(route: str, balance: str) -> None:
-    """Users are spread over both servers."""
+    """All calls of a user reach one server; users are spread over both."""
     async with gateway_before(route, balance=balance) as (replicas, ask, _):
         servers = set()
         for number in range(20):
@@ -30,8 +30,8 @@ async def test_calls_of_a_user_stay_at_one_server(route: str, balance: str) -> N
         assert {0, 1} == servers
 
 
-async def test_a_tenant_has_its_share_of_a_route() -> None:
-    """Its second call is refused, although the route has room, and that of another passes."""
+async def test_tenant_is_limited_to_its_share_of_a_route() -> None:
+    """Its second call is rejected although the route has slots; that of another tenant passes."""
     share = "in_flight: 4, share: {by: header:tenant, in_flight: 25%}"
     route = f"{{{share}, targets: [{{upstream: first}}]}}"
     more = "policies: {queue_wait: 100ms}\n"
@@ -47,8 +47,8 @@ async def test_a_tenant_has_its_share_of_a_route() -> None:
         assert [200] == await ask(1, tenant="busy")
 
 
-async def test_a_process_with_too_much_memory_refuses_inferences() -> None:
-    """As soon as its memory was measured; no server gets them."""
+async def test_process_over_its_memory_limit_rejects_inferences() -> None:
+    """Once its memory is measured, no server gets inferences."""
     more = "policies: {overload: {memory: 1MiB}}\n"
     async with gateway_before("{targets: [{upstream: pair}]}", more=more) as (replicas, ask, _):
         async with asyncio.timeout(30):

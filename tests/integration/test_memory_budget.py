@@ -60,8 +60,8 @@ async def read_message(reader: asyncio.StreamReader) -> tuple[str, int]:
     return head.partition("\r\n")[0], length
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer each inference with as many bytes as it has."""
+async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Respond to each inference with as many bytes as it has."""
     try:
         while True:
             line, _ = await read_message(reader)
@@ -86,7 +86,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 @asynccontextmanager
 async def server() -> AsyncIterator[int]:
     """Run a server with one model; yield its port."""
-    running = await asyncio.start_server(answer, "127.0.0.1", 0, limit=1 << 20)
+    running = await asyncio.start_server(respond, "127.0.0.1", 0, limit=1 << 20)
     async with running:
         yield running.sockets[0].getsockname()[1]
 
@@ -127,8 +127,8 @@ def memory_bytes(pid: int, key: str) -> int:
     return int(found[1]) << 10
 
 
-async def test_many_large_calls_stay_within_the_budget(tmp_path: Path) -> None:
-    """Memory grows by one and a half budgets at most, and no call fails inside the gateway."""
+async def test_large_calls_stay_within_the_memory_budget(tmp_path: Path) -> None:
+    """Memory grows by one and a half budgets at most, and no call fails with 500 or 502."""
     async with server() as port:
         text = CONFIG.format(port=port)
         async with reloadable_beside(tmp_path / "gateway.yaml", text) as gateway:

@@ -39,7 +39,7 @@ def steps() -> Iterator[tuple[str, str]]:
 
 
 def same(text: str) -> str:
-    """Return *text* without what differs between two runs."""
+    """Return *text* without the parts that differ between two runs."""
     return VARIES.sub(" ", text)
 
 
@@ -66,8 +66,8 @@ def run(folder: Path, command: str, moved: Mapping[str, str]) -> str:
 _REMOTE = {"start", "stop", "status"}
 
 
-def test_every_command_of_the_guide_prints_what_the_guide_says(tmp_path: Path) -> None:
-    """The steps are run in their order, with other ports."""
+def test_commands_of_the_guide_print_its_output(tmp_path: Path) -> None:
+    """The steps run in order, with other ports."""
     (tmp_path / "old_client.py").write_text(code("python")[0])
     flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
     with serving("--demo", *flags, patience_s=45) as demo:

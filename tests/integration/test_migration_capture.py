@@ -1,4 +1,4 @@
-"""`migrations.NAME.capture`: what of the calls of a migration is recorded, and where."""
+"""`migrations.NAME.capture`: which calls of a migration are recorded, with which contents."""
 
 from __future__ import annotations
 
@@ -55,10 +55,8 @@ def request_ids(calls: list[RecordedCall]) -> list[str]:
     return [each.call.request_id for each in calls]
 
 
-async def test_the_calls_of_the_route_are_recorded_as_its_capture_says(
-    scans: kit.Scans, tmp_path: Path
-) -> None:
-    """Calls of other routes are not; payload, headers and messages are those of the migration."""
+async def test_capture_records_the_calls_of_its_route(scans: kit.Scans, tmp_path: Path) -> None:
+    """Calls of other routes are not recorded; payload and messages follow the capture's keys."""
     capture = {"payload": "hash", "tensors": {"X": "full"}, "min_free": 0}
     async with (
         kit.servers() as url,
@@ -85,8 +83,8 @@ async def test_the_calls_of_the_route_are_recorded_as_its_capture_says(
     assert kit.total(found, "gateway_capture_dropped_total") == 0
 
 
-async def test_mirror_and_capture_share_the_draw(scans: kit.Scans, tmp_path: Path) -> None:
-    """The recorded calls are exactly those whose draw is below the share; all of them are mirrored."""
+async def test_mirror_and_capture_share_the_sampling_draw(scans: kit.Scans, tmp_path: Path) -> None:
+    """Exactly the calls with a draw below the share are recorded; all of them are mirrored."""
     sample = {"percent": 40, "per_second": 100_000, "first": 0}
     capture = {"percent": 15, "min_free": 0}
     async with kit.servers() as url:
@@ -109,8 +107,10 @@ async def test_mirror_and_capture_share_the_draw(scans: kit.Scans, tmp_path: Pat
     assert kit.total(counts, "gateway_migration_samples_total") == mirrored > len(expected)
 
 
-async def test_both_captures_record_for_themselves(scans: kit.Scans, tmp_path: Path) -> None:
-    """`capture` has all calls with its contents, and the migration its own, with messages."""
+async def test_captures_of_gateway_and_migration_are_independent(
+    scans: kit.Scans, tmp_path: Path
+) -> None:
+    """`capture` records all calls, and the migration its own with messages."""
     more = {"capture": {"directory": "all", "min_free": 0}}
     own = {"directory": "own", "payload": "full", "wire": True, "min_free": 0}
     async with kit.servers() as url:
@@ -140,10 +140,10 @@ async def test_both_captures_record_for_themselves(scans: kit.Scans, tmp_path: P
     assert sample_document["inputs"][0]["values"] is not None
 
 
-async def test_without_a_new_target_calls_are_only_recorded(
+async def test_migration_without_a_new_target_only_records(
     scans: kit.Scans, tmp_path: Path
 ) -> None:
-    """A migration that has no `new` compares nothing; shadow calls of other gateways are left out."""
+    """Nothing is compared; shadow calls of other gateways are not recorded."""
     async with kit.servers() as url:
         config = yaml.safe_load(configuration(url))
         migration = config["migrations"][kit.NAME]

@@ -1,4 +1,4 @@
-"""`gateway demo --migrate`: the whole migration on the demo models, as somebody on a terminal sees it."""
+"""`gateway demo --migrate`: the whole migration on the demo models, as a terminal shows it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DIFFERENT = [
 ]
 
 
-def test_the_held_out_scans_are_those_of_the_source() -> None:
-    """450 scans of 64 pixels, with the digits that were written."""
+def test_held_out_scans_match_their_source() -> None:
+    """The 450 scans have the source's 64 pixels and digits."""
     datasets = pytest.importorskip("sklearn.datasets")
     source = datasets.load_digits()
     scans = load_held_out()
@@ -36,15 +36,15 @@ def test_the_held_out_scans_are_those_of_the_source() -> None:
     assert source.target[::4].tolist() == [scan.digit for scan in scans]
 
 
-def test_the_configuration_is_valid(tmp_path: Path) -> None:
-    """Nothing that `gateway validate` reports."""
+def test_demo_configuration_is_valid(tmp_path: Path) -> None:
+    """`gateway validate` reports nothing."""
     config = migration_config(1001, 1002, tmp_path, "127.0.0.1:0")
     assert [] == check(load_mapping(config, "demo"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_story_is_told_from_start_to_end() -> None:
+def test_demo_runs_the_whole_migration() -> None:
     """Mirror, 8 different labels, report, steps, fault and rollback; no call fails afterwards."""
     command = [sys.executable, "-m", "gateway", "demo", "--migrate"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=570, check=False)

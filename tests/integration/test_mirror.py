@@ -1,4 +1,4 @@
-"""Live mirroring of the demo's model: what is compared, found and counted."""
+"""Live mirroring of the demo's model: its comparisons, findings and counts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ async def different_rows(gateway: Gateway, samples: list[dict[str, object]]) -> 
     return sorted(rows)
 
 
-async def test_the_held_out_scans_differ_in_8_rows(scans: kit.Scans) -> None:
-    """Exactly 8 of the 450 labels differ; the books balance, and evidence begins anew on request."""
+async def test_held_out_scans_differ_in_8_rows(scans: kit.Scans) -> None:
+    """Exactly 8 of 450 labels differ; the counts balance, and evidence can be reset."""
     async with kit.servers() as url:
         text = kit.migration_config(url["trtis.http"], url["oip.grpc"])
         async with running(text) as gateway:
@@ -64,7 +64,7 @@ async def test_the_held_out_scans_differ_in_8_rows(scans: kit.Scans) -> None:
     assert anew["compared"] == 2
 
 
-async def test_every_pair_of_protocols_finds_the_row(scans: kit.Scans) -> None:
+async def test_every_pair_of_protocols_finds_the_difference(scans: kit.Scans) -> None:
     """A client of each protocol is mirrored to a server of each protocol, with the same result.
 
     TensorRT v1 has no label without an axis of its own: clients of others see shape [1, 1] for [1].
@@ -110,8 +110,8 @@ async def test_every_pair_of_protocols_finds_the_row(scans: kit.Scans) -> None:
                 assert outcomes == expected, (protocol, found)
 
 
-async def test_models_of_the_gateway_itself_are_compared(scans: kit.Scans) -> None:
-    """A shadow call of an in-process model goes to its copy in the shadow process."""
+async def test_in_process_models_are_compared(scans: kit.Scans) -> None:
+    """A shadow call of an in-process model runs on its copy in the shadow process."""
     config = yaml.safe_load(kit.server_config())
     config["admin"] = {"address": "127.0.0.1:0", "metrics": None}
     config["routes"] = [
@@ -143,8 +143,8 @@ async def test_models_of_the_gateway_itself_are_compared(scans: kit.Scans) -> No
     assert found["noise"]["tolerance"]["probabilities"] == 0.0
 
 
-async def test_replies_are_the_same_with_and_without_a_mirror(scans: kit.Scans) -> None:
-    """No byte of a response differs, and neither does a header but its date."""
+async def test_mirror_changes_no_response(scans: kit.Scans) -> None:
+    """A response with a mirror has the same bytes and headers except for its date."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(kit.servers())
         with_mirror = kit.migration_config(url["oip.grpc"], url["oip.http"], more={"capture": None})
@@ -175,7 +175,7 @@ async def test_replies_are_the_same_with_and_without_a_mirror(scans: kit.Scans) 
 
 
 async def test_shadow_calls_are_marked_and_never_mirrored(scans: kit.Scans) -> None:
-    """A target that is a gateway with a mirror of its own does not mirror a shadow call."""
+    """A target that is a gateway with its own mirror does not mirror a shadow call."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(kit.servers())
         second = await stack.enter_async_context(
@@ -192,8 +192,8 @@ async def test_shadow_calls_are_marked_and_never_mirrored(scans: kit.Scans) -> N
         await kit.evidence(second, kit.has_compared(2))
 
 
-async def test_the_old_target_is_asked_when_the_new_one_replied(scans: kit.Scans) -> None:
-    """Whichever target replied, "old" and "new" are the same targets in the evidence."""
+async def test_old_target_gets_the_shadow_call_of_the_new_one(scans: kit.Scans) -> None:
+    """Evidence names the targets "old" and "new" the same, whichever served the call."""
     async with kit.servers() as url:
         text = kit.migration_config(url["oip.grpc"], url["oip.http"], weights=(0, 1))
         async with running(text) as gateway:
@@ -207,10 +207,10 @@ async def test_the_old_target_is_asked_when_the_new_one_replied(scans: kit.Scans
     assert {None if each is None else each["served_by"] for each in samples} == {"new"}
 
 
-async def test_a_sample_has_its_elements_only_where_the_file_says_so(
+async def test_samples_have_elements_only_with_full_payload(
     scans: kit.Scans, tmp_path: object
 ) -> None:
-    """By default names and shapes are kept to look at; `payload: full` of the capture keeps all."""
+    """By default only names and shapes are kept; `payload: full` of the capture keeps all."""
     for capture in (None, {"directory": str(tmp_path), "payload": "full", "min_free": 0}):
         async with kit.servers() as url:
             text = kit.migration_config(url["oip.grpc"], url["oip.http"], more={"capture": capture})
@@ -234,7 +234,7 @@ async def test_a_sample_has_its_elements_only_where_the_file_says_so(
             assert labels[0]["values"] != labels[1]["values"]
 
 
-async def test_the_metadata_of_both_targets_is_compared(scans: kit.Scans) -> None:
+async def test_metadata_of_both_targets_is_compared(scans: kit.Scans) -> None:
     """A target with another model is named before any difference of its replies."""
     async with kit.servers() as url:
         config = yaml.safe_load(kit.migration_config(url["oip.grpc"], url["oip.grpc"]))

@@ -1,6 +1,6 @@
 """Many calls of every protocol, on pipelined connections, to a gateway with a mirror and to one without.
 
-Every reply is the same byte for byte, but for the date and a running number, and the books of the mirror balance.
+Every reply is the same byte for byte except for the date and a running number, and the counts balance.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def arrays(variant: int) -> dict[str, Any]:
 
 
 def call_of(model: str, variant: int, *, has_batch_axis: bool = True) -> InferRequest:
-    """Return a call; that of TensorRT v1 has its batch size beside the shapes."""
+    """Return a call; that of TensorRT v1 has its batch size next to the shapes."""
     found = {name: array if has_batch_axis else array[0] for name, array in arrays(variant).items()}
     return InferRequest(
         batch_size=None if has_batch_axis else 1,
@@ -355,8 +355,8 @@ def _successful(replies: list[bytes]) -> int:
 
 
 @pytest.mark.parametrize("calls", [SHORT, pytest.param(CALLS, marks=pytest.mark.slow)])
-def test_no_reply_differs_by_a_byte(calls: int, tmp_path: Path) -> None:
-    """No call fails because of the mirror, and each has one result: compared, skipped or dropped."""
+def test_mirror_changes_no_byte_of_a_reply(calls: int, tmp_path: Path) -> None:
+    """No call fails because of the mirror, and each is compared, skipped or dropped."""
     far = tmp_path / "far.yaml"
     far.write_text(
         yaml.safe_dump(

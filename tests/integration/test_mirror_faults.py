@@ -64,7 +64,7 @@ async def faulty_server(fault: str) -> AsyncIterator[str]:
 FAULTS = ["stall", "reset", "refuse", "lie", "rubbish"]
 
 
-async def test_new_targets_that_do_not_serve_cost_no_call(scans: kit.Scans) -> None:
+async def test_faulty_new_targets_fail_no_call(scans: kit.Scans) -> None:
     """Every client gets the reply of the old target, and each sample has a result."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(kit.servers())
@@ -90,8 +90,8 @@ async def test_new_targets_that_do_not_serve_cost_no_call(scans: kit.Scans) -> N
         assert kit.total(counts, "gateway_migration_sampled_total") == 8 * len(FAULTS)
 
 
-async def test_a_killed_shadow_process_costs_no_call(scans: kit.Scans) -> None:
-    """Calls go on while it is down, it is started again, and each sample is counted once."""
+async def test_killed_shadow_process_fails_no_call(scans: kit.Scans) -> None:
+    """Calls succeed while it is down, it is restarted, and each sample is counted once."""
     async with kit.servers() as url:
         text = kit.migration_config(url["oip.grpc"], url["oip.http"])
         async with running(text) as gateway:
@@ -118,8 +118,8 @@ async def test_a_killed_shadow_process_costs_no_call(scans: kit.Scans) -> None:
             assert kit.total(counts, "gateway_migration_samples_total") >= 4
 
 
-async def test_a_stopped_shadow_process_costs_no_call(scans: kit.Scans) -> None:
-    """While it does not run, calls are answered; then they are compared, or dropped and counted."""
+async def test_stopped_shadow_process_fails_no_call(scans: kit.Scans) -> None:
+    """Calls succeed while it is stopped; later they are compared, or dropped and counted."""
     async with kit.servers() as url:
         text = kit.migration_config(url["oip.grpc"], url["oip.http"])
         async with running(text) as gateway:
@@ -155,7 +155,7 @@ migrations:
 
 
 def test_workers_share_one_shadow_process(tmp_path: Path) -> None:
-    """Both workers' calls are compared by one process, also those of a worker that replaced another."""
+    """One process compares the calls of both workers and of a replaced worker."""
 
     def counts() -> dict[str, float]:
         return kit.values(workers_kit.metrics(gateway))

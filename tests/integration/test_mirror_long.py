@@ -1,4 +1,4 @@
-"""Live mirroring of what is more than a small call: large bodies, sequences and streams."""
+"""Live mirroring beyond small calls: large bodies, sequences and streams."""
 
 from __future__ import annotations
 
@@ -65,16 +65,14 @@ async def send_in_two_parts(gateway: Gateway, old: Far, data: bytes, request_id:
 
 
 def received(server: Far) -> list[bytes]:
-    """Return the elements of all inferences that a server was sent."""
+    """Return the elements of all inferences that a server received."""
     return [seen.binary for seen in server.seen if seen.on_headers.startswith("POST")]
 
 
 @pytest.mark.parametrize("value", [7, 8])
 @pytest.mark.parametrize("large", ["tee", "skip"])
-async def test_a_body_that_is_forwarded_while_it_arrives_is_teed_or_skipped(
-    large: str, value: int
-) -> None:
-    """The client's response is that of a gateway without a mirror; the new server gets all or nothing."""
+async def test_streaming_body_is_teed_or_skipped(large: str, value: int) -> None:
+    """The client's response is unchanged; the new server gets the whole body or nothing."""
     bodies = [os.urandom(3 * MIB) for _ in range(2)]
     async with AsyncExitStack() as stack:
         old = await stack.enter_async_context(Far())
@@ -156,8 +154,8 @@ async def sums(gateway: Gateway) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("sequences", ["whole", "skip"])
-async def test_sampled_sequences_are_mirrored_whole_and_in_their_order(sequences: str) -> None:
-    """Every call of a drawn sequence agrees, which its sum shows, and no call of another one."""
+async def test_sampled_sequences_are_mirrored_whole_and_in_order(sequences: str) -> None:
+    """The sums of every drawn sequence agree, and no other sequence is mirrored."""
     async with AsyncExitStack() as stack:
         old = await stack.enter_async_context(running(total_server()))
         new = await stack.enter_async_context(running(total_server()))
@@ -266,8 +264,8 @@ async def stream_over_http(gateway: Gateway, model: str) -> bytes:
         return await response.read()
 
 
-async def test_streams_are_mirrored_and_joined() -> None:
-    """Streams over gRPC and HTTP are compared as `streams` says, and are as without a mirror."""
+async def test_streams_are_mirrored_and_compared() -> None:
+    """Streams over gRPC and HTTP are compared as `streams` sets, and do not change."""
     models = {
         name: {"backend": "python", "options": {"callable": path}} for name, path in MODELS.items()
     }

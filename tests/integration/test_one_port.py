@@ -1,4 +1,4 @@
-"""One address for HTTP/1, HTTP/2 and gRPC, with clients that are not ours: aiohttp, h2, grpcio."""
+"""One address for HTTP/1, HTTP/2 and gRPC, with foreign clients: aiohttp, h2, grpcio."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ def running(
         yield found
 
 
-async def test_http_1_by_aiohttp(running: Running) -> None:
-    """The oldest of the three needs no preface."""
+async def test_http_1_with_aiohttp(running: Running) -> None:
+    """HTTP/1 needs no preface."""
     async with (
         aiohttp.ClientSession() as session,
-        session.post(running.url("/v2/models/simple/infer", NAME), data=BODY) as answer,
+        session.post(running.url("/v2/models/simple/infer", NAME), data=BODY) as response,
     ):
-        assert 200 == answer.status
-        assert "simple" == (await answer.json())["model_name"]
+        assert 200 == response.status
+        assert "simple" == (await response.json())["model_name"]
 
 
-async def test_http_2_by_prior_knowledge(running: Running) -> None:
-    """Plain requests over HTTP/2 are answered as those over HTTP/1 are."""
+async def test_http_2_with_prior_knowledge(running: Running) -> None:
+    """Requests over HTTP/2 get the responses of HTTP/1."""
     async with h2_client(running.addresses[NAME]) as client:
         for _ in range(3):
-            answer = await client.ask("POST", "/v2/models/simple/infer", BODY.encode())
-            assert 200 == answer.status
-            assert "simple" == json.loads(answer.body)["model_name"]
+            response = await client.ask("POST", "/v2/models/simple/infer", BODY.encode())
+            assert 200 == response.status
+            assert "simple" == json.loads(response.body)["model_name"]
         assert 404 == (await client.ask("GET", "/nothing")).status
 
 
-def test_grpc_by_grpcio(running: Running) -> None:
-    """Calls, health and reflection are what they are on a port of their own."""
+def test_grpc_with_grpcio(running: Running) -> None:
+    """Calls and health work as on a port of gRPC alone."""
     with grpc.insecure_channel(running.addresses[NAME]) as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
         assert b"\x08\x01" == ready(b"\x0a\x06simple", timeout=10)
@@ -74,8 +74,8 @@ def test_grpc_by_grpcio(running: Running) -> None:
         assert b"\x08\x01" == check(b"", timeout=10)
 
 
-async def test_calls_and_requests_share_a_connection(running: Running) -> None:
-    """The content type says which of the two a stream of HTTP/2 is."""
+async def test_grpc_and_http_share_an_http_2_connection(running: Running) -> None:
+    """The content type decides whether a stream is a gRPC call."""
     async with h2_client(running.addresses[NAME]) as client:
         fields = [("content-type", "application/grpc"), ("te", "trailers")]
         path = "/inference.GRPCInferenceService/ServerLive"
@@ -86,31 +86,31 @@ async def test_calls_and_requests_share_a_connection(running: Running) -> None:
 
 
 @pytest.mark.parametrize("name", [NAME, BRPC])
-async def test_the_status_page_of_grps(running: Running, name: str) -> None:
-    """It is at / of each listener that serves grps, over either version."""
-    async with aiohttp.ClientSession() as session, session.get(running.url("/", name)) as answer:
-        assert (200, True) == (answer.status, "<h1>grps</h1>" in await answer.text())
+async def test_status_page_of_grps_in_both_versions(running: Running, name: str) -> None:
+    """It is at `/` of each listener that serves grps, over either version."""
+    async with aiohttp.ClientSession() as session, session.get(running.url("/", name)) as response:
+        assert (200, True) == (response.status, "<h1>grps</h1>" in await response.text())
     async with h2_client(running.addresses[name]) as client:
         answer_2 = await client.ask("GET", "/")
         assert (200, True) == (answer_2.status, b"<h1>grps</h1>" in answer_2.body)
 
 
-async def test_http_2_on_the_port_of_brpc(running: Running) -> None:
-    """Plain HTTP/2 is served there like HTTP/1."""
+async def test_http_2_on_the_brpc_port(running: Running) -> None:
+    """Responses over HTTP/2 are those of HTTP/1."""
     body = json.dumps({"inputs": []}).encode()
-    answers = []
+    responses = []
     async with aiohttp.ClientSession() as session, h2_client(running.addresses[BRPC]) as client:
         for path in ("/GrpsBrpcService/CheckLiveness", "/nothing"):
-            async with session.get(running.url(path, BRPC)) as answer:
-                answers.append((answer.status, await answer.read()))
+            async with session.get(running.url(path, BRPC)) as response:
+                responses.append((response.status, await response.read()))
             found = await client.ask("GET", path)
-            assert answers[-1] == (found.status, bytes(found.body))
+            assert responses[-1] == (found.status, bytes(found.body))
         other = await client.ask("POST", "/v2/models/simple/infer", body)
-    assert [200, 404, 404] == [status for status, _ in answers] + [other.status]
+    assert [200, 404, 404] == [status for status, _ in responses] + [other.status]
 
 
-async def test_tls_picks_the_version(tmp_path: Path) -> None:
-    """One port serves all three over TLS: clients say by ALPN what they speak."""
+async def test_alpn_selects_the_version(tmp_path: Path) -> None:
+    """One port serves all three over TLS; clients choose by ALPN."""
     authority = trustme.CA()
     pair = authority.issue_cert("127.0.0.1", "localhost")
     pair.private_key_pem.write_to_path(tmp_path / "server.key")
@@ -123,8 +123,8 @@ async def test_tls_picks_the_version(tmp_path: Path) -> None:
     authority.configure_trust(trusted)
     with serving(str(path)) as found:
         url = found.url("/v2/health/live", NAME).replace("http:", "https:")
-        async with aiohttp.ClientSession() as session, session.get(url, ssl=trusted) as answer:
-            assert 200 == answer.status
+        async with aiohttp.ClientSession() as session, session.get(url, ssl=trusted) as response:
+            assert 200 == response.status
         trusted.set_alpn_protocols(["h2"])
         async with h2_client(found.addresses[NAME], trusted) as client:
             assert 200 == (await client.ask("GET", "/v2/health/live")).status
@@ -134,7 +134,7 @@ async def test_tls_picks_the_version(tmp_path: Path) -> None:
             assert b"\x08\x01" == await live(b"", timeout=10)
 
 
-def test_the_reference_implementation_is_refused_by_line(tmp_path: Path) -> None:
+def test_reference_implementation_is_rejected_by_line(tmp_path: Path) -> None:
     """Aiohttp has no HTTP/2, so it cannot share a port with gRPC."""
     path = tmp_path / "gateway.yaml"
     path.write_text(CONFIG.format(workers="", more="transport: reference"))

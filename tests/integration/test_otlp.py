@@ -62,8 +62,8 @@ def number(point: Any) -> float:
     return float(getattr(point, point.WhichOneof("value")))
 
 
-async def test_metrics_equal_those_of_the_page(collector: Collector) -> None:
-    """Counters, gauges and histograms have the labels and the values of the metrics page."""
+async def test_exported_metrics_match_the_page(collector: Collector) -> None:
+    """Counters, gauges and histograms have the labels and values of the metrics page."""
     async with running(CONFIG) as gateway:
         for _ in range(3):
             await ask(urls(gateway, "simple")["oip.http"], "simple", INPUTS)
@@ -97,7 +97,7 @@ async def test_metrics_equal_those_of_the_page(collector: Collector) -> None:
 
 @pytest.mark.usefixtures("json_logs")
 async def test_log_lines_have_severity_and_trace(collector: Collector) -> None:
-    """The event is the body; a failure is a warning; the trace of a call is that of its span."""
+    """The body is the event, a failure is a warning, and the trace is that of the span."""
     async with running(CONFIG) as gateway:
         await ask(urls(gateway, "simple")["oip.http"], "simple", INPUTS)
         with pytest.raises(GatewayError):
@@ -127,17 +127,17 @@ async def test_log_lines_have_severity_and_trace(collector: Collector) -> None:
     assert "started" in {record.body.string_value for record in records}
 
 
-def test_an_invalid_interval_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text has the variable."""
+def test_invalid_export_interval_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "soon")
     with pytest.raises(StartError, match="OTEL_METRIC_EXPORT_INTERVAL is 'soon'; expected milli"):
         Gateway(load_text(CONFIG))
 
 
-async def test_a_missing_collector_does_not_keep_the_gateway(
+async def test_missing_collector_does_not_block_the_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Calls succeed, and the stop takes 3 seconds at most longer."""
+    """Calls succeed, and the stop is not blocked."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     async with running(CONFIG) as gateway:
         found = await ask(urls(gateway, "simple")["oip.http"], "simple", INPUTS)
@@ -147,7 +147,7 @@ async def test_a_missing_collector_does_not_keep_the_gateway(
 def test_workers_export_spans_and_the_supervisor_metrics(
     tmp_path: Path, collector: Collector
 ) -> None:
-    """Each worker has a resource of its own; the counters are those of all workers."""
+    """Each worker has its own resource; the counters add up all workers."""
     path = tmp_path / "workers.yaml"
     path.write_text(CONFIG.replace("version: 1", "version: 1\nworkers: 2"))
     # Not of the fork server, which has the environment of another time.

@@ -47,8 +47,8 @@ async def served() -> AsyncIterator[Gateway]:
         yield gateway
 
 
-async def test_a_chain_in_every_protocol(served: Gateway) -> None:
-    """Two models one after the other, as one model, give what numpy gives."""
+async def test_chain_of_models_in_every_protocol(served: Gateway) -> None:
+    """Two models in sequence, called as one, have the result of numpy."""
     expected = {"twice_a": (2 * A).tolist(), "twice_b": (2 * B).tolist()}
     for codec, url in urls(served, "twice").items():
         found = await ask(url, "twice", {"a": A, "b": B})
@@ -56,8 +56,8 @@ async def test_a_chain_in_every_protocol(served: Gateway) -> None:
         assert (codec, expected) == (codec, values)
 
 
-async def test_models_of_the_demo_side_by_side(served: Gateway) -> None:
-    """A scan and a sentence, read by two models at once, are what the models read alone."""
+async def test_parallel_models_in_every_protocol(served: Gateway) -> None:
+    """Two models in parallel have the results that each has alone."""
     scans = load_scans()[:2]
     pixels = np.array([scan.pixels for scan in scans], np.float32)
     texts = np.array([b"Where is the station?", b"Wo ist der Bahnhof, bitte?"], object)
@@ -75,7 +75,7 @@ async def test_models_of_the_demo_side_by_side(served: Gateway) -> None:
 
 
 async def ask_until(url: str, model: str, inputs: Mapping[str, Array]) -> Any:
-    """Ask until the server is back."""
+    """Call until the server is available again."""
     end = time.monotonic() + 10
     while True:
         try:
@@ -114,8 +114,8 @@ def front_of(far: str, near: str) -> str:
     ("far", "near"),
     [("oip.grpc", "oip.http"), ("grps.http", "trtis.grpc"), ("trtis.http", "grps.grpc")],
 )
-async def test_steps_behind_another_gateway(served: Gateway, far: str, near: str) -> None:
-    """A pipeline of another gateway is a step, and so is a model; each in its own protocol."""
+async def test_steps_call_another_gateway(served: Gateway, far: str, near: str) -> None:
+    """A step may be a pipeline or a model of another gateway, each in its own protocol."""
     places = urls(served, "")
     async with running(front_of(places[far], places[near])) as front:
         found = await ask(urls(front, "both")["oip.http"], "both", {"a": A, "b": B})
@@ -125,8 +125,8 @@ async def test_steps_behind_another_gateway(served: Gateway, far: str, near: str
     )
 
 
-async def test_a_gateway_behind_that_goes_away() -> None:
-    """The error names step and model, and when the other is back nothing has to be done."""
+async def test_lost_upstream_names_the_step_and_recovers() -> None:
+    """The error names step and model; the pipeline recovers with the upstream."""
     async with running(example(), EXAMPLE.parent) as behind:
         address = behind.addresses["main.grpc"]
         places = {"far": f"oip+grpc://{address}", "near": f"oip+grpc://{address}"}
@@ -162,8 +162,8 @@ pipelines:
 )
 
 
-async def test_one_deadline_for_all_steps() -> None:
-    """Two steps of 300 ms do not fit into half a second; the answer comes when that is over."""
+async def test_deadline_covers_all_steps() -> None:
+    """Two steps of 300 ms exceed half a second, and the call fails at its deadline."""
     async with running(SLOW) as gateway:
         url = urls(gateway, "slowly")["oip.grpc"]
         ms = np.array([300], np.int32)

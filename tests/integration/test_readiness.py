@@ -1,4 +1,4 @@
-"""Readiness of a whole gateway of which one upstream is dead, or wants a key."""
+"""Readiness of a whole gateway with a dead upstream, and with one that requires a key."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ routes:
     ("ready", "expected"),
     [("any", True), ("all", False), ("[own]", True), ("[own, away]", False), ("away", False)],
 )
-async def test_a_dead_upstream_takes_only_its_routes_out_of_service(
-    ready: str, expected: bool
-) -> None:
-    """The routes of `lifecycle.ready` decide; the gateway lives in every case."""
+async def test_dead_upstream_affects_only_its_routes(ready: str, expected: bool) -> None:
+    """The routes of `lifecycle.ready` decide on readiness; the gateway is live in every case."""
     async with running(CONFIG.format(ready=ready)) as gateway:
         assert expected is await gateway.ready()
         assert await gateway.service(ServerLiveRequest())
@@ -63,8 +61,8 @@ upstreams:
 """
 
 
-async def test_probes_and_questions_have_a_key_of_their_own() -> None:
-    """A server whose health needs another key than its models is ready, and is called."""
+async def test_probes_and_calls_have_separate_headers() -> None:
+    """Health and metadata requests send the key of the probes, inferences that of the calls."""
     seen: dict[str, set[str]] = {}
 
     async def reply(request: web.Request) -> web.Response:

@@ -23,7 +23,7 @@ from tests.integration.reload_kit import (
     PATIENCE_S,
     Load,
     Reloaded,
-    question,
+    infer_request,
     reloadable,
     reloadable_beside,
     servers,
@@ -48,7 +48,7 @@ def local(model: str, callable_: str = "simple") -> str:
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_calls_and_streams_survive_reloads(tmp_path: Path, workers: int) -> None:
-    """Each call is answered by a server that was in force, and a removed server gets none."""
+    """Each call reaches a server in force, and a removed server gets none."""
     async with servers(3) as addresses:
         head = HEAD.format(workers=workers)
         text = head + upstream_routes(addresses, 1)
@@ -70,7 +70,7 @@ async def test_calls_and_streams_survive_reloads(tmp_path: Path, workers: int) -
 @pytest.mark.flaky(reruns=0)  # a call that is lost once is lost
 @pytest.mark.parametrize("workers", [1, 2, 4])
 async def test_twenty_reloads_lose_no_call(tmp_path: Path, workers: int) -> None:
-    """The same for longer, and the process closes what it no longer needs."""
+    """No call is lost, and removed upstreams are no longer probed."""
     async with servers(3) as addresses:
         head = HEAD.format(workers=workers)
         text = head + upstream_routes(addresses, 1)
@@ -99,8 +99,8 @@ routes:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-async def test_sequences_finish_where_they_began(tmp_path: Path, *, keeps: bool) -> None:
-    """A sequence keeps its server after its route or upstream has gone; a new one is at the next."""
+async def test_open_sequences_keep_their_server(tmp_path: Path, *, keeps: bool) -> None:
+    """A sequence keeps its server after its route or upstream is removed; a new one moves."""
     async with servers(2) as addresses:
         head = HEAD.format(workers=1)
         first = head + TWO.format(addresses[1], addresses[2], number=1)
@@ -144,8 +144,8 @@ models:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_model_without_changes_is_not_loaded_again(tmp_path: Path, workers: int) -> None:
-    """The instance that was loaded at the start answers after the reload."""
+async def test_unchanged_model_is_not_loaded_again(tmp_path: Path, workers: int) -> None:
+    """The instance of the start still serves after the reload."""
     text = HEAD.format(workers=workers) + INSTANCES
     with reloadable(tmp_path / "gateway.yaml", text) as gateway:
         unchanged, changed = instances(gateway, "kept"), instances(gateway, "changed")
@@ -174,12 +174,12 @@ def instances(gateway: Reloaded, model: str) -> set[int]:
 async def test_drained_endpoint_gets_no_calls_until_it_is_enabled(
     tmp_path: Path, workers: int
 ) -> None:
-    """The command drains and enables; a reload keeps the change, and so does the page."""
+    """A reload keeps the drained state, and the configuration page lists it."""
     async with servers(2) as addresses:
         urls = ", ".join(f'"oip+grpc://{address}"' for address in addresses.values())
         text = HEAD.format(workers=workers) + f"upstreams: {{pair: {{urls: [{urls}]}}}}\n"
         async with reloadable_beside(tmp_path / "gateway.yaml", text) as gateway:
-            await both_answer(gateway)
+            await both_reply(gateway)
             await run_command(gateway, "upstream", "drain", f"pair/{addresses[1]}")
             assert await numbers(gateway) == {2}
             status, document = await gateway.reload(text + "policies: {timeout: 5s}")
@@ -188,14 +188,14 @@ async def test_drained_endpoint_gets_no_calls_until_it_is_enabled(
             changes = gateway.admin("GET", "/config")[1]["changes"]
             assert changes == {"drained": [f"pair/{addresses[1]}"], "weights": {}}
             await run_command(gateway, "upstream", "enable", "pair")
-            await both_answer(gateway)
+            await both_reply(gateway)
             await run_command(gateway, "upstream", "drain", "pair")
             with pytest.raises(GatewayError, match="all endpoints of upstream 'pair' are drained"):
                 await numbers(gateway)
 
 
 async def test_weights_change_until_they_are_reset(tmp_path: Path) -> None:
-    """A reload keeps the weights of the command; afterwards those of the file apply."""
+    """A reload keeps the weights of the command; after a reset those of the file apply."""
     async with servers(2) as addresses:
         text = HEAD.format(workers=1) + (
             f'upstreams: {{a: {{url: "oip+grpc://{addresses[1]}"}}, '
@@ -214,22 +214,22 @@ async def test_weights_change_until_they_are_reset(tmp_path: Path) -> None:
 
 
 async def numbers(gateway: Reloaded) -> set[int]:
-    """Return the servers that answer some calls."""
+    """Return the servers that reply to some calls."""
     found = set()
     for _ in range(8):  # each over a connection of its own, so that every worker gets some
         connected = connect(parse_url(gateway.url("oip+http")))
         try:
             service = Complete(connected.service, connected.needs)
             for _ in range(4):
-                reply = await service(question("add", 0))
+                reply = await service(infer_request("add", 0))
                 found.add(int(as_numpy(reply.outputs[0])[0]))
         finally:
             await connected.close()
     return found
 
 
-async def both_answer(gateway: Reloaded) -> None:
-    """Wait until both servers answer: a probe may have timed out on a machine that is busy."""
+async def both_reply(gateway: Reloaded) -> None:
+    """Wait until both servers reply: a probe may have timed out on a busy machine."""
     async with asyncio.timeout(PATIENCE_S):
         while await numbers(gateway) != {1, 2}:
             continue
@@ -242,7 +242,7 @@ async def run_command(gateway: Reloaded, *arguments: str) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done
 
 
-def test_file_with_an_error_leaves_the_old_configuration(tmp_path: Path) -> None:
+def test_invalid_file_keeps_the_old_configuration(tmp_path: Path) -> None:
     """The response has the lines of `gateway validate`, and the old model is served."""
     path = tmp_path / "gateway.yaml"
     with reloadable(path, local("first")) as gateway:
@@ -264,8 +264,8 @@ def test_file_with_an_error_leaves_the_old_configuration(tmp_path: Path) -> None
         assert served(gateway) == {"first"}
 
 
-def test_model_that_cannot_load_leaves_the_old_configuration(tmp_path: Path) -> None:
-    """A correct file may still fail; the reason is in the response."""
+def test_failing_model_keeps_the_old_configuration(tmp_path: Path) -> None:
+    """A valid file may still fail; the reason is in the response."""
     with reloadable(tmp_path / "gateway.yaml", local("first")) as gateway:
         gateway.path.write_text(local("second", "missing_function"))
         status, document = gateway.admin("POST", "/reload")
@@ -275,7 +275,7 @@ def test_model_that_cannot_load_leaves_the_old_configuration(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_changes_that_need_a_restart_are_refused_by_line(tmp_path: Path, workers: int) -> None:
+def test_changes_that_need_a_restart_are_rejected_by_line(tmp_path: Path, workers: int) -> None:
     """Every such key is named with its position, and nothing is applied."""
     path = tmp_path / "gateway.yaml"
     before = local("first").replace("workers: 1", f"workers: {workers}")
@@ -293,7 +293,7 @@ def test_changes_that_need_a_restart_are_refused_by_line(tmp_path: Path, workers
 
 
 async def test_sighup_reloads_and_never_ends_the_process(tmp_path: Path) -> None:
-    """A signal applies the file, a bad file changes nothing, and the process goes on."""
+    """A signal applies the file; an invalid file changes nothing, and the process runs on."""
     with reloadable(tmp_path / "gateway.yaml", local("first")) as gateway:
         gateway.path.write_text(local("second"))
         gateway.running.process.send_signal(signal.SIGHUP)
@@ -308,7 +308,7 @@ async def test_sighup_reloads_and_never_ends_the_process(tmp_path: Path) -> None
 
 
 async def test_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
-    """Editors and Kubernetes replace the file; a bad one changes nothing and is read once."""
+    """Editors and Kubernetes replace the file; an invalid one changes nothing and is read once."""
     watch = "lifecycle: {reload: {watch: true, debounce: 10ms, signal: false}}\n"
     path = tmp_path / "gateway.yaml"
     first, second = (
@@ -339,10 +339,10 @@ async def test_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
         ("POST", "/reload", {"Origin": "http://example.com"}, 403),
     ],
 )
-def test_requests_that_do_not_reload(
+def test_only_a_post_without_origin_reloads(
     tmp_path: Path, method: str, path: str, headers: dict[str, str], expected: int
 ) -> None:
-    """Only a POST that no web page has sent reloads."""
+    """Other methods and requests of web pages are rejected."""
     with reloadable(tmp_path / "gateway.yaml", local("first")) as gateway:
         gateway.path.write_text(local("second"))
         assert gateway.admin(method, path, headers)[0] == expected
@@ -350,7 +350,7 @@ def test_requests_that_do_not_reload(
 
 
 def test_configuration_page_hides_secrets(tmp_path: Path) -> None:
-    """References stay as they are written, and values of headers are not shown."""
+    """References are shown as written, and values of headers are hidden."""
     (tmp_path / "key").write_text("very secret")
     text = local("first") + (
         'upstreams: {a: {url: "oip+http://127.0.0.1:1", '

@@ -31,7 +31,7 @@ lifecycle: {pre_stop: 0s}
 
 
 class Replica:
-    """A model server that fails as the test says, and counts what it has read."""
+    """A model server that fails in the configured way, and counts the inferences it has read."""
 
     def __init__(self) -> None:
         self.mode = "serve"
@@ -42,11 +42,11 @@ class Replica:
         self._may_answer.set()
 
     def hold(self) -> None:
-        """Answer no inference until `release`."""
+        """Respond to no inference until `release`."""
         self._may_answer.clear()
 
     def release(self) -> None:
-        """Answer all that are held."""
+        """Respond to all inferences on hold."""
         self._may_answer.set()
 
     async def until_read(self, count: int) -> None:
@@ -55,7 +55,7 @@ class Replica:
             await self._changed.wait_for(lambda: self.read >= count)
 
     async def infer(self, request: web.Request) -> web.Response:
-        """Read the request whole, then serve, reset or hang."""
+        """Read the whole request, then serve, reset or hang."""
         await request.read()
         async with self._changed:
             self.read += 1
@@ -72,7 +72,7 @@ class Replica:
         return web.json_response({"model_name": "m", "outputs": [{**TENSOR, "data": [2.0]}]})
 
     async def describe(self, _request: web.Request) -> web.Response:
-        """Answer a question about the server or the model."""
+        """Respond to a request for metadata of the server or the model."""
         found = {"name": "m", "platform": "p", "inputs": [TENSOR], "outputs": [TENSOR]}
         return web.json_response({**found, "version": "1", "extensions": []})
 
@@ -97,7 +97,7 @@ async def served(replica: Replica) -> AsyncIterator[str]:
 async def gateway_before(
     route: str, *, balance: str = "round_robin", more: str = ""
 ) -> AsyncIterator[tuple[list[Replica], Any, Gateway]]:
-    """Start two replicas and a gateway with a route; yield both, and a function that asks."""
+    """Start two replicas and a gateway with a route; yield both and a function that calls it."""
     replicas = [Replica(), Replica()]
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(served(replica)) for replica in replicas]
@@ -118,8 +118,8 @@ async def gateway_before(
         yield replicas, ask, gateway
 
 
-async def test_a_call_that_was_read_is_not_repeated_by_itself() -> None:
-    """A reset after reading is an error of that call: no inference runs twice."""
+async def test_call_is_not_retried_by_default_after_it_was_read() -> None:
+    """A reset after reading fails that call: no inference runs twice."""
     async with gateway_before("{targets: [{upstream: pair}]}") as (replicas, ask, _):
         await ask(4)
         replicas[0].mode = "reset"
@@ -131,8 +131,8 @@ async def test_a_call_that_was_read_is_not_repeated_by_itself() -> None:
 @pytest.mark.parametrize(
     "targets", ["[{upstream: pair}]", "[{upstream: first, weight: 9}, {upstream: second}]"]
 )
-async def test_an_idempotent_call_is_repeated_elsewhere(targets: str) -> None:
-    """The caller sees no error, and no retry goes to the replica that has just failed."""
+async def test_idempotent_call_is_retried_at_the_other_replica(targets: str) -> None:
+    """The caller sees no error, and the replica that has just failed gets no retry."""
     retry = "{on: [unsent, reset_before_answer], idempotent: true, min_retries: 20}"
     async with gateway_before(f"{{retry: {retry}, targets: {targets}}}") as (replicas, ask, _):
         replicas[0].mode = "reset"
@@ -141,8 +141,8 @@ async def test_an_idempotent_call_is_repeated_elsewhere(targets: str) -> None:
         assert 0 < replicas[0].read <= 8
 
 
-async def test_a_hedged_call_is_answered_by_the_other_replica() -> None:
-    """The attempt that lost is cancelled at its server."""
+async def test_hedged_call_gets_the_reply_of_the_other_replica() -> None:
+    """The losing attempt is cancelled at its server."""
     route = "{retry: {idempotent: true}, hedge: {after: 20ms, at_most: 1}, targets: [TARGET]}"
     route = route.replace("TARGET", "{upstream: pair}")
     async with gateway_before(route) as (replicas, ask, _):
@@ -152,8 +152,8 @@ async def test_a_hedged_call_is_answered_by_the_other_replica() -> None:
         await asyncio.wait_for(replicas[0].client_end.wait(), 5)
 
 
-async def test_an_attempt_ends_in_time_for_another() -> None:
-    """`per_try_timeout` gives up a replica that hangs, within the deadline of the call."""
+async def test_per_try_timeout_leaves_time_for_a_retry() -> None:
+    """`per_try_timeout` ends an attempt at a hanging replica before the call's deadline."""
     retry = "{on: [timeout], idempotent: true, per_try_timeout: 50ms}"
     route = f"{{timeout: 5s, retry: {retry}, targets: [{{upstream: pair}}]}}"
     async with gateway_before(route) as (replicas, ask, _):
@@ -169,8 +169,8 @@ async def counted(gateway: Gateway, sample: str) -> float:
     return float(values.get(sample, 0))
 
 
-async def test_an_ejection_is_seen_by_operators() -> None:
-    """It is in the log, in the metrics and in the status."""
+async def test_ejection_is_in_log_metrics_and_status() -> None:
+    """The endpoint and the cause of the ejection are reported."""
     async with gateway_before("{targets: [{upstream: pair}]}") as (replicas, ask, gateway):
         replicas[0].mode = "reset"
         with capture_logs() as lines:
@@ -188,7 +188,7 @@ async def test_an_ejection_is_seen_by_operators() -> None:
 
 
 async def test_retries_are_counted() -> None:
-    """By route, reason and outcome."""
+    """The metric has route, reason and outcome."""
     retry = "{on: [unsent, reset_before_answer], idempotent: true, min_retries: 20}"
     route = f"{{name: r, retry: {retry}, targets: [{{upstream: pair}}]}}"
     async with gateway_before(route) as (replicas, ask, gateway):
@@ -199,8 +199,8 @@ async def test_retries_are_counted() -> None:
         assert replicas[0].read == await counted(gateway, retries) >= 1
 
 
-async def test_a_retry_without_budget_is_counted() -> None:
-    """The caller gets the error, and operators see why."""
+async def test_exhausted_retry_budget_is_counted() -> None:
+    """The caller gets the error, and a metric counts it."""
     retry = "{on: [unsent, reset_before_answer], idempotent: true, min_retries: 0, budget: 0.01}"
     route = f"{{name: r, retry: {retry}, targets: [{{upstream: pair}}]}}"
     async with gateway_before(route) as (replicas, ask, gateway):
@@ -210,7 +210,7 @@ async def test_a_retry_without_budget_is_counted() -> None:
 
 
 async def test_hedges_are_counted() -> None:
-    """By the attempt whose reply was returned."""
+    """The metric has the attempt whose reply was returned."""
     hedge = "retry: {idempotent: true}, hedge: {after: 20ms, at_most: 1}"
     route = f"{{name: r, {hedge}, targets: [{{upstream: pair}}]}}"
     async with gateway_before(route) as (replicas, ask, gateway):

@@ -100,10 +100,10 @@ async def different_rows(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_every_frontend_records_what_replay_needs(
+async def test_captures_of_every_frontend_can_be_replayed(
     protocol: str, scans: npt.NDArray[np.float32], tmp_path: Path
 ) -> None:
-    """Recorded through any protocol, the labels differ in the same rows.
+    """Recorded over any protocol, the labels differ in the same rows.
 
     GraphPipe names no version: it gets the newest one, 2, and is replayed against 1.
     """
@@ -149,10 +149,10 @@ async def test_every_upstream_protocol_finds_the_same_rows(recorded: Path) -> No
     ],
     ids=str,
 )
-async def test_probabilities_differ_as_the_specification_lists(
+async def test_differences_match_the_specification(
     recorded: Path, rule: OutputRule, count: int
 ) -> None:
-    """The figures of the specification for each rule of `probabilities`."""
+    """Each rule of `probabilities` finds the number of differences that is specified."""
     rules = OutputRules(outputs={"label": OutputRule(ignore=True), "probabilities": rule})
     async with running(configuration()) as gateway:
         url = urls(gateway, "digits")["oip.grpc"]
@@ -185,8 +185,8 @@ def wires(scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_recorded_messages_are_sent_again_as_they_are(protocol: str, wires: Path) -> None:
-    """`--wire` gives the recorded replies, to the last bit, from the same protocol."""
+async def test_wire_replay_gets_the_recorded_replies(protocol: str, wires: Path) -> None:
+    """`--wire` sends recorded messages; the replies of the same protocol are identical."""
     flags = ("--wire", "--where", f"protocol={protocol}", "--fail-if", "mismatch>0")
     async with running(configuration()) as gateway:
         url = urls(gateway, "digits")[protocol]
@@ -199,8 +199,8 @@ async def test_recorded_messages_are_sent_again_as_they_are(protocol: str, wires
     assert document["left_out"] == refused
 
 
-async def test_messages_of_another_protocol_are_left_out(wires: Path, recorded: Path) -> None:
-    """A server of one protocol gets no messages of another, and none are made up."""
+async def test_messages_of_another_protocol_are_skipped(wires: Path, recorded: Path) -> None:
+    """A server gets only messages of its own protocol, and only recorded ones."""
     async with running(configuration()) as gateway:
         url = urls(gateway, "digits")["oip.http"]
         others = await asyncio.to_thread(
@@ -222,8 +222,8 @@ async def test_messages_of_another_protocol_are_left_out(wires: Path, recorded: 
     assert "message not recorded (capture: {wire: true, payload: full})" in absent.stdout
 
 
-def test_messages_go_to_one_server_as_they_are(wires: Path) -> None:
-    """Another name of a model would change them, and a reference speaks its own protocol."""
+def test_wire_replay_rejects_renaming_and_references(wires: Path) -> None:
+    """Another model name would change the messages; a reference has its own protocol."""
     against = ("replay", str(wires), "--against", "oip+http://127.0.0.1:1", "--wire")
     assert command(*against, "--model", "digits=other").exit_code == 2
     assert command(*against, "--reference", "oip+http://127.0.0.1:1").exit_code == 2
@@ -249,21 +249,23 @@ migrations: {digits: {compare: {outputs: {label: exact, probabilities: {top_k: 1
         (("--report", "page.html", "--reference", "oip+http://127.0.0.1:1"), 2),
     ],
 )
-def test_wrong_usage_of_replay(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
-    """Wrong flags, and a directory without a capture, are usage errors."""
+def test_wrong_usage_of_replay_is_rejected(
+    tmp_path: Path, arguments: tuple[str, ...], status: int
+) -> None:
+    """Invalid flags exit with their status."""
     result = command("replay", str(tmp_path), "--against", "oip+http://127.0.0.1:1", *arguments)
     assert result.exit_code == status
 
 
-def test_a_directory_without_a_capture_is_a_usage_error(tmp_path: Path) -> None:
-    """Both commands say what they did not find."""
+def test_directory_without_a_capture_is_a_usage_error(tmp_path: Path) -> None:
+    """Both commands exit with status 2; `replay` names the missing capture."""
     result = command("replay", str(tmp_path), "--against", "oip+http://127.0.0.1:1")
     assert (result.exit_code, "no capture there" in result.output) == (2, True)
     assert command("diff", str(tmp_path), str(tmp_path)).exit_code == 2
 
 
-def test_the_command_prints_a_table_and_a_verdict(recorded: Path, tmp_path: Path) -> None:
-    """An unreachable server fails the replay, and two recordings of it can be compared."""
+def test_replay_and_diff_print_a_verdict(recorded: Path, tmp_path: Path) -> None:
+    """An unreachable server fails the replay; its results can be compared."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
     arguments = ("--against", "oip+http://127.0.0.1:1", "--limit", "3", "--output", "json")
@@ -285,10 +287,10 @@ def test_the_command_prints_a_table_and_a_verdict(recorded: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("keeps_results", [True, False])
-def test_replay_writes_the_page_that_report_makes(
+def test_replay_report_is_the_page_of_gateway_report(
     recorded: Path, tmp_path: Path, *, keeps_results: bool
 ) -> None:
-    """The page of `--report` is that of `gateway report`, and needs no directory of results."""
+    """`--report` writes the page of `gateway report`, with or without saved results."""
     page, again = tmp_path / "page.html", tmp_path / "again.html"
     results = tmp_path / "results"
     flags = ("-o", str(results)) if keeps_results else ()

@@ -55,8 +55,8 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, st
     return old, new, asyncio.run(record())
 
 
-def test_the_table_of_a_replay_shows_the_guards(recordings: tuple[Path, Path, str]) -> None:
-    """8 of 20 calls differ: the mismatch trips, and the errors hold."""
+def test_replay_table_shows_the_guards(recordings: tuple[Path, Path, str]) -> None:
+    """8 of 20 calls differ: the mismatch guard trips, and the errors guard holds."""
     table = recordings[2]
     assert "mismatch.below  trips" in table
     assert "8 of 20, at most" in table
@@ -64,10 +64,8 @@ def test_the_table_of_a_replay_shows_the_guards(recordings: tuple[Path, Path, st
     assert table.endswith("verdict: failed, mismatch.below trips\n")
 
 
-def test_a_report_is_written_twice_with_the_same_bytes(
-    recordings: tuple[Path, Path, str], tmp_path: Path
-) -> None:
-    """The page and the Markdown have the verdict, the different rows and the guards."""
+def test_reports_are_reproducible(recordings: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """Page and Markdown have the verdict, the different rows and the guards."""
     old, new, _ = recordings
     rules = f"{old.parent / 'rules.yaml'}#digits"
     pages = []
@@ -96,8 +94,8 @@ def test_a_report_is_written_twice_with_the_same_bytes(
         assert line in markdown
 
 
-def test_reports_refuse_wrong_usage(recordings: tuple[Path, Path, str], tmp_path: Path) -> None:
-    """A report needs a file to write to and two recordings."""
+def test_report_rejects_wrong_usage(recordings: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """A report needs a writable output file and two recordings."""
     old, new, _ = recordings
     nothing = cli_kit.gateway("report", str(old), str(new))
     assert (nothing.returncode, "nothing to write" in nothing.stderr) == (2, True)

@@ -14,7 +14,7 @@ from gateway.app import Gateway
 from gateway.config.load import load_text
 from gateway.ir.errors import Unavailable
 from gateway.ir.tensor import as_numpy
-from tests.integration.reload_kit import SERVER, STEP, question
+from tests.integration.reload_kit import SERVER, STEP, infer_request
 from tests.name_server import NameServer, name_server
 
 pytestmark = pytest.mark.timeout(60)
@@ -70,7 +70,7 @@ async def following(url: str, names: NameServer) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NameServer]:
-    """Run a DNS server that this process asks instead of that of the system."""
+    """Run a DNS server that this process uses instead of that of the system."""
     async with name_server() as server:
         server.ttl_s = 0
         resolver = server.resolver()
@@ -78,14 +78,14 @@ async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NameServer]:
         yield server
 
 
-async def answering(gateway: Gateway) -> set[int]:
-    """Call from several clients at once; return the numbers of the servers that answered."""
+async def replying_servers(gateway: Gateway) -> set[int]:
+    """Call from several clients at once; return the numbers of the servers that replied."""
 
     async def call(value: int) -> int:
-        reply = await gateway.service(question("add", value))
-        answer = int(as_numpy(reply.outputs[0])[0])
-        assert answer - answer % STEP == value
-        return answer % STEP
+        reply = await gateway.service(infer_request("add", value))
+        response = int(as_numpy(reply.outputs[0])[0])
+        assert response - response % STEP == value
+        return response % STEP
 
     return set(await asyncio.gather(*map(call, range(0, 24 * STEP, STEP))))
 
@@ -96,33 +96,33 @@ async def listed(gateway: Gateway) -> set[str]:
     return {each["address"] for each in upstream["endpoints"]}
 
 
-async def until_answered_by(gateway: Gateway, expected: set[int]) -> None:
-    """Call until exactly the expected servers answer; no call may fail."""
+async def until_replies_come_from(gateway: Gateway, expected: set[int]) -> None:
+    """Call until exactly the expected servers reply; no call may fail."""
     async with asyncio.timeout(30):
-        while await answering(gateway) != expected:
+        while await replying_servers(gateway) != expected:
             continue
 
 
 @pytest.mark.parametrize("scheme", ["oip+grpc", "oip+http"])
-async def test_addresses_come_and_go_without_a_lost_call(scheme: str, names: NameServer) -> None:
-    """Calls go to all addresses of the name, and only to those."""
+async def test_address_changes_lose_no_call(scheme: str, names: NameServer) -> None:
+    """Calls reach all addresses of the name, and only those."""
     port = free_port()
     async with servers(scheme, port):
         names.records["triton.test.", "A"] = ["127.0.0.1", "127.0.0.2"]
         async with following(f"{scheme}://triton.test:{port}", names) as gateway:
-            assert await answering(gateway) == {1, 2}
+            assert await replying_servers(gateway) == {1, 2}
             for numbers in ({2, 3, 4}, {4}, {1, 3}):
                 names.records["triton.test.", "A"] = [f"127.0.0.{n}" for n in numbers]
-                await until_answered_by(gateway, numbers)
-                assert await answering(gateway) == numbers
+                await until_replies_come_from(gateway, numbers)
+                assert await replying_servers(gateway) == numbers
             expected = {f"127.0.0.1:{port}", f"127.0.0.3:{port}"}
             async with asyncio.timeout(10):  # an endpoint leaves after its last call
                 while await listed(gateway) != expected:
-                    assert await answering(gateway) == {1, 3}
+                    assert await replying_servers(gateway) == {1, 3}
 
 
-async def test_service_names_the_ports(names: NameServer) -> None:
-    """Each record of the service is an endpoint with a port of its own."""
+async def test_srv_records_set_the_ports(names: NameServer) -> None:
+    """Each SRV record is an endpoint with its own port."""
     ports = free_port(), free_port()
     async with servers("oip+grpc", ports[0]), servers("oip+grpc", ports[1]):
         names.records["_grpc._tcp.triton.test.", "SRV"] = [
@@ -132,11 +132,11 @@ async def test_service_names_the_ports(names: NameServer) -> None:
         names.records["a.test.", "A"] = ["127.0.0.1"]
         names.records["b.test.", "A"] = ["127.0.0.4"]
         async with following("oip+grpc://_grpc._tcp.triton.test", names) as gateway:
-            assert await answering(gateway) == {1, 4}
+            assert await replying_servers(gateway) == {1, 4}
 
 
-async def test_service_has_servers_in_reserve(names: NameServer) -> None:
-    """Those of a later priority answer only while none of an earlier one is there."""
+async def test_srv_priorities_are_failover_levels(names: NameServer) -> None:
+    """Records of a later priority get calls only while no earlier one is reachable."""
     port, nobody = free_port(), free_port()
     service = "_grpc._tcp.triton.test."
     for number in (1, 2, 3):
@@ -148,22 +148,22 @@ async def test_service_has_servers_in_reserve(names: NameServer) -> None:
     async with servers("oip+grpc", port):
         names.records[service, "SRV"] = [record(10, 1), record(20, 2), record(20, 3)]
         async with following("oip+grpc://_grpc._tcp.triton.test", names) as gateway:
-            assert await answering(gateway) == {1}
+            assert await replying_servers(gateway) == {1}
             names.records[service, "SRV"] = [record(10, 1, nobody), record(20, 2), record(20, 3)]
-            await until_answered_by(gateway, {2, 3})
+            await until_replies_come_from(gateway, {2, 3})
             names.records[service, "SRV"] = [record(30, 1), record(20, 2), record(10, 3)]
-            await until_answered_by(gateway, {3})
+            await until_replies_come_from(gateway, {3})
 
 
 async def test_gateway_starts_before_its_name_exists(names: NameServer) -> None:
-    """Calls fail until then, with the reason, and succeed afterwards."""
+    """Calls fail with the reason until the name resolves, then succeed."""
     port = free_port()
     url = f"oip+grpc://triton.test:{port}"
     async with servers("oip+grpc", port), following(url, names) as gateway:
         with pytest.raises(Unavailable, match="has no address"):
-            await answering(gateway)
+            await replying_servers(gateway)
         names.records["triton.test.", "A"] = ["127.0.0.2"]
         async with asyncio.timeout(30):
             while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
                 await asyncio.sleep(0.01)
-        assert await answering(gateway) == {2}
+        assert await replying_servers(gateway) == {2}

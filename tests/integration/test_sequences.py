@@ -1,4 +1,4 @@
-"""Sequences through a whole gateway before two servers: where they go, and what becomes of them."""
+"""Sequences through a whole gateway with two servers: where they stay, and how they are lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MODELS = ("endpoints", "weighted")
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[Running]]:
-    """Two servers that know nothing of one another."""
+    """Two independent servers."""
     config = tmp_path / "server.yaml"
     config.write_text(SERVER)
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def servers(tmp_path: Path) -> Iterator[list[Running]]:
 
 @pytest.fixture
 def gateway(servers: list[Running], tmp_path: Path) -> Iterator[Running]:
-    """A gateway before both."""
+    """A gateway in front of both."""
     config = tmp_path / "gateway.yaml"
     config.write_text(FRONT.format(*(server.addresses["main.grpc"] for server in servers)))
     with serving(str(config)) as running:
@@ -70,9 +70,9 @@ def add(gateway: Running, model: str, sequence: int | str, value: int, **flags: 
     body = {"INPUT": value, "sequence_id": sequence, **flags}
     with closing(HTTPConnection(gateway.addresses["main.http"], timeout=10)) as connection:
         connection.request("POST", f"/v2/models/{model}/generate", json.dumps(body))
-        answer = connection.getresponse()
-        document = json.loads(answer.read())
-    return document["OUTPUT"] if answer.status == 200 else (answer.status, document["error"])
+        response = connection.getresponse()
+        document = json.loads(response.read())
+    return document["OUTPUT"] if response.status == 200 else (response.status, document["error"])
 
 
 def ids(model: str) -> list[int | str]:
@@ -84,7 +84,7 @@ def ids(model: str) -> list[int | str]:
 def test_sequences_stay_and_are_lost_with_their_server(
     servers: list[Running], gateway: Running
 ) -> None:
-    """Each keeps its sum among others; those of a server that dies say so until they start anew."""
+    """Each keeps its own sum; those of a killed server fail until they restart."""
     for model in MODELS:
         sequences = ids(model)
         for step in range(1, 4):
@@ -122,8 +122,8 @@ def generate(address: str, source: str, sequence: int, **flags: bool) -> int:
 
 
 @pytest.mark.parametrize("transport", ["native", "reference"])
-def test_each_client_has_so_many_sequences(transport: str, tmp_path: Path) -> None:
-    """A client is an address, whatever its connections and carriers."""
+def test_sequences_per_client_are_limited(transport: str, tmp_path: Path) -> None:
+    """A client is an address, over all its connections and carriers."""
     config = tmp_path / "limited.yaml"
     limited = SERVER + "policies: {sequences_per_client: 3}\n"
     config.write_text(limited.replace("listeners: [{", f"listeners: [{{transport: {transport}, "))

@@ -70,8 +70,8 @@ def is_balanced(found: dict[str, float]) -> bool:
     return found["gateway_capture_sampled_total"] == recorded + dropped
 
 
-async def test_a_killed_shadow_process_costs_no_call(tmp_path: Path) -> None:
-    """Calls go on while it is down, it is started again, and each call is counted once."""
+async def test_killed_shadow_process_fails_no_call(tmp_path: Path) -> None:
+    """Calls succeed while it is down, it is restarted, and each call is counted once."""
     async with running(configuration(tmp_path, payload="full", min_free=0)) as gateway:
         url = urls(gateway, "digits")["oip.http"]
         expected = await ask(url, "digits", {"X": PIXELS})
@@ -96,16 +96,16 @@ async def test_a_killed_shadow_process_costs_no_call(tmp_path: Path) -> None:
     assert calls >= counts["gateway_capture_calls_total"] >= 1
 
 
-async def test_the_shadow_process_steps_back_behind_the_gateway(tmp_path: Path) -> None:
-    """It has a lower priority, and preempts nobody when it wakes up."""
+async def test_shadow_process_has_a_lower_priority(tmp_path: Path) -> None:
+    """Its batch policy never preempts another process."""
     async with running(configuration(tmp_path)) as gateway:
         pid = shadow_pid(gateway)
         assert os.SCHED_BATCH == os.sched_getscheduler(pid)
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
 
 
-async def test_a_stopped_shadow_process_costs_no_call(tmp_path: Path) -> None:
-    """While it does not run, calls are answered; then they are written, or dropped and counted."""
+async def test_stopped_shadow_process_fails_no_call(tmp_path: Path) -> None:
+    """Calls succeed while it is stopped; later they are written, or dropped and counted."""
     text = configuration(tmp_path, payload="full", min_free=0, outbox_bytes=20_000)
     async with running(text) as gateway:
         url = urls(gateway, "digits")["oip.http"]
@@ -127,7 +127,7 @@ async def test_a_stopped_shadow_process_costs_no_call(tmp_path: Path) -> None:
 
 
 def test_workers_record_into_one_capture(tmp_path: Path) -> None:
-    """Both workers send to one process; neither a killed worker nor the stop loses a call."""
+    """Both workers send to one process; neither a killed worker nor a stop loses a call."""
     more = f"capture: {{directory: {tmp_path / 'capture'}, min_free: 0}}"
     with two_workers(tmp_path, more=more) as gateway:
         _ask_times(gateway, 20)
@@ -141,8 +141,8 @@ def test_workers_record_into_one_capture(tmp_path: Path) -> None:
     assert Capture(tmp_path / "capture").verify() == (40, [])
 
 
-def test_a_running_gateway_starts_and_stops_to_record(tmp_path: Path) -> None:
-    """`start` chooses models and payload in all workers, `stop` ends it, `status` has the counts."""
+def test_capture_commands_start_and_stop_recording(tmp_path: Path) -> None:
+    """`start` sets models and payload in all workers, `stop` ends it, `status` has the counts."""
     directory = tmp_path / "capture"
     more = f"capture: {{directory: {directory}, min_free: 0, enabled: false}}"
     with two_workers(tmp_path, more=more) as gateway:
@@ -184,8 +184,8 @@ def _ask_times(gateway: Running, times: int) -> None:
             assert workers_kit.ask(connection) == 200
 
 
-async def test_without_a_capture_there_is_no_shadow_process() -> None:
-    """Nothing is started that nothing needs."""
+async def test_no_shadow_process_without_a_capture() -> None:
+    """The process is started only when it is needed."""
     text = 'version: 1\nlisteners: [{http: "127.0.0.1:0"}]\nadmin: {address: "127.0.0.1:0"}\n'
     async with running(text) as gateway:
         assert not [name for name in await metrics(gateway) if "shadow" in name]

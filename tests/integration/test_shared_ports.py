@@ -29,7 +29,7 @@ MAKES: tuple[TransportImplementation, ...] = ("native", "reference")
 
 
 class Page(HttpFrontend):
-    """Answers every request with an empty page."""
+    """Responds to every request with an empty page."""
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         yield HttpResponse(200)
@@ -39,7 +39,7 @@ class Page(HttpFrontend):
 
 
 class Same(StreamFrontend):
-    """Answers every frame with itself."""
+    """Responds to every frame with itself."""
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         yield wire
@@ -100,8 +100,8 @@ kinds = pytest.mark.parametrize("new", KINDS, ids=NAMES)
 
 
 @kinds
-async def test_two_share_a_port(new: Start) -> None:
-    """The second server that shares a port gets it, and either one answers when the other left."""
+async def test_two_servers_share_a_port(new: Start) -> None:
+    """The second server of a shared port starts, and it serves after the first has stopped."""
     guard = PortReservation("127.0.0.1", 0)
     address = f"127.0.0.1:{guard.port}"
     first, second = new(address, True), new(address, True)
@@ -118,8 +118,8 @@ async def test_two_share_a_port(new: Start) -> None:
 
 
 @kinds
-async def test_a_server_on_its_own_is_refused(new: Start) -> None:
-    """One that does not share is told that the address is in use."""
+async def test_unshared_server_cannot_use_a_shared_port(new: Start) -> None:
+    """A server that does not share raises "address in use"."""
     guard = PortReservation("127.0.0.1", 0)
     address = f"127.0.0.1:{guard.port}"
     shared, alone = new(address, True), new(address, False)
@@ -147,10 +147,10 @@ LAST = [
 
 
 @pytest.mark.parametrize(("new", "request_", "part", "expected"), LAST)
-async def test_those_who_came_last_are_served(
+async def test_drain_serves_connections_in_the_accept_backlog(
     new: Start, request_: bytes, part: slice, expected: bytes
 ) -> None:
-    """Clients whose connections the kernel made before a server left are answered by it."""
+    """Connections that the kernel established before the drain get their response."""
     guard = PortReservation("127.0.0.1", 0)
     server = new(f"127.0.0.1:{guard.port}", True)
     await server.start()
@@ -162,8 +162,8 @@ async def test_those_who_came_last_are_served(
     await server.drain(5)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", guard.port), timeout=5)
-    answers = [client.recv(1 << 16)[part] for client in clients]
-    assert [expected] * 5 == answers
+    responses = [client.recv(1 << 16)[part] for client in clients]
+    assert [expected] * 5 == responses
     for client in clients:
         client.close()
     guard.close()

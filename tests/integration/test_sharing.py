@@ -1,4 +1,4 @@
-"""Batches through real sockets: who leaves, who stays, and what a stopping gateway still answers."""
+"""Batches through real sockets when clients disconnect and the gateway stops."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def _running() -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_who_stays_is_answered() -> None:
-    """One of two clients closes its connection: the model goes on, and the other has its answer."""
+async def test_batch_continues_for_the_remaining_client() -> None:
+    """One of two clients disconnects: the model runs on, and the other gets its reply."""
     async with serving() as gateway:
         leaver, stayer = await Caller.ask(gateway, 1), await Caller.ask(gateway, 2)
         await _running()
@@ -94,8 +94,8 @@ async def test_who_stays_is_answered() -> None:
     assert [2] == RUNS
 
 
-async def test_when_all_have_left_the_model_is_told() -> None:
-    """Both clients close their connections: the call is cancelled within 100 ms."""
+async def test_batch_is_cancelled_when_all_clients_disconnect() -> None:
+    """The model is cancelled within 100 ms."""
     async with serving() as gateway:
         callers = [await Caller.ask(gateway, value) for value in (1, 2)]
         await _running()
@@ -104,8 +104,8 @@ async def test_when_all_have_left_the_model_is_told() -> None:
         assert await asyncio.to_thread(GIVEN_UP.wait, 0.1)
 
 
-async def test_what_waits_is_answered_while_the_gateway_stops() -> None:
-    """A request that still waits for others when the gateway is told to stop is answered."""
+async def test_stop_finishes_queued_requests() -> None:
+    """A request that waits in the batch queue at a stop gets its reply."""
     async with serving() as gateway:
         callers = [await Caller.ask(gateway, value) for value in (1, 2, 3)]
         await _running()

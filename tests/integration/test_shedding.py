@@ -1,4 +1,4 @@
-"""A gateway before an upstream that gets more than it can do: whoever is refused learns it at once."""
+"""A gateway with an overloaded upstream: surplus calls are rejected at once."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ SOON_S = 0.1
 
 
 @pytest.mark.parametrize("transport", ["native", "reference"])
-async def test_calls_above_the_limit_are_refused_with_retry_after(transport: str) -> None:
-    """Nobody waits for the calls in flight, and these are not disturbed."""
+async def test_calls_above_the_limit_are_rejected_with_retry_after(transport: str) -> None:
+    """Rejections do not wait for the calls in flight, which continue."""
     replica = Replica()
     async with served(replica) as url, running(CONFIG.format(url=url, transport=transport)) as main:
         address = main.addresses["main.http"]
@@ -79,8 +79,8 @@ async def test_calls_above_the_limit_are_refused_with_retry_after(transport: str
 
 
 @pytest.mark.parametrize("transport", ["native", "reference"])
-async def test_refusals_of_an_overloaded_upstream_are_quick(transport: str) -> None:
-    """Calls wait first. Those beyond are refused with Retry-After, whatever the upstream does."""
+async def test_overloaded_upstream_rejects_surplus_calls_quickly(transport: str) -> None:
+    """Calls wait first; those beyond the queue get 503 with Retry-After at once."""
     replica = Replica()
     text = ON_OVERLOAD.replace("TRANSPORT", transport)
     async with served(replica) as url, running(text.replace("URL", url)) as main:

@@ -19,7 +19,7 @@ from gateway.ir.calls import StreamInferRequest
 from gateway.ir.errors import Unavailable
 from gateway.transports.net.sockets import reset_when_closed
 from tests.integration.asking_kit import running
-from tests.integration.reload_kit import CALLS, SERVER, STEP, question
+from tests.integration.reload_kit import CALLS, SERVER, STEP, infer_request
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -115,7 +115,7 @@ async def gateway_before_proxies(
 async def call(gateway: Gateway, value: int, *, is_stream: bool) -> None:
     """Send one call, and read its replies."""
     service: Any = gateway.service
-    request = question("add", value)
+    request = infer_request("add", value)
     if is_stream:
         replies = await service(StreamInferRequest(model=request.model, request=request))
         assert any([each.outputs async for each in replies])
@@ -137,10 +137,10 @@ async def call(gateway: Gateway, value: int, *, is_stream: bool) -> None:
         ("grps+brpc", "native", False),
     ],
 )
-async def test_a_call_runs_once_unless_it_is_idempotent(
+async def test_lost_reply_is_retried_only_if_idempotent(
     scheme: str, transport: str, *, is_stream: bool, retry: str, executions: int, cut: str
 ) -> None:
-    """Its caller gets an error; with a retry that the route allows, it runs at both servers."""
+    """The caller gets an error; an idempotent call runs at both servers."""
     values = itertools.count(STEP, STEP)
     async with gateway_before_proxies(scheme, transport, retry) as (gateway, proxies):
         for _ in range(8):  # both servers are connected and known

@@ -56,8 +56,8 @@ async def fetch(gateway: Gateway, path: str, accept: str = "*/*") -> tuple[int, 
 
 
 @pytest.mark.usefixtures("json_logs")
-async def test_the_status_names_what_is_missing() -> None:
-    """Routes and endpoints have their reason; nothing secret is in it."""
+async def test_status_names_unready_routes_and_endpoints() -> None:
+    """Routes and endpoints have their reason, and the document has no secrets."""
     async with running(CONFIG.format(port=0, ready="any")) as gateway:
         code, text = await fetch(gateway, "/status")
         document: dict[str, Any] = json.loads(text)
@@ -74,8 +74,8 @@ async def test_the_status_names_what_is_missing() -> None:
         assert "hidden-token" not in text
 
 
-async def test_a_drained_endpoint_was_called_ejected() -> None:
-    """An endpoint that an operator has drained says so, and so does its route."""
+async def test_drained_endpoint_is_reported_as_drained() -> None:
+    """The reason of the endpoint and of its route is "drained", not "ejected"."""
     async with running(CONFIG.format(port=0, ready="any")) as server:
         address = server.addresses["main.http"]
         gateway = Gateway(load_text(FRONT.format(address=address)), drained={f"up/{address}"})
@@ -91,7 +91,7 @@ async def test_a_drained_endpoint_was_called_ejected() -> None:
     ]
 
 
-async def test_the_page_has_no_scripts() -> None:
+async def test_status_page_has_no_scripts() -> None:
     """A browser gets tables, and every value is escaped."""
     async with running(CONFIG.format(port=0, ready="any")) as gateway:
         code, text = await fetch(gateway, "/status", "text/html,*/*")
@@ -102,7 +102,7 @@ async def test_the_page_has_no_scripts() -> None:
 
 @pytest.mark.parametrize(("ready", "status"), [("any", 200), ("all", 503)])
 async def test_verbose_readiness_names_the_routes(ready: str, status: int) -> None:
-    """The status is that of the probe, and the missing route has its endpoint."""
+    """The status is that of the probe, and the missing route names its endpoint."""
     async with running(CONFIG.format(port=0, ready=ready)) as gateway:
         code, text = await fetch(gateway, "/readyz?verbose")
         document = json.loads(text)
@@ -113,8 +113,8 @@ async def test_verbose_readiness_names_the_routes(ready: str, status: int) -> No
         assert status == (await fetch(gateway, "/readyz"))[0]
 
 
-async def test_the_terminal_shows_the_same() -> None:
-    """One line for each route and endpoint."""
+async def test_terminal_shows_the_status() -> None:
+    """The text has the routes and endpoints that are not ready."""
     async with running(CONFIG.format(port=0, ready="all")) as gateway:
         text = "\n".join(status_lines(json.loads((await fetch(gateway, "/status"))[1])))
         assert "not ready: not every one of the required routes is ready" in text
@@ -122,8 +122,8 @@ async def test_the_terminal_shows_the_same() -> None:
         assert "dead" in text
 
 
-def test_top_shows_the_traffic_of_the_moment(tmp_path: Path) -> None:
-    """A view counts the calls of its time, and names the endpoint that is down."""
+def test_top_shows_current_traffic(tmp_path: Path) -> None:
+    """A view counts the calls of its interval, and names the unready endpoint."""
     path = tmp_path / "g.yaml"
     path.write_text(CONFIG.format(port=0, ready="any"))
     with serving(str(path), patience_s=PATIENCE_S) as gateway, ThreadPoolExecutor(1) as caller:
@@ -152,8 +152,8 @@ def test_top_shows_the_traffic_of_the_moment(tmp_path: Path) -> None:
     assert 1 == command("top", "127.0.0.1:1").returncode
 
 
-def test_workers_have_one_status(tmp_path: Any) -> None:
-    """The supervisor shows the status of a worker, and a line for each of them."""
+def test_supervisor_serves_the_status_of_all_workers(tmp_path: Any) -> None:
+    """The supervisor shows the status of a worker, and a row for each of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -22,8 +22,8 @@ def stock(*arguments: str) -> Result:
     return CliRunner().invoke(command_line(["stock"]), ["stock", *arguments])
 
 
-def test_callers_are_listed(tmp_path: Path) -> None:
-    """A call appears with its client, agent and inputs, on the admin port and in the directory."""
+def test_stock_lists_callers(tmp_path: Path) -> None:
+    """A call is listed with client and inputs from the admin port and from the directory."""
     state = tmp_path / "state"
     addresses = ("--http", "127.0.0.1:0", "--grpc", "off", "--admin", "127.0.0.1:0")
     with serving("--demo", *addresses, "--stock", str(state)) as running:
@@ -44,7 +44,7 @@ def test_callers_are_listed(tmp_path: Path) -> None:
     assert stock("127.0.0.1:1").exit_code == 1
 
 
-def test_a_gateway_without_stock_says_so(tmp_path: Path) -> None:
+def test_gateway_without_stock_names_the_keys(tmp_path: Path) -> None:
     """The error names the keys."""
     config = demo_config(http="127.0.0.1:0", grpc="off", admin="127.0.0.1:0")
     path = tmp_path / "gateway.yaml"
@@ -55,6 +55,6 @@ def test_a_gateway_without_stock_says_so(tmp_path: Path) -> None:
 
 
 def test_stock_needs_a_state_directory() -> None:
-    """Counts that nothing keeps are refused."""
+    """The configuration is rejected without `state`."""
     with pytest.raises(ConfigError, match="needs 'state"):
         load_checked_mapping({**demo_config(), "stock": {}})

@@ -55,7 +55,7 @@ async def frame_of(raw: Raw) -> bytes:
 
 
 class SlowFrames(Slow):
-    """Answers each frame with itself, when told to."""
+    """Responds to each frame with itself, once its event is set."""
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         async for _ in super().__call__(wire):
@@ -67,7 +67,7 @@ class SlowFrames(Slow):
 
 
 class SlowHttp(HttpFrontend):
-    """Answers each request when told to."""
+    """Responds to each request, once `go` is set."""
 
     def __init__(self) -> None:
         self.arrival = asyncio.Event()
@@ -88,7 +88,7 @@ class SlowHttp(HttpFrontend):
 
 
 class PromptHttp(SlowHttp):
-    """Answers with the path."""
+    """Responds with the path."""
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         yield HttpResponse(200, Headers(()), (wire.path.encode(),))
@@ -171,8 +171,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         (b"STRM", False),
     ],
 )
-def test_http_is_known_by_its_methods(first: bytes, expected: bool) -> None:
-    """As soon as bytes agree with no method they are not HTTP's."""
+def test_http_is_detected_by_its_methods(first: bytes, expected: bool) -> None:
+    """Bytes that begin no HTTP method are not HTTP."""
     assert expected is may_be_http(first)
 
 
@@ -187,28 +187,28 @@ def test_http_is_known_by_its_methods(first: bytes, expected: bool) -> None:
         (b"GET ", False),
     ],
 )
-def test_http2_is_known_by_its_preface(first: bytes, expected: bool) -> None:
-    """As far as it has come."""
+def test_http2_is_detected_by_its_preface(first: bytes, expected: bool) -> None:
+    """Any prefix of the preface matches."""
     assert expected is may_be_http2(first)
 
 
-async def test_each_connection_speaks_its_own(address: str) -> None:
-    """Frames and HTTP are answered on one port, connection by connection, as often as asked."""
+async def test_connections_choose_their_protocol(address: str) -> None:
+    """One port serves frames and HTTP on different connections, repeatedly."""
     async with both(Echo(), PromptHttp(), address) as port:
         framed, http = await port.connect(), await port.connect()
         for _ in range(2):
             await framed.send(FRAME)
             assert BODY in await frame_of(framed)
             await http.send(post(b"{}", path="/v2/x"))
-            assert (200, b"/v2/x") == ((answer := await http.answer()).status, answer.body)
+            assert (200, b"/v2/x") == ((response := await http.answer()).status, response.body)
         await framed.close()
         await http.close()
         await eventually(lambda: port.count.total == 0)
 
 
 @pytest.mark.parametrize("sent", [FRAME, post(b"{}", path="/v2/x")], ids=["frame", "http"])
-async def test_first_bytes_may_come_one_by_one(sent: bytes) -> None:
-    """P begins both; what follows decides, and nothing that came is lost."""
+async def test_protocol_is_detected_from_single_bytes(sent: bytes) -> None:
+    """P begins both protocols; later bytes decide, and no byte is lost."""
     async with both(Echo(), PromptHttp()) as port:
         raw = await port.connect()
         for byte in sent:
@@ -226,7 +226,7 @@ async def test_first_bytes_may_come_one_by_one(sent: bytes) -> None:
     [b"STRM" + bytes(8), b"\x16\x03\x01\x02\x00", b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n", b"prpc"],
     ids=["streaming", "tls", "http3", "lower case"],
 )
-async def test_what_is_neither_is_closed_without_a_word(sent: bytes) -> None:
+async def test_unknown_protocol_is_closed_silently(sent: bytes) -> None:
     """As brpc does."""
     frames = Echo()
     async with both(frames, PromptHttp()) as port:
@@ -238,8 +238,8 @@ async def test_what_is_neither_is_closed_without_a_word(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", b"PO"], ids=["nothing", "either", "half a method"])
-async def test_who_does_not_say_what_it_speaks_is_closed(sent: bytes) -> None:
-    """In the time that a request may take to begin."""
+async def test_undetected_protocol_times_out(sent: bytes) -> None:
+    """A connection whose protocol is unclear is closed after `header_timeout_s`."""
     async with both(Echo(), PromptHttp(), header_timeout_s=0.1) as port:
         raw = await port.connect()
         await raw.send(sent)
@@ -249,8 +249,8 @@ async def test_who_does_not_say_what_it_speaks_is_closed(sent: bytes) -> None:
     assert ["header_timeout_s"] == [error.limit for error in port.refused]
 
 
-async def test_who_leaves_undecided_is_forgotten(address: str) -> None:
-    """A connection that ends before it has said anything costs nothing."""
+async def test_undetected_connection_that_closes_is_released(address: str) -> None:
+    """A connection that ends before its protocol is detected leaves nothing."""
     async with both(Echo(), PromptHttp(), address) as port:
         raw = await port.connect()
         await raw.send(b"P")
@@ -260,8 +260,8 @@ async def test_who_leaves_undecided_is_forgotten(address: str) -> None:
     assert [] == port.refused
 
 
-async def test_connections_are_counted_together() -> None:
-    """The limit is on the port, whatever they speak; each is refused in the form of its protocol."""
+async def test_connection_limit_counts_all_protocols() -> None:
+    """The limit holds for the port; each protocol gets its own form of rejection."""
     frames = SlowFrames()
     async with both(frames, SlowHttp(), connections=3) as port:
         framed, http, silent = [await port.connect() for _ in range(3)]
@@ -269,14 +269,14 @@ async def test_connections_are_counted_together() -> None:
         await http.send(post(b"{}", path="/v2/x"))
         await silent.send(b"P")
         await eventually(lambda: port.count.total == 3 and bool(frames.waiting))
-        for sent, answer in (
+        for sent, response in (
             (FRAME, b"PRPC"),
             (post(b"{}", path="/v2/x"), b"HTTP/1.1 503 "),
             (PREFACE, settings(()) + b"\0"),
         ):
             late = await port.connect()
             await late.send(sent)
-            assert (await late.rest()).startswith(answer)
+            assert (await late.rest()).startswith(response)
             await late.close()
         late = await port.connect()
         assert b"" == await late.rest()
@@ -287,21 +287,21 @@ async def test_connections_are_counted_together() -> None:
     assert ["connections"] * 3 == [error.limit for error in port.refused]
 
 
-async def test_calls_of_grpc_are_answered_there(address: str) -> None:
-    """A client of gRPC speaks HTTP/2 from its first byte on."""
+async def test_grpc_calls_are_served(address: str) -> None:
+    """A gRPC client sends the HTTP/2 preface first."""
     async with both(Echo(), PromptHttp(), address) as port:
         client = GrpcClient(port.server.address, ClientLimits())
-        question = GrpcRequest(UNARY, (b"hello",))
-        answers = [await client.send(question, deadline=None) for _ in range(2)]
+        request = GrpcRequest(UNARY, (b"hello",))
+        responses = [await client.send(request, deadline=None) for _ in range(2)]
         unknown = await client.send(GrpcRequest("/other/Method", (b"",)), deadline=None)
         await client.close()
         await eventually(lambda: port.count.total == 0)
-    assert [b"hello"] * 2 == [bytes(answer.view) for answer in answers]
+    assert [b"hello"] * 2 == [bytes(response.view) for response in responses]
     assert GrpcStatus.UNIMPLEMENTED is unknown.status
 
 
-async def test_draining_waits_for_grpc_too() -> None:
-    """A call in flight is given its time, and then ended and told so."""
+async def test_drain_waits_for_grpc_calls() -> None:
+    """A call in flight gets the drain time, then ends with UNAVAILABLE."""
     waiting = GrpcSlow()
     async with both(Echo(), PromptHttp(), calls=Answers(waiting)) as port:
         client = GrpcClient(port.server.address, ClientLimits())
@@ -320,8 +320,8 @@ async def test_draining_waits_for_grpc_too() -> None:
     assert waiting.cancelled.is_set()
 
 
-async def test_draining_ends_both(address: str) -> None:
-    """What is in flight is answered, whoever asked it; who sent no request is closed at once."""
+async def test_drain_finishes_both_protocols(address: str) -> None:
+    """Requests in flight are finished; a connection without a request is closed at once."""
     frames, http = SlowFrames(), SlowHttp()
     async with both(frames, http, address) as port:
         framed, http_client, silent = [await port.connect() for _ in range(3)]
@@ -341,8 +341,8 @@ async def test_draining_ends_both(address: str) -> None:
             await raw.close()
 
 
-async def test_what_does_not_end_is_cancelled() -> None:
-    """Draining cancels the requests of both protocols once its time is over."""
+async def test_drain_cancels_requests_that_take_too_long() -> None:
+    """After the drain time the requests of both protocols are cancelled."""
     frames, http = SlowFrames(), SlowHttp()
     async with both(frames, http) as port:
         framed, http_client = await port.connect(), await port.connect()
@@ -357,8 +357,8 @@ async def test_what_does_not_end_is_cancelled() -> None:
             await raw.close()
 
 
-async def test_a_client_of_http_that_leaves_cancels_its_request() -> None:
-    """Within 100 ms, as on a port of its own."""
+async def test_http_client_disconnect_cancels_its_request() -> None:
+    """The request is cancelled within 100 ms, as on a port of HTTP alone."""
     http = SlowHttp()
     async with both(Echo(), http) as port:
         raw = await port.connect()
@@ -369,8 +369,8 @@ async def test_a_client_of_http_that_leaves_cancels_its_request() -> None:
             await http.cancelled.wait()
 
 
-async def test_both_are_spoken_under_tls() -> None:
-    """The first bytes are those within."""
+async def test_both_protocols_are_served_under_tls() -> None:
+    """The protocol is detected from the decrypted bytes."""
     authority = trustme.CA()
     server, client = contexts(authority, authority)
     async with both(Echo(), PromptHttp(), ssl_context=server) as port:
@@ -385,7 +385,7 @@ async def test_both_are_spoken_under_tls() -> None:
 
 
 class Noted:
-    """A server that notes what it is told."""
+    """A server that notes the calls of its methods."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -403,8 +403,8 @@ class Noted:
         self.calls.append("stop")
 
 
-async def test_a_port_that_is_taken_leaves_nothing_started() -> None:
-    """The servers beside it, which began before, are stopped again."""
+async def test_port_in_use_stops_the_other_servers() -> None:
+    """The servers next to it, which were started before, are stopped again."""
     noted, limits = Noted(), ServerLimits()
     count = ConnectionCount(limits.connections, limits.connections_per_address)
     async with both(Echo(), PromptHttp()) as port:
@@ -421,8 +421,8 @@ async def test_a_port_that_is_taken_leaves_nothing_started() -> None:
     assert ["start", "stop"] == noted.calls
 
 
-async def test_stopping_cuts_who_has_not_said_what_it_speaks(address: str) -> None:
-    """Without waiting for it."""
+async def test_stop_closes_undetected_connections(address: str) -> None:
+    """The stop does not wait for them."""
     async with both(Echo(), PromptHttp(), address) as port:
         raw = await port.connect()
         await raw.send(b"P")
@@ -432,8 +432,8 @@ async def test_stopping_cuts_who_has_not_said_what_it_speaks(address: str) -> No
         await raw.close()
 
 
-async def test_stopping_is_harmless_the_second_time(address: str) -> None:
-    """Twice, and after draining."""
+async def test_stop_is_repeatable(address: str) -> None:
+    """Stopping twice after a drain is harmless."""
     async with both(Echo(), PromptHttp(), address) as port:
         await port.server.drain(0.1)
         await port.server.stop()

@@ -47,7 +47,7 @@ HELLO = Frame((b"hello ", b"123"))
 
 @pytest.fixture(params=["tcp", "unix"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where to listen, over each carrier."""
+    """The address to listen on, over each carrier."""
     return f"unix:{tmp_path}/s" if request.param == "unix" else LOOPBACK
 
 
@@ -72,7 +72,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[No
 
 @asynccontextmanager
 async def upstream(serve: Serve) -> AsyncIterator[str]:
-    """An upstream of the test's own making; its function is told the connection's number."""
+    """A scripted upstream; its function gets the connection's number."""
     count = iter(range(1000))
     tasks: set[asyncio.Task[None]] = set()
 
@@ -97,7 +97,7 @@ async def upstream(serve: Serve) -> AsyncIterator[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def question(reader: asyncio.StreamReader) -> bytes:
+async def read_request(reader: asyncio.StreamReader) -> bytes:
     size: int = struct.unpack("<I", await reader.readexactly(4))[0]
     return await reader.readexactly(size)
 
@@ -107,8 +107,8 @@ async def ask(client: StreamClient, payload: bytes = b"question") -> bytes:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_asks_over_one_connection_again_and_again(in_order: bool) -> None:
-    """A connection that was answered cleanly is used for the next question."""
+async def test_connection_is_reused(in_order: bool) -> None:
+    """A connection with a complete response serves the next request."""
     async with (
         serving(Echo(), in_order=in_order) as running,
         client_of(running.server.address, in_order=in_order) as client,
@@ -118,7 +118,7 @@ async def test_asks_over_one_connection_again_and_again(in_order: bool) -> None:
     assert [b"question %d" % number for number in range(5)] == found
 
 
-async def test_reaches_servers_over_every_carrier(address: str) -> None:
+async def test_sends_over_tcp_and_unix_sockets(address: str) -> None:
     """TCP and unix sockets carry the same frames."""
     async with (
         serving(Echo(), address) as running,
@@ -128,23 +128,23 @@ async def test_reaches_servers_over_every_carrier(address: str) -> None:
     assert b"hello 123" == found
 
 
-async def test_a_stream_has_one_answer() -> None:
-    """Where a stream is asked for, it has the one answer in it."""
+async def test_stream_has_one_response() -> None:
+    """`stream` yields the one response."""
     async with serving(Echo()) as running, client_of(running.server.address) as client:
         found = [payload_of(frame) async for frame in client.stream(HELLO, deadline=None)]
     assert [b"hello 123"] == found
 
 
-async def test_large_frames_cross() -> None:
-    """What takes many reads and writes arrives whole, both ways."""
+async def test_large_frames_are_echoed() -> None:
+    """A frame of many reads and writes arrives whole in both directions."""
     payload = bytes(range(256)) * 4000
     async with serving(Echo()) as running, client_of(running.server.address) as client:
         found = await asyncio.gather(*[ask(client, payload) for _ in range(8)])
     assert [payload] * 8 == found
 
 
-async def test_questions_at_once_have_connections_of_their_own() -> None:
-    """Answers in order are never mixed up: each connection carries one question."""
+async def test_concurrent_requests_use_separate_connections() -> None:
+    """Without correlation ids each connection carries one request at a time."""
     frontend = Slow()
     names = [b"question %d" % number for number in range(4)]
     async with serving(frontend) as running, client_of(running.server.address) as client:
@@ -157,8 +157,8 @@ async def test_questions_at_once_have_connections_of_their_own() -> None:
     assert [b"answer " + name for name in names] == found
 
 
-async def test_numbered_questions_share_connections() -> None:
-    """Over some, they do; answers that carry numbers find their questions, whatever their order."""
+async def test_numbered_requests_share_connections() -> None:
+    """Responses with ids find their requests in any order."""
     frontend = Slow()
     names = [b"question %d" % number for number in range(50)]
     async with (
@@ -174,8 +174,8 @@ async def test_numbered_questions_share_connections() -> None:
     assert [b"answer " + name for name in names] == found
 
 
-async def test_connections_are_bounded() -> None:
-    """Over its connections and its queue the pool says so at once."""
+async def test_connections_and_queue_are_limited() -> None:
+    """Over its connections and queue the pool raises Overloaded at once."""
     frontend = Slow()
     async with (
         serving(frontend) as running,
@@ -196,8 +196,8 @@ async def test_connections_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_the_deadline_ends_the_question(in_order: bool) -> None:
-    """At the deadline the caller is told, the server learns of it, and the connection is gone."""
+async def test_deadline_ends_the_request(in_order: bool) -> None:
+    """At the deadline the caller gets an error, the work ends, and the connection is closed."""
     frontend = Slow()
     async with (
         serving(frontend, in_order=in_order) as running,
@@ -212,8 +212,8 @@ async def test_the_deadline_ends_the_question(in_order: bool) -> None:
         assert set() == client._open
 
 
-async def test_a_deadline_that_is_past_sends_nothing() -> None:
-    """There is no point in asking what cannot be answered in time."""
+async def test_past_deadline_sends_nothing() -> None:
+    """A past deadline raises before any byte is sent."""
     frontend = Echo()
     async with serving(frontend) as running, client_of(running.server.address) as client:
         with pytest.raises(DeadlineExceeded):
@@ -221,8 +221,8 @@ async def test_a_deadline_that_is_past_sends_nothing() -> None:
     assert [] == frontend.seen
 
 
-async def test_the_server_learns_of_a_cancelled_question(address: str) -> None:
-    """Giving up closes the connection, which ends the work at the far end within 100 ms."""
+async def test_cancelled_request_cancels_the_server(address: str) -> None:
+    """Cancellation closes the connection, which ends the work at the server within 100 ms."""
     frontend = Slow()
     async with (
         serving(frontend, address) as running,
@@ -236,8 +236,8 @@ async def test_the_server_learns_of_a_cancelled_question(address: str) -> None:
     assert [b"hello 123"] == frontend.cancelled
 
 
-async def test_a_cancelled_question_leaves_the_others_alone() -> None:
-    """On a shared connection the others get their answers; no new question is put to it."""
+async def test_cancelled_request_keeps_its_shared_connection() -> None:
+    """The other requests get their responses; new ones use another connection."""
     frontend = Slow()
     async with (
         serving(frontend, in_order=False) as running,
@@ -258,8 +258,8 @@ async def test_a_cancelled_question_leaves_the_others_alone() -> None:
         await eventually(lambda: len(running.server._listener.connections) == 1)
 
 
-async def test_the_server_learns_of_a_question_given_up_among_others() -> None:
-    """Few questions have a connection each, which is closed when its question is given up."""
+async def test_cancelled_request_among_few_cancels_the_server() -> None:
+    """Few requests have a connection each, which closes when its request is cancelled."""
     frontend = Slow()
     async with (
         serving(frontend, in_order=False) as running,
@@ -271,14 +271,14 @@ async def test_the_server_learns_of_a_question_given_up_among_others() -> None:
         async with asyncio.timeout(0.1):
             await frontend.end.wait()
         assert [b"2"] == frontend.cancelled
-        for answer in frontend.waiting.values():
-            answer.set()
+        for response in frontend.waiting.values():
+            response.set()
         found = await asyncio.gather(*asking, return_exceptions=True)
     assert [b"answer 0", b"answer 1", b"answer 3", b"answer 4"] == found[:2] + found[3:]
 
 
-async def test_a_connection_that_is_not_to_be_had_is_shared_instead() -> None:
-    """Where the server takes no more connections, the ones there are carry the questions."""
+async def test_connection_is_shared_if_no_other_can_be_opened() -> None:
+    """When the server accepts no more connections, open ones carry the requests."""
     frontend = Slow()
     async with (
         serving(frontend, in_order=False) as running,
@@ -291,8 +291,8 @@ async def test_a_connection_that_is_not_to_be_had_is_shared_instead() -> None:
         second = asyncio.ensure_future(ask(client, b"second"))
         await eventually(lambda: len(frontend.waiting) == 2)
         assert 1 == len(running.server._listener.connections)
-        for answer in frontend.waiting.values():
-            answer.set()
+        for response in frontend.waiting.values():
+            response.set()
         assert (b"answer first", b"answer second") == tuple(await asyncio.gather(first, second))
 
 
@@ -303,16 +303,16 @@ def free_port() -> int:
         return port
 
 
-async def test_what_cannot_be_reached_was_not_sent(tmp_path: Path) -> None:
-    """Without a connection the upstream has seen nothing: the call may be sent elsewhere."""
+async def test_unreachable_upstream_raises_not_sent(tmp_path: Path) -> None:
+    """Without a connection the upstream has seen nothing, so a retry is safe."""
     for target in (f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/nobody"):
         async with client_of(target) as client:
             with pytest.raises(NotSent, match=f"cannot connect to upstream {target}: "):
                 await ask(client)
 
 
-async def test_a_server_that_does_not_accept_is_given_up() -> None:
-    """Connecting has a time limit of its own."""
+async def test_connect_times_out() -> None:
+    """Connecting has its own time limit."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -327,8 +327,8 @@ async def test_a_server_that_does_not_accept_is_given_up() -> None:
                     await ask(client)
 
 
-async def test_a_closed_client_sends_nothing() -> None:
-    """After closing, calls fail as unsent ones; closing twice is harmless."""
+async def test_closed_client_sends_nothing() -> None:
+    """After close a call raises NotSent; closing twice is harmless."""
     async with serving(Echo()) as running, client_of(running.server.address) as client:
         await ask(client)
         await client.close()
@@ -336,25 +336,25 @@ async def test_a_closed_client_sends_nothing() -> None:
             await ask(client)
 
 
-async def test_a_connection_that_breaks_is_unavailable() -> None:
-    """An upstream that took the question and then went is not asked again."""
-    questions: list[bytes] = []
+async def test_lost_connection_is_unavailable_and_not_retried() -> None:
+    """An upstream that read the request may have run it."""
+    requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, _w: asyncio.StreamWriter, _n: int) -> None:
-        questions.append(await question(reader))
+        requests.append(await read_request(reader))
 
     async with upstream(serve) as where, client_of(where) as client:
         with pytest.raises(Unavailable, match="broke the connection") as found:
             await ask(client)
     assert not isinstance(found.value, NotSent)
-    assert [b"question"] == questions
+    assert [b"question"] == requests
 
 
-async def test_an_answer_cut_short_is_unavailable() -> None:
-    """Half an answer is no answer."""
+async def test_truncated_response_is_unavailable() -> None:
+    """An incomplete response raises Unavailable."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
-        await question(reader)
+        await read_request(reader)
         writer.write(framed(b"a long answer")[:10])
 
     async with upstream(serve) as where, client_of(where) as client:
@@ -362,13 +362,13 @@ async def test_an_answer_cut_short_is_unavailable() -> None:
             await ask(client)
 
 
-async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
-    """A connection that was closed at the far end while it idled costs no call."""
-    questions: list[tuple[int, bytes]] = []
+async def test_closed_idle_connection_is_replaced() -> None:
+    """A connection that the server closed while idle costs no call."""
+    requests: list[tuple[int, bytes]] = []
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        questions.append((n, await question(reader)))
+        requests.append((n, await read_request(reader)))
         writer.write(framed(b"answer %d" % n + bytes(8)))
         await writer.drain()
         if n == 0:
@@ -384,11 +384,11 @@ async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
         await settle()
         second = await ask(client, b"question 2")
     assert [b"answer 0", b"answer 1"] == [first[:8], second[:8]]
-    assert [(0, b"question 1"), (1, b"question 2")] == questions
+    assert [(0, b"question 1"), (1, b"question 2")] == requests
 
 
-async def test_a_restarted_upstream_is_asked_again(address: str) -> None:
-    """Connections that idled through a restart cost no call."""
+async def test_restarted_upstream_is_used_again(address: str) -> None:
+    """Connections that were idle during a restart cost no call."""
     async with serving(Echo(), address) as running:
         where = running.server.address
         client = StreamClient(where, ordered, ClientLimits())
@@ -398,14 +398,14 @@ async def test_a_restarted_upstream_is_asked_again(address: str) -> None:
         await client.close()
 
 
-async def test_a_reset_does_not_say_that_a_question_was_not_read() -> None:
-    """A server that reads a question and then fails may reset: it is not asked a second time."""
-    questions: list[bytes] = []
+async def test_reset_of_a_reused_connection_is_not_retried() -> None:
+    """The server may have read the request before the reset, so it is not sent again."""
+    requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
-        questions.append(await question(reader))
+        requests.append(await read_request(reader))
         writer.write(framed(b"an answer"))
-        questions.append(await question(reader))
+        requests.append(await read_request(reader))
         reset_when_closed(writer.transport.get_extra_info("socket"))
         writer.transport.abort()
 
@@ -413,16 +413,16 @@ async def test_a_reset_does_not_say_that_a_question_was_not_read() -> None:
         await ask(client, b"question 1")
         with pytest.raises(Unavailable) as caught:
             await ask(client, b"question 2")
-    assert (Unavailable, [b"question 1", b"question 2"]) == (type(caught.value), questions)
+    assert (Unavailable, [b"question 1", b"question 2"]) == (type(caught.value), requests)
 
 
 @pytest.mark.parametrize("extra", [framed(b"another answer"), b"\0", framed(b"12345678")[:7]])
-async def test_more_than_was_asked_for_spoils_the_connection(extra: bytes) -> None:
-    """What follows an answer must not become the next question's answer."""
+async def test_surplus_bytes_close_the_connection(extra: bytes) -> None:
+    """Bytes after a response must not become the next response."""
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        text = await question(reader)
+        text = await read_request(reader)
         writer.write(framed(b"answer to " + text) + (extra if n == 0 else b""))
         await reader.read()
         closed.set()
@@ -434,11 +434,11 @@ async def test_more_than_was_asked_for_spoils_the_connection(extra: bytes) -> No
 
 
 async def test_unsolicited_bytes_close_an_idle_connection() -> None:
-    """An upstream that talks unasked is not believed."""
+    """Unsolicited bytes are never used as a response."""
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        text = await question(reader)
+        text = await read_request(reader)
         writer.write(framed(b"answer to " + text))
         if n == 0:
             await asyncio.sleep(0.02)
@@ -455,8 +455,8 @@ async def test_unsolicited_bytes_close_an_idle_connection() -> None:
     assert [b"answer to question 1", b"answer to question 2"] == [first, second]
 
 
-async def test_an_answer_to_nobody_is_a_broken_upstream() -> None:
-    """A number that was never given out ends the connection and all that wait on it."""
+async def test_unknown_correlation_id_is_a_protocol_error() -> None:
+    """A response with an unknown id ends the connection and all its requests."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
         await reader.readexactly(8)
@@ -477,13 +477,13 @@ BAD: list[tuple[bytes, type[GatewayError], str]] = [
 
 
 @pytest.mark.parametrize(("answer", "kind", "reason"), BAD)
-async def test_broken_framing_is_the_upstreams_fault(
+async def test_invalid_framing_is_an_upstream_error(
     answer: bytes, kind: type[GatewayError], reason: str
 ) -> None:
-    """Answers that cannot be followed are errors that name the upstream."""
+    """The error names the upstream."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
-        await question(reader)
+        await read_request(reader)
         writer.write(answer)
         await reader.read()
 
@@ -493,15 +493,15 @@ async def test_broken_framing_is_the_upstreams_fault(
         assert where in found.value.message
 
 
-async def test_an_answer_over_the_limit_is_refused() -> None:
-    """The limit holds for answers as it does for questions."""
+async def test_response_over_the_limit_is_too_large() -> None:
+    """The message limit holds for responses."""
     async with serving(Big(MOST + 1)) as running, client_of(running.server.address) as client:
         with pytest.raises(TooLarge, match="the response of upstream"):
             await ask(client)
 
 
 async def test_idle_connections_are_closed() -> None:
-    """A connection that nobody uses for `keepalive_s` is closed without being asked for."""
+    """A connection that is unused for `keepalive_s` is closed."""
     async with (
         serving(Echo()) as running,
         client_of(running.server.address, keepalive_s=0.05) as client,
@@ -512,13 +512,13 @@ async def test_idle_connections_are_closed() -> None:
 
 
 async def test_old_connections_are_replaced() -> None:
-    """A connection lives no longer than `connection_age_s`, so that a move is noticed."""
+    """A connection is used no longer than `connection_age_s`, so that a moved name is noticed."""
     connections = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
         connections.append(n)
         while True:
-            writer.write(framed(await question(reader)))
+            writer.write(framed(await read_request(reader)))
 
     async with upstream(serve) as where, client_of(where, connection_age_s=0.03) as client:
         await ask(client)
@@ -527,12 +527,12 @@ async def test_old_connections_are_replaced() -> None:
     assert [0, 1] == connections
 
 
-async def test_framing_survives_slices() -> None:
-    """An answer may come in as many pieces as it has bytes."""
+async def test_response_in_single_bytes_is_read() -> None:
+    """A response may arrive byte by byte."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
         while True:
-            for byte in framed(b"answer to " + await question(reader)):
+            for byte in framed(b"answer to " + await read_request(reader)):
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0)
 

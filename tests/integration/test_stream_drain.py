@@ -1,4 +1,4 @@
-"""Stopping a gateway that has streams open: what is under way is finished, what waits holds nothing."""
+"""Stopping a gateway with open streams: running ones finish, and waiting ones do not delay it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ WORDS = 20
 
 @pytest.fixture(params=["reference", "native"])
 def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
-    """A gateway that gives what is under way ten seconds."""
+    """A gateway with ten seconds for running calls."""
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.format(transport=request.param))
     with serving(str(config)) as running:
         yield running
 
 
-def test_a_stream_under_way_is_finished_and_one_that_waits_is_ended(gateway: Running) -> None:
-    """Every word of the one is heard; the other has a status; the gateway goes well, and soon."""
+def test_stop_finishes_running_streams_and_ends_waiting_ones(gateway: Running) -> None:
+    """The running stream is complete; the waiting one gets UNAVAILABLE; the status is 0."""
     done = threading.Event()
 
     def waits() -> Iterator[Any]:

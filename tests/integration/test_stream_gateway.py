@@ -93,19 +93,19 @@ def ask(sock: socket.socket, message: bytes) -> bytes:
     return received(sock, struct.unpack("<I", received(sock, 4))[0])
 
 
-def outputs(answer: bytes) -> list[bytes]:
-    tensors, _ = oracle.read_response(answer)
-    assert () == errors(answer)
+def outputs(response: bytes) -> list[bytes]:
+    tensors, _ = oracle.read_response(response)
+    assert () == errors(response)
     return [tensor.data for tensor in tensors]
 
 
-def errors(answer: bytes) -> tuple[tuple[int, str], ...]:
-    return oracle.read_response(answer)[1]
+def errors(response: bytes) -> tuple[tuple[int, str], ...]:
+    return oracle.read_response(response)[1]
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "unix"])
-def test_a_model_is_served_on_a_stream(model_server: Running, carrier: str) -> None:
-    """Questions on one connection are answered one after another, metadata among them."""
+def test_model_is_served_on_a_stream(model_server: Running, carrier: str) -> None:
+    """Requests of one connection get their responses in order, metadata among them."""
     with connected(model_server.addresses[f"main.graphpipe.{carrier}"]) as sock:
         assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
         metadata = oracle.read_metadata(ask(sock, METADATA_REQUEST))
@@ -113,17 +113,17 @@ def test_a_model_is_served_on_a_stream(model_server: Running, carrier: str) -> N
     assert ["INPUT0", "INPUT1"] == [each.name for each in metadata.inputs]
 
 
-def test_the_same_is_served_over_http(model_server: Running) -> None:
-    """The stream's answers are those of HTTP."""
+def test_model_is_served_over_http(model_server: Running) -> None:
+    """The response over HTTP is that of the stream."""
     with closing(HTTPConnection(model_server.addresses["main.http"], timeout=10)) as connection:
         connection.request("POST", "/graphpipe/simple", QUESTION)
-        answer = connection.getresponse()
-        assert 200 == answer.status
-        assert [SUM, DIFFERENCE] == outputs(answer.read())
+        response = connection.getresponse()
+        assert 200 == response.status
+        assert [SUM, DIFFERENCE] == outputs(response.read())
 
 
-def test_a_wrong_message_keeps_the_connection(model_server: Running) -> None:
-    """A frame whose content is wrong gets an error in GraphPipe's form; the next is answered."""
+def test_invalid_message_keeps_the_connection(model_server: Running) -> None:
+    """An invalid message in a valid frame gets an error; the next request is served."""
     with connected(model_server.addresses["main.graphpipe.tcp"]) as sock:
         assert 1 == len(errors(ask(sock, bytes(64))))
         assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
@@ -137,35 +137,33 @@ def test_a_wrong_message_keeps_the_connection(model_server: Running) -> None:
         (struct.pack("<I", 0), "declares 0 bytes"),
     ],
 )
-def test_broken_framing_is_told_and_ends_the_connection(
+def test_invalid_framing_gets_an_error_and_ends_the_connection(
     model_server: Running, sent: bytes, reason: str
 ) -> None:
-    """Whoever speaks something else learns what is spoken here."""
+    """The error names the reason, such as another protocol."""
     with connected(model_server.addresses["main.graphpipe.tcp"]) as sock:
         sock.sendall(sent)
-        answer = received(sock, struct.unpack("<I", received(sock, 4))[0])
-        assert reason in str(errors(answer))
+        response = received(sock, struct.unpack("<I", received(sock, 4))[0])
+        assert reason in str(errors(response))
         assert b"" == sock.recv(1)
 
 
-def test_a_padded_answer_reads_as_any_other(model_server: Running) -> None:
-    """Who stops sending and waits long gets an answer with zeros behind it, which changes nothing."""
+def test_padded_response_is_readable(model_server: Running) -> None:
+    """A slow response to a half-closed connection is padded with zeros, which are ignored."""
     wait = oracle.PlainTensor(INT32, (1,), struct.pack("<i", 200))
-    question = oracle.build_request(oracle.PlainRequest(b"", ("INPUT0",), (wait,), ()))
+    request = oracle.build_request(oracle.PlainRequest(b"", ("INPUT0",), (wait,), ()))
     with connected(model_server.addresses["slow.graphpipe.tcp"]) as sock:
-        sock.sendall(struct.pack("<I", len(question)) + question)
+        sock.sendall(struct.pack("<I", len(request)) + request)
         sock.shutdown(socket.SHUT_WR)
-        answer = received(sock, struct.unpack("<I", received(sock, 4))[0])
+        response = received(sock, struct.unpack("<I", received(sock, 4))[0])
         assert b"" == sock.recv(1)
-    assert 0 == len(answer) % 256
-    assert 1 == len(outputs(answer))
+    assert 0 == len(response) % 256
+    assert 1 == len(outputs(response))
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "unix", "http"])
-def test_a_gateway_stands_before_a_gateway(
-    model_server: Running, carrier: str, tmp_path: Path
-) -> None:
-    """Each carrier of GraphPipe is an upstream like any other, and is served on like any other."""
+def test_every_carrier_is_an_upstream(model_server: Running, carrier: str, tmp_path: Path) -> None:
+    """A gateway calls another over each carrier of GraphPipe, and serves it on streams."""
     if carrier == "http":
         upstream = f"graphpipe+http://{model_server.addresses['main.http']}"
     elif carrier == "tcp":
@@ -186,8 +184,8 @@ def test_a_gateway_stands_before_a_gateway(
     assert not (tmp_path / "front.sock").exists()
 
 
-def test_an_upstream_that_comes_back_is_asked_again(tmp_path: Path) -> None:
-    """A restarted server costs no answer beyond its absence."""
+def test_restarted_upstream_is_used_again(tmp_path: Path) -> None:
+    """Calls fail only while the server is down."""
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.format(folder=tmp_path))
     url = f"graphpipe+unix://{tmp_path}/model.sock"
@@ -204,21 +202,21 @@ def test_an_upstream_that_comes_back_is_asked_again(tmp_path: Path) -> None:
         assert 1 == len(errors(ask(sock, QUESTION)))
         stack.enter_context(serving(str(config)))
         end = time.monotonic() + 10
-        while errors(answer := ask(sock, QUESTION)):
-            assert time.monotonic() < end, errors(answer)
+        while errors(response := ask(sock, QUESTION)):
+            assert time.monotonic() < end, errors(response)
             time.sleep(0.05)
-        assert [SUM, DIFFERENCE] == outputs(answer)
+        assert [SUM, DIFFERENCE] == outputs(response)
 
 
-def test_a_stream_needs_a_model() -> None:
-    """A flag that cannot work is refused before anything is started."""
+def test_stream_without_a_default_model_is_rejected() -> None:
+    """The flag is rejected before the gateway starts."""
     found = gateway("serve", "--upstream", "http://h", "--graphpipe-tcp", "127.0.0.1:0")
     assert 2 == found.returncode
     assert "set one with --default-model NAME" in found.stderr
 
 
-def test_a_taken_port_is_said_with_its_flag(model_server: Running) -> None:
-    """The one line that says why names the address and what to change."""
+def test_port_in_use_is_named_with_its_flag(model_server: Running) -> None:
+    """The error names the address and the flag that chooses another."""
     held_address = model_server.addresses["main.graphpipe.tcp"]
     flags = ["--http", "off", "--grpc", "off", "--admin", "off", "--default-model", "m"]
     found = gateway(

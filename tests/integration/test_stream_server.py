@@ -38,12 +38,12 @@ HELLO = framed(b"hello 123")
 
 @pytest.fixture(params=["tcp", "unix"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where to listen, over each carrier."""
+    """The address to listen on, over each carrier."""
     return f"unix:{tmp_path}/s" if request.param == "unix" else LOOPBACK
 
 
-async def test_answers_every_frame_of_a_connection(address: str) -> None:
-    """A connection carries one question after another."""
+async def test_serves_every_frame_of_a_connection(address: str) -> None:
+    """A connection carries one request after another."""
     async with serving(Echo(), address) as running:
         raw = await running.connect()
         found = []
@@ -54,8 +54,8 @@ async def test_answers_every_frame_of_a_connection(address: str) -> None:
     assert [b"question1", b"question2"] == found
 
 
-async def test_takes_frames_byte_by_byte(address: str) -> None:
-    """A frame may come in as many pieces as it has bytes."""
+async def test_frames_in_single_bytes_are_read(address: str) -> None:
+    """A frame may arrive byte by byte."""
     frontend = Echo()
     async with serving(frontend, address) as running:
         raw = await running.connect()
@@ -67,8 +67,8 @@ async def test_takes_frames_byte_by_byte(address: str) -> None:
     assert [b"hello 123"] * 2 == found == frontend.seen
 
 
-async def test_pipelined_frames_are_answered_in_order() -> None:
-    """However many come at once, answers keep the order of the questions."""
+async def test_pipelined_frames_are_served_in_order() -> None:
+    """Responses keep the order of the requests, even of many at once."""
     names = [b"question %04d" % number for number in range(200)]
     async with serving(Echo(), pipelined_requests=4) as running:
         raw = await running.connect()
@@ -78,8 +78,8 @@ async def test_pipelined_frames_are_answered_in_order() -> None:
     assert names == found
 
 
-async def test_reads_no_further_than_the_cap() -> None:
-    """A client that only sends is stopped by its own socket, and memory does not grow."""
+async def test_read_ahead_is_limited() -> None:
+    """A client that only sends is paused by its socket, and memory does not grow."""
     frontend = Slow()
     async with serving(frontend, pipelined_requests=2) as running:
         raw = await running.connect()
@@ -94,8 +94,8 @@ async def test_reads_no_further_than_the_cap() -> None:
     assert used <= 4 * MOST
 
 
-async def test_numbered_frames_are_answered_as_they_come() -> None:
-    """Where frames have numbers, the answer that is ready first goes out first, with its number."""
+async def test_numbered_responses_are_sent_as_they_complete() -> None:
+    """The response that is ready first is sent first, with its number."""
     frontend = Slow()
     async with serving(frontend, in_order=False) as running:
         raw = await running.connect()
@@ -109,8 +109,8 @@ async def test_numbered_frames_are_answered_as_they_come() -> None:
     assert [(0xFFFFFFFF, b"answer b"), (1, b"answer a")] == [first, second]
 
 
-async def test_numbered_frames_at_once_are_bounded() -> None:
-    """One connection has no more answers under way than the limit allows."""
+async def test_concurrent_numbered_frames_are_limited() -> None:
+    """One connection has no more requests in flight than the limit."""
     frontend = Slow()
     async with serving(frontend, in_order=False, h2_streams=3) as running:
         raw = await running.connect()
@@ -126,8 +126,8 @@ async def test_numbered_frames_at_once_are_bounded() -> None:
     assert list(range(10)) == found
 
 
-async def test_a_half_closed_connection_is_answered(address: str) -> None:
-    """A client that has sent all it has to say still gets its answers, however late."""
+async def test_half_closed_connection_gets_its_response(address: str) -> None:
+    """A client that half-closes still gets a late response."""
     frontend = Slow()
     async with serving(frontend, address) as running:
         raw = await running.connect()
@@ -143,8 +143,8 @@ async def test_a_half_closed_connection_is_answered(address: str) -> None:
     assert b"" == rest
 
 
-async def test_a_prompt_answer_to_a_half_closed_connection_is_plain() -> None:
-    """What is answered at once goes out as ever."""
+async def test_prompt_response_to_a_half_closed_connection_is_unpadded() -> None:
+    """A response that is ready at once has no padding."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(HELLO)
@@ -155,8 +155,8 @@ async def test_a_prompt_answer_to_a_half_closed_connection_is_plain() -> None:
 
 
 @pytest.mark.parametrize("reset", [True, False])
-async def test_a_client_that_leaves_cancels_its_question(address: str, reset: bool) -> None:
-    """Whether it resets or just closes, the work for it ends within 100 ms."""
+async def test_client_disconnect_cancels_its_request(address: str, reset: bool) -> None:
+    """After a reset or a close the work ends within 100 ms."""
     frontend = Slow()
     async with serving(frontend, address) as running:
         raw = await running.connect()
@@ -173,10 +173,10 @@ async def test_a_client_that_leaves_cancels_its_question(address: str, reset: bo
 
 
 @pytest.mark.parametrize("reset", [True, False])
-async def test_a_client_that_leaves_behind_unread_frames_cancels_its_question(
+async def test_disconnect_behind_unread_frames_cancels_the_request(
     address: str, reset: bool
 ) -> None:
-    """That nothing more is read from a client does not hide that it leaves."""
+    """A disconnect is noticed although reading is paused."""
     frontend = Slow()
     async with serving(frontend, address, pipelined_requests=1) as running:
         raw = await running.connect()
@@ -192,16 +192,16 @@ async def test_a_client_that_leaves_behind_unread_frames_cancels_its_question(
         assert [b"hello 123"] == frontend.cancelled
 
 
-async def test_a_broken_stream_is_told_and_closed(address: str) -> None:
-    """What cannot be followed is answered with the reason, after what came before it."""
+async def test_invalid_framing_gets_an_error_and_is_closed(address: str) -> None:
+    """The error follows the responses to earlier frames."""
     async with serving(Echo(), address) as running:
         found = await running.ask(HELLO + b"GET / HTTP/1.1\r\n\r\n" + HELLO)
     assert found.startswith(HELLO)
     assert b"refused invalid_argument: frame begins with 'GET '" in found
 
 
-async def test_a_frame_that_declares_too_much_is_refused_at_once() -> None:
-    """The answer comes before its bytes do, and the rest of them destroy it not."""
+async def test_declared_size_over_the_limit_is_rejected_at_once() -> None:
+    """The error is sent before the body arrives, and later bytes do not disturb it."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(struct.pack("<I", MOST + 1))
@@ -213,8 +213,8 @@ async def test_a_frame_that_declares_too_much_is_refused_at_once() -> None:
     assert b"" == rest
 
 
-async def test_half_a_frame_is_no_frame() -> None:
-    """A stream that ends inside a frame is told so."""
+async def test_truncated_frame_gets_an_error() -> None:
+    """A stream that ends within a frame gets an error after the earlier responses."""
     frontend = Echo()
     async with serving(frontend) as running:
         raw = await running.connect()
@@ -227,8 +227,8 @@ async def test_half_a_frame_is_no_frame() -> None:
     assert [b"hello 123"] == frontend.seen
 
 
-async def test_a_protocol_may_close_without_a_word() -> None:
-    """A framer that has no frame for an error closes the connection in silence."""
+async def test_framer_without_errors_closes_silently() -> None:
+    """A framer that has no error frame closes the connection."""
     async with serving(Echo(), in_order=False) as running:
         found = await running.ask(numbered(1, b"a") + struct.pack("<II", MOST + 1, 2))
     assert numbered(1, b"a") == found
@@ -242,15 +242,15 @@ async def test_a_protocol_may_close_without_a_word() -> None:
         (HELLO[:2], {"body_min_rate_grace_s": 0.05}, "body_min_rate_bytes_s"),
     ],
 )
-async def test_a_slow_frame_is_refused(sent: bytes, limits: dict[str, Any], limit: str) -> None:
-    """Whoever sends a frame too slowly is told so, and the connection closed."""
+async def test_slow_frame_is_rejected(sent: bytes, limits: dict[str, Any], limit: str) -> None:
+    """A frame that arrives too slowly gets an error, and the connection is closed."""
     async with serving(Echo(), **limits) as running:
         found = await running.ask(sent)
     assert f"refused {limit}: a frame came too slowly: {len(sent)} of".encode() in found
 
 
-async def test_a_slow_frame_that_keeps_coming_is_refused() -> None:
-    """Bytes now and then do not keep a frame alive for ever."""
+async def test_frame_below_the_minimum_rate_is_rejected() -> None:
+    """Occasional bytes do not keep a frame alive."""
     async with serving(Echo(), body_min_rate_grace_s=0.1, body_idle_timeout_s=5.0) as running:
         raw = await running.connect()
         reading = asyncio.ensure_future(raw.rest())
@@ -263,14 +263,14 @@ async def test_a_slow_frame_that_keeps_coming_is_refused() -> None:
     assert b"refused body_min_rate_bytes_s: a frame came too slowly" in found
 
 
-async def test_an_idle_connection_is_closed(address: str) -> None:
+async def test_idle_connection_is_closed(address: str) -> None:
     """Between frames a client may be silent for `keepalive_s`, and no longer."""
     async with serving(Echo(), address, keepalive_s=0.05) as running:
         found = await running.ask(HELLO)
     assert HELLO == found
 
 
-async def test_a_connection_that_asks_nothing_is_closed() -> None:
+async def test_connection_without_a_frame_is_closed() -> None:
     """The first frame must begin within `header_timeout_s`."""
     async with serving(Echo(), header_timeout_s=0.05) as running:
         found = await running.ask(b"")
@@ -278,8 +278,8 @@ async def test_a_connection_that_asks_nothing_is_closed() -> None:
     assert b"" == found
 
 
-async def test_waiting_for_us_is_no_idleness() -> None:
-    """A slow answer is not cut by the limits on what the client does."""
+async def test_slow_response_is_not_idle_time() -> None:
+    """The client's timeouts do not run while its response is pending."""
     frontend = Slow()
     limits: dict[str, Any] = {
         "keepalive_s": 0.05,
@@ -297,8 +297,8 @@ async def test_waiting_for_us_is_no_idleness() -> None:
     assert b"answer hello 123" == found
 
 
-async def test_a_client_that_does_not_read_is_cut() -> None:
-    """An answer that nobody takes is given up after `write_idle_timeout_s`."""
+async def test_unread_response_is_cut() -> None:
+    """A response that is not read is aborted after `write_idle_timeout_s`."""
     async with serving(Big(64 << 20), write_idle_timeout_s=0.1) as running:
         raw = await running.connect()
         await raw.send(HELLO)
@@ -307,11 +307,11 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
         await raw.close()
 
 
-async def test_numbered_answers_that_nobody_reads_count() -> None:
-    """They wait for their reader within the budget of bytes in flight, and are few.
+async def test_unread_numbered_responses_count_in_the_budget() -> None:
+    """Waiting responses hold a bounded part of the memory budget.
 
-    While responses wait, no further request is asked: how many are refused depends on how many
-    were asked before.
+    While responses wait, no further request runs: the number of rejections depends on the number
+    of requests that ran before.
     """
     frontend, size = Counting(MOST), 40
     async with serving(frontend, in_order=False, budget_bytes=8 * MOST, h2_streams=size) as running:
@@ -324,16 +324,16 @@ async def test_numbered_answers_that_nobody_reads_count() -> None:
         used = running.budget.used_bytes
         found = [await raw.numbered() for _ in range(size)]
         await raw.close()
-    answered = [answer for _, answer in found if len(answer) == MOST]
-    refused = {answer[:24] for _, answer in found if len(answer) != MOST}
+    answered = [response for _, response in found if len(response) == MOST]
+    refused = {response[:24] for _, response in found if len(response) != MOST}
     assert used <= 4 * MOST  # a client's share, and a quarter for responses
     assert len(answered) >= 4
     assert size == len(found)
     assert refused <= {b"refused in_flight_bytes:"}
 
 
-async def test_who_reads_nothing_is_asked_nothing_more() -> None:
-    """Questions wait while the answers before them are not taken, and go on when they are."""
+async def test_unread_responses_pause_further_requests() -> None:
+    """Requests wait while responses are unread, and run when they are read."""
     frontend = Counting(16 * MOST)
     async with serving(frontend, in_order=False) as running:
         raw = await running.connect()
@@ -351,8 +351,8 @@ async def test_who_reads_nothing_is_asked_nothing_more() -> None:
     assert list(range(6)) == sorted(found)
 
 
-async def test_what_nobody_took_is_let_go() -> None:
-    """Answers to a client that is cut are freed at once, not when garbage is next collected."""
+async def test_unread_responses_are_freed_at_once() -> None:
+    """Responses to a client that is cut are freed without the garbage collector."""
     frontend = Watched(MOST)
     gc.disable()
     try:
@@ -362,14 +362,14 @@ async def test_what_nobody_took_is_let_go() -> None:
             await eventually(lambda: running.limits_hit == ["write_idle_timeout_s"])
             await eventually(lambda: not running.server._listener.connections)
             await raw.close()
-            await eventually(lambda: all(answer() is None for answer in frontend.answers))
+            await eventually(lambda: all(response() is None for response in frontend.answers))
     finally:
         gc.enable()
     assert len(frontend.answers) > 5
 
 
-async def test_too_many_connections_are_refused(address: str) -> None:
-    """One more than the limit gets an error and is closed; a place that comes free is taken again."""
+async def test_connections_are_limited(address: str) -> None:
+    """One over the limit gets an error and is closed; a closed one makes room for another."""
     async with serving(Echo(), address, connections=1) as running:
         first = await running.connect()
         await first.send(HELLO)
@@ -385,8 +385,8 @@ async def test_too_many_connections_are_refused(address: str) -> None:
         await again.close()
 
 
-async def test_too_many_connections_of_one_address_are_refused() -> None:
-    """One client cannot have all the connections."""
+async def test_connections_per_address_are_limited() -> None:
+    """One client cannot hold all connections."""
     async with serving(Echo(), connections_per_address=1) as running:
         first = await running.connect()
         await first.send(HELLO)
@@ -396,8 +396,8 @@ async def test_too_many_connections_of_one_address_are_refused() -> None:
         await first.close()
 
 
-async def test_a_refused_connection_is_answered_by_the_number_of_its_frame() -> None:
-    """Where responses have the number of their request, the first frame is read for it."""
+async def test_rejected_connection_gets_the_number_of_its_frame() -> None:
+    """Where responses carry the request's number, the first frame is read for it."""
     async with serving(Echo(), in_order=False, connections=1) as running:
         first = await running.connect()
         await first.send(numbered(1, b"first"))
@@ -413,8 +413,8 @@ async def test_a_refused_connection_is_answered_by_the_number_of_its_frame() -> 
 
 
 @pytest.mark.parametrize("sent", [struct.pack("<II", MOST + 1, 0), numbered(7, bytes(70_000))])
-async def test_a_refused_connection_without_a_readable_frame_is_closed(sent: bytes) -> None:
-    """It may not make the gateway read much."""
+async def test_rejected_connection_with_a_large_frame_is_closed(sent: bytes) -> None:
+    """The gateway reads only a small first frame of it."""
     async with serving(Echo(), in_order=False, connections=1) as running:
         first = await running.connect()
         await first.send(numbered(1, b"first"))
@@ -426,8 +426,8 @@ async def test_a_refused_connection_without_a_readable_frame_is_closed(sent: byt
         await late.close()
 
 
-async def test_over_the_places_a_frame_is_refused_and_the_connection_kept() -> None:
-    """Overload is an answer to the frame it meets."""
+async def test_frame_over_the_limit_is_rejected_on_an_open_connection() -> None:
+    """The error concerns one frame; the connection stays usable."""
     frontend = Slow()
     limits: dict[str, Any] = {"requests_in_flight": 1, "requests_queued": 0}
     async with serving(frontend, **limits) as running:
@@ -448,8 +448,8 @@ async def test_over_the_places_a_frame_is_refused_and_the_connection_kept() -> N
     assert b"answer another question" == found
 
 
-async def test_what_has_come_of_a_frame_counts_with_a_step_ahead() -> None:
-    """The budget counts a frame from its first bytes to the end of its answer, not as declared."""
+async def test_budget_counts_received_bytes_with_a_step_ahead() -> None:
+    """The budget counts a frame as it arrives, not as declared, until its response is sent."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(struct.pack("<I", 500_000))
@@ -462,8 +462,8 @@ async def test_what_has_come_of_a_frame_counts_with_a_step_ahead() -> None:
         await raw.close()
 
 
-async def test_a_client_that_leaves_at_once_holds_no_memory() -> None:
-    """A frame whose client leaves in the same turn of the loop is not handled, and not counted."""
+async def test_frame_of_a_lost_connection_is_not_handled() -> None:
+    """A frame whose client disconnects in the same loop turn is not handled or counted."""
     frontend = Echo()
     async with serving(frontend) as running:
         raw = await running.connect()
@@ -478,8 +478,8 @@ async def test_a_client_that_leaves_at_once_holds_no_memory() -> None:
     assert not frontend.seen
 
 
-async def test_a_frame_over_the_budget_is_refused() -> None:
-    """With no room in the process a frame is not read; its sender is told."""
+async def test_frame_over_the_memory_budget_is_rejected() -> None:
+    """The sender gets an error, and its connection stays usable."""
     async with serving(Echo(), budget_bytes=1000, queue_wait_s=0.02) as running:
         first_refusal = await running.ask(struct.pack("<I", 5000))
         whole = await running.connect()
@@ -493,8 +493,8 @@ async def test_a_frame_over_the_budget_is_refused() -> None:
     assert b"hello 123" == found
 
 
-async def test_what_is_compressed_in_a_frame_needs_room() -> None:
-    """A frame that came in one small piece is refused when what it holds has no room."""
+async def test_decompressed_size_counts_in_the_budget() -> None:
+    """A small frame is rejected when its decompressed content exceeds the budget."""
     frontend = Echo()
     async with serving(
         frontend, in_order=False, framer=Compressed, budget_bytes=MOST, queue_wait_s=0.02
@@ -509,8 +509,8 @@ async def test_what_is_compressed_in_a_frame_needs_room() -> None:
     assert ((MOST // 2, b"y"), [b"y"]) == (found, frontend.seen)
 
 
-async def test_a_frame_waits_for_room() -> None:
-    """Room that comes free in time is taken, and the frame read."""
+async def test_frame_waits_for_free_memory() -> None:
+    """A frame is read when memory is released in time."""
     async with serving(Echo(), budget_bytes=1000, queue_wait_s=5.0) as running:
         assert running.budget.try_acquire(900)
         raw = await running.connect()
@@ -523,8 +523,8 @@ async def test_a_frame_waits_for_room() -> None:
     assert bytes(500) == found
 
 
-async def test_draining_answers_what_is_in_flight(address: str) -> None:
-    """What was asked is answered, then the connection ends; idle ones end at once."""
+async def test_drain_finishes_requests_in_flight(address: str) -> None:
+    """A busy connection gets its response and ends; idle ones end at once."""
     frontend = Slow()
     async with serving(frontend, address) as running:
         idle, busy = await running.connect(), await running.connect()
@@ -544,8 +544,8 @@ async def test_draining_answers_what_is_in_flight(address: str) -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_draining_gives_up_in_the_protocols_words(in_order: bool) -> None:
-    """What is not answered in time gets an error, not a silence."""
+async def test_drain_sends_an_error_after_its_time(in_order: bool) -> None:
+    """A request that exceeds the drain time gets an error in the protocol's form."""
     frontend = Slow()
     async with serving(frontend, in_order=in_order) as running:
         raw = await running.connect()
@@ -559,8 +559,8 @@ async def test_draining_gives_up_in_the_protocols_words(in_order: bool) -> None:
     assert [b"hello 123"] == frontend.cancelled
 
 
-async def test_draining_finishes_a_frame_that_has_begun() -> None:
-    """A frame that is on its way is read and answered; no further one is."""
+async def test_drain_finishes_a_partial_frame() -> None:
+    """A frame that has begun is read and served."""
     async with serving(Echo()) as running:
         raw = await running.connect()
         await raw.send(HELLO[:6])
@@ -575,8 +575,8 @@ async def test_draining_finishes_a_frame_that_has_begun() -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_draining_answers_a_frame_that_nobody_has_read(in_order: bool) -> None:
-    """An idle connection whose next frame is in the buffer of the kernel is not reset."""
+async def test_drain_serves_a_frame_in_the_kernel_buffer(in_order: bool) -> None:
+    """An idle connection with an unread frame is not reset."""
     frame = HELLO if in_order else numbered(7, b"hello 123")
     loop = asyncio.get_running_loop()
     async with serving(Echo(), in_order=in_order) as running, asyncio.timeout(5):
@@ -592,8 +592,8 @@ async def test_draining_answers_a_frame_that_nobody_has_read(in_order: bool) -> 
             assert b"" == await loop.sock_recv(kept, 4096)
 
 
-async def test_draining_refuses_new_numbered_frames() -> None:
-    """A connection that many share stays until its answers are out, and takes no more."""
+async def test_drain_rejects_new_numbered_frames() -> None:
+    """A shared connection stays until its responses are sent, and rejects new requests."""
     frontend = Slow()
     async with serving(frontend, in_order=False) as running:
         raw = await running.connect()
@@ -616,8 +616,8 @@ async def test_draining_refuses_new_numbered_frames() -> None:
     assert b"" == rest
 
 
-async def test_stopping_is_harmless_the_second_time(address: str) -> None:
-    """A server may be stopped twice, and in the middle of things."""
+async def test_stop_is_repeatable(address: str) -> None:
+    """A server may be stopped twice, and with requests in flight."""
     frontend = Slow()
     async with serving(frontend, address) as running:
         raw = await running.connect()
@@ -634,17 +634,17 @@ def another(address: str) -> StreamServer:
     return StreamServer(address, ordered, Echo(), limits=ServerLimits(), budget=MemoryBudget(1000))
 
 
-async def test_a_taken_address_is_one_clear_error(address: str) -> None:
-    """Whoever cannot listen is told where, and why."""
+async def test_address_in_use_raises_with_the_address(address: str) -> None:
+    """The error names the address and the reason."""
     async with serving(Echo(), address) as running:
         held_address = running.server.address
         with pytest.raises(OSError, match=f"cannot listen on {held_address}: ") as found:
             await another(held_address).start()
-        assert HELLO == await running_still(running)
+        assert HELLO == await is_serving(running)
     assert "Errno 98" in str(found.value)
 
 
-async def running_still(running: Running) -> bytes:
+async def is_serving(running: Running) -> bytes:
     raw: Raw = await running.connect()
     await raw.send(HELLO)
     try:
@@ -653,24 +653,24 @@ async def running_still(running: Running) -> bytes:
         await raw.close()
 
 
-async def test_an_unknown_host_is_a_clear_error() -> None:
-    """A name without an address is said to have none."""
+async def test_unknown_host_raises_with_the_address() -> None:
+    """A name without an address raises an error that names it."""
     with pytest.raises(OSError, match=r"cannot listen on no-such-host\.invalid:1: [A-Z]"):
         await another("no-such-host.invalid:1").start()
 
 
-async def test_a_dead_servers_socket_is_taken_over(tmp_path: Path) -> None:
-    """The file that a killed server leaves behind keeps nobody from starting."""
+async def test_stale_socket_file_is_replaced(tmp_path: Path) -> None:
+    """The file of a killed server does not prevent a start."""
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     async with serving(Echo(), f"unix:{path}") as running:
-        assert HELLO == await running_still(running)
+        assert HELLO == await is_serving(running)
     assert not path.exists()
 
 
-async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
-    """Nothing is deleted that a server did not make."""
+async def test_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """The server deletes only sockets."""
     path = tmp_path / "s"
     path.write_text("precious")
     with pytest.raises(OSError, match="the path is a file and not a socket"):
@@ -678,20 +678,20 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert "precious" == path.read_text()
 
 
-async def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
-    """The kernel's limit is said in its own words."""
+async def test_socket_path_over_the_limit_raises(tmp_path: Path) -> None:
+    """The error names the kernel's limit."""
     with pytest.raises(OSError, match="longer than 107 bytes"):
         await another(f"unix:{tmp_path}/{'s' * 200}").start()
 
 
-async def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """A path in no folder is an error of that path."""
+async def test_missing_socket_folder_raises(tmp_path: Path) -> None:
+    """The error names the path."""
     with pytest.raises(OSError, match="nowhere/s: No such file or directory"):
         await another(f"unix:{tmp_path}/nowhere/s").start()
 
 
-async def test_a_sockets_file_has_the_mode_asked_for(tmp_path: Path) -> None:
-    """Only those may connect whom the configuration lets."""
+async def test_socket_file_has_the_configured_mode(tmp_path: Path) -> None:
+    """The mode restricts the users that can connect; the default is 0660."""
     path = tmp_path / "s"
     async with serving(Echo(), f"unix:{path}", mode=0o600):
         assert 0o600 == stat.S_IMODE(path.stat().st_mode)
@@ -699,8 +699,8 @@ async def test_a_sockets_file_has_the_mode_asked_for(tmp_path: Path) -> None:
         assert 0o660 == stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_a_successors_socket_is_not_removed(tmp_path: Path) -> None:
-    """Closing removes our own file, not that of whoever has replaced it."""
+async def test_replaced_socket_file_is_not_removed(tmp_path: Path) -> None:
+    """Closing removes the server's own file, not a replacement."""
     path = tmp_path / "s"
     async with serving(Echo(), f"unix:{path}"):
         path.unlink()

@@ -25,8 +25,8 @@ def contexts(trusted: trustme.CA, signer: trustme.CA) -> tuple[ssl.SSLContext, s
     return server, client
 
 
-async def test_frames_cross_under_tls() -> None:
-    """The client verifies the server's name and authority, and frames cross as without."""
+async def test_frames_are_echoed_under_tls() -> None:
+    """The client verifies the server's name and authority."""
     authority = trustme.CA()
     server, client = contexts(authority, authority)
     async with serving(Echo(), ssl_context=server) as running:
@@ -38,8 +38,8 @@ async def test_frames_cross_under_tls() -> None:
     assert [payload] * 2 == found
 
 
-async def test_an_address_is_verified_by_the_name_of_its_host() -> None:
-    """The name is not looked up: the client connects to the address."""
+async def test_fixed_address_is_verified_by_its_host_name() -> None:
+    """The client connects to the address and verifies the certificate by the host name."""
     authority = trustme.CA()
     server, client = contexts(authority, authority)
     authority.issue_cert("triton.test").configure_cert(server)
@@ -55,8 +55,8 @@ async def test_an_address_is_verified_by_the_name_of_its_host() -> None:
             await asking.close()
 
 
-async def test_a_server_of_another_authority_is_not_asked() -> None:
-    """Nothing is sent to a server that cannot show who it is."""
+async def test_untrusted_server_gets_no_request() -> None:
+    """Nothing is sent to a server with an untrusted certificate."""
     server, client = contexts(trustme.CA(), trustme.CA())
     frontend = Echo()
     async with serving(frontend, ssl_context=server) as running:
@@ -67,16 +67,16 @@ async def test_a_server_of_another_authority_is_not_asked() -> None:
     assert [] == frontend.seen
 
 
-async def test_a_client_that_leaves_cancels_its_question() -> None:
-    """Leaving is noticed as it is without TLS."""
+async def test_cancelled_request_cancels_the_server() -> None:
+    """Cancellation reaches the server within 100 ms, as without TLS."""
     authority = trustme.CA()
     server, client = contexts(authority, authority)
     frontend = Slow()
     async with serving(frontend, ssl_context=server) as running:
         asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
-        question = asyncio.ensure_future(asking.send(Frame((b"question",)), deadline=None))
+        request = asyncio.ensure_future(asking.send(Frame((b"question",)), deadline=None))
         await eventually(lambda: bool(frontend.waiting))
-        question.cancel()
+        request.cancel()
         async with asyncio.timeout(0.1):
             await frontend.end.wait()
         await asking.close()

@@ -1,4 +1,4 @@
-"""The byte stream tests once more, on uvloop, which is what production runs on."""
+"""The byte stream tests once more on uvloop, which production runs on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCENARIOS: list[tuple[Scenario, str]] = [
     ("scenario", "carrier"), SCENARIOS, ids=[f"{case[0].__name__}-{case[1]}" for case in SCENARIOS]
 )
 def test_on_uvloop(scenario: Scenario, carrier: str, tmp_path: Path) -> None:
-    """What holds on asyncio's loop holds on uvloop."""
+    """Each scenario also passes on uvloop."""
     arguments = {
         "tmp_path": tmp_path,
         "address": f"unix:{tmp_path}/s" if carrier == "unix" else "127.0.0.1:0",

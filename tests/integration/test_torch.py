@@ -1,4 +1,4 @@
-"""PyTorch models in a whole gateway: every protocol, a new version while the old one serves."""
+"""PyTorch models in a whole gateway: every protocol, and a new version while the old one serves."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def exported(folder: Path, version: str, *, dims: int = 3) -> None:
     models.export(models.Named(), path, zeros, ones, dynamic=batch)
 
 
-async def test_every_protocol_gets_numpys_result(tmp_path: Path) -> None:
-    """A PyTorch program, batched, and a pipeline of it are models like any other."""
+async def test_every_protocol_gets_the_result_of_numpy(tmp_path: Path) -> None:
+    """A batched PyTorch program and a pipeline of it are called like any model."""
     exported(tmp_path, "1")
     expected = {"sums": ("sum", A + B), "chain": ("twice_a", 2 * A)}
     async with running(CONFIG, tmp_path) as gateway:
@@ -61,8 +61,8 @@ async def test_every_protocol_gets_numpys_result(tmp_path: Path) -> None:
                 assert (codec, array.tolist()) == (codec, found[output].tolist())
 
 
-async def test_a_new_version_is_loaded_while_the_old_one_serves(tmp_path: Path) -> None:
-    """Nobody is refused meanwhile, and what takes other shapes is known as such afterwards."""
+async def test_new_version_loads_while_the_old_one_serves(tmp_path: Path) -> None:
+    """No call fails meanwhile, and afterwards metadata has the new version's shapes."""
     exported(tmp_path, "1")
     gateway = Gateway(load_text(CONFIG, directory=tmp_path))
     await gateway.start()

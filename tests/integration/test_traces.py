@@ -70,10 +70,10 @@ def named(collector: Collector, name: str, kind: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-async def test_the_context_crosses_every_protocol(
+async def test_trace_context_crosses_every_protocol(
     protocol: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Client, gateway and server behind it are one trace, whatever protocols they speak."""
+    """Client, gateway and upstream belong to one trace, whatever their protocols."""
     use(collector, protocol, monkeypatch)
     async with running(HEAD + BACK) as back:
         behind = carriers(back)
@@ -140,7 +140,7 @@ def children(collector: Collector, parent: Any) -> list[str]:
 
 
 async def test_steps_queues_and_runs_have_spans(collector: Collector) -> None:
-    """A pipeline has its steps, and each of them its model; a call that waited has its queue."""
+    """A pipeline has a span for each step and model; a call that waited has one for its queue."""
     async with running(HEAD + INSIDE) as gateway:
         url = urls(gateway, "simple")["oip.http"]
         await ask(url, "slowly", {"ms": MS})
@@ -157,8 +157,8 @@ async def test_steps_queues_and_runs_have_spans(collector: Collector) -> None:
     assert queue.end_time_unix_nano - queue.start_time_unix_nano >= 10e6
 
 
-async def test_a_batch_belongs_to_one_trace_and_links_to_the_others(collector: Collector) -> None:
-    """The merged call has a span; each of its callers has one of its time in the batch."""
+async def test_batch_belongs_to_one_trace_and_links_the_others(collector: Collector) -> None:
+    """The merged call has a span; each of its callers has one for its time in the batch."""
     async with running(HEAD + INSIDE) as gateway:
         url = urls(gateway, "simple")["oip.http"]
         await asyncio.gather(*(ask(url, "simple", INPUTS) for _ in range(2)))
@@ -176,7 +176,7 @@ async def test_a_batch_belongs_to_one_trace_and_links_to_the_others(collector: C
 
 
 async def test_each_attempt_has_a_span_and_failures_have_a_status(collector: Collector) -> None:
-    """A retry is a second client span; only faults of servers are errors of the call's span."""
+    """A retry is a second client span; only server faults make the call's span an error."""
     retry = "policies: {retry: {attempts: 2, on: [unsent, connect_failure]}}\n"
     dead = 'upstreams: {dead: {url: "oip+grpc://127.0.0.1:1"}}\n'
     async with running(HEAD + retry + dead + INSIDE + DEAD_ROUTE) as gateway:
@@ -211,7 +211,7 @@ async def test_each_attempt_has_a_span_and_failures_have_a_status(collector: Col
 
 
 async def test_spans_have_the_status_that_the_client_got(collector: Collector) -> None:
-    """HTTP and gRPC, for a reply, an error of the model, and requests that nobody could read."""
+    """This holds over HTTP and gRPC for replies, model errors and unreadable requests."""
     async with running(HEAD + BACK) as gateway:
         here = urls(gateway, "simple")
         for name in ("oip.http", "oip.grpc", "trtis.http", "graphpipe.http"):
@@ -267,10 +267,10 @@ async def test_spans_have_the_status_that_the_client_got(collector: Collector) -
 
 
 @pytest.mark.parametrize("transport", ["native", "reference"])
-async def test_rejections_of_the_transport_have_the_status_that_the_client_got(
+async def test_spans_of_transport_rejections_have_the_client_status(
     collector: Collector, transport: str
 ) -> None:
-    """A path and a method of nobody, and a head that cannot be read: no codec writes these."""
+    """Unknown paths and methods and an invalid head are rejected without a codec."""
     head = HEAD.replace("  - http:", f"  - transport: {transport}\n    http:")
     async with running(head + BACK) as gateway:
         async with aiohttp.ClientSession(f"http://{gateway.addresses['main.http']}") as session:
@@ -300,8 +300,8 @@ QUESTIONS = ("ServerMetadata", "ServerStatus", "ModelMetadata")
 DEAD_ROUTE = "  - {name: gone, match: {model: gone}, targets: [{upstream: dead}]}\n"
 
 
-async def test_the_log_line_has_the_trace(collector: Collector) -> None:
-    """The line has the id, and the span what the line has; a payload is in neither."""
+async def test_log_line_has_the_trace_id(collector: Collector) -> None:
+    """The log line has the trace id, the span has the line's fields, and neither has a payload."""
     with capture_logs() as lines:
         async with running(HEAD + INSIDE) as gateway:
             await ask(urls(gateway, "simple")["oip.http"], "slow", {"INPUT0": MS}, metadata=PARENT)
@@ -325,7 +325,7 @@ async def test_the_log_line_has_the_trace(collector: Collector) -> None:
 
 
 async def test_exported_traces_are_exemplars(collector: Collector) -> None:
-    """OpenMetrics has the trace of a call that is exported, in the bucket of its duration."""
+    """OpenMetrics has the trace of an exported call in the bucket of its duration."""
     unsampled = (("traceparent", f"00-{'1' * 32}-{SPAN}-00"),)
     async with running(HEAD + INSIDE) as gateway:
         url = urls(gateway, "simple")["oip.http"]
@@ -355,7 +355,7 @@ async def test_traces_are_sampled(
     collector: Collector,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The key comes before the variable; a client that sampled its trace gets its spans anyway."""
+    """The key has precedence over the variable; a sampled trace of a client always gets spans."""
     if variable:
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", variable)
     head = HEAD.replace("traces: true", f"traces: true, {setting}")
@@ -366,8 +366,8 @@ async def test_traces_are_sampled(
     assert expected == len(named(collector, "Infer slow", SERVER))
 
 
-async def test_a_stream_ends_its_spans_with_its_last_item(collector: Collector) -> None:
-    """The call and the request to the upstream are as long as the stream."""
+async def test_stream_spans_end_with_the_last_item(collector: Collector) -> None:
+    """The spans of the call and of the upstream request are exported for a stream."""
     models = 'models: {repeat: {backend: python, options: {callable: "gateway.backends.examples:repeat_stream"}}}\n'
     async with (
         running(HEAD + models) as back,
@@ -394,17 +394,17 @@ async def test_a_stream_ends_its_spans_with_its_last_item(collector: Collector) 
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "udp", "OTEL_EXPORTER_OTLP_PROTOCOL is 'udp'; expected"),
     ],
 )
-def test_an_invalid_variable_stops_the_start(
+def test_invalid_environment_variable_raises(
     name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text names the variable or what it names."""
+    """The error names the variable or its value."""
     monkeypatch.setenv(name, value)
     with pytest.raises(StartError, match=expected):
         Gateway(load_text(HEAD + BACK))
 
 
-def test_without_the_key_nothing_is_imported() -> None:
-    """The packages of OpenTelemetry are optional: a gateway without the key does not load them."""
+def test_without_traces_opentelemetry_is_not_imported() -> None:
+    """The packages of OpenTelemetry are optional."""
     text = HEAD.replace("traces: true", "traces: false") + BACK
     code = (
         "import sys; from gateway.app import Gateway; from gateway.config.load import load_text; "

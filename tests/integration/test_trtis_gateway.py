@@ -1,4 +1,4 @@
-"""TensorRT v1 through whole gateways, over real sockets: sizes, forms, streams, shared memory."""
+"""TensorRT v1 through whole gateways over real sockets: sizes, headers, streams, shared memory."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def server(
 
 @pytest.fixture
 def segment(server: Running) -> Iterator[Path]:
-    """A segment with both inputs and room for one output; it is registered as "r" by nobody yet."""
+    """A segment with both inputs and space for one output; it is not registered yet."""
     file = Path(f"/dev/shm/trtis-{os.getpid()}")  # noqa: S108  # where segments are
     file.write_bytes(PAIR + bytes(64))
     try:
@@ -92,24 +92,24 @@ def segment(server: Running) -> Iterator[Path]:
 def post(
     address: str, path: str, header: str = "", body: bytes = b"", **fields: str
 ) -> tuple[HTTPResponse, bytes]:
-    """Return answer and body of a POST."""
+    """Return response and body of a POST."""
     headers = {name.replace("_", "-"): value for name, value in fields.items()}
     if header:
         headers["NV-InferRequest"] = header
     with closing(HTTPConnection(address, timeout=10)) as connection:
         connection.request("POST", path, body, headers)
-        answer = connection.getresponse()
-        return answer, answer.read()
+        response = connection.getresponse()
+        return response, response.read()
 
 
 def infer(server: Running, model: str, header: str, body: bytes) -> tuple[HTTPResponse, bytes]:
-    """Return answer and body of an inference."""
+    """Return response and body of an inference."""
     return post(server.addresses["main.http"], f"/api/infer/{model}?format=binary", header, body)
 
 
-def status(answer: HTTPResponse) -> pb.RequestStatus:
-    """Return what NV-Status says."""
-    return text_format.Parse(answer.getheader("NV-Status", ""), pb.RequestStatus())
+def status(response: HTTPResponse) -> pb.RequestStatus:
+    """Return the message in NV-Status."""
+    return text_format.Parse(response.getheader("NV-Status", ""), pb.RequestStatus())
 
 
 def channel(server: Running) -> grpc.Channel:
@@ -118,7 +118,7 @@ def channel(server: Running) -> grpc.Channel:
     return grpc.insecure_channel(server.addresses["main.grpc"], options=options)
 
 
-def asking(model: str, header: str, *raws: bytes, number: int = 0) -> bytes:
+def infer_message(model: str, header: str, *raws: bytes, number: int = 0) -> bytes:
     """Return an InferRequest over gRPC."""
     message = pb.InferRequest(model_name=model, model_version=-1, raw_input=raws)
     text_format.Parse(header, message.meta_data)
@@ -127,30 +127,30 @@ def asking(model: str, header: str, *raws: bytes, number: int = 0) -> bytes:
 
 
 def ask(server: Running, method: str, message: bytes) -> bytes:
-    """Return the answer to a call over gRPC."""
+    """Return the response of a call over gRPC."""
     with channel(server) as opened:
         found: bytes = opened.unary_unary(SERVICE + method)(message, timeout=10)
         return found
 
 
-def test_answers_have_a_length_and_no_other_form(server: Running) -> None:
-    """Content-Length, no chunks, no coding though one is accepted, and the header comes twice."""
-    answer, body = post(
+def test_response_has_a_length_and_no_coding(server: Running) -> None:
+    """Content-Length is set, chunks and codings are not used, and the header is sent twice."""
+    response, body = post(
         server.addresses["main.http"], "/api/infer/simple", HEADER, PAIR, Accept_Encoding="gzip"
     )
-    assert (200, str(len(body))) == (answer.status, answer.getheader("Content-Length"))
-    assert answer.getheader("Transfer-Encoding") is None
-    assert answer.getheader("Content-Encoding") is None
+    assert (200, str(len(body))) == (response.status, response.getheader("Content-Length"))
+    assert response.getheader("Transfer-Encoding") is None
+    assert response.getheader("Content-Encoding") is None
     assert SUM == body[:64]
-    line = text_format.Parse(answer.getheader("NV-InferResponse", ""), pb.InferResponseHeader())
+    line = text_format.Parse(response.getheader("NV-InferResponse", ""), pb.InferResponseHeader())
     assert line == text_format.Parse(body[64:].decode(), pb.InferResponseHeader())
 
 
 @pytest.mark.parametrize("size", [8000, 64 << 10])
-def test_long_headers_are_taken(server: Running, size: int) -> None:
-    """Models with many tensors need NV-InferRequest of 8 KiB and much more."""
-    answer, body = infer(server, "simple", HEADER + " " * (size - len(HEADER)), PAIR)
-    assert (200, SUM) == (answer.status, body[:64])
+def test_accepts_long_headers(server: Running, size: int) -> None:
+    """Models with many tensors need an NV-InferRequest of 8 KiB and more."""
+    response, body = infer(server, "simple", HEADER + " " * (size - len(HEADER)), PAIR)
+    assert (200, SUM) == (response.status, body[:64])
 
 
 @pytest.mark.parametrize(
@@ -161,18 +161,18 @@ def test_long_headers_are_taken(server: Running, size: int) -> None:
     ],
     ids=["by-hand", "any-order"],
 )
-def test_headers_may_be_written_by_hand(server: Running, header: str) -> None:
-    """The whole text format is read."""
-    answer, body = infer(server, "simple", header, PAIR)
-    assert (200, SUM) == (answer.status, body[:64])
+def test_accepts_any_text_format(server: Running, header: str) -> None:
+    """Hand-written text format and any order of fields are read."""
+    response, body = infer(server, "simple", header, PAIR)
+    assert (200, SUM) == (response.status, body[:64])
 
 
-def test_http_and_grpc_number_their_requests_together(server: Running) -> None:
-    """Two requests under one server id never have the same number, whatever carries them."""
+def test_http_and_grpc_share_request_numbers(server: Running) -> None:
+    """Two requests of one server never have the same number, over either carrier."""
     numbers = []
     for _ in range(3):
-        answer, _ = infer(server, "simple", HEADER, PAIR)
-        numbers.append(status(answer).request_id)
+        response, _ = infer(server, "simple", HEADER, PAIR)
+        numbers.append(status(response).request_id)
         message = pb.HealthRequest(mode="live").SerializeToString()
         found = pb.HealthResponse.FromString(ask(server, "Health", message))
         numbers.append(found.request_status.request_id)
@@ -182,61 +182,63 @@ def test_http_and_grpc_number_their_requests_together(server: Running) -> None:
 @pytest.mark.parametrize(
     "more", ["nonsense: 1", "later { field: [1, 2] other < a: 'b' > }", "input { shape: 1 }"]
 )
-def test_unknown_fields_of_a_header_are_refused(server: Running, more: str) -> None:
-    """A field that the message does not have is an error, as for the real server's parser."""
-    answer, body = infer(server, "simple", f"{HEADER} {more}", PAIR)
-    assert (400, b"") == (answer.status, body)
-    assert "has no field" in (answer.headers.get("NV-Status") or "")
+def test_unknown_header_fields_are_rejected(server: Running, more: str) -> None:
+    """An unknown field is an error, as in the real server's parser."""
+    response, body = infer(server, "simple", f"{HEADER} {more}", PAIR)
+    assert (400, b"") == (response.status, body)
+    assert "has no field" in (response.headers.get("NV-Status") or "")
 
 
 @pytest.mark.parametrize("header", ["", "batch_size", HEADER + " }", "input {"])
-def test_wrong_headers_are_refused(server: Running, header: str) -> None:
-    """A header that is missing or none is 400, with a status that says what is wrong."""
-    answer, _ = infer(server, "simple", header, PAIR)
-    assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
+def test_invalid_headers_are_rejected(server: Running, header: str) -> None:
+    """A missing or invalid header gets 400 and INVALID_ARG."""
+    response, _ = infer(server, "simple", header, PAIR)
+    assert (400, pb.INVALID_ARG) == (response.status, status(response).code)
 
 
-def test_inputs_come_in_the_order_of_the_header(server: Running) -> None:
-    """The header decides which bytes are whose, not the model."""
+def test_header_order_assigns_the_input_bytes(server: Running) -> None:
+    """The order of the header counts, not that of the model."""
     header = (
         'batch_size: 1 input { name: "INPUT1" dims: 16 } input { name: "INPUT0" dims: 16 } '
         'output { name: "OUTPUT1" } output { name: "OUTPUT0" }'
     )
-    answer, body = infer(server, "simple", header, PAIR)
-    assert 200 == answer.status
+    response, body = infer(server, "simple", header, PAIR)
+    assert 200 == response.status
     assert struct.pack("<16i", *[3 - value for value in range(16)]) == body[:64]
     assert SUM == body[64:128]
 
 
-def test_large_tensors_are_taken_over_http(server: Running) -> None:
-    """A body of 8 MiB, more than many HTTP servers take."""
+def test_accepts_large_tensors_over_http(server: Running) -> None:
+    """8 MiB exceed the default limit of many HTTP servers."""
     data = os.urandom(8 * MIB)
-    answer, body = infer(server, "floats", FLOATS % (2 * MIB), data)
-    assert (200, True) == (answer.status, body[: len(data)] == data)
+    response, body = infer(server, "floats", FLOATS % (2 * MIB), data)
+    assert (200, True) == (response.status, body[: len(data)] == data)
 
 
-def test_large_tensors_are_taken_over_grpc(server: Running) -> None:
-    """A message of 8 MiB each way, more than gRPC libraries take by themselves."""
+def test_accepts_large_tensors_over_grpc(server: Running) -> None:
+    """8 MiB in each direction exceed the default limit of gRPC libraries."""
     data = os.urandom(8 * MIB)
-    found = ask(server, "Infer", asking("floats", FLOATS % (2 * MIB), data))
-    answer = pb.InferResponse.FromString(found)
-    assert (pb.SUCCESS, True) == (answer.request_status.code, answer.raw_output[0] == data)
+    found = ask(server, "Infer", infer_message("floats", FLOATS % (2 * MIB), data))
+    response = pb.InferResponse.FromString(found)
+    assert (pb.SUCCESS, True) == (response.request_status.code, response.raw_output[0] == data)
 
 
-def test_empty_tensors_are_taken(server: Running) -> None:
-    """A dimension of 0 needs no bytes, and the body of such a request may be empty."""
-    answer, body = infer(server, "floats", FLOATS % 0, b"")
-    assert 200 == answer.status
+def test_accepts_empty_tensors(server: Running) -> None:
+    """A dimension of 0 needs no bytes, so the body may be empty."""
+    response, body = infer(server, "floats", FLOATS % 0, b"")
+    assert 200 == response.status
     header = pb.InferResponseHeader.FromString(body)
     assert [0] == list(header.output[0].raw.dims)
-    found = pb.InferResponse.FromString(ask(server, "Infer", asking("floats", FLOATS % 0, b"")))
+    found = pb.InferResponse.FromString(
+        ask(server, "Infer", infer_message("floats", FLOATS % 0, b""))
+    )
     assert [b""] == list(found.raw_output)
 
 
-def test_no_output_asked_none_returned(server: Running) -> None:
-    """A request that names no output is answered with none, unlike later protocols."""
-    answer, body = infer(server, "simple", HEADER.partition(" output")[0], PAIR)
-    assert 200 == answer.status
+def test_request_without_outputs_returns_none(server: Running) -> None:
+    """A request that names no output gets none, unlike in later protocols."""
+    response, body = infer(server, "simple", HEADER.partition(" output")[0], PAIR)
+    assert 200 == response.status
     assert [] == list(pb.InferResponseHeader.FromString(body).output)
 
 
@@ -250,36 +252,37 @@ def test_no_output_asked_none_returned(server: Running) -> None:
         ("/api/infer/nobody", pb.UNAVAILABLE),
     ],
 )
-def test_versions_are_honoured(server: Running, path: str, code: int) -> None:
-    """A version that is there answers; one that is not, and a model that is not, are refused."""
-    answer, _ = post(server.addresses["main.http"], path, HEADER, PAIR)
-    assert code == status(answer).code
-    assert (200 if code == pb.SUCCESS else 400) == answer.status
+def test_unknown_versions_and_models_are_rejected(server: Running, path: str, code: int) -> None:
+    """An existing version replies; an unknown version or model has its error code."""
+    response, _ = post(server.addresses["main.http"], path, HEADER, PAIR)
+    assert code == status(response).code
+    assert (200 if code == pb.SUCCESS else 400) == response.status
 
 
-def test_what_v1_has_no_type_for_is_named(server: Running) -> None:
-    """A model of BF16 is left out of the list of all, and refused by its datatype's name."""
+def test_unsupported_datatype_is_named(server: Running) -> None:
+    """A model of BF16 is missing in the list of all, and rejected with its datatype's name."""
     with closing(HTTPConnection(server.addresses["main.http"], timeout=10)) as connection:
         connection.request("GET", "/api/status?format=binary")
         whole = pb.ServerStatus.FromString(connection.getresponse().read())
         connection.request("GET", "/api/status/halves?format=binary")
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
     assert {"simple", "slow", "floats"} == set(whole.model_status)
-    found = status(answer)
+    found = status(response)
     assert (pb.UNSUPPORTED, True) == (found.code, "BF16" in found.msg)
     header = 'batch_size: 1 input { name: "INPUT0" dims: 1 } output { name: "OUTPUT0" }'
     refused, _ = infer(server, "halves", header, bytes(2))
     assert (pb.UNSUPPORTED, True) == (status(refused).code, "BF16" in status(refused).msg)
 
 
-def test_a_stream_works_side_by_side_and_answers_in_order(server: Running) -> None:
-    """Four requests of 300 ms take less than three of them, and come as they were asked."""
+def test_stream_runs_concurrently_and_replies_in_order(server: Running) -> None:
+    """Slow requests run concurrently, and their responses keep the order of the requests."""
     header = 'batch_size: 1 input { name: "INPUT0" dims: 1 } output { name: "OUTPUT0" }'
     requests = [
-        asking("slow", header, struct.pack("<i", wait), number=wait) for wait in (300, 299, 298, 1)
+        infer_message("slow", header, struct.pack("<i", wait), number=wait)
+        for wait in (300, 299, 298, 1)
     ]
-    bad = asking("slow", header, b"", number=7)
+    bad = infer_message("slow", header, b"", number=7)
     began = monotonic()
     with channel(server) as opened:
         call = opened.stream_stream(SERVICE + "StreamInfer")(iter([*requests, bad, *requests]))
@@ -287,17 +290,17 @@ def test_a_stream_works_side_by_side_and_answers_in_order(server: Running) -> No
         assert grpc.StatusCode.OK is call.code()
     assert monotonic() - began < 1.2
     ids = [300, 299, 298, 1]
-    assert [*ids, 7, *ids] == [answer.meta_data.id for answer in found]
+    assert [*ids, 7, *ids] == [response.meta_data.id for response in found]
     assert [4] == [
-        place for place, answer in enumerate(found) if answer.request_status.code != pb.SUCCESS
+        place for place, response in enumerate(found) if response.request_status.code != pb.SUCCESS
     ]
 
 
-def test_regions_are_the_servers(server: Running, segment: Path) -> None:
-    """What one protocol registers the other uses, lists and forgets."""
+def test_regions_are_shared_by_the_carriers(server: Running, segment: Path) -> None:
+    """A region registered over HTTP is listed, used and removed over gRPC."""
     address = server.addresses["main.http"]
-    answer, body = post(address, f"{CONTROL}/register/r//{segment.name}/0/192")
-    assert (200, b"") == (answer.status, body)
+    response, body = post(address, f"{CONTROL}/register/r//{segment.name}/0/192")
+    assert (200, b"") == (response.status, body)
     listed = ask(server, "SharedMemoryControl", b"\x22\x00")
     (region,) = pb.SharedMemoryControlResponse.FromString(
         listed
@@ -309,7 +312,9 @@ def test_regions_are_the_servers(server: Running, segment: Path) -> None:
         'output { name: "OUTPUT0" shared_memory { name: "r" offset: 128 byte_size: 64 } } '
         'output { name: "OUTPUT1" }'
     )
-    found = pb.InferResponse.FromString(ask(server, "Infer", asking("simple", header, PAIR[64:])))
+    found = pb.InferResponse.FromString(
+        ask(server, "Infer", infer_message("simple", header, PAIR[64:]))
+    )
     assert pb.SUCCESS == found.request_status.code
     assert [0, 64] == [len(raw) for raw in found.raw_output]
     assert [64, 64] == [one.raw.batch_byte_size for one in found.meta_data.output]
@@ -321,8 +326,8 @@ def test_regions_are_the_servers(server: Running, segment: Path) -> None:
     assert pb.NOT_FOUND == status(after_removal).code
 
 
-def test_a_listener_registers_only_keys_that_it_allows(server: Running, segment: Path) -> None:
-    """A listener with patterns of names refuses other segments, which may be those of a server."""
+def test_listener_registers_only_allowed_keys(server: Running, segment: Path) -> None:
+    """A listener with patterns rejects other segments, which may be those of a server."""
     refused, _ = post(
         server.addresses["named.http"], f"{CONTROL}/register/other//{segment.name}/0/192"
     )
@@ -340,20 +345,20 @@ def forwarding(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.parametrize(("size", "reason"), [(64, "CUDA"), (63, "63 bytes")])
-def test_cuda_handles_are_read_raw_whatever_their_type_says(
+def test_cuda_handles_are_read_raw_with_any_content_type(
     server: Running, forwarding: Running, size: int, reason: str
 ) -> None:
-    """Clients send the bytes of a handle as a form; forwarded, they reach the next server whole."""
+    """Clients send the handle's bytes as a form; they are forwarded unchanged."""
     form = {"Content_Type": "application/x-www-form-urlencoded"}
     path = f"{CONTROL}/cudaregister/c/64/0"
     for address in (server.addresses["main.http"], forwarding.addresses["main.http"]):
-        answer, _ = post(address, path, "", bytes(range(256))[-size:], **form)
-        assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
-        assert reason in status(answer).msg
+        response, _ = post(address, path, "", bytes(range(256))[-size:], **form)
+        assert (400, pb.INVALID_ARG) == (response.status, status(response).code)
+        assert reason in status(response).msg
 
 
-def test_forwarding_to_what_has_no_shared_memory_is_refused(server: Running) -> None:
-    """A listener that forwards has no upstream here: each request says what is missing."""
+def test_forwarding_without_an_upstream_is_rejected(server: Running) -> None:
+    """A listener that forwards has no upstream with shared memory; each error names the cause."""
     address = server.addresses["passing.http"]
     nobody, _ = post(address, f"{CONTROL}/register/r//seg/0/64")
     assert (400, pb.UNSUPPORTED) == (nobody.status, status(nobody).code)

@@ -1,4 +1,4 @@
-"""Workers as people have them: some killed, some replaced, all stopped; each in its own process."""
+"""Worker processes as operators use them: killed, replaced and stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lasting(folder: Path) -> Iterator[Running]:
-    """A gateway of two workers, for tests that leave two there; a flag sets their number."""
+    """A gateway of two workers for tests that keep both; a flag sets their number."""
     with two_workers(folder, "--workers", "2", more=SLOW) as running:
         yield running
 
@@ -45,8 +45,8 @@ def two(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-def test_both_answer_and_are_one_to_operators(lasting: Running) -> None:
-    """Either worker answers on the same port; metrics are those of both, probes of the whole."""
+def test_workers_share_port_metrics_and_probes(lasting: Running) -> None:
+    """Either worker serves the port; metrics add up both, and probes cover the whole."""
     for worker in (1, 2):
         connection = kit.connected_to(lasting, worker)
         assert 200 == kit.ask(connection)
@@ -63,8 +63,8 @@ def test_both_answer_and_are_one_to_operators(lasting: Running) -> None:
     assert {1, 2} == {line["worker"] for line in kit.events(lasting, "call")}
 
 
-def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
-    """What is in flight in the other is answered; a new one comes; nothing that was counted goes."""
+def test_killed_worker_loses_only_its_own_calls(lasting: Running) -> None:
+    """A call of the other succeeds, a new worker starts, and counters keep their values."""
     survivor, lost = kit.connected_to(lasting, 2), kit.connected_to(lasting, 1)
     before = kit.calls(lasting)
     for connection in (lost, survivor):
@@ -72,8 +72,8 @@ def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
     kit.end(kit.pids(lasting)[1], signal.SIGKILL)
     with pytest.raises((OSError, HTTPException)):
         lost.getresponse()
-    answer = survivor.getresponse()
-    assert (200, True) == (answer.status, bool(answer.read()))
+    response = survivor.getresponse()
+    assert (200, True) == (response.status, bool(response.read()))
     fresh = kit.connect(lasting)
     assert 200 == kit.ask(fresh)
     kit.eventually(lambda: kit.of_workers(lasting, "worker_up") == {1: 1.0, 2: 1.0})
@@ -86,18 +86,18 @@ def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
     assert [(1, "was killed by SIGKILL")] == [(line["worker"], line["ended"]) for line in died]
 
 
-def test_stops_with_nothing_lost(two: Running, tmp_path: Path) -> None:
-    """SIGTERM lets both finish what they have; the status is 0, and no socket file is left."""
+def test_stop_loses_no_call(two: Running, tmp_path: Path) -> None:
+    """On SIGTERM both finish their calls; the status is 0, and the socket file is removed."""
     assert (tmp_path / "g.sock").exists()
     connections = [kit.connected_to(two, worker) for worker in (1, 2)]
     for connection in connections:
         kit.ask_slowly(two, connection)
     stopping = threading.Thread(target=two.stop)
     stopping.start()
-    answers = [connection.getresponse() for connection in connections]
-    assert [200, 200] == [answer.status for answer in answers]
-    for answer, connection in zip(answers, connections, strict=True):
-        answer.read()
+    responses = [connection.getresponse() for connection in connections]
+    assert [200, 200] == [response.status for response in responses]
+    for response, connection in zip(responses, connections, strict=True):
+        response.read()
         connection.close()
     stopping.join(kit.PATIENCE_S)
     assert 0 == two.process.wait(kit.PATIENCE_S)
@@ -106,8 +106,8 @@ def test_stops_with_nothing_lost(two: Running, tmp_path: Path) -> None:
     assert not (tmp_path / "g.sock").exists()
 
 
-def test_the_second_signal_ends_all_at_once(two: Running) -> None:
-    """Whoever cannot wait for what is in flight asks twice."""
+def test_second_signal_ends_all_workers_at_once(two: Running) -> None:
+    """A second signal does not wait for calls in flight."""
     connection = kit.connected_to(two, 1)
     kit.ask_slowly(two, connection)
     workers = kit.pids(two).values()
@@ -119,7 +119,7 @@ def test_the_second_signal_ends_all_at_once(two: Running) -> None:
 
 
 def test_workers_end_with_their_supervisor(two: Running) -> None:
-    """A supervisor that is killed leaves nobody behind, and its port to others."""
+    """A killed supervisor leaves no worker, and its port is free."""
     workers = kit.pids(two).values()
     two.process.kill()
     kit.eventually(lambda: not any(map(kit.is_alive, workers)), 5.0)
@@ -138,7 +138,7 @@ def test_workers_end_with_their_supervisor(two: Running) -> None:
 def test_workers_are_replaced_one_by_one(
     tmp_path: Path, transport: str, grpc: bool, keep: bool
 ) -> None:
-    """Each worker in turn is told to leave under load: no request is lost, and another comes."""
+    """Each worker is stopped under load: no request is lost, and a new one starts."""
     with (
         two_workers(tmp_path, transport=transport) as running,
         Load(running, 4, keep=keep, grpc=grpc) as load,
@@ -152,8 +152,8 @@ def test_workers_are_replaced_one_by_one(
     assert [1, 2] == [line["worker"] for line in kit.events(running, "worker exited")]
 
 
-def test_a_taken_port_is_one_clear_line(lasting: Running, tmp_path: Path) -> None:
-    """A second gateway is refused, whether or not it would share the port too; status 1."""
+def test_port_in_use_is_one_error_line(lasting: Running, tmp_path: Path) -> None:
+    """A second gateway fails with status 1, with one worker or two."""
     port = lasting.addresses["main.http"].rpartition(":")[2]
     path = tmp_path / "second.yaml"
     for workers in ("workers: 1", "workers: 2"):
@@ -166,8 +166,8 @@ def test_a_taken_port_is_one_clear_line(lasting: Running, tmp_path: Path) -> Non
         assert "in use" in errors[0]
 
 
-def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
-    """A model that cannot be loaded, and an option that several cannot have: one line each."""
+def test_start_errors_are_reported_once(tmp_path: Path) -> None:
+    """A failing model and an option that workers exclude are reported once each."""
     path = tmp_path / "wrong.yaml"
     missing = CONFIG.format(folder=tmp_path, port=0, transport="native", more="").replace(
         ":simple", ":nothing"
@@ -196,17 +196,17 @@ class OverUnix(HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def test_a_unix_socket_is_shared(lasting: Running, folder: Path) -> None:
-    """Workers take connections of one socket file, which stays when one of them leaves."""
+def test_workers_share_a_unix_socket(lasting: Running, folder: Path) -> None:
+    """Workers accept connections of one socket file, which remains when one exits."""
     socket_file = folder / "g.sock"
     before = kit.of_workers(lasting, "worker_requests_total")
 
-    def both_have_answered() -> bool:
+    def both_have_replied() -> bool:
         after = kit.of_workers(lasting, "worker_requests_total")
         return all(after[worker] > before[worker] for worker in before)
 
     # Either takes what it is woken for first.
-    kit.eventually(lambda: _is_live(socket_file) and both_have_answered())
+    kit.eventually(lambda: _is_live(socket_file) and both_have_replied())
     births = len(kit.events(lasting, "worker started"))
     kit.end(kit.pids(lasting)[1], signal.SIGTERM)
     kit.eventually(lambda: len(kit.events(lasting, "worker exited")) == 1)
@@ -215,31 +215,31 @@ def test_a_unix_socket_is_shared(lasting: Running, folder: Path) -> None:
 
 
 def _is_live(path: Path) -> bool:
-    """Ask over a unix socket whether the server lives, and return the answer."""
+    """Call a server over a unix socket for its liveness, and return the reply."""
     with closing(OverUnix(path)) as connection:
         connection.request("GET", "/GrpsBrpcService/CheckLiveness")
-        with closing(connection.getresponse()) as answer:
-            return answer.status == 200
+        with closing(connection.getresponse()) as response:
+            return response.status == 200
 
 
-def test_the_flag_needs_a_number() -> None:
-    """A wrong number of workers is wrong usage."""
+def test_workers_flag_requires_a_number() -> None:
+    """An invalid number of workers is wrong usage."""
     done = gateway("serve", "--demo", "--workers", "none")
     assert 2 == done.returncode
     assert "'none' is not a number of workers" in done.stderr
 
 
-def test_a_sequence_before_a_model_of_the_process_is_refused(lasting: Running) -> None:
-    """The next request might reach the other worker: it is said so instead of answered wrongly."""
+def test_sequence_of_an_in_process_model_is_rejected(lasting: Running) -> None:
+    """The next request might reach the other worker, so sequences get 501."""
     body = json.loads(BODY) | {"parameters": {"sequence_id": 7, "sequence_start": True}}
-    status, answer = get(lasting.url("/v2/models/simple/infer"), body)
+    status, response = get(lasting.url("/v2/models/simple/infer"), body)
     assert 501 == status
-    assert "runs in each of 2 workers" in answer["error"]
+    assert "runs in each of 2 workers" in response["error"]
 
 
 @pytest.mark.slow
-def test_one_that_keeps_dying_ends_the_gateway(tmp_path: Path) -> None:
-    """A crash loop is not hidden: the gateway ends with status 1 and says why."""
+def test_crash_loop_ends_the_gateway(tmp_path: Path) -> None:
+    """After repeated crashes of a worker the gateway exits with status 1."""
     flag = tmp_path / "flag"
     with two_workers(tmp_path, more=FATAL.replace("FLAG", str(flag))) as running:
         flag.touch()
@@ -263,8 +263,8 @@ TOTAL = """models:
 
 
 @pytest.mark.slow
-def test_workers_agree_where_a_sequence_is(tmp_path: Path) -> None:
-    """Requests of a sequence, each over a connection of its own, find the server that has it."""
+def test_workers_agree_on_the_server_of_a_sequence(tmp_path: Path) -> None:
+    """Requests of a sequence over separate connections reach the same server."""
     server, front = tmp_path / "server.yaml", tmp_path / "front.yaml"
     server.write_text(SEQUENCES.format(workers=1, more=TOTAL))
     with serving(str(server)) as one, serving(str(server)) as other:
@@ -284,7 +284,7 @@ def _summed(running: Running, sequence: int, number: int) -> int:
     parameters = {"sequence_id": sequence, "sequence_start": number == 1, "sequence_end": False}
     tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [number]}
     body = {"inputs": [tensor], "parameters": parameters}
-    status, answer = get(running.url("/v2/models/total/infer"), body)
-    assert 200 == status, answer
-    found: int = answer["outputs"][0]["data"][0]
+    status, response = get(running.url("/v2/models/total/infer"), body)
+    assert 200 == status, response
+    found: int = response["outputs"][0]["data"][0]
     return found

@@ -1,4 +1,4 @@
-"""Upstreams whose URL has the scheme of another port: the error names what is there."""
+"""Upstreams whose URL has the scheme of another port: the error names what the port serves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ models:
 
 
 async def failure(url: str, tls: TlsConfig | None = None) -> str:
-    """Return the error of a question to *url*."""
+    """Return the error of a call to *url*."""
     connected = connect(parse_url(url), tls=tls)
     try:
         with pytest.raises(GatewayError) as caught:
@@ -39,8 +39,8 @@ async def failure(url: str, tls: TlsConfig | None = None) -> str:
 
 
 @asynccontextmanager
-async def answering(data: bytes) -> AsyncIterator[str]:
-    """Run a server that sends *data* to whoever connects."""
+async def responding(data: bytes) -> AsyncIterator[str]:
+    """Run a server that sends *data* on every connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -63,23 +63,23 @@ async def test_http_to_a_grpc_port() -> None:
 
 
 async def test_grpc_to_an_http_port() -> None:
-    """An old HTTP server answers the preface of HTTP/2 with a status line."""
-    async with answering(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as address:
+    """An HTTP/1 server responds to the HTTP/2 preface with a status line."""
+    async with responding(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as address:
         message = await failure(f"oip+grpc://{address}")
     assert "it serves HTTP/1 on this port" in message
     assert "oip+http://" in message
 
 
 async def test_plain_http_to_a_port_with_tls() -> None:
-    """A TLS server answers plain text with an alert."""
-    async with answering(b"\x15\x03\x03\x00\x02\x02\x46") as address:
+    """A TLS server responds to plain text with an alert."""
+    async with responding(b"\x15\x03\x03\x00\x02\x02\x46") as address:
         message = await failure(f"oip+http://{address}")
     assert "it needs TLS on this port" in message
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 async def test_plain_to_a_gateway_with_tls(carrier: str, tmp_path: Path) -> None:
-    """The text says what the port needs, and which key adds it."""
+    """The error names TLS and the key that enables it."""
     certificate = trustme.CA().issue_cert("127.0.0.1")
     certificate.private_key_pem.write_to_path(tmp_path / "server.key")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
@@ -93,7 +93,7 @@ async def test_plain_to_a_gateway_with_tls(carrier: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 async def test_tls_to_a_plain_gateway(carrier: str) -> None:
-    """The text says that the port has no TLS, and which key is too much."""
+    """The error names the missing TLS and the key to remove."""
     async with running(CONFIG) as gateway:
         url = f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}"
         message = await failure(url, TlsConfig())

@@ -1,4 +1,4 @@
-"""What the tests of workers share: a gateway of two, what it says of each, and clients of either."""
+"""Shared by the tests of workers: a gateway of two, the state of each, and clients of either."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def two_workers(
 
 
 def ask(connection: HTTPConnection, model: str = "simple", body: str = BODY) -> int:
-    """Send one inference and return the answer's status."""
+    """Send one inference and return the response's status."""
     connection.request("POST", f"/v2/models/{model}/infer", body)
-    answer = connection.getresponse()
-    answer.read()
-    return answer.status
+    response = connection.getresponse()
+    response.read()
+    return response.status
 
 
 def connect(running: Running) -> HTTPConnection:
@@ -81,12 +81,12 @@ def of_workers(running: Running, name: str) -> dict[int, float]:
 
 
 def calls(running: Running) -> float:
-    """Return how many calls all have answered."""
+    """Return the number of calls with a reply."""
     return sum(float(value) for value in _CALLS.findall(metrics(running)))
 
 
 def in_flight(running: Running) -> float:
-    """Return how many bytes of requests the workers hold."""
+    """Return the bytes of requests that the workers hold."""
     (found,) = _IN_FLIGHT.findall(metrics(running))
     return float(found)
 
@@ -112,7 +112,7 @@ def connected_to(running: Running, worker: int) -> HTTPConnection:
 
 
 def pids(running: Running) -> dict[int, int]:
-    """Return the processes of the workers, as the log tells them last."""
+    """Return the process ids of the workers, by the last lines of the log."""
     lines = [json.loads(line) for line in list(running.log) if line.startswith("{")]
     return {line["worker"]: line["pid"] for line in lines if line["event"] == "worker started"}
 
@@ -124,7 +124,7 @@ def events(running: Running, name: str) -> list[dict[str, Any]]:
 
 
 def eventually(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait until something outside of this process holds."""
+    """Wait until a condition outside of this process holds."""
     end = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < end, "it does not come about"
@@ -145,13 +145,13 @@ def end(pid: int, number: signal.Signals) -> None:
 
 
 class Load:
-    """Clients that ask one question after another, each on a thread.
+    """Clients that send one request after another, each on a thread.
 
     Args:
-        running: Who is asked.
-        clients: How many ask.
-        keep: Ask over one connection as long as it lasts; else each question has its own.
-        grpc: Ask over gRPC, whether the server lives; else over HTTP, for an inference.
+        running: The gateway.
+        clients: The number of clients.
+        keep: Keep one connection as long as it lasts; else each request has its own.
+        grpc: Request liveness over gRPC; else an inference over HTTP.
     """
 
     def __init__(

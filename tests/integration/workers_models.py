@@ -19,7 +19,7 @@ OUTPUTS = (Tensor("OUTPUT0", Datatype.INT32, (-1, 16)), Tensor("OUTPUT1", Dataty
 
 @declares(inputs=INPUTS, outputs=OUTPUTS)
 def slow(inputs: Arrays) -> Arrays:
-    """Answer as `simple` does, after a while."""
+    """Reply as `simple` does, after a while."""
     time.sleep(SLOW_S)
     found: Arrays = examples.simple(inputs)
     return found
@@ -27,7 +27,7 @@ def slow(inputs: Arrays) -> Arrays:
 
 @declares(inputs=INPUTS, outputs=OUTPUTS)
 class Fatal:
-    """Ends its process where there is a certain file, as broken native code would: without a word."""
+    """Ends its process where a file exists, as broken native code would: without a message."""
 
     def __init__(self, flag: str) -> None:
         if Path(flag).exists():
