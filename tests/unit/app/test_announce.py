@@ -1,4 +1,4 @@
-"""What the log says at start: addresses, models, and a command to try."""
+"""The log lines of the start: addresses, models, and an example command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose callers share calls, built as the configuration says."""
+"""Batching and caching of models, built from the configuration."""
 
 from __future__ import annotations
 

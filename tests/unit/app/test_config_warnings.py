@@ -1,4 +1,4 @@
-"""What `gateway validate` finds in a file that is correct."""
+"""Warnings and suggestions of `gateway validate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may change the gateway over the admin port, and how."""
+"""Changes of the gateway over the admin port: who may make them, and how."""
 
 from __future__ import annotations
 

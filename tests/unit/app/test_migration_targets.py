@@ -1,4 +1,4 @@
-"""What is refused about the routes and targets of migrations."""
+"""Which routes and targets of migrations are rejected."""
 
 from __future__ import annotations
 

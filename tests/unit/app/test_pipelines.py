@@ -1,4 +1,4 @@
-"""Pipelines in a whole gateway: where steps go, what is counted, and what limits hold."""
+"""Pipelines in a whole gateway: routes of steps, metrics, and limits."""
 
 from __future__ import annotations
 

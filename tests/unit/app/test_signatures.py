@@ -1,4 +1,4 @@
-"""Tests of metadata from YAML: alone, and laid over what a target says."""
+"""Metadata from YAML: alone, and merged with the metadata of a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status names why a route gets no calls."""
+"""The status reports why a route gets no calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused with several workers, each with its place in the file."""
+"""What is rejected with several workers, with the position in the file."""
 
 from __future__ import annotations
 

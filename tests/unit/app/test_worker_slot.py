@@ -1,4 +1,4 @@
-"""Shares of what all workers have together, and how many workers a machine bears."""
+"""Shares of resources among workers, and the number of workers of a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read, change and see payloads over the admin port."""
+"""Access to the admin port: who may read, change and see payloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events: bounded listeners, and what they get."""
+"""Server-sent events: bounded listeners, and the events they receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages offer."""
+"""The buttons of the admin pages."""
 
 from __future__ import annotations
 

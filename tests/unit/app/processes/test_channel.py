@@ -1,4 +1,4 @@
-"""What a supervisor and a worker say to one another, and that each hears when the other has gone."""
+"""The channel between supervisor and worker: messages, setup, and the exit of either side."""
 
 from __future__ import annotations
 

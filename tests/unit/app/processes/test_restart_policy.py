@@ -1,4 +1,4 @@
-"""When a worker that died comes back, and when it is given up."""
+"""When a dead worker is restarted, and when the supervisor gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in packets: whole whatever their size, and left out whole when an end begins anew."""
+"""Messages in packets: complete whatever their size, and skipped when a peer restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The addresses that workers share are had once, by the supervisor."""
+"""Addresses that workers share are opened once, by the supervisor."""
 
 from __future__ import annotations
 

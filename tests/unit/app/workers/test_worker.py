@@ -1,4 +1,4 @@
-"""What a worker says while it starts."""
+"""The log level of a worker while it starts."""
 
 from __future__ import annotations
 
