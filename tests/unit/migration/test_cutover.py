@@ -230,10 +230,10 @@ def test_on_trip_pause_keeps_the_step() -> None:
 @pytest.mark.parametrize(("at_step", "expected"), [(None, ("mirroring", 0, 0.0)),
                                                    (0, ("mirroring", 0, 0.0)),
                                                    (2, ("baking", 2, 50.0))])  # fmt: skip
-def test_the_next_attempt_starts_at_the_mirror_or_a_given_step(
+def test_resume_starts_at_the_mirror_or_the_requested_step(
     at_step: int | None, expected: tuple[str, int, float]
 ) -> None:
-    """After a trip only `resume` begins again, at the mirror or where it is told to."""
+    """Only `resume` starts another attempt after a trip."""
     run = reach(Phase.BAKING).seconds(2, replace(GOOD, guards=(TRIPS,)))
     attempt = run.state.attempt
     run.do("resume", at_step=at_step)

@@ -141,10 +141,8 @@ def slow(seconds: float, factor: float = 2.0) -> list[Evidence]:
         ("latency: {p99_ratio: 1.3}", "latency.p99_ratio", 20.0),
     ],
 )
-def test_latency_trips_after_two_checks_ten_seconds_apart(
-    text: str, guard: str, seconds: float
-) -> None:
-    """The first check has one call, which bounds the latency from below but no ratio."""
+def test_latency_trips_after_two_failed_checks(text: str, guard: str, seconds: float) -> None:
+    """Checks are ten seconds from each other; the first one has one call, and no ratio yet."""
     assert judged(text, slow(seconds))[guard][0] == "undecided"
     assert judged(text, slow(seconds + 0.01))[guard][0] == "trips"
     assert judged(text, slow(60.0, factor=1.0))[guard][0] == "holds"
