@@ -1,4 +1,4 @@
-"""Tests of the limits on connections: their defaults, and what is logged."""
+"""The limits on connections: their defaults, and their log lines."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ REPLY = InferResponse(model=ModelRef("m"), outputs=())
 
 
 class Server:
-    """Answers when the test lets it, and says whether its client was closed.
+    """Replies when the test permits it, and records whether its client was closed.
 
     Args:
-        may_probe: Set when the server answers probes.
+        may_probe: Set when the server replies to probes.
     """
 
     def __init__(self, may_probe: asyncio.Event) -> None:
@@ -57,7 +57,7 @@ class Server:
 
 
 class Names:
-    """What names stand for, and an upstream that follows them."""
+    """Names with their addresses, and an upstream that follows them."""
 
     def __init__(self, *urls: str, leave_s: float = 60.0) -> None:
         self.clock = FakeClock()

@@ -1,4 +1,4 @@
-"""Tests of what a listener may offer to other machines."""
+"""Features of a listener that other machines may use."""
 
 from __future__ import annotations
 

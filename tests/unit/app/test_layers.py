@@ -1,4 +1,4 @@
-"""Chains are built in the order of the table, and inference leaves out what does not concern it."""
+"""Chains are built in the order of the table, and inference skips layers of other calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes of a configuration are applied while the gateway runs, and what is kept."""
+"""Changes of a configuration that a running gateway applies, and the parts that it keeps."""
 
 from __future__ import annotations
 

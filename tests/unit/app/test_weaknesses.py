@@ -1,4 +1,4 @@
-"""The table of known weaknesses: what concerns a server, a test for each row, and the page."""
+"""The table of known weaknesses: affected servers, a test for each row, and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is rejected with several workers, with the position in the file."""
+"""Settings that are rejected with several workers, with their positions in the file."""
 
 from __future__ import annotations
 

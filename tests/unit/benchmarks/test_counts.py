@@ -32,7 +32,7 @@ def test_reports_growth_of_more_than_three_percent(instructions: int, problems: 
 
 
 def test_shows_the_change_since_the_record() -> None:
-    """Each path has a row, with the change of its instructions."""
+    """Each way has a row, with the change of its instructions."""
     text = table([Count("json-grpc", 500_000, 1, 2, 3)], {"json-grpc": COUNT})
     assert text.splitlines()[-1] == "| json-grpc | 500,000 | +25.0% | 1 | 2 | 3 |"
 
@@ -60,8 +60,8 @@ def test_keeps_the_record_of_the_other_build(
     assert load(path)["json-grpc"].instructions == 300_000
 
 
-def test_every_path_is_recorded() -> None:
-    """The record in the repository has every path of both builds."""
+def test_every_way_is_recorded() -> None:
+    """The record in the repository has every way of both builds."""
     document = json.loads((_ROOT / "benchmarks" / "counts.json").read_text())
     names = [way.name for way in all_ways()]
     recorded = {
@@ -77,14 +77,14 @@ def test_reports_a_missing_valgrind(monkeypatch: pytest.MonkeyPatch) -> None:
         measure("", lambda _text: None)
 
 
-def test_an_unknown_path_lists_the_known_ones() -> None:
+def test_an_unknown_way_lists_the_known_ones() -> None:
     """A name without a match is an error."""
     with pytest.raises(CannotCountError, match="no way has 'x' in its name: json-grpc"):
         measure("x", lambda _text: None)
 
 
 @pytest.mark.timeout(120)
-def test_runs_each_path_in_two_processes(tmp_path: Path) -> None:
+def test_runs_each_way_in_two_processes(tmp_path: Path) -> None:
     """The process below valgrind forks a short and a long run, which both succeed."""
     words = [sys.executable, "-m", "benchmarks.counted", str(tmp_path), "json-noop"]
     subprocess.run(words, check=True, cwd=_ROOT)

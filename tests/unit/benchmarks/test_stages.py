@@ -11,7 +11,7 @@ _BEYOND_THE_MODEL = {"upstream", "encode_call", "client transport", "canned serv
 
 @pytest.mark.parametrize("way", ways(), ids=lambda way: way.name)
 def test_splits_a_request_into_stages(way: Way) -> None:
-    """Each path has every stage between its ends, and their sum is the whole."""
+    """Each way has every stage between its ends, and their sum is the whole."""
     rows = measure(way.name, lambda _text: None, batches=1)
     found = {row.stage: row.us for row in rows}
     ends = {"loop and load", "server transport", "decode_call", "frontend", "encode_reply"}
@@ -24,7 +24,7 @@ def test_splits_a_request_into_stages(way: Way) -> None:
 
 
 def test_profiles_the_functions_of_a_request() -> None:
-    """The profile of a path has functions of the gateway."""
+    """The profile of a way has functions of the gateway."""
     found = profile("json-noop", lambda _text: None, requests=320)
     assert "json-noop, 320 requests" in found
     assert "frontend.py" in found

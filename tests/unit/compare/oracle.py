@@ -139,7 +139,7 @@ def hard_bits(datatype: Datatype) -> tuple[int, ...]:
 def random_bits(
     datatype: Datatype, count: int, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Return *count* pairs of patterns: hard, random, equal, and a few steps apart."""
+    """Return *count* pairs of patterns: hard, random, equal, and close ones."""
     bits = datatype.size_bytes * 8
     hard = np.array(hard_bits(datatype), np.uint64)
     top = 1 if datatype is Datatype.BOOL else (1 << bits) - 1

@@ -93,7 +93,7 @@ def test_every_section_is_described(name: str, found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("key", "required"), KEYS)
 def test_every_key_is_described(key: dict[str, Any], required: bool) -> None:
-    """The description has complete sentences, of which the last one is the default."""
+    """The description has complete sentences, of which the last one states the default."""
     text = key.get("description", "")
     assert is_whole_sentences(text), text
     is_section = "$ref" in key

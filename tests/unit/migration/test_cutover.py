@@ -146,7 +146,7 @@ def test_an_undecided_step_pauses_after_max_wait() -> None:
 
 
 def test_a_step_waits_for_its_approval() -> None:
-    """`max_wait_s` does not apply meanwhile, and guards still count after `approve`."""
+    """`max_wait_s` does not apply to this wait, and guards still count after `approve`."""
     run = Run(replace(PLAN, approve=(50.0,), max_wait_s=60)).do("start").seconds(300)
     assert ("waiting_for_approval", 1, 1.0) == run.at
     assert "50%, after approval" == next_text(run.plan, run.state, [])
@@ -428,7 +428,7 @@ def test_failures_trip_soon_after_many_good_calls(rate: float, most: int) -> Non
 
 
 def test_a_rate_below_the_limit_never_trips() -> None:
-    """0.5 % with a limit of 1 %: no trip in 20 runs of 20 000 calls, in groups of any size."""
+    """A rate of 0.5 % with a limit of 1 % trips in none of 20 runs, whatever the group size."""
     plan = replace(PLAN, errors_below=0.01, guards=())
     draw = np.random.default_rng(2).random
     for number in range(20):

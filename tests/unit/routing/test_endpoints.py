@@ -297,7 +297,7 @@ async def test_a_recovered_server_receives_calls_after_a_long_outage() -> None:
 
 
 async def test_one_trial_runs_at_a_time() -> None:
-    """The other endpoints receive the calls meanwhile."""
+    """The other endpoints receive the calls until it ends."""
     endpoints, services, clock = several(2)
     fail(services[0], DOWN)
     await send_calls(endpoints, 10)

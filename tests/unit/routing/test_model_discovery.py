@@ -122,7 +122,7 @@ async def test_an_unreachable_upstream_may_have_the_model() -> None:
 
 
 async def test_concurrent_calls_share_one_lookup() -> None:
-    """Ten calls send one request to each upstream."""
+    """Ten concurrent calls request the index of an upstream once."""
     one, two = Server("a"), Server("m")
     discover = Discover({"one": one, "two": two})
     await asyncio.gather(*(discover(about("m")) for _ in range(10)))

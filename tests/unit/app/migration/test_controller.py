@@ -1,4 +1,4 @@
-"""CutoverController: decisions of the leader, by what processes report, and what it writes first."""
+"""CutoverController: the leader's decisions by reports, and the order of its writes."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_a_trip_in_one_process_applies_to_all_processes(leader: Leader) ->
 
 @pytest.mark.parametrize("good", [0, 100_000])
 async def test_failures_of_all_processes_are_counted_together(leader: Leader, good: int) -> None:
-    """Two failures per process trip nothing there; the leader counts four and trips."""
+    """Two failures trip no single process; the leader counts four and trips."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     await leader.do("pause")

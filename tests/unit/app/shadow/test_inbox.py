@@ -1,4 +1,4 @@
-"""The inbox of the shadow process: what it reads after the gateway has exited."""
+"""The inbox of the shadow process: messages of a gateway that has exited."""
 
 from __future__ import annotations
 

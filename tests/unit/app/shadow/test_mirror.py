@@ -37,7 +37,7 @@ def reply(value: float = 1.0) -> InferResponse:
 
 
 class Target:
-    """A target that replies when the test says so.
+    """A target that replies when its gate is open.
 
     Attributes:
         calls: All calls, in their order.
@@ -74,7 +74,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Setting:
-    """A mirror of two targets, with what it confirmed."""
+    """A mirror of two targets, with its confirmations."""
 
     def __init__(self, mirror: str = "in_flight: 32") -> None:
         (migration,) = live_migrations(load_text(FILE.format(mirror=mirror)).config)

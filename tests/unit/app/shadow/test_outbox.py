@@ -30,7 +30,7 @@ from tests.unit.captures.kit import FULL, recordable
 
 
 class Shadow:
-    """The other end of the socket, which reads and confirms when the test says so."""
+    """The other end of the socket, which reads and confirms when the test calls it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -118,7 +118,7 @@ async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow])
 async def test_a_full_outbox_rejects_calls_before_recording_them(
     ends: tuple[socket.socket, Shadow],
 ) -> None:
-    """Calls are admitted while there is room; each other call is counted as dropped."""
+    """Calls are admitted while the outbox has room; each other call counts as dropped."""
     ours, _shadow = ends
     made = sampler(outbox_calls=2)
     outbox = Outbox(ours, made)
