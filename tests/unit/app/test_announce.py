@@ -1,4 +1,4 @@
-"""What the log says at start: addresses, models, and a command to try."""
+"""The log lines of the start: addresses, models, and an example command."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def listeners(text: str) -> tuple[ListenerConfig, ...]:
         ),
     ],
 )
-def test_the_command_to_try(
+def test_the_example_command_matches_the_listener(
     listener: str, addresses: dict[str, str], model: str, command: str
 ) -> None:
-    """It works as it stands on the same machine; without Open Inference over HTTP there is none."""
+    """It works on the same machine; without Open Inference over HTTP no command is shown."""
     assert command == example_command(listeners(listener), addresses, model)
 
 
-async def test_models_are_listed_and_the_first_ready_one_is_tried() -> None:
-    """Twenty names are enough for a line."""
+async def test_the_log_lists_models_and_an_example_command() -> None:
+    """The list is cut after twenty names; the command uses the first ready model."""
     entries = [RepositoryEntry("down", "1", ModelState.UNAVAILABLE)]
     entries += [RepositoryEntry(f"m{n}", "1", ModelState.READY) for n in range(30)]
     with capture_logs() as logs:
@@ -73,7 +73,7 @@ async def test_models_are_listed_and_the_first_ready_one_is_tried() -> None:
     ],
 )
 def test_admin_off_opens_no_port(admin: str, address: bool, metrics: bool) -> None:
-    """As `--admin off`: the metrics have a port only if the file says so."""
+    """As with `--admin off`, metrics have a port only if the file sets one."""
     text = f"version: 1\n{UP}listeners: [{{http: 1}}]\nadmin: {admin}\n"
     found = load_text(text).config.admin
     assert isinstance(found, AdminConfig)
@@ -88,8 +88,8 @@ async def is_ready() -> bool:
     return True
 
 
-async def test_a_default_port_of_the_metrics_in_use_is_a_sentence() -> None:
-    """Beside a Triton it is not free: the line has the other address of the same page."""
+async def test_a_used_default_metrics_port_is_logged() -> None:
+    """The log line has the other address of the page; an explicit port fails."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         free, used = Address("127.0.0.1", 0), Address("127.0.0.1", port)
@@ -107,6 +107,6 @@ async def test_a_default_port_of_the_metrics_in_use_is_a_sentence() -> None:
                 "instead": f"http://{address}/metrics",
             }
         ] == [line for line in logs if "metrics" in line["event"]]
-        asked_for = AdminConfig(address=free, metrics=used)
+        explicit = AdminConfig(address=free, metrics=used)
         with pytest.raises(OSError, match=f"metrics: .*{port}"):
-            await start_pages(asked_for, page, is_ready)
+            await start_pages(explicit, page, is_ready)

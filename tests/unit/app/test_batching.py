@@ -1,4 +1,4 @@
-"""Models whose callers share calls, built as the configuration says."""
+"""Batching and caching of models, built from the configuration."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def ints(name: str, *values: int) -> Tensor:
     return array_tensor(name, np.array(values, np.int32).reshape(-1, 1))
 
 
-def ask(model: str, value: int, **context: Any) -> InferRequest:
+def infer_request(model: str, value: int, **context: Any) -> InferRequest:
     return InferRequest(
         model=ModelRef(model), inputs=(ints("x", value),), context=Context(**context)
     )
 
 
-def answer(call: Any) -> Any:
+def reply_to(call: Any) -> Any:
     if isinstance(call, ModelMetadataRequest):
         return BATCHES
     if isinstance(call, ModelConfigRequest):
@@ -92,8 +92,8 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 # --- an upstream's models ---
 
 
-def test_nothing_to_share_is_no_layer(metrics: Metrics) -> None:
-    """Models that say nothing of it, or run in the gateway, leave an upstream as it is."""
+def test_models_without_sharing_add_no_layer(metrics: Metrics) -> None:
+    """Models without batching or cache, or of the gateway itself, add none to an upstream."""
     target = ScriptedService()
     assert not is_shared(ModelConfig())
     assert target is upstream(
@@ -101,14 +101,14 @@ def test_nothing_to_share_is_no_layer(metrics: Metrics) -> None:
     )
 
 
-async def test_callers_of_an_upstreams_model_share_a_call(metrics: Metrics) -> None:
-    """Requests for the model by its name are one call; others go as they come."""
-    target = ScriptedService(always=answer)
+async def test_calls_of_an_upstream_model_are_batched(metrics: Metrics) -> None:
+    """Requests for the configured model are one call; others are sent unchanged."""
+    target = ScriptedService(always=reply_to)
     service = upstream(target, metrics, m=BATCHED)
-    replies = await asyncio.gather(*[service(ask("m", value)) for value in (1, 2)])
+    replies = await asyncio.gather(*[service(infer_request("m", value)) for value in (1, 2)])
     assert [[2], [4]] == [values(reply) for reply in replies]
     assert [(2, 1)] == [call.inputs[0].shape for call in inferences(target)]
-    await asyncio.gather(*[service(ask("n", value)) for value in (1, 2)])
+    await asyncio.gather(*[service(infer_request("n", value)) for value in (1, 2)])
     assert 3 == len(inferences(target))
     assert 2 == sample(metrics, "gateway_batch_rows_sum", model="m")
     assert 2 == sample(metrics, "gateway_batch_requests_sum", model="m")
@@ -116,14 +116,14 @@ async def test_callers_of_an_upstreams_model_share_a_call(metrics: Metrics) -> N
     assert 0 == sample(metrics, "gateway_batch_refused_total", model="m")
 
 
-async def test_what_crosses_keeps_calls_apart(metrics: Metrics) -> None:
-    """Headers that the upstream sees are in the joined call; others neither cross nor matter."""
-    target = ScriptedService(always=answer)
+async def test_forwarded_headers_separate_batches(metrics: Metrics) -> None:
+    """Only headers that the upstream receives separate calls; others are not forwarded."""
+    target = ScriptedService(always=reply_to)
     service = upstream(target, metrics, m=ModelConfig(batching=BatchingConfig(max_delay=0.05)))
     calls = [
-        ask("m", 1, metadata=(("x-tenant", "a"), ("user-agent", "1")), request_id="r1"),
-        ask("m", 2, metadata=(("x-tenant", "a"), ("user-agent", "2")), request_id="r2"),
-        ask("m", 3, metadata=(("x-tenant", "b"),)),
+        infer_request("m", 1, metadata=(("x-tenant", "a"), ("user-agent", "1")), request_id="r1"),
+        infer_request("m", 2, metadata=(("x-tenant", "a"), ("user-agent", "2")), request_id="r2"),
+        infer_request("m", 3, metadata=(("x-tenant", "b"),)),
     ]
     await asyncio.gather(*map(service, calls))
     seen = {dict(call.context.metadata)["x-tenant"]: call for call in inferences(target)}
@@ -134,12 +134,12 @@ async def test_what_crosses_keeps_calls_apart(metrics: Metrics) -> None:
     assert ((("x-tenant", "a"),), "r1") == (context.metadata, context.request_id)
 
 
-async def test_one_tenant_does_not_get_anothers_answer(metrics: Metrics) -> None:
-    """A kept answer is for callers with the same headers that cross."""
-    target = ScriptedService(always=answer)
+async def test_cached_replies_are_separated_by_forwarded_headers(metrics: Metrics) -> None:
+    """A cached reply serves only callers with the same forwarded headers."""
+    target = ScriptedService(always=reply_to)
     service = upstream(target, metrics, m=ModelConfig(cache=CacheConfig()))
     for tenant in ("a", "b", "a"):
-        await service(ask("m", 1, metadata=(("x-tenant", tenant),)))
+        await service(infer_request("m", 1, metadata=(("x-tenant", tenant),)))
     assert 2 == len(inferences(target))
     assert 1 == sample(metrics, "gateway_cache_lookups_total", model="m", outcome="hit")
     assert 2 == sample(metrics, "gateway_cache_lookups_total", model="m", outcome="miss")
@@ -147,26 +147,26 @@ async def test_one_tenant_does_not_get_anothers_answer(metrics: Metrics) -> None
     assert 2 * 1028 == sample(metrics, "gateway_cache_bytes", model="m")
 
 
-async def test_what_is_answered_from_memory_is_in_no_batch(metrics: Metrics) -> None:
-    """The cache is asked first; what it lacks goes in batches."""
-    target = ScriptedService(always=answer)
+async def test_cached_replies_bypass_the_batch(metrics: Metrics) -> None:
+    """The cache is checked first; only misses are batched."""
+    target = ScriptedService(always=reply_to)
     config = ModelConfig(cache=CacheConfig(max_bytes=1028), batching=BATCHED.batching)
     service = upstream(target, metrics, m=config)
-    await asyncio.gather(*[service(ask("m", value)) for value in (1, 2)])
-    assert [4] == values(await service(ask("m", 2)))
+    await asyncio.gather(*[service(infer_request("m", value)) for value in (1, 2)])
+    assert [4] == values(await service(infer_request("m", 2)))
     assert 1 == len(inferences(target))
     dropped = "gateway_cache_dropped_total"
     assert 1 == sample(metrics, dropped, model="m", reason="evicted")
 
 
-async def test_protocols_meet_in_a_batch(metrics: Metrics) -> None:
-    """A caller whose protocol keeps the batch size apart shares a call with one that does not."""
-    target = ScriptedService(always=answer)
+async def test_calls_of_different_protocols_share_a_batch(metrics: Metrics) -> None:
+    """One call has a separate batch size, the other one has it in its shapes."""
+    target = ScriptedService(always=reply_to)
     service = upstream(target, metrics, m=BATCHED)
-    apart = ask("m", 1, needs=frozenset({Need.BATCHING})).changed(
+    separate = infer_request("m", 1, needs=frozenset({Need.BATCHING})).changed(
         inputs=(Tensor("x", None, None, ints("x", 1).data),), batch_size=1
     )
-    one, two = await asyncio.gather(service(apart), service(ask("m", 2)))
+    one, two = await asyncio.gather(service(separate), service(infer_request("m", 2)))
     assert [(1, (1,)), (None, (1, 1))] == [
         (reply.batch_size, reply.outputs[0].shape) for reply in (one, two)
     ]
@@ -174,8 +174,8 @@ async def test_protocols_meet_in_a_batch(metrics: Metrics) -> None:
     assert 1 == len(inferences(target))
 
 
-async def test_questions_to_the_server_pass() -> None:
-    """A call about no model goes to the upstream itself."""
+async def test_server_calls_reach_the_upstream() -> None:
+    """A call without a model is passed to the upstream itself."""
     assert await PerModelService(ScriptedService(True), {})(ServerLiveRequest())
 
 
@@ -207,8 +207,8 @@ def pair(value: int, **context: Any) -> InferRequest:
     return InferRequest(model=ModelRef("simple"), inputs=inputs, context=Context(**context))
 
 
-async def test_callers_of_an_own_model_share_a_call(metrics: Metrics) -> None:
-    """The model runs once, and headers of callers do not matter to it."""
+async def test_calls_of_a_local_model_are_batched(metrics: Metrics) -> None:
+    """The model runs once, whatever the headers of the callers."""
     async with own("batching: {max_delay: 5s}", metrics) as service:
         calls = [service(pair(n, metadata=(("user-agent", str(n)),))) for n in (1, 2)]
         replies = await asyncio.gather(*calls)
@@ -216,8 +216,8 @@ async def test_callers_of_an_own_model_share_a_call(metrics: Metrics) -> None:
     assert 1 == sample(metrics, "gateway_batch_rows_count", model="simple")
 
 
-async def test_answers_of_an_own_model_are_kept(metrics: Metrics) -> None:
-    """The same request is answered once, whoever asks."""
+async def test_replies_of_a_local_model_are_cached(metrics: Metrics) -> None:
+    """A repeated request of another client is a cache hit."""
     async with own("cache: {max_age: 1m}", metrics) as service:
         for agent in ("one", "two"):
             found = await service(pair(3, metadata=(("user-agent", agent),)))
@@ -237,8 +237,8 @@ async def test_answers_of_an_own_model_are_kept(metrics: Metrics) -> None:
         ("batching: {max_delay: 0s}", 2),
     ],
 )
-async def test_calls_in_hand(text: str, calls: int, metrics: Metrics) -> None:
-    """As many as the model has instances, two at an upstream, or what the file says."""
+async def test_batches_in_flight_are_limited(text: str, calls: int, metrics: Metrics) -> None:
+    """The limit is the number of instances, two for an upstream, or the configured one."""
     header = "version: 1\nlisteners: [{http: 8000}]\nmodels:\n  m:\n    "
     config = load_text(header + text).config.models["m"]
     waiting = asyncio.Event()
@@ -249,11 +249,11 @@ async def test_calls_in_hand(text: str, calls: int, metrics: Metrics) -> None:
         if isinstance(call, InferRequest):
             seen += 1
             await waiting.wait()
-        return answer(call)
+        return reply_to(call)
 
     service = build_chain("model in process", target, model_parts("m", config, metrics))
     # Requests of other priorities are other batches.
-    requests = [ask("m", value).changed(priority=value) for value in range(8)]
+    requests = [infer_request("m", value).changed(priority=value) for value in range(8)]
     tasks = [asyncio.ensure_future(service(request)) for request in requests]
     await settle()
     await settle()  # questions about the model come first

@@ -19,8 +19,8 @@ models:
 """
 
 
-def test_a_good_file_has_no_problems() -> None:
-    """Known names and options pass."""
+def test_a_valid_file_has_no_problems() -> None:
+    """Known names and options are accepted."""
     assert [] == check(load_text(GOOD))
 
 
@@ -42,10 +42,10 @@ def test_a_good_file_has_no_problems() -> None:
         ("FP32", "FP31", 11, "tensor 'x' has an unknown datatype 'FP31'"),
     ],
 )
-def test_names_that_stand_for_nothing_are_found(
+def test_unknown_names_and_options_are_reported(
     old: str, new: str, line: int, message: str
 ) -> None:
-    """Each problem has its line and says what there is instead."""
+    """Each problem has its line and the expected values."""
     (problem,) = check(load_text(GOOD.replace(old, new)))
     assert line == problem.position[0]
     assert message in problem.message
@@ -62,8 +62,8 @@ upstreams: {up: {url: http://h:8000}}
 """
 
 
-def test_what_strict_security_forbids_passed_the_check() -> None:
-    """A file with which the gateway does not start because of `security.strict` has problems."""
+def test_violations_of_strict_security_passed_the_check() -> None:
+    """A file that `security.strict` keeps from starting has problems."""
     assert [] == check(load_text(OPEN.replace("STRICT", "false")))
     problems = check(load_text(OPEN.replace("STRICT", "true")))
     assert ["listeners[0].grpc", "listeners[0].streams[0].address"] == [
@@ -112,8 +112,8 @@ routes:
     ("model", "reason", "lines"),
     [("dialog", "timeout", [8]), ("dialog", "unsent", []), ("other", "timeout", [])],
 )
-def test_calls_of_sequences_are_not_repeated(model: str, reason: str, lines: list[int]) -> None:
-    """A route to a model that holds sequences repeats only what was not sent."""
+def test_retries_of_sequences_are_reported(model: str, reason: str, lines: list[int]) -> None:
+    """A route to a stateful model may retry unsent calls only, and may not hedge."""
     text = STATEFUL.replace("MODEL", model).replace("REASON", reason)
     problems = check(load_text(text))
     assert lines == [problem.position[0] for problem in problems]
@@ -126,14 +126,14 @@ def test_calls_of_sequences_are_not_repeated(model: str, reason: str, lines: lis
     ("ready", "found"), [("nowhere", "unknown route 'nowhere'"), ("[]", "no route")]
 )
 def test_required_routes_must_exist(ready: str, found: str) -> None:
-    """The error lists the routes there are, default routes included."""
+    """The error lists the known routes, default routes included."""
     (problem,) = check(load_text(GOOD + f"lifecycle: {{ready: {ready}}}\n"))
     assert f"{found}; expected 'any', 'all', or a list of own, upstreams" == problem.message
     assert [] == check(load_text(GOOD + "lifecycle: {ready: [own, upstreams]}\n"))
 
 
-def test_a_carrier_that_a_protocol_lacks() -> None:
-    """The error lists the carriers there are."""
+def test_an_unsupported_carrier_is_reported() -> None:
+    """The error lists the supported carriers."""
     text = GOOD.replace("http://h:8000", "oip+tcp://h:8000").replace("    passthrough: up\n", "")
     (problem,) = check(load_text(text))
     assert "protocol 'oip' does not support 'tcp'; expected http, grpc" == problem.message
@@ -154,8 +154,10 @@ def test_a_carrier_that_a_protocol_lacks() -> None:
         ("/", "[grps]", "customized[0].path is '/': expected a plain path"),
     ],
 )
-def test_paths_of_a_protocols_own(path: str, protocols: str, message: str) -> None:
-    """Options of one protocol cannot take the paths of another on the same listener."""
+def test_custom_paths_must_not_belong_to_other_protocols(
+    path: str, protocols: str, message: str
+) -> None:
+    """The conflict counts only between protocols of the same listener."""
     text = f"""
 version: 1
 listeners:
@@ -178,15 +180,15 @@ upstreams:
 """
 
 
-def test_a_stream_of_a_protocol_that_has_one() -> None:
-    """GraphPipe over a byte stream, both ways, is right; so is a default model of its own."""
+def test_a_stream_of_a_supported_protocol_is_valid() -> None:
+    """GraphPipe works over byte streams; its default model may be an option of its own."""
     assert [] == check(load_text(STREAM))
     own = STREAM.replace("default_model: digits", "options: {graphpipe: {default_model: digits}}")
     assert [] == check(load_text(own))
 
 
-def test_a_stream_whose_requests_name_models_needs_no_default() -> None:
-    """One of brpc serves whatever is asked for."""
+def test_a_brpc_stream_needs_no_default_model() -> None:
+    """Its requests name their models."""
     changed = STREAM.replace("protocol: graphpipe", "protocol: grps")
     assert [] == check(load_text(changed.replace("    default_model: digits\n", "")))
 
@@ -199,8 +201,8 @@ def test_a_stream_whose_requests_name_models_needs_no_default() -> None:
         ("    default_model: digits\n", "", "a graphpipe stream names no model"),
     ],
 )
-def test_a_stream_that_cannot_work_is_found(old: str, new: str, message: str) -> None:
-    """What could answer no request is a problem of the file."""
+def test_an_invalid_stream_is_reported(old: str, new: str, message: str) -> None:
+    """A stream that could serve no request is a problem of the file."""
     (problem,) = check(load_text(STREAM.replace(old, new)))
     assert message in problem.message
     assert 4 == problem.position[0]
@@ -216,8 +218,8 @@ models:
 """
 
 
-def test_batches_that_fit_the_signature() -> None:
-    """Batches of what the signature says are right."""
+def test_batch_sizes_within_the_signature_are_valid() -> None:
+    """Preferred sizes up to `max_batch_size` are accepted."""
     assert [] == check(load_text(BATCHED))
 
 
@@ -228,8 +230,8 @@ def test_batches_that_fit_the_signature() -> None:
         ("[4, 8]", "[4, 9]", "preferred size 9 exceeds 'max_batch_size' 8 of the signature"),
     ],
 )
-def test_batches_that_cannot_be(old: str, new: str, message: str) -> None:
-    """What the signature rules out is a problem of the file, at its place."""
+def test_batch_sizes_beyond_the_signature_are_reported(old: str, new: str, message: str) -> None:
+    """The problem has the path of the batching section."""
     (problem,) = check(load_text(BATCHED.replace(old, new)))
     assert "models.far.batching" == problem.path
     assert message in problem.message

@@ -1,4 +1,4 @@
-"""What `gateway validate` finds in a file that is correct."""
+"""Warnings and suggestions of `gateway validate`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ routes:
 """
 
 
-def test_a_good_file_has_no_warnings() -> None:
-    """Neither one nor the other."""
+def test_a_valid_file_has_no_warnings() -> None:
+    """It has no problems either."""
     loaded = load_text(GOOD)
     assert ([], []) == (check(loaded), warnings(loaded))
 
@@ -38,8 +38,8 @@ def test_a_good_file_has_no_warnings() -> None:
         ("routes:", "models: {m: {backend: onnx, path: m}}\nroutes:", 6, "no such file: nowhere/m"),
     ],
 )
-def test_warnings(old: str, new: str, line: int, text: str) -> None:
-    """Each has its line and says what happens."""
+def test_warnings_have_a_line_and_a_reason(old: str, new: str, line: int, text: str) -> None:
+    """Each warning describes the effect of the setting."""
     found = warnings(load_text(GOOD.replace(old, new), directory=Path("nowhere")))
     assert (line, True) == (found[0].position[0], text in found[0].message)
 
@@ -53,14 +53,14 @@ def test_warnings(old: str, new: str, line: int, text: str) -> None:
         ('{model: "a*"}', '{model: "*a"}'),
     ],
 )
-def test_a_route_that_gets_some_calls_is_no_warning(earlier: str, later: str) -> None:
-    """Where patterns overlap in part, or conditions differ, nothing is said."""
+def test_partly_shadowed_routes_have_no_warning(earlier: str, later: str) -> None:
+    """Patterns that overlap in part, and different conditions, are fine."""
     text = GOOD.replace("{model: a}", earlier).replace('{model: "b*"}', later)
     assert [] == warnings(load_text(text))
 
 
-def test_a_file_without_upstreams_and_models() -> None:
-    """It is correct, and serves nothing."""
+def test_a_file_without_upstreams_and_models_has_a_warning() -> None:
+    """The file is valid, but the gateway serves nothing."""
     (found,) = warnings(load_text("version: 1\nlisteners: [{http: 8000}]\n"))
     assert "there is no upstream and no model" in found.message
 
@@ -74,7 +74,7 @@ def test_a_file_without_upstreams_and_models() -> None:
     ],
 )
 def test_a_port_used_twice_is_an_error(change: str, path: str) -> None:
-    """The gateway could not start; port 0 and other addresses of one port are no clash."""
+    """Port 0, and one port on different addresses, do not conflict."""
     (found,) = check(load_text(GOOD.replace("grpc: 8001", change)))
     assert (path, True) == (found.path, "is used twice" in found.message)
     assert [] == check(load_text(GOOD.replace("grpc: 8001", "grpc: '127.0.0.2:8000'")))
@@ -90,8 +90,8 @@ def test_a_port_used_twice_is_an_error(change: str, path: str) -> None:
         ("grpc: 8001", "zzzzz: 8001", "unknown key"),
     ],
 )
-def test_an_unknown_key_names_the_nearest(old: str, new: str, hint: str) -> None:
-    """Of the keys of its own section."""
+def test_an_unknown_key_suggests_the_nearest_key(old: str, new: str, hint: str) -> None:
+    """The suggestion is a key of the same section."""
     with pytest.raises(ConfigError) as caught:
         load_text(GOOD.replace(old, new, 1))
     assert hint in [problem.message for problem in caught.value.problems]

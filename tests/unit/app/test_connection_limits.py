@@ -1,4 +1,4 @@
-"""Tests of the limits on connections: their defaults, and what is logged."""
+"""The limits on connections: their defaults, and their log lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.transports.net.sockets import max_descriptors, raise_descriptor_lim
     ("limit", "per_address", "expected"),
     [(0, 0, (500, 250)), (100, 0, (100, 100)), (0, 7, (500, 7)), (100, 7, (100, 7))],
 )
-def test_connections_follow_the_descriptors(
+def test_connection_limits_derive_from_descriptors(
     limit: int, per_address: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the descriptors are for connections, and half of these for one address."""
@@ -41,10 +41,10 @@ def test_connections_follow_the_descriptors(
 
 
 @pytest.mark.parametrize(("upstreams", "expected"), [(100, 450), (900, 250)])
-def test_connections_to_upstreams_come_first(
+def test_upstream_connections_reduce_the_client_limit(
     upstreams: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of what they leave is for clients, and a quarter of all descriptors at least."""
+    """Clients get half of the rest, and at least a quarter of all descriptors."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     count = ConnectionCount(0, 0, upstreams)
     entered = 0
@@ -54,8 +54,8 @@ def test_connections_to_upstreams_come_first(
     assert expected == entered
 
 
-def test_each_address_of_an_upstream_has_its_connections() -> None:
-    """By its limit, or the default."""
+def test_upstream_connections_are_counted_per_address() -> None:
+    """Each address has the limit of its upstream, or the default."""
     upstreams = {
         "one": {"url": "oip+http://10.0.0.1:1"},
         "two": {
@@ -68,7 +68,7 @@ def test_each_address_of_an_upstream_has_its_connections() -> None:
 
 
 def test_the_soft_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the hard one."""
+    """It is raised to the hard limit."""
     limits = {"now": (10, 4000)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
     monkeypatch.setattr(resource, "setrlimit", lambda _, found: limits.update(now=found))
@@ -77,7 +77,7 @@ def test_the_soft_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch
 
 
 def test_refused_connections_are_logged_once_a_second() -> None:
-    """With the address, the limit and their number; the metric counts each."""
+    """The line has the address, the limit and the count; the metric counts each one."""
     metrics = Metrics("1")
     rejections = RejectionLog("main", metrics, CallLog())
     with capture_logs() as logs:
@@ -96,8 +96,8 @@ def test_refused_connections_are_logged_once_a_second() -> None:
     )
 
 
-def test_a_rejected_request_has_a_line_with_its_limit_and_its_id() -> None:
-    """The client and the rule are in it, and the id is the one that the client gets."""
+def test_rejected_requests_are_logged_with_limit_and_id() -> None:
+    """The line has the client, the rule, and the request id that the client receives."""
     rejections = RejectionLog("main", Metrics("1"), CallLog())
     limited, broken = Overloaded("busy", limit="requests_in_flight"), MalformedMessage("no JSON")
     limited.client, broken.request_id = Client("10.0.0.1", "curl/8"), "client's own"

@@ -1,4 +1,4 @@
-"""Who may change the gateway over the admin port, and how."""
+"""Changes of the gateway over the admin port: who may make them, and how."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def post(path: str, body: str = "", address: str = HERE, origin: str = "") -> Ht
         ("10.0.0.1", True, 200),
     ],
 )
-async def test_other_machines_change_nothing_by_default(
+async def test_remote_changes_are_forbidden_by_default(
     address: str, remote_changes: bool, expected: int
 ) -> None:
-    """`remote_changes` lets them."""
+    """`remote_changes` permits them."""
     page = control(remote_changes=remote_changes)
     assert (await page(post("/reload", address=address)))[0] == expected
 
 
-async def test_web_pages_change_nothing() -> None:
-    """A browser names the page that sends a request."""
+async def test_cross_origin_requests_are_forbidden() -> None:
+    """A browser sends the origin of the page with a request."""
     assert (await control()(post("/reload", origin="http://example.com")))[0] == 403
 
 
@@ -68,8 +68,10 @@ async def test_web_pages_change_nothing() -> None:
         ("/capture/start", '{"payload": "some"}', 400, "Invalid enum value 'some'"),
     ],
 )
-async def test_changes(path: str, body: str, expected: int, text: str | None) -> None:
-    """A change is in the reply, or the error says what is wrong."""
+async def test_change_requests_return_the_result_or_an_error(
+    path: str, body: str, expected: int, text: str | None
+) -> None:
+    """The response has the changes in force, or an error with its cause."""
     status, document = await control()(post(path, body))
     assert status == expected
     if text is None:
@@ -79,8 +81,8 @@ async def test_changes(path: str, body: str, expected: int, text: str | None) ->
 
 
 @pytest.mark.parametrize("path", ["/config", "/stock", "/capture"])
-async def test_pages_about_the_gateway_refuse_foreign_hosts_and_strangers(path: str) -> None:
-    """They show what `/api/v1/` shows, so the same host and token are needed."""
+async def test_gateway_pages_check_host_and_token(path: str) -> None:
+    """They show the data of `/api/v1/`, and need the same host and token."""
     service = control(token="t")
 
     async def status(host: str, address: str, **headers: str) -> int:

@@ -26,18 +26,18 @@ REPLY = InferResponse(model=ModelRef("m"), outputs=())
 
 
 class Server:
-    """Answers when the test lets it, and says whether its client was closed.
+    """Replies when the test permits it, and records whether its client was closed.
 
     Args:
-        may_probe: Set when the server answers probes.
+        may_probe: Set when the server replies to probes.
     """
 
     def __init__(self, may_probe: asyncio.Event) -> None:
         self.may_probe = may_probe
         self.calls = 0
         self.is_closed = False
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
+        self.may_reply = asyncio.Event()
+        self.may_reply.set()
         self.is_ready = True
 
     async def __call__(self, call: object, /) -> object:
@@ -47,7 +47,7 @@ class Server:
         if not isinstance(call, InferRequest):
             raise Unsupported("no such question")
         self.calls += 1
-        await self.may_answer.wait()
+        await self.may_reply.wait()
         if self.is_closed:
             raise Unavailable("closed")
         return REPLY
@@ -57,7 +57,7 @@ class Server:
 
 
 class Names:
-    """What names stand for, and an upstream that follows them."""
+    """Names with their addresses, and an upstream that follows them."""
 
     def __init__(self, *urls: str, leave_s: float = 60.0) -> None:
         self.clock = FakeClock()
@@ -120,8 +120,8 @@ class Names:
         return [each.name.removesuffix(":8001") for each in self.endpoints.endpoints]
 
 
-async def test_each_address_is_an_endpoint_that_was_probed() -> None:
-    """Calls go to all of them."""
+async def test_each_address_becomes_a_probed_endpoint() -> None:
+    """Calls are balanced across all addresses."""
     names = Names()
     names.set("10.0.0.1", "10.0.0.2")
     await names.discovery.update()
@@ -133,8 +133,8 @@ async def test_each_address_is_an_endpoint_that_was_probed() -> None:
     await names.discovery.close()
 
 
-async def test_address_that_comes_gets_calls_when_it_is_ready() -> None:
-    """The others are not touched."""
+async def test_a_new_address_becomes_an_endpoint() -> None:
+    """The existing endpoints are kept."""
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
@@ -146,13 +146,13 @@ async def test_address_that_comes_gets_calls_when_it_is_ready() -> None:
     await names.discovery.close()
 
 
-async def test_address_that_goes_finishes_its_calls() -> None:
-    """It gets no new ones, and is closed after the last."""
+async def test_a_removed_address_finishes_its_calls() -> None:
+    """It receives no new calls, and is closed after the last one."""
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
     server = names.servers["10.0.0.1"]
-    server.may_answer.clear()
+    server.may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
     names.set("10.0.0.2")
@@ -161,7 +161,7 @@ async def test_address_that_goes_finishes_its_calls() -> None:
     await names.endpoints(CALL)
     assert (server.calls, names.servers["10.0.0.2"].calls) == (1, 2)
     assert not server.is_closed
-    server.may_answer.set()
+    server.may_reply.set()
     assert await call == REPLY
     await settle()
     assert (server.is_closed, names.removed, names.names()) == (
@@ -172,8 +172,8 @@ async def test_address_that_goes_finishes_its_calls() -> None:
     await names.discovery.close()
 
 
-async def test_address_that_goes_finishes_its_sequences() -> None:
-    """Their next requests still go there, until the last one."""
+async def test_a_removed_address_finishes_its_sequences() -> None:
+    """Later requests of its sequences still reach it, until the last one."""
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
@@ -189,12 +189,12 @@ async def test_address_that_goes_finishes_its_sequences() -> None:
     await names.discovery.close()
 
 
-async def test_calls_that_never_end_do_not_keep_an_address() -> None:
-    """After the longest time of a call it is closed."""
+async def test_a_removed_address_is_closed_after_a_timeout() -> None:
+    """Calls still pending after `leave_s` do not keep it open."""
     names = Names(leave_s=3.0)
     names.set("10.0.0.1")
     await names.discovery.update()
-    names.servers["10.0.0.1"].may_answer.clear()
+    names.servers["10.0.0.1"].may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
     names.set("10.0.0.2")
@@ -206,20 +206,20 @@ async def test_calls_that_never_end_do_not_keep_an_address() -> None:
     await names.discovery.close()
 
 
-async def test_address_that_comes_back_in_time_is_kept() -> None:
-    """Its calls go on, and it gets new ones."""
+async def test_an_address_that_returns_in_time_is_kept() -> None:
+    """Its calls continue, and it receives new ones."""
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
     server = names.servers["10.0.0.1"]
-    server.may_answer.clear()
+    server.may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
     names.set("10.0.0.2")
     await names.discovery.update()
     names.set("10.0.0.1")
     await names.discovery.update()
-    server.may_answer.set()
+    server.may_reply.set()
     await call
     await settle()
     assert await names.endpoints(CALL) == REPLY
@@ -227,13 +227,13 @@ async def test_address_that_comes_back_in_time_is_kept() -> None:
     await names.discovery.close()
 
 
-async def test_address_came_back_and_was_closed_while_another_was_probed() -> None:
-    """Both get calls, though the last call of the first had ended before the probe of the other."""
+async def test_a_returning_address_was_closed_during_another_probe() -> None:
+    """Both receive calls, although the last call of the first ended before the other probe."""
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
     leaving = names.servers["10.0.0.1"]
-    leaving.may_answer.clear()
+    leaving.may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
     names.set("10.0.0.2")
@@ -242,7 +242,7 @@ async def test_address_came_back_and_was_closed_while_another_was_probed() -> No
     names.may_probe.clear()
     update = asyncio.create_task(names.discovery.update())
     await settle()
-    leaving.may_answer.set()
+    leaving.may_reply.set()
     await call
     await settle()
     assert leaving.is_closed
@@ -253,8 +253,8 @@ async def test_address_came_back_and_was_closed_while_another_was_probed() -> No
     await names.discovery.close()
 
 
-async def test_metrics_of_an_address_that_came_back_were_removed() -> None:
-    """The calls that an address left behind end after a new endpoint has its name."""
+async def test_metrics_of_a_returning_address_were_removed() -> None:
+    """Withheld calls of the old endpoint end after a new endpoint has its name."""
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
@@ -272,7 +272,7 @@ async def test_metrics_of_an_address_that_came_back_were_removed() -> None:
 
 
 async def test_endpoint_of_a_cancelled_update_was_never_closed() -> None:
-    """A reload may end the look-up while a new address is probed."""
+    """A reload may cancel an update while a new address is probed."""
     names = Names()
     names.set("10.0.0.1")
     names.may_probe.clear()
@@ -284,8 +284,8 @@ async def test_endpoint_of_a_cancelled_update_was_never_closed() -> None:
     await names.discovery.close()
 
 
-async def test_name_that_cannot_be_looked_up_keeps_its_addresses() -> None:
-    """The failure is logged once, and so is its end."""
+async def test_a_failed_lookup_keeps_the_addresses() -> None:
+    """The failure is logged once, as is the recovery."""
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
@@ -300,8 +300,8 @@ async def test_name_that_cannot_be_looked_up_keeps_its_addresses() -> None:
     await names.discovery.close()
 
 
-async def test_upstream_without_any_address_answers_that_its_name_is_unknown() -> None:
-    """The gateway starts all the same."""
+async def test_an_upstream_without_addresses_is_unavailable() -> None:
+    """The error reports the unknown name; the gateway starts anyway."""
     names = Names()
     await names.discovery.update()
     assert not names.endpoints.ready()
@@ -309,8 +309,8 @@ async def test_upstream_without_any_address_answers_that_its_name_is_unknown() -
         await names.endpoints(CALL)
 
 
-async def test_server_behind_two_names_is_one_endpoint() -> None:
-    """Its load would be counted twice otherwise."""
+async def test_an_address_of_two_names_is_one_endpoint() -> None:
+    """Two endpoints would count its load twice."""
     names = Names("oip+grpc://a:8001", "oip+grpc://b:8001")
     names.set("10.0.0.1", "10.0.0.2", host="a")
     names.set("10.0.0.2", "10.0.0.3", host="b")
@@ -320,7 +320,7 @@ async def test_server_behind_two_names_is_one_endpoint() -> None:
 
 
 async def test_ranks_and_weights_follow_the_records() -> None:
-    """They change without a new connection; of two records for a server, the first rank counts."""
+    """Connections are kept; of two records for a server, the first rank counts."""
     names = Names()
 
     def set_records(*ranks_and_weights: tuple[int, float]) -> None:
@@ -354,7 +354,7 @@ async def test_ranks_and_weights_follow_the_records() -> None:
     await names.discovery.close()
 
 
-async def until_asked_again(names: Names) -> float:
+async def until_next_lookup(names: Names) -> float:
     """Follow the names until the next look-up; return the seconds that it took."""
     began = names.clock.now
     names.lookup.clear()
@@ -371,24 +371,24 @@ async def until_asked_again(names: Names) -> float:
 async def test_name_is_looked_up_again_after_its_time_to_live(
     ttl_s: float | None, expected_s: float
 ) -> None:
-    """The time is between `resolve_floor` and `resolve_cap`, in steps of the former."""
+    """The interval is between `resolve_floor` and `resolve_cap`, in steps of the former."""
     names = Names()
     names.set("10.0.0.1", ttl_s=ttl_s)
     await names.discovery.update()
-    assert await until_asked_again(names) == expected_s
+    assert await until_next_lookup(names) == expected_s
 
 
-async def test_name_is_looked_up_earlier_while_an_endpoint_is_not_ready() -> None:
-    """A server that has moved is found before the time to live has passed."""
+async def test_an_unready_endpoint_shortens_the_lookup_interval() -> None:
+    """A moved server is found before the time to live has passed."""
     names = Names()
     names.set("10.0.0.1", "10.0.0.2", ttl_s=3600.0)
     await names.discovery.update()
     names.servers["10.0.0.2"].is_ready = False
     await names.discovery.members[1].prober.probe()
-    assert await until_asked_again(names) == 5.0
+    assert await until_next_lookup(names) == 5.0
 
 
-async def test_drained_name_drains_addresses_that_come_later() -> None:
+async def test_draining_all_endpoints_includes_later_addresses() -> None:
     """An operator's "*" means all endpoints, also future ones."""
     names = Names()
     names.set("10.0.0.1")

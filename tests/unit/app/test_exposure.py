@@ -1,4 +1,4 @@
-"""Tests of what a listener may offer to other machines."""
+"""Features of a listener that other machines may use."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def loaded(address: str, memory: str, *, strict: bool) -> LoadedConfig:
         ("0.0.0.0", "{mode: forward, keys: app}", [WITHOUT_TLS, MEMORY, SMALLER]),
     ],
 )
-def test_what_other_machines_can_do_is_said(address: str, memory: str, events: list[str]) -> None:
-    """Each danger of a listener beyond this machine gets a warning; loopback gets none."""
+def test_exposed_listeners_log_warnings(address: str, memory: str, events: list[str]) -> None:
+    """Each risk of a listener beyond this machine has a warning; loopback has none."""
     with structlog.testing.capture_logs() as logs:
         Gateway(loaded(address, memory, strict=False))
     assert sorted(events) == sorted(
@@ -45,8 +45,8 @@ def test_what_other_machines_can_do_is_said(address: str, memory: str, events: l
     )
 
 
-def test_strict_security_forbids_it() -> None:
-    """What is a warning otherwise keeps a strict gateway from starting; on loopback it may."""
+def test_strict_security_rejects_exposed_listeners() -> None:
+    """The gateway does not start; a loopback listener is allowed."""
     with pytest.raises(
         ConfigError, match=r"without TLS, which security\.strict forbids; add 'tls'"
     ):

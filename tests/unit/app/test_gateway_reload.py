@@ -32,8 +32,8 @@ CHANGED = TEXT.replace('127.0.0.1:1"', '127.0.0.1:2"').replace(
 )
 
 
-async def test_nothing_refers_to_a_replaced_entry() -> None:
-    """Calls in progress alone keep an entry: its end is how the gateway knows of the last one."""
+async def test_replaced_entries_are_released() -> None:
+    """Only calls in progress keep an entry alive; stop does not wait for `drain` otherwise."""
     gateway = Gateway(load_text(TEXT))
     await gateway.start()
     try:
@@ -52,8 +52,8 @@ async def test_nothing_refers_to_a_replaced_entry() -> None:
         assert monotonic() - start < 30  # it does not wait for `drain`
 
 
-async def test_models_and_upstreams_are_kept_or_replaced() -> None:
-    """An object whose configuration did not change is the same one."""
+async def test_a_reload_keeps_unchanged_objects() -> None:
+    """Only objects with a changed configuration are replaced."""
     gateway = Gateway(load_text(TEXT))
     await gateway.start()
     try:
@@ -72,8 +72,8 @@ async def test_models_and_upstreams_are_kept_or_replaced() -> None:
     assert before["upstream", "behind"][1] is not after["upstream", "behind"][1]
 
 
-async def test_reload_that_fails_keeps_the_model_in_force() -> None:
-    """The models of the failed configuration are unloaded, and the old one replies."""
+async def test_a_failed_reload_keeps_the_current_models() -> None:
+    """The models of the failed configuration are unloaded; the current ones keep serving."""
     gateway = Gateway(load_text(TEXT))
     await gateway.start()
     try:
@@ -90,7 +90,7 @@ async def test_reload_that_fails_keeps_the_model_in_force() -> None:
 
 
 async def test_offline_state_survives_a_reload() -> None:
-    """A client has set it, and no change of the file undoes it."""
+    """A client has set it, and a changed file does not reset it."""
     gateway = Gateway(load_text(TEXT))
     await gateway.start()
     try:

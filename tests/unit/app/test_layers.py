@@ -1,4 +1,4 @@
-"""Chains are built in the order of the table, and inference leaves out what does not concern it."""
+"""Chains are built in the order of the table, and inference skips layers of other calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def noting(name: str, *, inference: bool = True) -> Layer:
 async def test_a_call_passes_the_layers_in_order(
     monkeypatch: pytest.MonkeyPatch, call: Any, expected: list[str]
 ) -> None:
-    """An InferRequest leaves out the layers that are not for inference."""
+    """An InferRequest skips the layers that are not for inference."""
     unused = Layer("unused", "is not configured", lambda _inner, _seen: None)
     table = {
         "t": (noting("a"), noting("b", inference=False), unused, noting("c"), Layer("end", ""))
@@ -56,7 +56,7 @@ async def test_a_call_passes_the_layers_in_order(
 
 
 def test_every_chain_ends_in_its_service() -> None:
-    """Only the last entry of a chain has nothing to build, but for the chain of targets."""
+    """Only the last entry has nothing to build; the chain of targets is an exception."""
     ends = {name: [layer.build is None for layer in layers] for name, layers in LAYERS.items()}
     expected = {
         name: [False] * (len(layers) - 1) + [True]

@@ -1,4 +1,4 @@
-"""What is refused about the routes and targets of migrations."""
+"""Which routes and targets of migrations are rejected."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ migrations:
 """
 
 
-def test_the_targets_of_a_migration_are_found_by_their_names_in_logs() -> None:
-    """A target of weight 0 is legal, and a migration without a route is for offline use."""
+def test_migration_targets_are_found_by_their_log_names() -> None:
+    """Weight 0 is valid, and a migration without a route is for offline use."""
     loaded = load_text(GOOD)
     assert [] == check(loaded)
     (found,) = live_migrations(loaded.config)
@@ -93,10 +93,10 @@ async def test_a_gateway_builds_a_new_target_of_weight_0() -> None:
         ),
     ],
 )
-def test_a_migration_with_wrong_targets_is_refused(
+def test_migrations_with_invalid_targets_are_rejected(
     old: str, new: str, line: int, message: str
 ) -> None:
-    """Each problem has its line, and says what there is instead."""
+    """Each problem has its line and the expected values."""
     text = GOOD.replace(old, new)
     assert text != GOOD
     (problem,) = check(load_text(text))
@@ -104,8 +104,8 @@ def test_a_migration_with_wrong_targets_is_refused(
     assert message in problem.message
 
 
-def test_each_capture_needs_a_directory_of_its_own() -> None:
-    """Two recordings in one directory are refused, and so is one without any directory."""
+def test_captures_need_separate_directories() -> None:
+    """Two captures in one directory are rejected, as is a capture without a directory."""
     text = GOOD.replace("mirror: {sequences: whole}", "capture: {directory: a}").replace(
         "  offline:", "  other: {route: other, old: legacy, capture: {directory: a}}\n  offline:"
     )
@@ -121,7 +121,7 @@ def test_each_capture_needs_a_directory_of_its_own() -> None:
 
 
 def test_files_of_a_capture_stay_in_the_state_directory() -> None:
-    """No name of a migration leads to another directory."""
+    """Names of migrations are escaped, so that none leads outside it."""
     for name, expected in (("fraud", "fraud"), ("..", "%2E."), ("a/b", "a%2Fb")):
         loaded = load_text(
             GOOD.replace("  fraud:", f'  "{name}":').replace(
@@ -150,10 +150,8 @@ def test_files_of_a_capture_stay_in_the_state_directory() -> None:
         ("approve: [100]", "sticky: address", 22, "found 'address'"),
     ],
 )
-def test_a_migration_that_contradicts_itself_is_refused(
-    old: str, new: str, line: int, message: str
-) -> None:
-    """The file is refused when it is read, with the line."""
+def test_inconsistent_migrations_are_rejected(old: str, new: str, line: int, message: str) -> None:
+    """The problem is found at load, with its line."""
     text = GOOD.replace(old, new, 1)
     assert text != GOOD
     with pytest.raises(ConfigError) as found:

@@ -37,8 +37,8 @@ pipelines:
 """
 
 
-def test_a_pipeline_of_models_and_pipelines_is_right() -> None:
-    """Models and pipelines of the file are steps."""
+def test_steps_may_be_models_and_pipelines() -> None:
+    """A pipeline may use models and pipelines of the file."""
     assert [] == problems(GOOD)
 
 
@@ -109,7 +109,7 @@ def test_a_pipeline_of_models_and_pipelines_is_right() -> None:
     ],
 )  # fmt: skip
 def test_problems_have_line_and_column(old: str, new: str, expected: str) -> None:
-    """What is wrong is said where it stands."""
+    """Each problem is reported with its position and path."""
     assert old in GOOD
     found = problems(GOOD.replace(old, new, 1))
     assert any(text.startswith(expected) for text in found), found
@@ -141,16 +141,16 @@ routes:
         ("nowhere", ["no route matches model 'nowhere', and this file does not define it"]),
     ],
 )
-def test_steps_are_found_by_the_routes(model: str, expected: list[str]) -> None:
-    """Whatever route a step may take, it must not come back to its own pipeline."""
+def test_steps_are_resolved_by_the_routes(model: str, expected: list[str]) -> None:
+    """A step must not reach its own pipeline by any route."""
     found = problems(ROUTED.replace("model: own, version", f"model: {model}, version", 1))
     assert len(expected) == len(found)
     for text, words in zip(found, expected, strict=True):
         assert words in text
 
 
-def test_routes_may_lead_to_pipelines() -> None:
-    """A pipeline is a target by its name, as a model is."""
+def test_routes_may_target_pipelines() -> None:
+    """A pipeline is a target by its name, like a model."""
     assert [] == problems(ROUTED)
     found = problems(ROUTED.replace("targets: [{model: p}]", "targets: [{model: r}]"))
     assert "unknown model 'r': this file defines own, p, q" in found[0]
@@ -162,8 +162,8 @@ MORE = (
 )
 
 
-def test_explain_tells_the_steps() -> None:
-    """Which models are asked, with what, and by which way."""
+def test_explain_lists_the_steps() -> None:
+    """Each step has its model, its inputs and its route."""
     config = load_text(HEAD + ROUTED).config
     found = explain_call(
         config, model="sums-2", version="", protocol="oip.http", headers={"x-new": "yes"}
@@ -181,8 +181,8 @@ def test_explain_tells_the_steps() -> None:
     ) == found.targets
 
 
-def test_pipelines_are_not_nested_without_end() -> None:
-    """A pipeline of a pipeline, and so on, has a limit; the first beyond it is named."""
+def test_the_nesting_of_pipelines_is_limited() -> None:
+    """The error names the first pipeline beyond the limit."""
     text = GOOD + "".join(
         f"  r{n}: {{steps: {{s: {{model: {'q' if n == 0 else f'r{n - 1}'}, "
         f"inputs: {{a: request.a, b: request.b}}}}}}, outputs: {{sum: s.sum}}}}\n"

@@ -1,4 +1,4 @@
-"""Pipelines in a whole gateway: where steps go, what is counted, and what limits hold."""
+"""Pipelines in a whole gateway: routes of steps, metrics, and limits."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def counted(one: Gateway, name: str) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-async def test_a_pipeline_is_a_model() -> None:
-    """Inference, metadata, configuration, readiness, index and status are those of a model."""
+async def test_a_pipeline_behaves_like_a_model() -> None:
+    """Inference, metadata, configuration, readiness, index and status work as for a model."""
     ref = ModelRef("sums")
     async with gateway(SUMS) as one:
         reply = await one.service(call("sums"))
@@ -104,8 +104,8 @@ async def test_a_pipeline_is_a_model() -> None:
         assert [(entry,)] == [found.entries for found in status.models]
 
 
-async def test_steps_are_not_counted_as_a_clients_calls() -> None:
-    """One call of a client is one line and one count, under its own route and target."""
+async def test_steps_are_not_counted_as_client_calls() -> None:
+    """One client call is one log line and one count, with its own route and target."""
     async with gateway(SUMS) as one:
         with capture_logs() as logs:
             await one.service(call("sums"))
@@ -132,8 +132,8 @@ routes:
 )
 
 
-async def test_a_route_of_one_place_is_no_deadlock() -> None:
-    """A pipeline holds its own route's place while its steps take those of theirs, in turn."""
+async def test_a_route_with_in_flight_1_does_not_deadlock() -> None:
+    """A pipeline holds the limit of its route while its steps acquire those of theirs."""
     async with gateway(ROUTED) as one:
         replies = await asyncio.gather(*(one.service(call("sums")) for _ in range(8)))
         assert [(2 * A).tolist()] * 8 == [as_numpy(r.outputs[0]).tolist() for r in replies]
@@ -157,8 +157,8 @@ pipelines:
 X = array_tensor("x", np.zeros((1,), np.int32))
 
 
-async def test_one_deadline_holds_for_all_steps() -> None:
-    """The caller's deadline ends the steps, and their models hear of it."""
+async def test_the_client_deadline_applies_to_all_steps() -> None:
+    """The deadline ends the steps and cancels their models."""
     async with gateway(SLOW) as one:
         loop = asyncio.get_running_loop()
         request = call("waits", X, deadline=loop.time() + 0.1)
@@ -167,8 +167,8 @@ async def test_one_deadline_holds_for_all_steps() -> None:
         await until(lambda: not RUNNING)
 
 
-async def test_a_failing_step_ends_the_others() -> None:
-    """The error names step and model, and what else ran is told to stop."""
+async def test_a_failing_step_cancels_the_others() -> None:
+    """The error names the step and its model."""
     async with gateway(SLOW) as one:
         with capture_logs(), pytest.raises(UpstreamError) as caught:
             await one.service(call("doomed", X))
@@ -189,8 +189,8 @@ routes:
 )
 
 
-async def test_the_limits_of_a_steps_route_hold() -> None:
-    """A step that finds no place is refused as a client would be, and the text says which."""
+async def test_steps_obey_the_limits_of_their_routes() -> None:
+    """A step beyond the limit is rejected as overloaded, with its name in the error."""
     async with gateway(BUSY) as one:
         with pytest.raises(
             Overloaded, match=r"step 'other' \(model 'wait'\): route 'back' is overloaded"
@@ -198,8 +198,8 @@ async def test_the_limits_of_a_steps_route_hold() -> None:
             await one.service(call("waits", X))
 
 
-async def test_models_that_do_not_fit_keep_the_gateway_from_starting() -> None:
-    """What can be known at start is an error at start."""
+async def test_mismatched_models_prevent_the_start() -> None:
+    """Models of the gateway are checked against the pipeline at start."""
     text = SUMS.replace("second: {model: simple,", "second: {model: simple_string,")
     message = (
         r"the models of pipeline 'sums' do not match: step 'second' \(model 'simple_string'\) needs "
@@ -227,8 +227,8 @@ routes:
 )
 
 
-async def test_a_pipeline_of_an_upstream_that_is_away() -> None:
-    """It starts, is not ready, and says whom it misses; `validate` knew nothing of it."""
+async def test_a_pipeline_with_an_unreachable_upstream_is_not_ready() -> None:
+    """The gateway starts, and calls fail with the step and the address."""
     with capture_logs() as logs:
         async with gateway(FAR) as one:
             assert await one.service(ModelReadyRequest(model=ModelRef("sums"))) is False
@@ -250,8 +250,8 @@ pipelines:
 """
 
 
-async def test_text_goes_through() -> None:
-    """BYTES are tensors like any other."""
+async def test_pipelines_carry_bytes_tensors() -> None:
+    """BYTES are tensors like all others."""
     async with gateway(TEXTS) as one:
         numbers = np.array([[str(n).encode() for n in range(16)]], object)
         inputs = (array_tensor("a", numbers), array_tensor("b", numbers))
@@ -261,7 +261,7 @@ async def test_text_goes_through() -> None:
 
 
 async def test_cancellation_reaches_the_models() -> None:
-    """A caller who leaves leaves nothing running."""
+    """A cancelled call leaves no model running."""
     async with gateway(SLOW) as one:
         task = asyncio.ensure_future(one.service(call("waits", X)))
         await until(lambda: len(RUNNING) == 2)
@@ -271,13 +271,13 @@ async def test_cancellation_reaches_the_models() -> None:
         await until(lambda: not RUNNING)
 
 
-async def test_readiness_without_asking_is_that_of_the_models() -> None:
-    """A pipeline counts as ready once all its models are loaded, by route or directly."""
+async def test_pipelines_are_ready_when_their_models_are_loaded() -> None:
+    """Models count whether steps reach them by a route or directly."""
     built = Gateway(load_text(HEAD + ROUTED))
-    place = built._graph.pipelines.targets["sums"]
-    assert not place.ready()
+    target = built._graph.pipelines.targets["sums"]
+    assert not target.ready()
     await built.start()
-    assert place.ready()
+    assert target.ready()
     await built.stop()
     direct = SUMS + "routes: [{match: {model: sums}, targets: [{model: sums}]}]\n"
     async with gateway(direct) as one:
@@ -286,8 +286,8 @@ async def test_readiness_without_asking_is_that_of_the_models() -> None:
         assert (2 * A).tolist() == as_numpy((await one.service(call("sums"))).outputs[0]).tolist()
 
 
-async def test_steps_ask_models_and_nothing_else() -> None:
-    """The gateway itself is no step, and before it is built nobody is."""
+async def test_steps_accept_only_calls_of_models() -> None:
+    """An unbound router rejects calls, and the index of pipelines rejects inference."""
     with pytest.raises(Unsupported, match="the call of a pipeline step names no model"):
         await StepRouter()(call("sums"))
     built = Gateway(load_text(HEAD + SUMS))

@@ -25,14 +25,14 @@ def _as_before() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_threads_take_turns_quickly() -> None:
-    """A model's thread waits half a millisecond for the event loop, not five."""
+def test_the_switch_interval_is_shortened() -> None:
+    """The thread of a model waits half a millisecond for the event loop, not five."""
     shorten_switch_interval()
     assert 0.0005 == pytest.approx(sys.getswitchinterval())
 
 
-def test_a_bound_of_memory_is_a_size_or_a_share() -> None:
-    """Workers divide a percentage of the limit among themselves; a size is that of each."""
+def test_a_memory_bound_is_a_size_or_a_share() -> None:
+    """Workers divide a percentage of the limit; a size applies to each of them."""
     one, two = WorkerSlot(1, 1), WorkerSlot(1, 2)
     assert 1 << 30 == memory_bound("1GiB", two)
     whole, half = memory_bound("50%", one), memory_bound("50%", two)
@@ -68,14 +68,14 @@ print(mapped(), trimmer.on_scarce(True) or mapped(), trimmer.on_scarce(False) or
 
 
 def test_large_buffers_are_mapped_while_memory_is_scarce() -> None:
-    """So they return to the system as soon as they are freed; otherwise the heap keeps them."""
+    """Freed mapped buffers return to the system at once; otherwise the heap keeps them."""
     command = [sys.executable, "-c", MAPPED]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ("False True False\n", 0) == (done.stdout, done.returncode), done.stderr
 
 
 async def test_the_trimmer_trims_often_while_memory_is_scarce() -> None:
-    """It does so with requests in flight; otherwise it waits until there are none."""
+    """It trims even with requests in flight; otherwise it waits until the gateway is idle."""
     trims: list[int] = []
     trimmed = asyncio.Event()
 
@@ -95,8 +95,8 @@ async def test_the_trimmer_trims_often_while_memory_is_scarce() -> None:
     trimmer.stop()
 
 
-async def test_the_trimmer_forgets_names_of_attributes() -> None:
-    """A name in Python's cache of attributes keeps memory around it from the system."""
+async def test_the_trimmer_clears_the_attribute_cache() -> None:
+    """A name in Python's attribute cache keeps the memory around it from the system."""
     names = [f"attribute_{number}" for number in range(100)]
     unused = [sys.getrefcount(name) for name in names]
     assert [False] * len(names) == [hasattr(MemoryTrimmer, name) for name in names]

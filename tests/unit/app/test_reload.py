@@ -1,4 +1,4 @@
-"""Which changes of a configuration are applied while the gateway runs, and what is kept."""
+"""Changes of a configuration that a running gateway applies, and the parts that it keeps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ lifecycle: {drain: 5s}
         (", format: json", "", "telemetry.log.format: this change needs a restart"),
     ],
 )
-def test_change_that_needs_a_restart_is_refused(old: str, new: str, expected: str) -> None:
+def test_changes_that_need_a_restart_are_rejected(old: str, new: str, expected: str) -> None:
     """The error has the position of the key."""
     with pytest.raises(ConfigError) as raised:
         check_restart(load_text(TEXT).config, load_text(TEXT.replace(old, new)))
@@ -84,7 +84,7 @@ def build(value: str) -> Callable[[], list[str]]:
 
 
 def test_parts_with_an_equal_source_are_kept() -> None:
-    """A part is the same object after a reload, unless what it was built from changed."""
+    """A part stays the same object, unless its source has changed."""
     before = KeptParts()
     same = before.get("upstream", "same", 1, build("same"))
     changed = before.get("upstream", "changed", 1, build("changed"))
@@ -111,10 +111,10 @@ def test_parts_with_an_equal_source_are_kept() -> None:
         (ZeroDivisionError("of a backend"), "failed", "internal error: ZeroDivisionError"),
     ],
 )
-async def test_configuration_that_cannot_be_applied_changes_nothing(
+async def test_a_failed_reload_keeps_the_current_configuration(
     error: Exception, outcome: str, text: str
 ) -> None:
-    """The configuration in force stays, whatever goes wrong, and the next reload works."""
+    """The configuration in force stays, and the next reload works."""
     old, new = load_text(TEXT), load_text(TEXT.replace("drain: 5s", "drain: 6s"))
     errors: list[Exception] = [error]
 

@@ -51,14 +51,14 @@ def explain(text: str, model: str, **headers: str) -> tuple[str | None, tuple[st
         ("other", {}, "route-3"),
     ],
 )
-def test_the_first_route_that_matches_is_taken(
+def test_the_first_matching_route_is_selected(
     model: str, headers: dict[str, str], route: str
 ) -> None:
-    """Model, protocol and header decide, in the order of the file."""
+    """Model, protocol and headers decide, in the order of the file."""
     assert route == explain(ROUTED, model, **headers)[0]
 
 
-def test_targets_are_told_with_their_share() -> None:
+def test_explain_shows_targets_with_their_share() -> None:
     """Weights become percentages, and addresses are named."""
     expected = (
         "75% to upstream 'a' (oip+grpc://a:8001)",
@@ -67,8 +67,8 @@ def test_targets_are_told_with_their_share() -> None:
     assert expected == explain(ROUTED, "digits")[1]
 
 
-def test_a_target_tells_its_own_names() -> None:
-    """Renamed models and versions show."""
+def test_explain_shows_renamed_models_and_versions() -> None:
+    """The target has its own model name and version."""
     targets = explain(ROUTED, "digits", x_canary="yes")[1]
     assert targets[0].endswith("as model 'digits-new' version '3'")
     assert ("100% to model 'own' of this gateway",) == explain(ROUTED, "other")[1]
@@ -102,8 +102,8 @@ def explained(model: str) -> Explanation:
     return explain_call(config(POLICIES), model=model, version="", protocol="oip.grpc", headers={})
 
 
-def test_what_is_retried_is_told_with_its_places() -> None:
-    """Reasons, attempts, pauses, places and budget of the route."""
+def test_explain_shows_retries_and_their_endpoints() -> None:
+    """Reasons, attempts, backoff, endpoints and budget of the route are listed."""
     assert (
         "slow calls have a second attempt after 50ms: 5% at most",
         "if unsent or timeout: up to 3 attempts, after pauses of up to 25 ms to 250 ms",
@@ -115,22 +115,22 @@ def test_what_is_retried_is_told_with_its_places() -> None:
     assert ("never",) == explained("other").retries
 
 
-def test_keys_and_ranks_of_targets_are_told() -> None:
-    """A share is one of keys where calls are sticky, and a fallback says when it is used."""
+def test_explain_shows_sticky_keys_and_fallbacks() -> None:
+    """The share of a sticky route counts keys; a fallback has its condition."""
     first, _, last = explained("digits").targets
     assert first.startswith("75% of the keys of header:x-user to upstream 'a'")
     assert last.endswith("'own' of this gateway, if no target with a priority below 1 is ready")
 
 
-def test_without_routes_own_models_come_first() -> None:
-    """A model of the gateway goes by its exact name; the rest is discovered."""
+def test_default_routes_prefer_local_models() -> None:
+    """A model of the gateway matches by its exact name; others are discovered."""
     assert ("od[d]", ("model 'od[d]' of this gateway",)) == explain(UNROUTED, "od[d]")
     expected = ("upstreams", ("the first of a, b that serves the model",))
     assert expected == explain(UNROUTED, "odd")
 
 
-def test_a_call_that_no_route_takes() -> None:
-    """The verdicts say why each rule refused."""
+def test_explain_shows_why_no_route_matches() -> None:
+    """The verdicts have the reason of each rule."""
     text = ROUTED.replace("  - targets: [{model: own}]\n", "")
     found = explain_call(config(text), model="x", version="", protocol="oip.grpc", headers={})
     assert found.route is None
@@ -138,8 +138,8 @@ def test_a_call_that_no_route_takes() -> None:
     assert "model 'x' does not match 'digits'" in found.verdicts[2][2]
 
 
-def test_exact_names_are_known_before_any_call() -> None:
-    """Globs name no model; a signature alone makes no route."""
+def test_named_models_are_the_exact_names_of_routes() -> None:
+    """Globs name no model, and a signature alone makes no route."""
     assert ["digits", "digits"] == list(named_models(config(ROUTED)))
     assert ["od[d]"] == list(named_models(config(UNROUTED)))
     assert ["od[d]", "upstreams"] == [route.name for route in ruled_routes(config(UNROUTED))]
@@ -155,8 +155,8 @@ models:
 """
 
 
-def test_what_callers_share_is_told() -> None:
-    """Batches and kept answers of the model that would be asked, the gateway's own or not."""
+def test_explain_shows_batching_and_caching() -> None:
+    """The options are those of the called model, local or of an upstream."""
     own = "model 'own' of this gateway, in batches, replies cached for 120 s"
     assert ("own", (own,)) == explain(SHARED, "own")
     far = "the first of a that serves the model, in batches of up to 8 rows"

@@ -26,15 +26,15 @@ def weights(changes: RuntimeChanges, text: str = TEXT) -> list[int]:
 
 
 def test_drains_and_enables_endpoints() -> None:
-    """An upstream stands for all its endpoints."""
+    """The name of an upstream means all its endpoints."""
     changes = RuntimeChanges().with_drained(LOADED.config, "pair", drained=True)
     assert changes.drained == {"pair/a:1", "pair/b:2"}
     changes = changes.with_drained(LOADED.config, "pair/a:1", drained=False)
     assert changes.document() == {"drained": ["pair/b:2"], "weights": {}}
 
 
-def test_weights_apply_to_every_configuration_that_has_the_route() -> None:
-    """They hold for the targets that are named, and a reset ends them."""
+def test_weights_apply_to_every_configuration_with_the_route() -> None:
+    """They apply to the named targets until they are reset."""
     changes = RuntimeChanges().with_weights(LOADED.config, "split", {"pair": 0})
     assert weights(changes) == [0, 1]
     changes = changes.with_weights(LOADED.config, "split", {"one/m": 9})
@@ -53,8 +53,8 @@ def test_weights_apply_to_every_configuration_that_has_the_route() -> None:
         ("pair/c:3", "unknown endpoint of upstream 'pair' 'c:3'; expected one of a:1, b:2"),
     ],
 )
-def test_unknown_endpoint_is_refused(name: str, message: str) -> None:
-    """The error names those that exist."""
+def test_unknown_endpoints_are_rejected(name: str, message: str) -> None:
+    """The error lists the known ones."""
     with pytest.raises(LookupError) as raised:
         RuntimeChanges().with_drained(LOADED.config, name, drained=True)
     assert raised.value.args[0] == message
@@ -68,14 +68,14 @@ def test_unknown_endpoint_is_refused(name: str, message: str) -> None:
         ("split", {"pair": 0, "one/m": 0}, "all targets of route 'split' would have weight 0"),
     ],
 )
-def test_impossible_weights_are_refused(route: str, changed: dict[str, int], message: str) -> None:
-    """Nothing changes, and the error says what is expected."""
+def test_invalid_weights_are_rejected(route: str, changed: dict[str, int], message: str) -> None:
+    """Nothing changes, and the error has the expected values."""
     with pytest.raises((LookupError, ValueError)) as raised:
         RuntimeChanges().with_weights(LOADED.config, route, changed)
     assert str(raised.value.args[0]).startswith(message)
 
 
-def test_drains_addresses_that_are_looked_up() -> None:
+def test_drains_resolved_addresses() -> None:
     """An upstream with `resolve: all` has endpoints that the configuration does not name."""
     config = load_text(TEXT.replace('url: "http://c:3"', 'url: "http://c:3", resolve: all')).config
     changes = RuntimeChanges().with_drained(config, "one/10.0.0.1:3", drained=True)
@@ -94,7 +94,7 @@ CAPTURE = load_text(
 
 
 def test_starts_and_stops_the_capture() -> None:
-    """What is not given is as in the file; the last change replaces the one before it."""
+    """Omitted options are those of the file; the last change replaces the one before it."""
     changes = RuntimeChanges().with_capture(CAPTURE.config, {"enabled": True, "payload": "full"})
     capture = changes.apply(CAPTURE).config.capture
     assert capture is not None
@@ -113,16 +113,16 @@ def test_starts_and_stops_the_capture() -> None:
         (CAPTURE, {"percent": float("nan")}, ValueError, "percent is nan; expected more than 0"),
     ],
 )
-def test_captures_that_cannot_be(
+def test_invalid_capture_changes_are_rejected(
     loaded: LoadedConfig, changed: dict[str, object], error: type[Exception], text: str
 ) -> None:
-    """A change that contradicts the file or itself is an error."""
+    """A change must fit the file and have valid values."""
     with pytest.raises(error, match=text):
         RuntimeChanges().with_capture(loaded.config, changed)
 
 
-def test_messages_cannot_be_recorded_without_their_payload() -> None:
-    """The rules of the file hold for changes."""
+def test_wire_capture_requires_the_full_payload() -> None:
+    """The rules of the file also apply to changes."""
     wire = load_text(TEXT + "capture: {directory: d, payload: full, wire: true}\n")
     with pytest.raises(ValueError, match="wire: payload is 'none'; expected 'full'"):
         RuntimeChanges().with_capture(wire.config, {"payload": "none"})

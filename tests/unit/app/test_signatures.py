@@ -1,4 +1,4 @@
-"""Tests of metadata from YAML: alone, and laid over what a target says."""
+"""Metadata from YAML: alone, and merged with the metadata of a target."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ FOUND = ModelMetadata(
     inputs=(TensorMetadata("x", Datatype.INT32, (-1, 2)),),
     outputs=(TensorMetadata("y", Datatype.INT32, (-1, 2)),),
 )
-ASKED = ModelMetadataRequest(model=ModelRef("m"))
+METADATA_REQUEST = ModelMetadataRequest(model=ModelRef("m"))
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), ModelNotFound("no"), Unsupported("no")])
-async def test_a_whole_signature_needs_no_target(error: GatewayError) -> None:
-    """A target that does not tell, or not within a second, is done without."""
+async def test_a_complete_signature_needs_no_target(error: GatewayError) -> None:
+    """A target without metadata, or without a reply within a second, is ignored."""
     inner = ScriptedService(error)
     signature = SignatureConfig(inputs=(X,), outputs=(), max_batch_size=4)
-    found = await Signatures(inner, {"m": signature}, clock=lambda: 5.0)(ASKED)
+    found = await Signatures(inner, {"m": signature}, clock=lambda: 5.0)(METADATA_REQUEST)
     inputs = (TensorMetadata("x", Datatype.FP32, (-1, 2)),)
     assert ModelMetadata(name="m", inputs=inputs, max_batch_size=4) == found
     assert [6.0] == [call.context.deadline for call in inner.calls]
 
 
-async def test_a_whole_signature_keeps_the_versions_of_the_target() -> None:
-    """Versions and kind of the model are the target's, its tensors and batches the signature's."""
+async def test_a_complete_signature_keeps_the_versions_of_the_target() -> None:
+    """Versions and platform are the target's, tensors and batch size the signature's."""
     inner = ScriptedService(FOUND.changed(max_batch_size=9, decoupled=True))
     signature = SignatureConfig(inputs=(X,), outputs=())
-    found = await Signatures(inner, {"m": signature})(ASKED)
+    found = await Signatures(inner, {"m": signature})(METADATA_REQUEST)
     assert (("3",), "p", True, None) == (
         found.versions,
         found.platform,
@@ -61,8 +61,8 @@ async def test_a_whole_signature_keeps_the_versions_of_the_target() -> None:
     assert ((TensorMetadata("x", Datatype.FP32, (-1, 2)),), ()) == (found.inputs, found.outputs)
 
 
-async def test_a_signature_gives_a_model_no_versions() -> None:
-    """A version that the target does not have stays unknown."""
+async def test_a_signature_adds_no_versions() -> None:
+    """A version that the target lacks stays unknown."""
     inner = ScriptedService(VersionNotFound("no version 999"))
     signatures = Signatures(inner, {"m": SignatureConfig(inputs=(X,), outputs=())})
     with pytest.raises(VersionNotFound):
@@ -79,12 +79,12 @@ async def test_a_signature_gives_a_model_no_versions() -> None:
         ({"outputs": ()}, {"outputs": ()}),
     ],
 )
-async def test_a_part_is_laid_over_what_the_target_says(
+async def test_a_partial_signature_overrides_the_target(
     signature: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    """What the signature leaves out is the target's."""
+    """Omitted parts are the target's."""
     inner = ScriptedService(FOUND)
-    found = await Signatures(inner, {"m": SignatureConfig(**signature)})(ASKED)
+    found = await Signatures(inner, {"m": SignatureConfig(**signature)})(METADATA_REQUEST)
     for name in (
         "versions",
         "platform",
@@ -97,11 +97,11 @@ async def test_a_part_is_laid_over_what_the_target_says(
         assert changed.get(name, getattr(FOUND, name)) == getattr(found, name)
 
 
-async def test_other_questions_go_through() -> None:
-    """Other models, and other calls, are the target's affair."""
+async def test_other_calls_are_passed_to_the_target() -> None:
+    """Calls of other models and of other types are unchanged."""
     inner = ScriptedService(FOUND, True)
     service = Signatures(inner, {"other": SignatureConfig(max_batch_size=1)})
-    assert await service(ASKED) is FOUND
+    assert await service(METADATA_REQUEST) is FOUND
     assert await service(ServerLiveRequest()) is True
 
 
@@ -116,21 +116,21 @@ models:
 """
 
 
-async def test_labels_of_a_model_in_this_process() -> None:
-    """A model here keeps its own inputs and outputs, and gets labels and a largest batch."""
+async def test_a_signature_adds_labels_to_a_local_model() -> None:
+    """A local model keeps its inputs and outputs, and gets labels and a batch size."""
     text = MODEL.replace("SIGNATURE", "{labels: {OUTPUT0: [zero, one]}, max_batch_size: 5}")
     models = build_models(load_text(text).config, Path(), Metrics("test"))
     await models.load()
     try:
-        found = await models.targets["m"].service(ASKED)
+        found = await models.targets["m"].service(METADATA_REQUEST)
     finally:
         await models.close()
     assert ["INPUT0", "INPUT1"] == [tensor.name for tensor in found.inputs]
     assert ({"OUTPUT0": ("zero", "one")}, 5) == (found.labels, found.max_batch_size)
 
 
-def test_half_of_a_signature_is_refused_here() -> None:
-    """A model here cannot be told its inputs without its outputs."""
+def test_a_partial_signature_of_a_local_model_is_rejected() -> None:
+    """A local model needs both inputs and outputs, or neither."""
     text = MODEL.replace("SIGNATURE", "{inputs: []}")
     with pytest.raises(
         ValueError, match=r"in-process model 'm' has only .*inputs and outputs, or neither"
@@ -138,7 +138,7 @@ def test_half_of_a_signature_is_refused_here() -> None:
         build_models(load_text(text).config, Path(), Metrics("test"))
 
 
-def test_an_empty_signature_is_refused() -> None:
-    """A signature says something."""
+def test_an_empty_signature_is_rejected() -> None:
+    """A signature needs at least one entry."""
     with pytest.raises(ConfigError, match="a signature needs at least one"):
         load_text(MODEL.replace("SIGNATURE", "{}"))

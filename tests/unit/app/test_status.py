@@ -1,4 +1,4 @@
-"""The status names why a route gets no calls."""
+"""The status reports why a route gets no calls."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ async def forget(endpoints: Endpoints) -> None:
         (forget, "upstream up: no address: its name is unknown"),
     ],
 )
-async def test_every_missing_endpoint_was_said_to_be_ejected(
+async def test_every_missing_endpoint_was_reported_as_ejected(
     change: Callable[[Endpoints], Awaitable[None]], expected: str
 ) -> None:
-    """An operator has drained it, or its name has no address: nothing is ejected then."""
+    """An endpoint may also be drained or unreachable, or its name may have no address."""
     endpoint = Endpoint("a", ScriptedService(always=NotSent("refused")))
     endpoints = Endpoints("up", [endpoint], is_fixed=False)
     await change(endpoints)

@@ -1,4 +1,4 @@
-"""The table of known weaknesses: what concerns a server, a test for each row, and the page."""
+"""The table of known weaknesses: affected servers, a test for each row, and the page."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ INTEROP = Path(__file__).parents[2] / "interop"
         ("mlserver", "1.7.1", False),
     ],
 )
-def test_versions_are_compared(name: str, version: str, affected: bool) -> None:
-    """A version that cannot be read counts as old."""
+def test_server_versions_are_compared_with_the_repair(
+    name: str, version: str, affected: bool
+) -> None:
+    """A version that cannot be parsed counts as old."""
     server = ServerMetadata(name, version)
     assert affected == CANCELLED_CALLS.affects(server)
     assert affected == withholds_before(server)
     assert affected == (CANCELLED_CALLS in weaknesses_of(server))
 
 
-def test_a_server_that_is_not_known_may_be_an_old_one() -> None:
-    """Cancellation is withheld until it has said its version."""
+def test_cancellation_is_withheld_from_unknown_servers() -> None:
+    """A server may be an old one until its version is known."""
     assert withholds_before(None)
 
 
@@ -58,15 +60,15 @@ def test_a_server_that_is_not_known_may_be_an_old_one() -> None:
         (None, "grpc", False),
     ],
 )
-def test_classes_of_empty_outputs_end_triton_over_http(
+def test_empty_classifications_crash_triton_over_http(
     server: ServerMetadata | None, carrier: str, ends: bool
 ) -> None:
-    """A server that is not known yet may be a Triton."""
+    """An unknown server may be a Triton."""
     assert ends == ends_at_empty_classes(server, carrier)
 
 
-def test_each_row_has_a_test_with_a_real_server() -> None:
-    """A row without a test may describe what never was."""
+def test_each_weakness_has_an_interop_test() -> None:
+    """The test confirms the weakness with a real server."""
     pages = [page.read_text("utf-8") for page in INTEROP.glob("test_shield*.py")]
     named = set(re.findall(r"""["'](\w+)["']""", "".join(pages)))
     assert [] == [row.name for row in WEAKNESSES if row.name not in named]
@@ -74,7 +76,7 @@ def test_each_row_has_a_test_with_a_real_server() -> None:
 
 
 def test_the_page_is_current() -> None:
-    """The page in docs is made of the table (make regenerate writes it)."""
+    """The page in docs is generated from the table (make regenerate writes it)."""
     assert page_text(WEAKNESSES) == PAGE.read_text("utf-8")
 
 
@@ -90,8 +92,10 @@ def test_the_page_is_current() -> None:
         ("http", True, None),
     ],
 )
-def test_each_weakness_of_a_server_is_a_line(carrier: str, withheld: bool, end: str | None) -> None:
-    """It has the version that is there, and the one with the repair."""
+def test_each_weakness_of_a_server_is_one_line(
+    carrier: str, withheld: bool, end: str | None
+) -> None:
+    """The line has the version of the server and the repaired version."""
     server = ServerMetadata("triton", "2.51.0")
     lines = weakness_lines(server, carrier, withheld=withheld)
     cancelled = [line for line in lines if "server 7368, 8034, repaired in 2.59.0" in line]

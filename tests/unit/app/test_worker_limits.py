@@ -1,4 +1,4 @@
-"""What is refused with several workers, each with its place in the file."""
+"""Settings that are rejected with several workers, with their positions in the file."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ STATEFUL = """models:
 """
 
 
-def test_what_upstreams_know_is_right_with_workers() -> None:
-    """State that is in the upstreams is the same for all workers."""
+def test_state_of_upstreams_is_valid_with_workers() -> None:
+    """State in the upstreams is the same for all workers."""
     assert [] == check(load_text(GOOD))
 
 
@@ -56,8 +56,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("old", "new", "place", "reason"), REFUSED)
-def test_state_of_one_process_is_refused(old: str, new: str, place: str, reason: str) -> None:
-    """Each is refused where it stands, with the reason and the way out."""
+def test_state_of_one_process_is_rejected_with_workers(
+    old: str, new: str, place: str, reason: str
+) -> None:
+    """Each problem has its position, its reason and the setting to change."""
     without = GOOD.replace("statistics: target, ", "").replace("model_control: true, ", "")
     text = (without if "stateful" in new else GOOD).replace(old, new)
     found = [str(problem) for problem in check(load_text(text)) if reason in problem.message]
@@ -68,8 +70,10 @@ def test_state_of_one_process_is_refused(old: str, new: str, place: str, reason:
 
 
 @pytest.mark.parametrize(("old", "new", "place", "reason"), REFUSED)
-def test_one_process_may_do_all_of_it(old: str, new: str, place: str, reason: str) -> None:
-    """With one worker nothing of this is wrong."""
+def test_state_of_one_process_is_valid_with_one_worker(
+    old: str, new: str, place: str, reason: str
+) -> None:
+    """The same settings have no problems."""
     assert [] == check(load_text(GOOD.replace(old, new).replace("workers: 2", "workers: 1")))
 
 
@@ -80,16 +84,18 @@ def test_one_process_may_do_all_of_it(old: str, new: str, place: str, reason: st
         (CACHED, ["would leave outdated replies of model 'far'"]),
     ],
 )
-def test_models_of_the_process_make_the_difference(models: str, messages: list[str]) -> None:
-    """Control and statistics are for upstreams' models, and those without kept answers, only."""
+def test_control_and_statistics_of_local_models_are_rejected(
+    models: str, messages: list[str]
+) -> None:
+    """With workers they need upstream models without cached replies."""
     problems = [problem.message for problem in check(load_text(GOOD + models))]
     assert len(messages) == len(problems)
     for message, problem in zip(messages, problems, strict=True):
         assert message in problem
 
 
-def test_auto_is_refused_as_several_are() -> None:
-    """Whether a file is right does not depend on the machine."""
+def test_workers_auto_is_checked_like_several_workers() -> None:
+    """The validity of a file does not depend on the machine."""
     text = GOOD.replace("workers: 2", "workers: auto").replace('{mode: forward, keys: "*"}', "map")
     (problem,) = check(load_text(text))
     assert problem.message.startswith("with 'workers: auto' this would register a region")

@@ -1,4 +1,4 @@
-"""Shares of what all workers have together, and how many workers a machine bears."""
+"""Shares of resources among workers, and the number of workers of a machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gateway.config.units import AUTO
     [(100, 2, [50, 50]), (100, 3, [34, 33, 33]), (0, 2, [0, 0]), (1, 3, [1, 1, 1])],
 )
 def test_shares_add_up(total: int, count: int, shares: list[int]) -> None:
-    """What is there is shared equally; nobody goes without, where there is anything at all."""
+    """Shares are equal, and at least 1 unless the total is 0."""
     assert shares == [WorkerSlot(number, count).share(total) for number in range(1, count + 1)]
 
 
-def test_one_alone_has_all() -> None:
-    """A process that serves alone has everything to itself."""
+def test_a_single_process_has_the_whole_share() -> None:
+    """A process that serves alone divides nothing."""
     assert (True, 7) == (SINGLE_PROCESS.is_single, SINGLE_PROCESS.share(7))
     assert not WorkerSlot(1, 2).is_single
 
@@ -30,30 +30,30 @@ def test_one_alone_has_all() -> None:
 @pytest.mark.parametrize(
     ("quota", "cores"), [("50000 100000", 1), ("100000 100000", 1), ("100 100000", 1)]
 )
-def test_a_cgroup_bounds_the_cores(tmp_path: Path, quota: str, cores: int) -> None:
-    """A container that may use half of a core has one worker, not one for each core it sees."""
+def test_a_cgroup_quota_limits_the_cores(tmp_path: Path, quota: str, cores: int) -> None:
+    """A container with half a core has one worker, not one for each visible core."""
     file = tmp_path / "cpu.max"
     file.write_text(quota + "\n")
     assert cores == available_cores(file)
 
 
 @pytest.mark.parametrize("quota", ["max 100000", "", None])
-def test_without_a_bound_all_cores_count(tmp_path: Path, quota: str | None) -> None:
-    """No quota, or no cgroup to ask, leaves the cores that the process may run on."""
+def test_all_usable_cores_count_without_a_quota(tmp_path: Path, quota: str | None) -> None:
+    """Without a quota or a cgroup, the CPU affinity decides."""
     file = tmp_path / "cpu.max"
     if quota is not None:
         file.write_text(quota)
     assert len(os.sched_getaffinity(0)) == available_cores(file)
 
 
-def test_auto_is_as_many_as_cores(tmp_path: Path) -> None:
-    """A number is what it says; auto asks the machine."""
+def test_workers_auto_is_the_number_of_cores(tmp_path: Path) -> None:
+    """A number is used as it is."""
     assert 3 == resolve_workers(3)
     assert available_cores(tmp_path / "none") == resolve_workers(AUTO, tmp_path / "none")
 
 
-def test_no_two_workers_give_a_request_the_same_id() -> None:
-    """Nor a worker that is started again; one process alone counts from 1, each server id apart."""
+def test_request_ids_are_unique_across_workers() -> None:
+    """Restarted workers repeat none; a single process counts from 1 per server id."""
     single = SINGLE_PROCESS.request_ids()
     assert single.counter("a") is single.counter("a")
     assert [1, 2, 1] == [next(single.counter(name)) for name in "aab"]

@@ -1,4 +1,4 @@
-"""A model that waits until nobody waits for it, and tells how many do."""
+"""A model that waits until its caller leaves, and lists the running jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNNING: list[Job] = []
     outputs=(TensorMetadata("y", Datatype.INT32, None),),
 )
 def wait(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Wait until the caller has left; for ten seconds at most."""
+    """Wait until the caller has left, for ten seconds at most."""
     RUNNING.append(job)
     job.cancelled.wait(10)
     RUNNING.remove(job)

@@ -1,4 +1,4 @@
-"""Codecs measured: what they are set beside does what it says."""
+"""The benchmark of codecs: its comparisons do the same work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from benchmarks import codecs
 from benchmarks.messages import small
 
 
-def test_parsing_alone_reaches_the_numbers() -> None:
-    """The floor of JSON is parsing down to the numbers: 16 of them, in 8 bytes each."""
+def test_the_parse_step_decodes_the_numbers() -> None:
+    """The lower bound of JSON is parsing down to the numbers: 16 of them, in 8 bytes each."""
     steps = codecs._parse_step(small())
     assert steps is not None
     assert 16 * 8 == steps["decode"]()

@@ -1,4 +1,4 @@
-"""What compiling would gain: the modules it is measured with."""
+"""The benchmark of compiled modules: the modules it compiles."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import gateway
 from benchmarks.compiled import MODULES
 
 
-def test_modules_are_there() -> None:
-    """Every module that is compiled for the comparison exists, and none is named twice."""
+def test_modules_exist() -> None:
+    """Every module that is compiled for the comparison exists, and is listed once."""
     root = Path(gateway.__file__).parent.parent
     assert [] == [name for name in MODULES if not (root / name).is_file()]
     assert len(set(MODULES)) == len(MODULES)

@@ -19,14 +19,14 @@ COUNT = Count("json-grpc", 400_000, 9_000, 7_000, 5)
 
 
 def test_reads_the_totals_of_cachegrind() -> None:
-    """The names of the events and their sums are two lines of the output file."""
+    """Two lines of the output file have the names of the events and their sums."""
     text = "desc: I1 cache: 32768 B\nevents: Ir I1mr\nfl=x.c\nfn=main\n7 10 2\nsummary: 12 3\n"
     assert events(text) == {"Ir": 12, "I1mr": 3}
 
 
 @pytest.mark.parametrize(("instructions", "problems"), [(412_000, 0), (412_001, 1), (1, 0)])
-def test_notices_growth_of_more_than_three_percent(instructions: int, problems: int) -> None:
-    """3 % more than recorded is allowed, one instruction above it is not."""
+def test_reports_growth_of_more_than_three_percent(instructions: int, problems: int) -> None:
+    """3 % more than recorded is allowed, and one instruction above it is not."""
     found = [Count("json-grpc", instructions, 0, 0, 0), Count("new", 10**9, 0, 0, 0)]
     assert problems == len([*grown(found, {"json-grpc": COUNT})])
 
@@ -37,8 +37,8 @@ def test_shows_the_change_since_the_record() -> None:
     assert text.splitlines()[-1] == "| json-grpc | 500,000 | +25.0% | 1 | 2 | 3 |"
 
 
-def test_reads_what_it_has_recorded(tmp_path: Path) -> None:
-    """Recorded counts are compared only with those of the same version of Python."""
+def test_recorded_counts_round_trip(tmp_path: Path) -> None:
+    """They are compared only within the same version of Python."""
     path = tmp_path / "counts.json"
     write([COUNT], path)
     assert load(path) == {"json-grpc": COUNT}
@@ -50,7 +50,7 @@ def test_reads_what_it_has_recorded(tmp_path: Path) -> None:
 def test_keeps_the_record_of_the_other_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each build is compared with its own figures."""
+    """Each build is compared with its own counts."""
     path = tmp_path / "counts.json"
     for build, instructions in (("compiled", 300_000), ("plain Python", 400_000)):
         monkeypatch.setattr(counts, "BUILD", build)
@@ -70,22 +70,22 @@ def test_every_way_is_recorded() -> None:
     assert {"compiled": names, "plain Python": names} == recorded
 
 
-def test_says_that_valgrind_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without valgrind the error names the package."""
+def test_reports_a_missing_valgrind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the package."""
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(CannotCountError, match="apt-get install valgrind"):
         measure("", lambda _text: None)
 
 
-def test_names_the_ways() -> None:
-    """A name that no way has is an error that lists them."""
+def test_an_unknown_way_lists_the_known_ones() -> None:
+    """A name without a match is an error."""
     with pytest.raises(CannotCountError, match="no way has 'x' in its name: json-grpc"):
         measure("x", lambda _text: None)
 
 
 @pytest.mark.timeout(120)
 def test_runs_each_way_in_two_processes(tmp_path: Path) -> None:
-    """The process that valgrind watches forks a short and a long run, which both succeed."""
+    """The process below valgrind forks a short and a long run, which both succeed."""
     words = [sys.executable, "-m", "benchmarks.counted", str(tmp_path), "json-noop"]
     subprocess.run(words, check=True, cwd=_ROOT)
     short, long = json.loads((tmp_path / "json-noop.json").read_text())

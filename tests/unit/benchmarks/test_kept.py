@@ -4,7 +4,7 @@ from benchmarks.kept import inside
 
 
 async def test_hits_and_misses_are_measured_at_both_places() -> None:
-    """Each response is compared with the result of the model while it is timed."""
+    """Each response is compared with the result of the model during the measurement."""
     options = {"callable": "gateway.backends.examples:simple"}
     model = {"backend": "python", "options": options, "cache": {}}
     rows = await inside("small", {"models": {"simple": model}}, 20)

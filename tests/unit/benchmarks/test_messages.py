@@ -1,4 +1,4 @@
-"""The questions of the jobs."""
+"""The requests of the jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.messages import FORMS, image, json_request, small, transcoder_re
 
 
 def test_variations_have_the_form_of_their_case() -> None:
-    """Names, shapes and datatypes stay; numbers, and so lengths, do not."""
+    """Names, shapes and datatypes are equal; numbers, and thus lengths, differ."""
     case, found = small(), [*variations(small())]
     for each in found:
         assert {name: (a.shape, a.dtype) for name, a in case.inputs.items()} == {
@@ -20,15 +20,15 @@ def test_variations_have_the_form_of_their_case() -> None:
     assert len({len(body) for body in bodies}) > 10
 
 
-def test_every_system_of_a_small_json_job_is_asked_as_much() -> None:
-    """None of them has the easier load."""
+def test_every_system_of_a_small_json_job_has_equal_load() -> None:
+    """Each system receives the same number of different requests."""
     jobs = [job for job in all_jobs() if job.name.startswith("json-") and "small" in job.name]
     assert 3 == len(jobs)
     assert {30} == {len(each.others) for job in jobs for each in job.contenders}
 
 
 def test_differing_requests_share_no_form() -> None:
-    """Each has names, an id and a header of its own, for the gateway and for its peer."""
+    """Each has its own names, id and header, for the gateway and for its peer."""
     (job,) = (each for each in all_jobs() if each.name.startswith("forms"))
     many = [each for each in job.contenders if DIFFERING in each.name]
     assert 2 == len(many)
@@ -41,8 +41,8 @@ def test_differing_requests_share_no_form() -> None:
         assert 31 == len({str(document["inputs"][0]["shape"]) for document in documents})
 
 
-def test_requests_of_the_transcoder_are_as_many_numbers() -> None:
-    """Its JSON has the same tensors in another form."""
+def test_transcoder_requests_have_equally_many_numbers() -> None:
+    """Their JSON has the same tensors in another form."""
     assert (
         transcoder_request(image()).body.count(b",") == json_request(image()).body.count(b",") + 1
     )

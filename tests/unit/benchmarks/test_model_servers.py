@@ -1,4 +1,4 @@
-"""What real model servers are given: the constants that they answer."""
+"""The models of real model servers: the constants that they return."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.model_servers import write_triton_model
 from benchmarks.systems import Absent
 
 
-def test_tritons_model_is_made_of_the_case(tmp_path: Path) -> None:
-    """Its configuration has the case's tensors, its header their data, and its backend compiles."""
+def test_the_triton_model_is_generated_from_the_case(tmp_path: Path) -> None:
+    """Configuration and header have the tensors of the case, and the backend compiles."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
     write_triton_model(tmp_path, small())
@@ -26,10 +26,10 @@ def test_tritons_model_is_made_of_the_case(tmp_path: Path) -> None:
     assert (tmp_path / "1" / "libtriton_noop.so").stat().st_size > 0
 
 
-def test_without_a_compiler_triton_is_absent(
+def test_triton_is_skipped_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is left out with a reason."""
+    """The reason is reported."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Absent, match="no C compiler"):
         write_triton_model(tmp_path, small())

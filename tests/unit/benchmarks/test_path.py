@@ -19,8 +19,8 @@ MAX_FILES = 47
 MAX_CHANGES = 82
 
 
-def test_records_calls_of_the_gateway_alone() -> None:
-    """A call of another package is not part of the path, and calls in one file are one visit."""
+def test_records_only_calls_of_the_gateway() -> None:
+    """Calls of other packages are omitted, and consecutive calls in one file are one visit."""
     with Calls() as calls:
         re.escape("x")
         check_name("model name", "x", 1, "model_name_bytes")
@@ -31,7 +31,7 @@ def test_records_calls_of_the_gateway_alone() -> None:
 
 
 def test_a_small_json_request_passes_few_files() -> None:
-    """A JSON request that goes to gRPC passes no more files than ARCHITECTURE.md says."""
+    """A JSON request to gRPC passes no more files than ARCHITECTURE.md documents."""
     # A timer that fires during the request, on a machine with other work, adds its own files.
     found = min((path("json-grpc", lambda _text: None) for _ in range(3)), key=len)
     counts = re.match(r"json-grpc: (\d+) files, (\d+) changes of file", found)

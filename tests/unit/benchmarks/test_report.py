@@ -1,4 +1,4 @@
-"""What a run leaves: the page, the chart, and the file that it goes on from."""
+"""The output of a run: the page, the chart, and the file for a resumed run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def results() -> dict[str, Any]:
 
 
 def test_the_chart_is_well_formed() -> None:
-    """Every bar stands within the picture, and each is told by its system and its number."""
+    """Every bar is within the picture, and has its system and its number."""
     root = ET.fromstring(svg(results()))  # noqa: S314  # our own
     width = float(root.attrib["width"])
     rectangles = list(root.iter(f"{SVG}rect"))
@@ -59,8 +59,8 @@ def test_the_chart_is_well_formed() -> None:
     assert {title for title, _ in SHOWN.values()} | {"29", "0.35", "kserve"} <= set(texts)
 
 
-def test_bars_begin_where_the_gateway_stands() -> None:
-    """What costs less lies to the left of 1, what costs more to its right."""
+def test_bars_begin_at_the_gateway() -> None:
+    """Lower costs are left of 1, higher costs right of it."""
     root = ET.fromstring(svg(results()))  # noqa: S314  # our own
     (one,) = (
         float(each.attrib["x1"])
@@ -74,19 +74,19 @@ def test_bars_begin_where_the_gateway_stands() -> None:
     assert {one} == {float(each.attrib["x"]) for each in more}
 
 
-def test_the_same_results_give_the_same_chart() -> None:
-    """Nothing of the day or the machine is in it."""
+def test_equal_results_have_equal_charts() -> None:
+    """The chart does not depend on the day or the machine."""
     assert svg(results()) == svg(results())
 
 
-def test_a_chart_of_nothing_is_refused() -> None:
-    """Results without a job that is shown are no picture."""
+def test_an_empty_chart_is_rejected() -> None:
+    """Results without a job of the chart raise an error."""
     with pytest.raises(ValueError, match="no job that the chart shows"):
         svg({})
 
 
-def test_what_was_not_measured_is_left_out() -> None:
-    """A job without its gateway, or a peer that was not there, has no bar."""
+def test_missing_measurements_have_no_bar() -> None:
+    """A job without its gateway, or a missing peer, has no bar."""
     sections = results()
     rows = sections["jobs"]["rows"]
     sections["jobs"]["rows"] = [row for row in rows if row["system"] != "kserve"][3:]
@@ -115,30 +115,30 @@ def test_the_curves_are_well_formed() -> None:
     assert (0 <= min(x), max(x) <= float(root.attrib["width"])) == (True, True)
 
 
-def test_the_chart_shows_what_is_measured() -> None:
-    """Every job and system of the chart is one of the runner's."""
-    there = {job.name: {each.name for each in job.contenders} for job in all_jobs()}
+def test_the_chart_shows_measured_systems() -> None:
+    """Every job and system of the chart exists in the runner."""
+    available = {job.name: {each.name for each in job.contenders} for job in all_jobs()}
     for job, (_, systems) in SHOWN.items():
-        assert {*systems} <= there[job]
+        assert {*systems} <= available[job]
 
 
-def test_the_page_tells_how_it_was_made() -> None:
-    """Goals come first; each section has its command, its machine and its table."""
+def test_the_page_has_command_and_machine() -> None:
+    """Goals are first; each section has its command, its machine and its table."""
     text = page(results())
     assert text.index("## Goals") < text.index("## Jobs")
     assert {"`python -m benchmarks`", "the table of jobs"} <= set(text.splitlines())
     assert "today; one, 2 cores, Linux 6" in text
 
 
-def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
-    """What is done is known to the next run, and takes the last results' place only at the end."""
+def test_an_interrupted_run_can_be_resumed(tmp_path: Path) -> None:
+    """Finished jobs are saved, and replace the last results only at the end."""
     path = tmp_path / "results.json"
     path.write_text('{"kept": {"rows": ["old"]}, "jobs": {"rows": ["old"]}}')
     Store(path, ABOUT, "first").put("jobs", [{"job": "a"}], "table", ["a"])
     assert ["old"] == load(path)["jobs"]["rows"]
 
-    anew = Store(path, ABOUT, "second")
-    assert [] == anew.done("jobs")
+    fresh = Store(path, ABOUT, "second")
+    assert [] == fresh.done("jobs")
     resumed = Store(path, ABOUT, "second", resume=True)
     assert ["a"] == resumed.done("jobs")
     resumed.put("jobs", [{"job": "a"}, {"job": "b"}], "table", ["a", "b"])
@@ -149,24 +149,24 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert [path] == list(tmp_path.iterdir())
 
 
-def test_a_run_without_a_file_keeps_nothing() -> None:
-    """Sections are there for the tables all the same."""
+def test_a_run_without_a_file_saves_nothing() -> None:
+    """Its sections are still available for the tables."""
     store = Store(None, ABOUT, "words")
     store.put("codecs", [], "table", ["codecs"])
     assert ["codecs"] == [*store.finish()]
 
 
 @pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "benchmarks/NOTES.md"])
-def test_links_lead_somewhere(name: str) -> None:
-    """Every file that a page links to is there, the chart among them."""
+def test_links_have_a_target(name: str) -> None:
+    """Every file that a page links to exists, the chart among them."""
     file = ROOT / name
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", file.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (file.parent / link).exists()]
     assert [] == missing
 
 
-def test_the_project_shows_the_chart() -> None:
-    """README.md has the picture, which the committed results give to the byte."""
+def test_the_readme_shows_the_chart() -> None:
+    """The committed results produce the committed picture to the byte."""
     assert "](benchmarks/chart.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
     committed = (ROOT / "benchmarks" / "chart.svg").read_text(encoding="utf-8")
     assert chart.svg(load(ROOT / "benchmarks" / "results.json")) == committed

@@ -1,4 +1,4 @@
-"""The costs of stages: the whole gateway on connections of memory, taken to pieces."""
+"""The costs of stages: the whole gateway on in-memory connections, measured in parts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _BEYOND_THE_MODEL = {"upstream", "encode_call", "client transport", "canned serv
 
 
 @pytest.mark.parametrize("way", ways(), ids=lambda way: way.name)
-def test_takes_a_request_to_pieces(way: Way) -> None:
-    """Each way has every stage between its two ends, and they add up to the whole."""
+def test_splits_a_request_into_stages(way: Way) -> None:
+    """Each way has every stage between its ends, and their sum is the whole."""
     rows = measure(way.name, lambda _text: None, batches=1)
     found = {row.stage: row.us for row in rows}
     ends = {"loop and load", "server transport", "decode_call", "frontend", "encode_reply"}
@@ -23,8 +23,8 @@ def test_takes_a_request_to_pieces(way: Way) -> None:
     assert found["whole"] > 0
 
 
-def test_shows_what_a_request_calls() -> None:
-    """The profile of a way has our own functions in it."""
+def test_profiles_the_functions_of_a_request() -> None:
+    """The profile of a way has functions of the gateway."""
     found = profile("json-noop", lambda _text: None, requests=320)
     assert "json-noop, 320 requests" in found
     assert "frontend.py" in found

@@ -1,4 +1,4 @@
-"""The event loop with connections in memory."""
+"""The event loop with in-memory connections."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from benchmarks.wires import MemoryLoop
 
 @pytest.fixture
 def loop() -> Iterator[MemoryLoop]:
-    """A loop that does not run."""
+    """Yield a loop that does not run."""
     found = MemoryLoop()
     yield found
     found.close()
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1, 100), (10_000, 1_000_000)])
-def test_timers_wait_as_many_times_longer_as_the_factor_says(
-    loop: MemoryLoop, factor: int, expected: float
-) -> None:
-    """Under valgrind, timers do not run more often on a slow machine."""
+def test_timers_are_extended_by_the_factor(loop: MemoryLoop, factor: int, expected: float) -> None:
+    """Under valgrind, timers do not fire more often on a slow machine."""
     loop.timer_factor = factor
     for handle in (
         loop.call_later(100, print),

@@ -31,10 +31,10 @@ def _of_value(value: Any, before: int) -> int:
 
 
 @given(st.lists(st.tuples(TEXTS, BYTES, BYTES), max_size=4), TEXTS, st.integers())
-def test_the_checksum_is_that_of_the_format(
+def test_the_checksum_follows_the_format(
     tensors: list[tuple[str, bytes | None, bytes | None]], text: str, number: int
 ) -> None:
-    """Texts of any characters, elements and absent values count as the format says."""
+    """Texts of any characters, elements and absent values are included as the format defines."""
     rows = [
         TensorRow("input", 0, place, name, "FP32", None, "raw", None, 4, digest, data)
         for place, (name, digest, data) in enumerate(tensors)

@@ -1,4 +1,4 @@
-"""Capture files that are damaged, or that somebody made to do harm."""
+"""Capture files that are damaged or malicious."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ def read(path: Path) -> tuple[int, list[str]]:
         "PRAGMA application_id = 1",
     ],
 )
-def test_another_schema_is_refused(segment: Path, tmp_path: Path, statement: str) -> None:
-    """Only the tables, indexes and triggers of the version are accepted; nothing of them runs."""
+def test_another_schema_is_rejected(segment: Path, tmp_path: Path, statement: str) -> None:
+    """Only the tables, indexes and triggers of the version are accepted; none of them runs."""
     with pytest.raises(UnreadableSegment):
         SegmentReader(copy_of(segment, tmp_path, statement))
 
 
-def test_an_unknown_version_is_refused_by_name(segment: Path, tmp_path: Path) -> None:
-    """A file of a newer gateway says so."""
+def test_an_unknown_version_is_rejected(segment: Path, tmp_path: Path) -> None:
+    """The error has the version of a file of a newer gateway."""
     path = copy_of(segment, tmp_path, "PRAGMA user_version = 99")
     with pytest.raises(UnreadableSegment, match="capture version 99; expected 1"):
         SegmentReader(path)
 
 
-def test_a_changed_row_is_skipped_and_named(segment: Path, tmp_path: Path) -> None:
-    """A row that does not match its checksum costs one call."""
+def test_a_changed_row_is_skipped_and_reported(segment: Path, tmp_path: Path) -> None:
+    """A row that does not match its checksum drops only its own call."""
     path = copy_of(
         segment,
         tmp_path,
@@ -82,8 +82,8 @@ def test_a_changed_row_is_skipped_and_named(segment: Path, tmp_path: Path) -> No
     assert found.verify() == (19, ["ab12-7: its checksum is wrong"])
 
 
-def test_a_schema_of_bytes_is_refused(segment: Path, tmp_path: Path) -> None:
-    """SQLite takes bytes for the text of a table; the reader does not compare them with texts."""
+def test_a_schema_of_bytes_is_rejected(segment: Path, tmp_path: Path) -> None:
+    """SQLite accepts bytes as the text of a table; the reader does not."""
     statement = "UPDATE sqlite_master SET sql = CAST(sql AS BLOB) WHERE name = 'calls'"
     path = copy_of(segment, tmp_path, "PRAGMA writable_schema = ON", statement)
     with pytest.raises(UnreadableSegment, match="its tables are not those of version 1"):
@@ -91,8 +91,8 @@ def test_a_schema_of_bytes_is_refused(segment: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_numbers_in_no_order_end_the_reading(segment: Path, tmp_path: Path) -> None:
-    """A page whose last call has the number of its first one is not read for ever."""
+def test_unordered_call_numbers_end_the_reading(segment: Path, tmp_path: Path) -> None:
+    """A page whose last call has the number of the first one causes no endless loop."""
     path = tmp_path / f"copy-ab12{SEALED}"
     content = bytearray(segment.read_bytes())
     database = sqlite3.connect(segment)
@@ -119,8 +119,8 @@ def test_numbers_in_no_order_end_the_reading(segment: Path, tmp_path: Path) -> N
         '{"segment": "NAME", "previous": "", "dropped": {"queue": [1]}}',
     ],
 )
-def test_a_hostile_manifest_is_a_problem(tmp_path: Path, line: str) -> None:
-    """Entries of other types are named, and no command fails on them."""
+def test_a_hostile_manifest_is_reported(tmp_path: Path, line: str) -> None:
+    """Entries of other types are problems, and no command fails on them."""
     record(tmp_path, 3, FULL)
     capture = Capture(tmp_path)
     (tmp_path / "MANIFEST.jsonl").write_text(line.replace("NAME", capture.segments[0].name) + "\n")
@@ -129,8 +129,8 @@ def test_a_hostile_manifest_is_a_problem(tmp_path: Path, line: str) -> None:
     assert [each.calls for each in capture.summaries()] == [3]
 
 
-def test_a_call_is_found_beside_a_file_that_is_no_segment(tmp_path: Path) -> None:
-    """Neither the search nor the start of a recording fails because of the other file."""
+def test_other_files_do_not_prevent_the_search_of_a_call(tmp_path: Path) -> None:
+    """The start of a recording does not fail because of them either."""
     record(tmp_path, 3, FULL)
     (tmp_path / f"20200101T000000-aaaa{SEALED}").write_text("hello")
     capture = Capture(tmp_path)
@@ -142,7 +142,7 @@ def test_a_call_is_found_beside_a_file_that_is_no_segment(tmp_path: Path) -> Non
 
 
 def test_a_segment_in_a_directory_with_an_encoded_name_is_recovered(tmp_path: Path) -> None:
-    """The name of a directory is no part of a URI: "%41" is not "A"."""
+    """The name of a directory is not decoded like a URI: "%41" is not "A"."""
     directory = tmp_path / "m%41?x#y"
     record(directory, 3, FULL)
     (directory / "MANIFEST.jsonl").unlink()  # as if the process had died before it wrote the line
@@ -153,7 +153,7 @@ def test_a_segment_in_a_directory_with_an_encoded_name_is_recovered(tmp_path: Pa
 def test_a_call_with_too_many_bytes_is_skipped(
     segment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sum of its values is checked before they are read, not the size of each alone."""
+    """The sum of its values is checked before they are read, not only each size."""
     monkeypatch.setattr(segment_reader, "_MAX_CALL_BYTES", 1_000_000)
     monkeypatch.setattr(segment_reader, "_BYTES_AT_ONCE", 1_000_000)
     insert = (
@@ -205,10 +205,10 @@ def test_values_of_another_type_or_size_are_skipped(
         ("details", '{"flat_members": 5}'),
     ],
 )
-def test_values_that_no_gateway_writes_are_skipped(
+def test_malformed_values_with_a_valid_checksum_are_skipped(
     tmp_path: Path, field: str, value: str | int
 ) -> None:
-    """A call with a right checksum and wrong values is skipped and named."""
+    """Each such call is reported."""
     good = record_of(recordable(), FULL, Hasher())
     bad = RecordedCall(replace(good.call, **{field: value}), good.tensors, good.items)
     writer = SegmentWriter(tmp_path, {})
@@ -221,8 +221,8 @@ def test_values_that_no_gateway_writes_are_skipped(
     assert "malformed" in problems[0]
 
 
-def test_truncated_files_lose_calls_and_nothing_else(segment: Path, tmp_path: Path) -> None:
-    """A file cut at any byte is refused, or its whole calls are read."""
+def test_truncated_files_lose_only_calls(segment: Path, tmp_path: Path) -> None:
+    """A file cut at any byte is rejected, or its complete calls are read."""
     whole = segment.read_bytes()
     cuts = [0, 1, 15, 16, 100, 4096, *random.Random(1).sample(range(len(whole)), 60)]  # noqa: S311
     for cut in cuts:
@@ -235,8 +235,8 @@ def test_truncated_files_lose_calls_and_nothing_else(segment: Path, tmp_path: Pa
         assert count == 20 or problems, cut
 
 
-def test_flipped_bits_are_noticed_or_harmless(segment: Path, tmp_path: Path) -> None:
-    """Of a file with a flipped bit, every call that is read is one that was recorded."""
+def test_flipped_bits_are_detected_or_harmless(segment: Path, tmp_path: Path) -> None:
+    """Every call that is read from such a file equals a recorded one."""
     original = {call.id.rpartition("-")[2]: call.crc32() for call in SegmentReader(segment).calls()}
     whole = segment.read_bytes()
     generator = random.Random(2)  # noqa: S311
@@ -253,8 +253,8 @@ def test_flipped_bits_are_noticed_or_harmless(segment: Path, tmp_path: Path) -> 
             continue
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    """A file that is no SQLite file, a missing one and an empty directory are no capture."""
+def test_other_files_are_rejected(tmp_path: Path) -> None:
+    """A text file, a missing file and an empty directory are no captures."""
     path = tmp_path / f"text{SEALED}"
     path.write_text("hello")
     with pytest.raises(UnreadableSegment, match="no SQLite file"):
@@ -264,8 +264,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             Capture(missing)
 
 
-def test_verify_finds_a_replaced_file_and_repair_keeps_the_rest(tmp_path: Path) -> None:
-    """A damaged segment is noticed by its sum; repair copies its whole calls."""
+def test_verify_detects_a_changed_file_and_repair_keeps_the_rest(tmp_path: Path) -> None:
+    """The checksum of the segment is wrong; repair copies its complete calls."""
     record(tmp_path, 20, FULL)
     segment = Capture(tmp_path).segments[0]
     segment.chmod(0o600)
@@ -284,8 +284,8 @@ def test_verify_finds_a_replaced_file_and_repair_keeps_the_rest(tmp_path: Path) 
     assert Capture(tmp_path).verify() == (19, [])
 
 
-def test_a_missing_segment_is_noticed(tmp_path: Path) -> None:
-    """A segment of the manifest that is gone, and a changed line, are problems."""
+def test_a_missing_segment_is_reported(tmp_path: Path) -> None:
+    """Missing segments of the manifest and changed lines are problems."""
     record(tmp_path, 200, FULL, segment_bytes=2000)
     segments = Capture(tmp_path).segments
     segments[0].unlink()

@@ -46,7 +46,7 @@ def damage(path: Path, statement: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_every_call_is_read_once(tmp_path: Path, count: int) -> None:
-    """In order, forwards, by number, and backwards."""
+    """Calls are read forwards, by number, and backwards."""
     path = segment(tmp_path, [record(number) for number in range(1, count + 1)])
     expected = [f"r{number}" for number in range(1, count + 1)]
     with SegmentReader(path) as reader:
@@ -69,10 +69,8 @@ def test_every_call_is_read_once(tmp_path: Path, count: int) -> None:
         ("UPDATE calls SET details = '[' WHERE seq = 70", "its checksum is wrong"),
     ],
 )
-def test_a_damaged_call_takes_no_other_one_along(
-    tmp_path: Path, statement: str, problem: str
-) -> None:
-    """It is named once, when it is asked for."""
+def test_a_damaged_call_affects_no_other_call(tmp_path: Path, statement: str, problem: str) -> None:
+    """It is reported once, when it is read."""
     path = segment(tmp_path, [record(number) for number in range(1, 101)])
     damage(path, statement)
     with SegmentReader(path) as reader:
@@ -86,8 +84,8 @@ def test_a_damaged_call_takes_no_other_one_along(
         assert reader.call(71) is not None
 
 
-def test_large_calls_are_read_alone(tmp_path: Path) -> None:
-    """64 of them at once would not fit into memory."""
+def test_large_calls_are_read_one_by_one(tmp_path: Path) -> None:
+    """64 of them together would need too much memory."""
     path = segment(tmp_path, [record(number, b"\1" * (1 << 20)) for number in range(1, 9)])
     with SegmentReader(path) as reader:
         sizes = [each.nbytes for each in reader.calls()]

@@ -1,4 +1,4 @@
-"""The recorder: counts that balance, segments that are sealed, and disks that are full."""
+"""The recorder: balanced counts, sealed segments, and full disks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def assert_balanced(made: LocalCapture) -> None:
     assert counts.sampled == counts.recorded + left_out + counts.in_flight
 
 
-def test_calls_with_too_many_replies_are_left_out(tmp_path: Path) -> None:
+def test_calls_with_too_many_replies_are_skipped(tmp_path: Path) -> None:
     """They are counted, and the manifest has the count."""
     made = recorder(tmp_path, FULL, max_items=1)
     reply = InferResponse(model=ModelRef("m"), outputs=())
@@ -44,8 +44,8 @@ def test_calls_with_too_many_replies_are_left_out(tmp_path: Path) -> None:
     assert (entry["calls"], entry["skipped"], entry["dropped"]) == (1, {"too_many_items": 1}, {})
 
 
-def test_hashes_are_made_where_calls_are_written(tmp_path: Path) -> None:
-    """With `payload: hash` no element is written, and equal elements have equal hashes."""
+def test_payload_hash_writes_no_elements(tmp_path: Path) -> None:
+    """Equal elements have equal hashes."""
     record(tmp_path, 2, Privacy(payload="hash"))
     one, other = Capture(tmp_path).calls()
     assert {each.data for each in one.tensors} == {None}
@@ -54,7 +54,7 @@ def test_hashes_are_made_where_calls_are_written(tmp_path: Path) -> None:
 
 
 def test_tensors_in_shared_memory_are_skipped(tmp_path: Path) -> None:
-    """Without payload a call in shared memory is recorded, and with payload it is skipped."""
+    """Without payload the call is recorded, and with payload it is skipped."""
     tensor = Tensor("x", Datatype.FP32, (4,), SharedMemoryData("region", 0, 16))
     call = request().changed(inputs=(tensor,))
     for directory, privacy, left_out in (
@@ -69,7 +69,7 @@ def test_tensors_in_shared_memory_are_skipped(tmp_path: Path) -> None:
 
 
 def test_an_array_of_a_model_is_copied(tmp_path: Path) -> None:
-    """A model may write to its array again after its reply."""
+    """The model may write to its array after its reply."""
     array = np.zeros(4, np.float32)
     made = recorder(tmp_path, FULL)
     made.samples("fraud", "r")
@@ -84,7 +84,7 @@ def test_an_array_of_a_model_is_copied(tmp_path: Path) -> None:
 
 
 def test_segments_are_sealed_and_rotated(tmp_path: Path) -> None:
-    """A full segment becomes a read-only file of the manifest, and the oldest ones go."""
+    """A full segment becomes a read-only file of the manifest, and the oldest are removed."""
     record(tmp_path, 300, FULL, segment_bytes=2000, max_bytes=1_500_000)
     found = Capture(tmp_path)
     assert len(found.segments) > 1
@@ -97,7 +97,7 @@ def test_segments_are_sealed_and_rotated(tmp_path: Path) -> None:
 
 
 def test_a_full_directory_stops_the_capture(tmp_path: Path) -> None:
-    """With `when_full: stop` one event says so, and further calls are dropped."""
+    """With `when_full: stop` one event is logged, and further calls are dropped."""
     with capture_logs() as logs:
         made = recorder(tmp_path, FULL, segment_bytes=1000, max_bytes=1000, rotates=False)
         while not made.stopped:
@@ -143,21 +143,21 @@ def test_a_vanished_directory_stops_the_capture(tmp_path: Path) -> None:
     assert made.counts.in_flight == 0
 
 
-def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    """The start fails, not a call."""
+def test_an_uncreatable_directory_fails_the_start(tmp_path: Path) -> None:
+    """No call fails instead."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         recorder(tmp_path / "file" / "c")
 
 
 def test_samples_are_the_same_everywhere() -> None:
-    """The draw depends on key and name only, and its share is the configured one."""
+    """The draw depends only on key and name, and its share is the configured one."""
     assert draw("r1") == draw("r1") != draw("r1", "other")
     drawn = [draw(f"r{number}") < 0.05 for number in range(20_000)]
     assert 800 < sum(drawn) < 1200
 
 
-def test_models_are_selected(tmp_path: Path) -> None:
+def test_models_option_selects_the_recorded_models(tmp_path: Path) -> None:
     """`models` records only calls of these."""
     made = recorder(tmp_path, models=frozenset({"fraud"}))
     assert [made.samples(name, "r") for name in ("fraud", "other")] == [True, False]
@@ -183,7 +183,7 @@ while True:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("reports", [1, 40, 400])
 def test_a_killed_process_loses_only_the_last_transaction(tmp_path: Path, reports: int) -> None:
-    """After kill -9 every committed call is there, and the next start seals the segment."""
+    """After kill -9 every committed call is readable, and the next start seals the segment."""
     process = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -203,7 +203,7 @@ def test_a_killed_process_loses_only_the_last_transaction(tmp_path: Path, report
 
 
 def test_a_segment_in_use_is_not_recovered(tmp_path: Path) -> None:
-    """A second process leaves the open segment of the first one alone."""
+    """A second process does not touch the open segment of the first one."""
     first = recorder(tmp_path)
     first.samples("fraud", "r")
     first.put(recordable())
@@ -216,8 +216,8 @@ def test_a_segment_in_use_is_not_recovered(tmp_path: Path) -> None:
     assert Capture(tmp_path).verify() == (1, [])
 
 
-def test_a_torn_line_of_the_manifest_is_removed(tmp_path: Path) -> None:
-    """A crash while the manifest is written leaves no line that cannot be read."""
+def test_a_truncated_manifest_line_is_removed(tmp_path: Path) -> None:
+    """A crash during the write of the manifest leaves no unreadable line."""
     record(tmp_path, 1)
     with (tmp_path / MANIFEST).open("ab") as file:
         file.write(b'{"segment": "x')
@@ -227,8 +227,8 @@ def test_a_torn_line_of_the_manifest_is_removed(tmp_path: Path) -> None:
     assert [entry.get("removed") for entry in entries] == [None, "y"]
 
 
-def test_a_segment_sealed_by_half_is_listed(tmp_path: Path) -> None:
-    """A crash between the rename and the manifest's line is repaired at the next start."""
+def test_a_partly_sealed_segment_is_added_to_the_manifest(tmp_path: Path) -> None:
+    """A crash between rename and manifest line is repaired at the next start."""
     record(tmp_path, 2)
     (tmp_path / MANIFEST).unlink()
     assert Capture(tmp_path).verify()[1]
@@ -244,8 +244,8 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     assert not [each for each in threading.enumerate() if each.name == "capture"]
 
 
-def test_a_call_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
-    """A defect of the recorder costs one sample, not the thread."""
+def test_an_unwritable_call_counts_as_dropped(tmp_path: Path) -> None:
+    """An internal error drops one call, and the thread continues."""
     made = recorder(tmp_path)
     made.samples("fraud", "r")
     made.put(recordable(started_us=1 << 63))  # more than an integer of SQLite
@@ -256,8 +256,8 @@ def test_a_call_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     assert made.counts.recorded == 1
 
 
-def test_a_call_that_cannot_be_written_costs_no_other_call(tmp_path: Path) -> None:
-    """A size beyond 64 bits is a defect of one sample; the recording goes on and stays whole."""
+def test_an_unwritable_call_affects_no_other_call(tmp_path: Path) -> None:
+    """A size beyond 64 bits drops one call, and the capture stays valid."""
     buffer = SlicedData(memoryview(b"ab"), 0, 1 << 63)
     bad = request(1).changed(inputs=(Tensor("x", None, None, buffer),))
     made = recorder(tmp_path, FULL)

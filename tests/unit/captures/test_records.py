@@ -1,4 +1,4 @@
-"""What of a call is written, and what is read back."""
+"""Which parts of a call are written, and how they are decoded."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def only_call(directory: Path) -> RecordedCall:
     return call
 
 
-def test_a_call_is_read_back_whole(tmp_path: Path) -> None:
-    """With full payload and parameters the request and the reply are those that were recorded."""
+def test_a_call_round_trips(tmp_path: Path) -> None:
+    """With full payload and parameters, request and reply equal the recorded ones."""
     record(tmp_path, 1, FULL)
     call = only_call(tmp_path)
     expected = request()
@@ -47,7 +47,7 @@ def test_a_call_is_read_back_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("payload", ["none", "hash"])
 def test_no_secret_is_written_by_default(tmp_path: Path, payload: str) -> None:
-    """Elements, parameters, headers and error texts are in no file unless they are asked for."""
+    """Elements, parameters, headers and error texts are written only on request."""
     privacy = Privacy() if payload == "none" else Privacy(payload="hash")
     directory = tmp_path / "capture"
     record(directory, 1, privacy)
@@ -70,7 +70,7 @@ def test_error_texts_need_full_payload() -> None:
 
 
 def test_hashes_are_equal_for_equal_elements_of_one_process() -> None:
-    """A hash shows that two calls had the same elements, and its key is not written."""
+    """Hashes show equal elements of calls, and their key is not written."""
     rows = [record_of(recordable(), Privacy(payload="hash"), Hasher()).tensors for _ in range(2)]
     one, other = ([each.digest for each in found] for found in rows)
     assert one != other
@@ -103,21 +103,21 @@ def test_payload_by_tensor() -> None:
         "x-credentials",
     ],
 )
-def test_headers_of_credentials_are_refused(name: str) -> None:
+def test_credential_headers_are_rejected(name: str) -> None:
     """No configuration records a credential."""
     assert is_credential(name)
     with pytest.raises(ValueError, match="credential"):
         Privacy(headers=(name,))
 
 
-def test_messages_need_full_payload() -> None:
+def test_wire_messages_need_full_payload() -> None:
     """A message contains all tensors."""
     with pytest.raises(ValueError, match="expected 'full'"):
         Privacy(wire=True)
 
 
-def test_slices_are_read_back() -> None:
-    """Inputs whose sizes only the model knows stay slices of one buffer."""
+def test_slices_round_trip() -> None:
+    """Inputs of sizes that only the model knows stay slices of one buffer."""
     whole = memoryview(np.arange(8, dtype=np.uint8).tobytes())
     inputs = tuple(
         Tensor(f"x{index}", None, (2,), SlicedData(whole, index, 4)) for index in range(2)
@@ -142,8 +142,8 @@ def sliced_call() -> Recordable:
         Privacy(payload="full", tensors={"b": "none"}),
     ],
 )
-def test_a_slice_does_not_show_the_elements_of_its_neighbours(privacy: Privacy) -> None:
-    """The first slice has the bytes of all, so all are written as the strictest of them."""
+def test_a_slice_does_not_expose_its_neighbours(privacy: Privacy) -> None:
+    """Slices share one buffer, so the strictest privacy applies to all of them."""
     for hasher in (Hasher(), None):
         record = record_of(sliced_call(), privacy, hasher)
         record = record if hasher else with_hashes(record, Hasher())
@@ -151,7 +151,7 @@ def test_a_slice_does_not_show_the_elements_of_its_neighbours(privacy: Privacy) 
 
 
 def test_redaction_of_a_slice_removes_it_from_its_neighbours(tmp_path: Path) -> None:
-    """The elements of a redacted input are not left in the slice before it."""
+    """The slice before it does not contain the redacted elements."""
     made = recorder(tmp_path / "a", FULL)
     assert made.samples("fraud", "r0")
     made.put(sliced_call())
@@ -168,7 +168,7 @@ def test_tensors_without_datatype_keep_their_bytes() -> None:
     assert record.request().inputs == (tensor,)
 
 
-def test_values_that_no_call_has_are_an_error() -> None:
+def test_malformed_values_raise_an_error() -> None:
     """A row that was changed together with its checksum raises a `GatewayError`."""
     good = record_of(recordable(), FULL, Hasher())
     bad = replace(good.tensors[0], datatype="FP99")
@@ -176,8 +176,8 @@ def test_values_that_no_call_has_are_an_error() -> None:
         RecordedCall(good.call, [bad]).request()
 
 
-def test_redaction_removes_what_it_names(tmp_path: Path) -> None:
-    """A redacted copy has hashes, no headers and no parameters; other tensors stay."""
+def test_redaction_removes_the_selected_parts(tmp_path: Path) -> None:
+    """The copy has hashes, no headers and no parameters; other tensors stay."""
     record(tmp_path / "a", 3, FULL)
     redaction = Redaction(
         tensors={"text": "hash", "y": "none"}, headers=True, parameters=True, clients=True
@@ -197,7 +197,7 @@ def test_redaction_removes_what_it_names(tmp_path: Path) -> None:
 
 
 def test_a_capture_is_append_only(tmp_path: Path) -> None:
-    """Triggers refuse to change or remove what was recorded."""
+    """Triggers prevent changes and deletions of rows."""
     record(tmp_path, 1)
     (segment,) = Capture(tmp_path).segments
     segment.chmod(0o600)
@@ -209,7 +209,7 @@ def test_a_capture_is_append_only(tmp_path: Path) -> None:
 
 
 def test_few_large_calls_are_read_ahead(tmp_path: Path) -> None:
-    """Calls are ordered within 32 MiB: a capture of large calls needs little memory."""
+    """Calls are sorted within 32 MiB, so large calls need little memory."""
     big = Tensor("x", Datatype.UINT8, (8 << 20,), RawData(memoryview(bytes(8 << 20))))
     made = recorder(tmp_path, FULL, outbox_bytes=1 << 30)
     for number in range(10):

@@ -1,4 +1,4 @@
-"""Messages to the shadow process: whole, and without a copy of large elements on either side."""
+"""Messages to the shadow process: complete, and without a copy of large elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: version, help, and mistakes of use."""
+"""The command line as a whole: version, help, and wrong usage."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from gateway.accelerator import BUILD
 from gateway.cli.commands import COMMANDS, command_line, run
 
 
-def test_help_lists_every_verb() -> None:
-    """`gateway --help` names all that there is."""
+def test_help_lists_every_command() -> None:
+    """`gateway --help` has the names of all commands."""
     result = CliRunner().invoke(command_line(), ["--help"])
     assert result.exit_code == 0
     assert [verb for verb in COMMANDS if verb not in result.stdout] == []
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_each_verb_has_help(verb: str) -> None:
-    """`gateway VERB --help` says what it does."""
+def test_each_command_has_help(verb: str) -> None:
+    """`gateway COMMAND --help` describes the command."""
     result = CliRunner().invoke(command_line([verb]), [verb, "--help"])
     assert result.exit_code == 0
     assert f"gateway {verb}" in result.stdout or "Usage:" in result.stdout
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["schema", "--nonsense"]])
-def test_wrong_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown verb or flag is said on standard error, without a traceback."""
+def test_wrong_usage_exits_with_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown command or flag is reported on standard error, without a traceback."""
     assert run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -38,14 +40,14 @@ def test_wrong_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "Traceback" not in err
 
 
-def test_a_verb_that_succeeds_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
-    """The status of the command is the verb's."""
+def test_a_successful_command_exits_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line returns the status of the command."""
     assert run(["schema"]) == 0
     assert capsys.readouterr().out.startswith("{")
 
 
-def test_version_is_printed_without_loading_anything() -> None:
-    """`gateway --version` names the build, and imports neither typer nor the gateway's parts."""
+def test_version_is_printed_without_heavy_imports() -> None:
+    """`gateway --version` imports neither typer nor the gateway itself."""
     script = (
         "import sys; sys.argv = ['gateway', '--version']\n"
         "from gateway.cli import main; main()\n"
@@ -57,13 +59,13 @@ def test_version_is_printed_without_loading_anything() -> None:
     assert (f"gateway {__version__} ({BUILD})\n", "") == (done.stdout, done.stderr)
 
 
-def test_version_is_a_flag_like_others() -> None:
-    """Among other arguments the version is still printed, by the same words."""
+def test_version_is_accepted_with_other_arguments() -> None:
+    """The same text is printed."""
     result = CliRunner().invoke(command_line(["schema"]), ["--version", "schema"])
     assert (0, f"gateway {__version__} ({BUILD})\n") == (result.exit_code, result.stdout)
 
 
-def test_serving_loads_only_the_transports_that_are_configured() -> None:
+def test_serve_imports_only_the_configured_transports() -> None:
     """A gateway of native transports starts without aiohttp and grpcio."""
     text = (
         "{version: 1, listeners: [{http: '127.0.0.1:0', grpc: '127.0.0.1:0'}], "

@@ -33,7 +33,7 @@ def gateway(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    """Return a configuration that is right."""
+    """Return a valid configuration."""
     path = tmp_path / "good.yaml"
     path.write_text(GOOD)
     return path
@@ -41,19 +41,19 @@ def good(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bad(tmp_path: Path) -> Path:
-    """Return a configuration that the schema refuses."""
+    """Return a configuration that the schema rejects."""
     path = tmp_path / "bad.yaml"
     path.write_text(BAD)
     return path
 
 
-def test_a_right_configuration_is_ok(good: Path) -> None:
-    """`ok` and nothing else, with status 0."""
+def test_a_valid_configuration_is_ok(good: Path) -> None:
+    """Only `ok` is printed, with status 0."""
     result = gateway("validate", good)
     assert (0, "ok\n", "") == (result.exit_code, result.stdout, result.stderr)
 
 
-def test_problems_are_printed_with_their_places(bad: Path) -> None:
+def test_problems_are_printed_with_their_positions(bad: Path) -> None:
     """Each problem is a line that editors can jump to, with status 1."""
     result = gateway("validate", bad)
     line = BAD.splitlines()[2]
@@ -66,7 +66,7 @@ def test_problems_are_printed_with_their_places(bad: Path) -> None:
 def test_terminals_show_colours(
     bad: Path, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caret is red, `warning` yellow and `ok` green; NO_COLOR turns them off."""
+    """The caret is red, `warning` yellow and `ok` green; NO_COLOR disables them."""
     empty = tmp_path / "empty.yaml"
     empty.write_text("version: 1\nlisteners: [{http: 8000}]\n")
     coloured = {
@@ -86,13 +86,13 @@ def test_terminals_show_colours(
 
 
 def test_lines_with_secrets_are_not_shown(bad: Path) -> None:
-    """The place is enough to find them."""
+    """The position is enough to find them."""
     bad.write_text(BAD.replace("extra: 1", "extra: 1, headers: {authorization: hidden}"))
     assert "hidden" not in gateway("validate", bad).stdout
 
 
-def test_warnings_fail_only_where_they_are_errors(good: Path) -> None:
-    """A file that can start is ok; `--strict` is for those who want more."""
+def test_warnings_fail_only_with_strict(good: Path) -> None:
+    """A file that can start is ok; `--strict` makes warnings errors."""
     good.write_text("version: 1\nlisteners: [{http: 8000}]\n")
     result = gateway("validate", good)
     assert (0, True) == (result.exit_code, result.stdout.endswith("ok\n"))
@@ -103,8 +103,8 @@ def test_warnings_fail_only_where_they_are_errors(good: Path) -> None:
     assert (False, 1) == (found["ok"], len(found["warnings"]))
 
 
-def test_what_the_schema_cannot_know_is_checked_as_well(bad: Path) -> None:
-    """Options of a protocol are checked by their owner, at their place in the file."""
+def test_protocol_options_are_checked(bad: Path) -> None:
+    """The protocol checks its own options, and reports their position in the file."""
     bad.write_text(BAD.replace(", extra: 1", ""))
     result = gateway("validate", bad)
     assert result.exit_code == 1
@@ -112,8 +112,8 @@ def test_what_the_schema_cannot_know_is_checked_as_well(bad: Path) -> None:
     assert "colour" in result.stdout
 
 
-def test_problems_as_json(bad: Path, good: Path) -> None:
-    """Programs read problems as JSON."""
+def test_problems_are_printed_as_json(bad: Path, good: Path) -> None:
+    """Programs parse problems as JSON."""
     problem = {"line": 3, "column": 32, "path": "upstreams.a.extra", "message": "unknown key"}
     result = gateway("validate", bad, "--output", "json")
     assert result.exit_code == 1
@@ -126,22 +126,22 @@ def test_problems_as_json(bad: Path, good: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["none.yaml"], ["--config", "none.yaml"], ["a", "b"]])
-def test_validate_used_wrongly_is_status_2(arguments: list[str]) -> None:
-    """No file, a file that is not there, or too many: nothing on standard output."""
+def test_wrong_usage_of_validate_exits_with_status_2(arguments: list[str]) -> None:
+    """The file is missing, or too many are named; standard output stays empty."""
     result = gateway("validate", *arguments)
     assert (2, "") == (result.exit_code, result.stdout)
     assert result.stderr
 
 
-def test_the_configuration_is_given_once(good: Path) -> None:
-    """Argument and option together are refused."""
+def test_argument_and_config_option_are_exclusive(good: Path) -> None:
+    """Both together are rejected."""
     result = gateway("validate", good, "--config", good)
     assert (2, "") == (result.exit_code, result.stdout)
     assert "expected either CONFIG.yaml or --config" in result.stderr
 
 
-def test_explains_the_route_a_call_takes(good: Path) -> None:
-    """Each route up to the one taken is listed with the reason, then its targets."""
+def test_explain_shows_the_route_of_a_call(good: Path) -> None:
+    """Each route up to the selected one is listed with the reason, then its targets."""
     result = gateway("explain", good, "--model", "m")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -155,8 +155,8 @@ def test_explains_the_route_a_call_takes(good: Path) -> None:
     assert "if unsent: up to 2 attempts" in lines[7]
 
 
-def test_explains_with_headers_version_and_protocol(good: Path) -> None:
-    """What a call would carry is given by flags; JSON has the same content."""
+def test_explain_considers_headers_version_and_protocol(good: Path) -> None:
+    """Flags set the fields of the call; JSON has the same content."""
     arguments = ["--header", "X-Tenant=acme", "--version", "1", "--protocol", "oip.grpc"]
     result = gateway("explain", "-c", good, "-m", "m", *arguments, "-o", "json")
     found = json.loads(result.stdout)
@@ -166,8 +166,8 @@ def test_explains_with_headers_version_and_protocol(good: Path) -> None:
     assert "as model 'n'" in found["targets"][0]
 
 
-def test_a_call_that_no_route_takes_is_status_1(good: Path) -> None:
-    """The reasons are still data; the verdict goes to standard error."""
+def test_explain_without_a_matching_route_exits_with_status_1(good: Path) -> None:
+    """The reasons are still printed; the verdict is on standard error."""
     result = gateway("explain", good, "--model", "other")
     assert result.exit_code == 1
     assert result.stderr == "gateway: no route matches other over oip.http\n"
@@ -181,15 +181,17 @@ def test_a_call_that_no_route_takes_is_status_1(good: Path) -> None:
         ([], "--model"),
     ],
 )
-def test_explain_used_wrongly_is_status_2(good: Path, arguments: list[str], message: str) -> None:
-    """A wrong flag is named."""
+def test_wrong_usage_of_explain_exits_with_status_2(
+    good: Path, arguments: list[str], message: str
+) -> None:
+    """The error names the flag."""
     result = gateway("explain", good, *arguments)
     assert (2, "") == (result.exit_code, result.stdout)
     assert message in result.stderr
 
 
-def test_explain_needs_a_right_configuration(bad: Path) -> None:
-    """Problems of the file are said on standard error, with status 2."""
+def test_explain_needs_a_valid_configuration(bad: Path) -> None:
+    """Problems of the file are printed on standard error, with status 2."""
     result = gateway("explain", bad, "--model", "m")
     assert (2, "") == (result.exit_code, result.stdout)
     assert "upstreams.a.extra: unknown key" in result.stderr

@@ -1,4 +1,4 @@
-"""What `gateway demo` prints, from trips that are made up."""
+"""The output of `gateway demo`, from invented measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIPS = [
 
 
 def test_table_has_a_line_for_each_protocol() -> None:
-    """Protocol, bytes in both directions, result and time, numbers aligned to the right."""
+    """A line has protocol, bytes, result and time, with numbers aligned to the right."""
     expected = (
         "protocol       request bytes  response bytes  result     microseconds\n"
         "oip.http JSON            503             448  1 (75.0%)          1235\n"
@@ -32,8 +32,8 @@ def test_table_has_a_line_for_each_protocol() -> None:
     assert expected == as_table(TRIPS)
 
 
-def test_json_has_the_same_for_programs() -> None:
-    """Every figure of the table, and all probabilities."""
+def test_json_has_the_figures_of_the_table() -> None:
+    """It also has all probabilities."""
     found = as_json(TRIPS[1:], agreed=True)
     trip = {
         "protocol": "oip.grpc",
@@ -47,8 +47,8 @@ def test_json_has_the_same_for_programs() -> None:
     assert {"agreed": True, "trips": [trip]} == found
 
 
-def test_farewell_gives_a_command_to_try() -> None:
-    """Where it listens, and a curl line with the scan's own pixels."""
+def test_serving_text_has_a_curl_command() -> None:
+    """It has the addresses, and a curl line with the pixels of the scan."""
     scan = Scan((0.0, 16.0) * (SIDE * SIDE // 2), 1)
     text = serving_text({"main.http": "127.0.0.1:8000", "main.grpc": "127.0.0.1:8001"}, scan)
     assert "Serving: main.http on 127.0.0.1:8000, main.grpc on 127.0.0.1:8001" in text
@@ -56,6 +56,6 @@ def test_farewell_gives_a_command_to_try() -> None:
     assert '"shape":[1,64],"data":[0,16,0,16,' in text
 
 
-def test_farewell_without_http_has_no_curl_line() -> None:
-    """There is nothing to try with curl when HTTP is off."""
+def test_serving_text_without_http_has_no_curl_command() -> None:
+    """The command needs HTTP."""
     assert "curl" not in serving_text({"main.grpc": "127.0.0.1:8001"}, Scan((0.0,) * 64, 0))

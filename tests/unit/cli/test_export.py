@@ -33,7 +33,7 @@ def ignore(_record: RecordedCall, _reason: str) -> None: ...
 
 
 def test_parquet_has_a_row_for_each_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row groups are written on the way, and the elements are those of the wire form."""
+    """Row groups are written incrementally, and elements have their wire form."""
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(export, "_GROUP_ROWS", 4)
     path = tmp_path / "calls.parquet"
@@ -52,7 +52,7 @@ def test_parquet_has_a_row_for_each_tensor(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_parquet_without_payload_or_calls_has_the_same_columns(tmp_path: Path) -> None:
-    """The schema does not depend on what was recorded."""
+    """The schema does not depend on the recorded calls."""
     parquet = pytest.importorskip("pyarrow.parquet")
     schemas = []
     for name, calls in (("none", [recorded(1, "none")]), ("empty", []), ("full", [recorded(1)])):
@@ -62,7 +62,7 @@ def test_parquet_without_payload_or_calls_has_the_same_columns(tmp_path: Path) -
 
 
 def test_perf_analyzer_gets_inputs_and_expected_outputs(tmp_path: Path) -> None:
-    """Elements are flat, with their shapes; bytes that are no text are base64."""
+    """Elements are flat, with their shapes; bytes that are not text are base64."""
     path = tmp_path / "input.json"
     assert export.write_perf_analyzer(iter([recorded(2)]), path, ignore) == 1
     document = json.loads(path.read_text())
@@ -77,7 +77,7 @@ def test_perf_analyzer_gets_inputs_and_expected_outputs(tmp_path: Path) -> None:
     ]
 
 
-def test_calls_without_elements_are_left_out_with_the_reason(tmp_path: Path) -> None:
+def test_calls_without_elements_are_omitted_with_the_reason(tmp_path: Path) -> None:
     """Arrays need elements; JSON lines do not."""
     reasons: list[str] = []
     for write in (export.write_npz, export.write_perf_analyzer):
@@ -89,8 +89,8 @@ def test_calls_without_elements_are_left_out_with_the_reason(tmp_path: Path) -> 
     assert export.write_jsonl(iter([recorded(1, "none")]), tmp_path / "y", ignore) == 1
 
 
-def test_a_parameter_that_is_not_finite_is_shown_as_text() -> None:
-    """A NaN that came over gRPC becomes a text, for no JSON number represents it."""
+def test_non_finite_parameters_are_exported_as_text() -> None:
+    """JSON has no number for a NaN that was received over gRPC."""
     call = InferRequest(model=ModelRef("m"), context=Context(), parameters={"p": float("nan")})
     record = record_of(recordable(request=call), FULL, None)
     assert record.problem == ""

@@ -1,4 +1,4 @@
-"""What verbs print, and where."""
+"""The output of commands: texts, tables, JSON and errors."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from gateway.cli.output import (
 )
 
 
-def test_aligns_columns() -> None:
-    """Text is aligned to the left, numbers to the right; no line ends in blanks."""
+def test_tables_align_columns() -> None:
+    """Text is aligned to the left, numbers to the right; lines have no trailing blanks."""
     expected = "name    bytes  said\na           5  yes\nlonger    123"
     assert expected == format_table(
         ("name", "bytes", "said"), [("a", "5", "yes"), ("longer", "123", "")], right=(1,)
     )
 
 
-def test_data_and_remarks_go_different_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    """Data is on standard output, a remark on standard error."""
+def test_data_and_notes_use_different_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    """Data is on standard output, notes are on standard error."""
     print_text("data")
     print_note("remark")
     assert ("data\n", "remark\n") == tuple(capsys.readouterr())
 
 
-def test_bytes_go_to_a_file_or_to_standard_output(
+def test_bytes_are_written_to_a_file_or_standard_output(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """A file that cannot be written ends the command with the reason."""
@@ -48,13 +48,13 @@ def test_bytes_go_to_a_file_or_to_standard_output(
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON data can be read back, text of any language included."""
+    """Text of any language is preserved."""
     print_json({"text": "Bäckerei", "numbers": [1, 0.5]})
     assert {"text": "Bäckerei", "numbers": [1, 0.5]} == json.loads(capsys.readouterr().out)
 
 
-def test_failing_says_one_line_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error goes to standard error and ends the command with its status."""
+def test_fail_prints_one_line_and_exits(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error is on standard error, and the command ends with its status."""
     with pytest.raises(typer.Exit) as raised:
         fail("no such thing", WRONG_USAGE)
     assert raised.value.exit_code == 2

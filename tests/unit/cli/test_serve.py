@@ -1,4 +1,4 @@
-"""`gateway serve` used wrongly: what it says before anything starts."""
+"""Wrong usage of `gateway serve`: errors before the start."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CONFIG = Path(__file__).parents[3] / "config"
         ([str(CONFIG / "demo.yaml"), "--http", "0"], "--http is not allowed with CONFIG.yaml"),
     ],
 )
-def test_wrong_use_is_status_2(arguments: list[str], message: str) -> None:
-    """What cannot be done as told is said before anything starts."""
+def test_wrong_usage_exits_with_status_2(arguments: list[str], message: str) -> None:
+    """The error is printed before anything starts."""
     result = CliRunner().invoke(command_line(["serve"]), ["serve", *arguments])
     assert (2, "") == (result.exit_code, result.stdout)
     assert message in result.stderr

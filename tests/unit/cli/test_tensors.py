@@ -1,4 +1,4 @@
-"""Tensors as people write and read them."""
+"""Tensors as users write and read them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NUMBERS = [datatype for datatype in Datatype if datatype.is_integer or datatype.
 
 
 @pytest.mark.parametrize("datatype", NUMBERS, ids=lambda datatype: datatype.name)
-def test_numbers_come_back_as_they_were_written(datatype: Datatype) -> None:
-    """What a number's datatype can hold is read and shown without a change."""
+def test_numbers_round_trip(datatype: Datatype) -> None:
+    """Values in the range of a datatype are unchanged."""
     value = [[0, 1, 2], [3, 64, 100]]
     found = json_of(tensor_of("X", value, datatype))
     expected = {"name": "X", "datatype": datatype.name, "shape": [2, 3], "data": value}
@@ -43,8 +43,8 @@ def test_numbers_come_back_as_they_were_written(datatype: Datatype) -> None:
         (Datatype.INT8, [[[[[1]]]]]),
     ],
 )
-def test_values_come_back_as_they_were_written(datatype: Datatype, value: Any) -> None:
-    """Text, bytes, truth, extremes and odd shapes are read and shown without a change."""
+def test_other_values_round_trip(datatype: Datatype, value: Any) -> None:
+    """Text, bytes, booleans, extremes and unusual shapes are unchanged."""
     assert value == json_of(tensor_of("X", value, datatype))["data"]
 
 
@@ -65,10 +65,10 @@ def test_values_come_back_as_they_were_written(datatype: Datatype, value: Any) -
         ([1, 2], (5,), (2,)),
     ],
 )
-def test_a_flat_list_is_laid_out_where_that_leaves_no_choice(
+def test_a_flat_list_takes_an_unambiguous_shape(
     value: Any, declared: tuple[int, ...] | None, shape: tuple[int, ...]
 ) -> None:
-    """A flat list takes the model's shape if it fits in one way; anything else stays as it is."""
+    """It gets the model's shape if it fits in exactly one way; otherwise it stays flat."""
     assert shape == tensor_of("X", value, Datatype.INT32, declared).shape
 
 
@@ -96,14 +96,14 @@ def test_a_flat_list_is_laid_out_where_that_leaves_no_choice(
         (Datatype.INT32, [[], [1]], "different lengths at the same level"),
     ],
 )
-def test_refuses_what_would_change(datatype: Datatype, value: Any, message: str) -> None:
-    """Nothing is wrapped, rounded, converted or filled up."""
+def test_rejects_values_that_would_change(datatype: Datatype, value: Any, message: str) -> None:
+    """Values are not wrapped, rounded, converted or padded."""
     with pytest.raises(InvalidTensor, match=message):
         tensor_of("X", value, datatype)
 
 
-def test_refuses_deep_nesting() -> None:
-    """More axes than any tensor has are refused, at any depth."""
+def test_rejects_deep_nesting() -> None:
+    """More than 32 axes are rejected, at any depth."""
     value: Any = 1
     for _ in range(100_000):
         value = [value]
@@ -112,19 +112,19 @@ def test_refuses_deep_nesting() -> None:
 
 
 def test_fp32_is_rounded_once() -> None:
-    """A decimal number is the nearest FP32."""
+    """A decimal number becomes the nearest FP32."""
     array = as_numpy(tensor_of("X", [0.1], Datatype.FP32))
     assert np.array_equal(np.array([0.1], np.float32), array)
 
 
 def test_bytes_are_utf8_or_base64() -> None:
-    """Text is sent as UTF-8, base64 as the bytes it stands for."""
+    """Text is sent as UTF-8, base64 as the decoded bytes."""
     tensor = tensor_of("X", ["ä", {"b64": "AAE="}], Datatype.BYTES)
     assert [b"\xc3\xa4", b"\x00\x01"] == [bytes(item) for item in as_items(tensor)]
 
 
-def test_shows_what_json_has_no_number_for() -> None:
-    """NaN and the infinities are words, in every float datatype."""
+def test_shows_nan_and_infinities_as_words() -> None:
+    """JSON has no numbers for them."""
     array = np.array([np.nan, np.inf, -np.inf, 1], np.float32)
     assert ["NaN", "Infinity", "-Infinity", 1.0] == json_of(array_tensor("Y", array))["data"]
 
@@ -139,12 +139,12 @@ def test_shows_bytes_that_are_not_text() -> None:
     [("[1, 2]", [1, 2]), ('"text"', "text"), ("9007199254740993", 9007199254740993)],
 )
 def test_reads_json(text: str, value: Any) -> None:
-    """A value is JSON, its integers exact."""
+    """The text is JSON with exact integers."""
     assert value == read_value(text)
 
 
 def test_reads_json_from_a_file(tmp_path: Path) -> None:
-    """@FILE is the JSON in that file."""
+    """@FILE reads the JSON of that file."""
     path = tmp_path / "x.json"
     path.write_text("[1.5]")
     assert [1.5] == read_value(f"@{path}")
@@ -160,14 +160,14 @@ def test_reads_json_from_a_file(tmp_path: Path) -> None:
         ("@none.json", "cannot read 'none.json': No such file or directory"),
     ],
 )
-def test_refuses_what_is_not_json(text: str, message: str) -> None:
-    """Text that is not JSON, and files that are not there, are named."""
+def test_rejects_text_that_is_not_json(text: str, message: str) -> None:
+    """The error has the text, or the name of a missing file."""
     with pytest.raises(ValueError, match=message):
         read_value(text)
 
 
-def test_refuses_a_file_that_is_no_text(tmp_path: Path) -> None:
-    """A file of bytes is refused before it is parsed."""
+def test_rejects_a_binary_file(tmp_path: Path) -> None:
+    """It is rejected before it is parsed."""
     path = tmp_path / "x.npy"
     path.write_bytes(b"\x93NUMPY")
     with pytest.raises(ValueError, match="not UTF-8"):

@@ -46,8 +46,8 @@ def canary() -> Traffic:
     return traffic_between(before, reading(metrics, 12.0))
 
 
-def test_rates_and_failures_are_of_the_time_between_the_readings() -> None:
-    """Earlier calls and health checks count nothing; the busiest rows come first."""
+def test_rates_and_failures_cover_the_time_between_readings() -> None:
+    """Earlier calls and health checks do not count; the busiest rows are first."""
     found = canary()
     assert (found.seconds, found.per_s) == (2.0, 30.0)
     assert [(row.names, row.per_s, row.failed) for row in found.routes] == [
@@ -61,7 +61,7 @@ def test_rates_and_failures_are_of_the_time_between_the_readings() -> None:
     ]
 
 
-def test_percentiles_are_of_the_time_between_the_readings() -> None:
+def test_percentiles_cover_the_time_between_readings() -> None:
     """They lie in the bucket of the durations: 10 to 25 ms and 100 to 250 ms."""
     _, stable, canary_row = canary().targets
     assert stable.p50_ms == pytest.approx(10 + 15 * 0.5)
@@ -69,8 +69,8 @@ def test_percentiles_are_of_the_time_between_the_readings() -> None:
     assert canary_row.p50_ms == pytest.approx(175)
 
 
-def test_models_show_where_the_time_went() -> None:
-    """Upstream, in queues and in the gateway: here half upstream, and none in a queue."""
+def test_models_show_the_parts_of_the_latency() -> None:
+    """The parts are upstream, queue and gateway."""
     (row,) = canary().models
     upstream, queue, own = row.mean_ms
     assert queue == 0
@@ -82,7 +82,7 @@ def test_models_show_where_the_time_went() -> None:
     ("order", "first"), [("load", "t"), ("errors", "canary"), ("latency", "canary")]
 )
 def test_rows_are_sorted(order: str, first: str) -> None:
-    """The highest value of the chosen column comes first."""
+    """The highest value of the selected column is first."""
     metrics = Metrics("1")
     before = reading(metrics, 0.0)
     count(metrics, "r", "t", 0.001, times=9)
@@ -90,8 +90,8 @@ def test_rows_are_sorted(order: str, first: str) -> None:
     assert traffic_between(before, reading(metrics, 1.0), order).targets[0].names == ("r", first)
 
 
-def test_counters_that_begin_anew_are_no_negative_rates() -> None:
-    """After a restart, the calls since it count."""
+def test_reset_counters_cause_no_negative_rates() -> None:
+    """After a restart, the calls since then count."""
     old, new = Metrics("1"), Metrics("1")
     count(old, "r", "t", 0.001, times=100)
     count(new, "r", "t", 0.001, times=4)
@@ -100,7 +100,7 @@ def test_counters_that_begin_anew_are_no_negative_rates() -> None:
 
 
 def test_a_route_without_calls_has_no_figures() -> None:
-    """Nothing is divided by zero, and nothing is invented."""
+    """Nothing is divided by zero, and missing figures are dashes."""
     metrics = Metrics("1")
     count(metrics, "r", "t", 0.001)
     same = reading(metrics, 0.0)
@@ -112,7 +112,7 @@ def test_a_route_without_calls_has_no_figures() -> None:
 
 
 def test_rows_that_do_not_fit_are_counted() -> None:
-    """A small terminal shows the first rows of each section, and how many there are more."""
+    """A small terminal shows the first rows of each section, and the number of the others."""
     metrics = Metrics("1")
     before = reading(metrics, 0.0)
     for number in range(10):
@@ -124,7 +124,7 @@ def test_rows_that_do_not_fit_are_counted() -> None:
     assert "more" not in "".join(traffic_lines(found))
 
 
-def test_a_page_of_something_else_is_refused() -> None:
-    """The error is that of a value, which the command explains."""
+def test_other_pages_are_rejected() -> None:
+    """The command explains the ValueError."""
     with pytest.raises(ValueError, match="convert string"):
         Reading.of("<html><body>hello {</body>", 0.0)

@@ -20,7 +20,7 @@ Number = int | float
 
 
 def value(datatype: Datatype, bits: int) -> Number:
-    """Return the number that a bit pattern is."""
+    """Return the number of a bit pattern."""
     size = datatype.size_bytes
     if datatype is Datatype.BF16:
         return float(struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0])
@@ -70,7 +70,7 @@ def cosine(a: Sequence[Number], b: Sequence[Number], least: float) -> bool:
 
 
 def top_k(a: Sequence[Number], b: Sequence[Number], count: int, order: bool) -> bool:
-    """Try every set that is a choice of the largest on both sides."""
+    """Try every set of the largest elements that is valid on both sides."""
     count = min(count, len(a))
     for subset in itertools.combinations(range(len(a)), count):
         rest = [each for each in range(len(a)) if each not in subset]
@@ -124,7 +124,7 @@ _HARD_BITS = {
 
 
 def hard_bits(datatype: Datatype) -> tuple[int, ...]:
-    """Return patterns at which arithmetic in FP64 goes wrong."""
+    """Return patterns for which FP64 arithmetic is inexact."""
     found = _HARD_BITS.get(datatype)
     if found is not None:
         return found
@@ -139,7 +139,7 @@ def hard_bits(datatype: Datatype) -> tuple[int, ...]:
 def random_bits(
     datatype: Datatype, count: int, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Return *count* pairs of patterns: hard, random, equal, and a few steps apart."""
+    """Return *count* pairs of patterns: hard, random, equal, and close ones."""
     bits = datatype.size_bytes * 8
     hard = np.array(hard_bits(datatype), np.uint64)
     top = 1 if datatype is Datatype.BOOL else (1 << bits) - 1

@@ -52,8 +52,8 @@ def differences_of(datatype: Datatype, bits: tuple[np.ndarray, np.ndarray]) -> F
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("datatype", FLOATS, ids=lambda each: each.name)
-def test_tolerance_is_that_of_fractions(datatype: Datatype) -> None:
-    """Also tolerances that are the difference of a pair, or the number next to it, are exact."""
+def test_tolerances_are_exact(datatype: Datatype) -> None:
+    """The oracle uses fractions; differences of pairs and their neighbours are tolerances, too."""
     bits = finite_bits(datatype, 1)
     values = values_of(datatype, bits)
     tolerances = [(0.0, 0.0), (1e-5, 1e-5), (0.0, 1e-3), (1.0, 0.0), (0.1, 0.7), (1e-300, 2**-53)]
@@ -72,8 +72,8 @@ def test_tolerance_is_that_of_fractions(datatype: Datatype) -> None:
 
 
 @pytest.mark.parametrize("datatype", FLOATS, ids=lambda each: each.name)
-def test_the_figures_are_those_of_fractions(datatype: Datatype) -> None:
-    """Largest and summed differences, steps and decades, over pairs of equal and other signs."""
+def test_the_figures_match_fractions(datatype: Datatype) -> None:
+    """Largest and summed differences, steps and decades cover equal and different signs."""
     for seed in range(3):
         bits = finite_bits(datatype, seed)
         values = [(Fraction(a), Fraction(b)) for a, b in values_of(datatype, bits)]
@@ -107,7 +107,7 @@ def test_the_figures_are_those_of_fractions(datatype: Datatype) -> None:
 
 @pytest.mark.parametrize("datatype", FLOATS, ids=lambda each: each.name)
 def test_a_chunk_with_nan_has_the_same_result(datatype: Datatype) -> None:
-    """NaN in both tensors goes another way, and changes nothing but the number of elements."""
+    """NaN in both tensors uses the general path, and changes only the number of elements."""
     nan = {2: 0x7E00, 4: 0x7FC00000, 8: 0x7FF8000000000000}[datatype.size_bytes]
     nan = 0x7FC0 if datatype is Datatype.BF16 else nan
     a, b = finite_bits(datatype, 5)
@@ -136,8 +136,8 @@ def test_a_chunk_with_nan_has_the_same_result(datatype: Datatype) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.7e308])
-def test_other_chunks_are_left_to_the_general_way(value: float) -> None:
-    """NaN, infinities and differences beyond FP64 have no figures here."""
+def test_chunks_with_special_values_use_the_general_path(value: float) -> None:
+    """NaN, infinities and differences beyond FP64 have no figures in the fast path."""
     old = np.array([1.0, 1.7e308, 2.0])
     assert FloatDifferences.of(Datatype.FP64, old, np.array([1.0, value, 2.0])) is None
     assert FloatDifferences.of(Datatype.FP64, np.array([1.0, value, 2.0]), old) is None

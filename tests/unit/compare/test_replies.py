@@ -1,4 +1,4 @@
-"""The comparison of whole results, and what many of them add up to."""
+"""The comparison of whole results, and the summary of many of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_outputs_are_paired_by_name() -> None:
 
 
 def test_outputs_without_names_are_paired_by_position() -> None:
-    """A side without names has those of the other, which select the rules."""
+    """They get the names of the other side, which select the rules."""
     rules = OutputRules(outputs={"b": IGNORE})
     found = compare_results(
         result(y(1, name=""), y(2, name="")), result(y(1, name="a"), y(3, name="b")), rules
@@ -53,8 +53,8 @@ def test_outputs_without_names_are_paired_by_position() -> None:
     assert nameless.reason == "#0: tolerance: 1 of 1 elements differ"
 
 
-def test_a_missing_or_extra_output_is_a_structure() -> None:
-    """An output of one side only differs, unless its rule ignores it."""
+def test_a_missing_or_extra_output_is_a_structural_difference() -> None:
+    """Its rule may ignore it."""
     old, new = result(y(1, name="a"), y(1, name="b")), result(y(1, name="a"), y(1, name="c"))
     found = compare_results(old, new, OutputRules())
     assert found.outcome is Outcome.STRUCTURE
@@ -80,12 +80,12 @@ def test_a_missing_or_extra_output_is_a_structure() -> None:
 def test_errors_are_outcomes(
     old: ErrorCode | None, new: ErrorCode | None, outcome: Outcome
 ) -> None:
-    """Two errors match if they have one code."""
+    """Two errors match if they have the same code."""
     assert compare_results(Result(error=old), Result(error=new), OutputRules()).outcome is outcome
 
 
 def test_texts_of_a_stream_are_joined() -> None:
-    """Text may be cut anywhere, and the number of items does not matter then."""
+    """Item boundaries do not matter then."""
     old = Result(((text(b"ab"),), (text(b"c"),)))
     new = Result(((text(b"a"),), (text(b"b"),), (text(b"c"),)))
     assert compare_results(old, new, OutputRules()).outcome is Outcome.MATCH
@@ -113,7 +113,7 @@ def summary_of(bad: int, total: int) -> Summary:
 
 
 def test_a_summary_counts_calls_and_outputs() -> None:
-    """Rates, worst call and times of many comparisons."""
+    """It has rates, the worst call and latencies."""
     summary = summary_of(2, 10)
     summary.missing = 1
     output = summary.outputs["y"]
@@ -138,13 +138,13 @@ def test_a_summary_counts_calls_and_outputs() -> None:
         ("p50_ratio>2", ""),
     ],
 )
-def test_conditions_of_fail_if(condition: str, failure: str) -> None:
-    """A condition fails above its limit, and where nothing is known."""
+def test_fail_if_conditions(condition: str, failure: str) -> None:
+    """A condition fails above its limit, and without data."""
     assert parse_fail_if(condition).failure(summary_of(2, 10)) == failure
 
 
-def test_conditions_of_fail_unless() -> None:
-    """Too few calls fail, and the text says how many are needed."""
+def test_fail_unless_conditions() -> None:
+    """Too few calls fail, and the text has the needed number."""
     condition = parse_fail_unless("mismatch<1%@95%")
     assert condition.failure(summary_of(0, 299)) == ""
     assert "299 calls without one are needed" in condition.failure(summary_of(0, 298))
@@ -152,27 +152,27 @@ def test_conditions_of_fail_unless() -> None:
 
 
 @pytest.mark.parametrize("condition", ["mismatch", "speed>1", "p99>3", "mismatch>x", "errors>-1"])
-def test_wrong_conditions_are_refused(condition: str) -> None:
-    """A condition that cannot be read is a ValueError with the text."""
+def test_invalid_conditions_are_rejected(condition: str) -> None:
+    """A condition that cannot be parsed is a ValueError with its text."""
     with pytest.raises(ValueError, match=condition):
         parse_fail_if(condition)
 
 
 @pytest.mark.parametrize("condition", ["mismatch<1%", "p99<2ms@95%", "errors<0@95%"])
-def test_wrong_bounds_are_refused(condition: str) -> None:
+def test_invalid_bounds_are_rejected(condition: str) -> None:
     """Only rates have a bound, and it needs a confidence."""
     with pytest.raises(ValueError, match=condition):
         parse_fail_unless(condition)
 
 
 def test_percentile_is_an_element() -> None:
-    """The nearest rank, without interpolation."""
+    """It is the nearest rank, without interpolation."""
     assert [percentile([3.0, 1.0, 2.0], share) for share in (0.5, 0.99)] == [2.0, 3.0]
     assert math.isclose(percentile([1.0], 0.5), 1.0)
 
 
 def test_rules_of_a_named_output_replace_the_default() -> None:
-    """A looser rule of one output leaves the others alone."""
+    """A looser rule of one output does not affect the others."""
     rules = OutputRules(outputs={"a": OutputRule(atol=2.0)})
     found = compare_results(
         result(y(1, name="a"), y(1, name="b")), result(y(2, name="a"), y(2, name="b")), rules
@@ -180,8 +180,8 @@ def test_rules_of_a_named_output_replace_the_default() -> None:
     assert found.reason == "b: tolerance: 1 of 1 elements differ"
 
 
-def test_equal_items_of_a_stream_leave_each_other_alone() -> None:
-    """Results of equal outputs are shared; those of a stream are added up beside them."""
+def test_equal_stream_items_do_not_change_shared_results() -> None:
+    """Results of equal outputs are shared; those of a stream are summed in a copy."""
     item = (array_tensor("y", np.ones(3, np.float32)),)
     for _ in range(2):
         stream = compare_results(Result((item, item)), Result((item, item)), OutputRules())

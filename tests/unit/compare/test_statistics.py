@@ -27,7 +27,7 @@ LIMIT: Final = 0.01
 
 
 def calls_until_trip(is_bad: Callable[[int], bool], *, good: int = 0, limit: float = LIMIT) -> int:
-    """Return after how many calls, beyond *good* ones, the detector trips."""
+    """Return the number of calls after *good* ones until the detector trips."""
     detector = ChangeDetector(limit)
     for _ in range(good):
         detector.add(False)
@@ -39,8 +39,8 @@ def calls_until_trip(is_bad: Callable[[int], bool], *, good: int = 0, limit: flo
     return number
 
 
-def test_intervals_are_those_of_the_specification() -> None:
-    """The figures of the specification: the rule of three, and any number of looks."""
+def test_intervals_match_the_specification() -> None:
+    """Its figures cover the rule of three, and any number of checks."""
     limits = (0.01, 0.001, 0.0001)
     assert [calls_needed(each) for each in limits] == [299, 2995, 29956]
     assert [sequential_calls_needed(each) for each in limits] == [680, 8062, 92_872]
@@ -67,18 +67,18 @@ def test_intervals_are_those_of_the_specification() -> None:
     ],
     ids=str,
 )
-def test_newcombe_intervals_are_those_of_the_paper(
+def test_newcombe_intervals_match_the_paper(
     counts: tuple[int, int, int, int], interval: tuple[float, float]
 ) -> None:
-    """The examples of the paper for method 10, and the sides exchanged."""
+    """The examples of the paper are for method 10; exchanged sides negate the interval."""
     low, high = newcombe_interval(*counts)
     assert (low, high) == pytest.approx(interval, abs=6e-5)
     swapped = newcombe_interval(*counts[2:], *counts[:2])
     assert swapped == pytest.approx((-high, -low))
 
 
-def test_nothing_is_known_without_calls() -> None:
-    """Bounds without a call exclude nothing."""
+def test_bounds_without_calls_exclude_nothing() -> None:
+    """Each interval is the widest one."""
     assert newcombe_interval(0, 0, 1, 2) == newcombe_interval(1, 2, 0, 0) == (-1.0, 1.0)
     assert confidence_sequence(0, 0) == (0.0, 1.0)
     assert quantile_bounds([], 0.5) == (-math.inf, math.inf)
@@ -86,7 +86,7 @@ def test_nothing_is_known_without_calls() -> None:
 
 
 def test_the_confidence_sequence_is_symmetric() -> None:
-    """The bounds of the good calls are those of the bad calls, turned around."""
+    """The bounds of good calls mirror those of bad calls."""
     low, high = confidence_sequence(3, 50)
     assert 0 < low < 3 / 50 < high < 1
     assert confidence_sequence(47, 50) == pytest.approx((1 - high, 1 - low))
@@ -95,7 +95,7 @@ def test_the_confidence_sequence_is_symmetric() -> None:
 
 @pytest.mark.parametrize("rate", [0.02, 0.5])
 def test_the_confidence_sequence_holds_at_all_times(rate: float) -> None:
-    """In at most 5 % of the runs the bounds exclude the rate at any of 120 looks."""
+    """At most 5 % of the runs exclude the rate at any of 120 checks."""
     bounds = cache(confidence_sequence)
     runs, looks = 1_000, 120
     bad = np.cumsum(np.random.default_rng(7).random((runs, looks)) < rate, axis=1).tolist()
@@ -110,8 +110,8 @@ def test_the_confidence_sequence_holds_at_all_times(rate: float) -> None:
     assert 0 < wrong <= 0.05 * runs
 
 
-def test_the_detector_trips_after_the_calls_of_the_specification() -> None:
-    """At a limit of 1 %: 4 calls if all fail, 7 if each second one does."""
+def test_the_detector_trips_as_specified() -> None:
+    """At a limit of 1 %: 4 calls if all fail, 7 if every second one fails."""
     assert calls_until_trip(lambda _: True) == 4
     assert calls_until_trip(lambda number: not number % 2) == 7
 
@@ -124,15 +124,15 @@ def test_the_detector_trips_soon_at_a_higher_rate(rate: float, calls: int) -> No
     assert fmean(found) == pytest.approx(calls, rel=0.15)
 
 
-def test_a_long_good_run_delays_no_trip_of_the_detector() -> None:
-    """The sum over all calls lets 1 177 failures pass; the detector lets 4 pass."""
+def test_a_long_good_run_does_not_delay_the_trip() -> None:
+    """The sum over all calls permits 1 177 failures, the detector 4."""
     assert calls_until_trip(lambda _: True, good=100_000) == 4
     lows = [confidence_sequence(bad, 100_000 + bad, 0.001)[0] for bad in (1176, 1177)]
     assert lows[0] < LIMIT <= lows[1]
 
 
 @pytest.mark.timeout(120)
-def test_half_of_the_limit_never_trips() -> None:
+def test_half_the_limit_never_trips() -> None:
     """0.5 % with a limit of 1 % does not trip in 20 runs of 20 000 calls."""
     random = np.random.default_rng(3)
     for _ in range(20):
@@ -143,7 +143,7 @@ def test_half_of_the_limit_never_trips() -> None:
 
 
 def test_false_alarms_at_the_limit_are_rare() -> None:
-    """At the limit itself, a tenth of the mean time between alarms sees few of them."""
+    """At the limit itself, a tenth of the mean time between alarms has few of them."""
     random = np.random.default_rng(5)
     alarms = 0
     for _ in range(20):
@@ -155,8 +155,8 @@ def test_false_alarms_at_the_limit_are_rare() -> None:
 
 
 @pytest.mark.parametrize("limit", [0.4, 0.5, 0.99])
-def test_limits_of_one_half_and_more_trip_too(limit: float) -> None:
-    """A rate above any limit is found, although one half is not above it."""
+def test_limits_of_one_half_and_more_also_trip(limit: float) -> None:
+    """A rate above any limit is detected, although one half is not above it."""
     assert calls_until_trip(lambda _: True, limit=limit) < 3_000
 
 
@@ -172,7 +172,7 @@ def test_bounds_of_a_quantile_are_order_statistics() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_quantile_bounds_cover_the_quantile(share: float) -> None:
-    """At most 5 % of the runs leave the quantile of a skewed distribution out."""
+    """At most 5 % of the runs exclude the quantile of a skewed distribution."""
     random = np.random.default_rng(13)
     true = -math.log(1 - share)
     wrong = 0
@@ -182,7 +182,7 @@ def test_quantile_bounds_cover_the_quantile(share: float) -> None:
     assert wrong <= 0.05 * 500
 
 
-def test_bounds_of_a_ratio_contain_it() -> None:
+def test_ratio_bounds_contain_the_ratio() -> None:
     """Twice the time on every call is a ratio of 2; equal values have no width."""
     old = sorted(np.random.default_rng(17).exponential(size=2_000).tolist())
     low, high = ratio_bounds([2 * each for each in old], old, 0.5)

@@ -42,7 +42,7 @@ def compared(old: Tensor, new: Tensor, rule: OutputRule) -> TensorComparison:
 
 
 def bad_elements(datatype: Datatype, a: np.ndarray, b: np.ndarray, rule: OutputRule) -> int:
-    """Return how many elements differ; each is a row of its own."""
+    """Return the number of different elements; each is a separate row."""
     found = compared(tensor_of(datatype, a), tensor_of(datatype, b), rule)
     assert (found.outcome is Outcome.MISMATCH) == (found.bad_rows > 0)
     return found.bad_rows
@@ -62,8 +62,8 @@ def assert_same_verdicts(
 
 @pytest.mark.timeout(0 if PAIRS > 10_000 else 60)
 @pytest.mark.parametrize("datatype", FIXED, ids=lambda each: each.name)
-def test_tolerance_is_that_of_fractions(datatype: Datatype) -> None:
-    """abs(a-b) <= atol + rtol*abs(a), as fractions decide it, for hard and random values."""
+def test_tolerances_are_exact(datatype: Datatype) -> None:
+    """Fractions decide abs(a-b) <= atol + rtol*abs(a), for hard and random values."""
     generator = np.random.default_rng(1)
     for atol, rtol in TOLERANCES:
         bits = oracle.random_bits(datatype, PAIRS // len(TOLERANCES), generator)
@@ -109,18 +109,18 @@ wild_vectors = st.integers(1, 6).flatmap(
 
 
 @given(vectors | wild_vectors, st.sampled_from([-1.0, -0.5, 0.0, 0.5, 0.6, 0.8, 0.999, 1.0]))
-def test_cosine_is_that_of_fractions(pair: tuple[list[float], list[float]], least: float) -> None:
-    """The cosine of two vectors is judged exactly, with huge, tiny and zero elements too."""
+def test_cosine_is_exact(pair: tuple[list[float], list[float]], least: float) -> None:
+    """Huge, tiny and zero elements are compared exactly, too."""
     old, new = (array_tensor("y", np.array([each])) for each in pair)
     found = compared(old, new, OutputRule(cosine=least)).outcome is Outcome.MATCH
     assert oracle.cosine(*pair, least) == found
 
 
 @given(vectors, st.integers(1, 7), st.booleans())
-def test_top_k_is_a_choice_of_both(
+def test_top_k_matches_with_a_common_set(
     pair: tuple[list[float], list[float]], count: int, order: bool
 ) -> None:
-    """The same set is a choice of the k largest on both sides; ties for the last place may swap."""
+    """One set is the k largest on both sides; ties for the last rank may swap."""
     old, new = (array_tensor("y", np.array([each])) for each in pair)
     found = compared(old, new, OutputRule(top_k=count, order=order)).outcome is Outcome.MATCH
     assert oracle.top_k(*pair, count, order) == found
@@ -131,13 +131,13 @@ def test_top_k_is_a_choice_of_both(
     st.lists(st.integers(0, 2**64 - 1), min_size=4, max_size=4),
 )
 def test_top_k_of_large_integers_is_exact(old: list[int], new: list[int]) -> None:
-    """UINT64 is ordered as integers, of which FP64 would merge neighbours."""
+    """UINT64 is ordered as integers; FP64 would merge neighbours."""
     a, b = (array_tensor("y", np.array([each], np.uint64)) for each in (old, new))
     found = compared(a, b, OutputRule(top_k=2)).outcome is Outcome.MATCH
     assert oracle.top_k(old, new, 2, order=False) == found
 
 
-def test_top_k_of_another_axis() -> None:
+def test_top_k_supports_other_axes() -> None:
     """`axis` selects the vectors."""
     old = array_tensor("y", np.array([[1.0, 9.0], [2.0, 3.0]]))
     new = array_tensor("y", np.array([[1.0, 2.0], [2.0, 9.0]]))
@@ -151,8 +151,8 @@ def test_top_k_of_another_axis() -> None:
 @pytest.mark.parametrize(
     "rule", [OutputRule(cosine=0.9), OutputRule(top_k=1), OutputRule(atol=1.0), OutputRule(ulp=1)]
 )
-def test_nan_against_a_number_never_holds(rule: OutputRule) -> None:
-    """NaN agrees with NaN in the same place, unless `nan: differ`."""
+def test_nan_never_matches_a_number(rule: OutputRule) -> None:
+    """NaN matches NaN in the same position, unless `nan: differ`."""
     assert compared(fp32(1, math.nan, 3), fp32(1, 2, 3), rule).outcome is Outcome.MISMATCH
     both = fp32(1, math.nan, 3.0)
     assert compared(both, both, rule).outcome is Outcome.MATCH
@@ -168,8 +168,8 @@ def test_nan_against_a_number_never_holds(rule: OutputRule) -> None:
     [EXACT, OutputRule(atol=0.1), OutputRule(ulp=0), OutputRule(cosine=1.0), OutputRule(top_k=2)],
     ids=str,
 )
-def test_rank_0_and_empty_tensors(shape: tuple[int, ...], rule: OutputRule) -> None:
-    """A tensor equals itself, whatever its rank, and so does an empty one of another datatype."""
+def test_rank_0_and_empty_tensors_match(shape: tuple[int, ...], rule: OutputRule) -> None:
+    """A tensor equals itself, whatever its rank, and in a wider datatype."""
     old = array_tensor("y", np.ones(shape, np.float32))
     assert compared(old, old, rule).outcome is Outcome.MATCH
     wide = OutputRule(
@@ -180,7 +180,7 @@ def test_rank_0_and_empty_tensors(shape: tuple[int, ...], rule: OutputRule) -> N
 
 
 def test_fraction_allows_a_share_of_the_elements() -> None:
-    """`fraction: 0.5` allows 2 of 4 elements, not 3."""
+    """`fraction: 0.5` permits 2 of 4 elements, not 3."""
     old, rule = fp32(0, 0, 0, 0), OutputRule(atol=0.5, fraction=0.5)
     assert compared(old, fp32(1, 1, 0, 0), rule).outcome is Outcome.MATCH
     found = compared(old, fp32(1, 1, 1, 0), rule)
@@ -189,7 +189,7 @@ def test_fraction_allows_a_share_of_the_elements() -> None:
 
 
 def test_structure_is_datatype_and_shape() -> None:
-    """Another datatype or shape is a structure, unless the rule allows it."""
+    """Another datatype or shape is a structural difference, unless the rule permits it."""
     old, wide = fp32(1, 2), array_tensor("y", np.array([1.0, 2.0]))
     assert compared(old, wide, OutputRule()).reason == "datatype FP32 became FP64"
     assert compared(old, wide, OutputRule(datatype="widen")).outcome is Outcome.MATCH
@@ -202,7 +202,7 @@ def test_structure_is_datatype_and_shape() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_widened_integers_are_exact(sign: int) -> None:
-    """UINT64 against INT64 compares integers, beyond what either holds."""
+    """UINT64 and INT64 are compared as integers, beyond the range of either."""
     old = array_tensor("y", np.array([2**63], np.uint64))
     new = array_tensor("y", np.array([sign * (2**63 - 1)], np.int64))
     rule = OutputRule(atol=1.0, datatype="widen")
@@ -218,8 +218,10 @@ def test_widened_integers_are_exact(sign: int) -> None:
         ("INT32", 1, 2),
     ],
 )
-def test_default_tolerance_of_a_datatype(datatype: str, holds: float, fails: float) -> None:
-    """Floats have a tolerance, and integers are exact, even if the default has a tolerance."""
+def test_default_tolerances_depend_on_the_datatype(
+    datatype: str, holds: float, fails: float
+) -> None:
+    """Floats have a tolerance, and integers are exact whatever the default rule."""
     dtype = Datatype[datatype].numpy_dtype
     for rules in (OutputRules(), OutputRules(OutputRule(nan="differ"))):
         tensors = [array_tensor("y", np.array([each], dtype)) for each in (1, holds, fails)]
@@ -239,7 +241,7 @@ def test_default_tolerance_of_a_datatype(datatype: str, holds: float, fails: flo
     ],
 )
 def test_texts_are_normalised(text: Normalisation, a: str, b: str) -> None:
-    """Texts are equal after the normalisation, and differ without."""
+    """Texts are equal after the normalisation, and differ without it."""
     old, new = (items_tensor("y", (1,), [each.encode()]) for each in (a, b))
     assert compared(old, new, OutputRule(text=text)).outcome is Outcome.MATCH
     assert compared(old, new, EXACT).outcome is Outcome.MISMATCH
@@ -248,7 +250,7 @@ def test_texts_are_normalised(text: Normalisation, a: str, b: str) -> None:
     assert compared(other, other, OutputRule(text=text)).outcome is Outcome.MATCH
 
 
-def test_json_of_true_is_not_that_of_one() -> None:
+def test_json_true_differs_from_one() -> None:
     """JSON values are compared with their types."""
     old, new = (items_tensor("y", (1,), [each]) for each in (b"[true]", b"[1]"))
     assert compared(old, new, OutputRule(text="json")).outcome is Outcome.MISMATCH
@@ -272,8 +274,8 @@ def test_ignored_outputs_match() -> None:
     assert compared(fp32(1), items_tensor("y", (1,), [b"x"]), IGNORE).outcome is Outcome.MATCH
 
 
-def test_a_default_with_text_gives_integers_no_tolerance() -> None:
-    """`text` is for BYTES, and the tolerance beside it for floats; integers stay exact."""
+def test_a_default_with_text_keeps_integers_exact() -> None:
+    """`text` is for BYTES, and the tolerance of the same rule for floats."""
     rules = OutputRules(OutputRule(atol=5.0, text="casefold"))
     one, two = (array_tensor("y", np.array([each])) for each in (1, 2))
     assert compare_tensors(one, two, rules).outcome is Outcome.MISMATCH
@@ -282,8 +284,8 @@ def test_a_default_with_text_gives_integers_no_tolerance() -> None:
     assert compare_tensors(texts[0], texts[1], rules).outcome is Outcome.MATCH
 
 
-def test_a_default_that_ignores_concerns_all_datatypes() -> None:
-    """With `default: ignore`, only the outputs with their own rule are compared."""
+def test_default_ignore_applies_to_all_datatypes() -> None:
+    """Only outputs with their own rule are compared."""
     rules = OutputRules(IGNORE, {"y": OutputRule()})
     for old, new in ((b"a", b"b"), (1, 2), (1.0, 2.0)):
         arrays = [
@@ -311,8 +313,8 @@ def test_errors_are_measured_across_chunks() -> None:
     assert found.reason == "tolerance: 2 of 200000 elements differ"
 
 
-def test_rows_of_a_batch_are_judged() -> None:
-    """Rows with a bad element are counted, for elements and for vectors."""
+def test_different_rows_of_a_batch_are_counted() -> None:
+    """Rows with a different element are counted, for elements and for vectors."""
     old = array_tensor("y", np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
     new = array_tensor("y", np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
     for rule in (OutputRule(atol=0.1), OutputRule(cosine=0.9), OutputRule(top_k=1)):
@@ -323,8 +325,8 @@ def test_rows_of_a_batch_are_judged() -> None:
 @pytest.mark.parametrize(
     "keys", [{"atol": -1.0}, {"rtol": math.inf}, {"fraction": 1.0}, {"cosine": 2.0}, {"top_k": 0}]
 )
-def test_rules_out_of_range_are_refused(keys: dict[str, Any]) -> None:
-    """A rule that cannot be meant names its key."""
+def test_rules_out_of_range_are_rejected(keys: dict[str, Any]) -> None:
+    """The error has the key of the rule."""
     with pytest.raises(ValueError, match=next(iter(keys))):
         OutputRule(**keys)
 

@@ -14,8 +14,8 @@ FOLDER = Path(__file__).parents[3] / "config"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 
 
-def test_there_is_an_example_for_each_use() -> None:
-    """Each use of the gateway has an example."""
+def test_each_use_has_an_example() -> None:
+    """The folder has at least these examples."""
     names = {path.stem for path in EXAMPLES}
     assert {"demo", "graphpipe", "grps", "routing", "sidecar", "testing"} <= names
 
@@ -47,7 +47,7 @@ def test_example_names_its_schema(path: Path) -> None:
         ("anything", "", "oip.http", {}, "rest"),
     ],
 )
-def test_routing_example_does_what_its_comments_say(
+def test_the_routing_example_matches_its_comments(
     model: str, version: str, protocol: str, headers: dict[str, str], route: str
 ) -> None:
     """Calls match the routes that the comments describe."""
@@ -56,7 +56,7 @@ def test_routing_example_does_what_its_comments_say(
     assert route == found.route
 
 
-def test_graphpipe_example_does_what_its_comments_say() -> None:
+def test_the_graphpipe_example_matches_its_comments() -> None:
     """The addresses, models and options of the example are those of its comments."""
     config = load_file(FOLDER / "graphpipe.yaml", environment={}).config
     listener = config.listeners[1]

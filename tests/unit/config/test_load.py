@@ -194,13 +194,13 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
     ],
 )
 def test_reports_each_mistake_once(text: str, message: str) -> None:
-    """One mistake is one problem, with the names of the file and the position of the key."""
+    """One mistake is one problem, with the position of its key."""
     (found,) = problems(text)
     assert found.startswith(message)
 
 
 @pytest.mark.parametrize("after", ["1.2.3s", ".5s", ".us"])
-def test_hedge_after_a_broken_duration_passed_validation(after: str) -> None:
+def test_a_malformed_hedge_duration_passed_validation(after: str) -> None:
     """Such a file was valid, and the gateway did not start with it."""
     route = "{targets: [{upstream: a}], retry: {idempotent: true}, hedge: {after: AFTER}}"
     text = BASE + "upstreams: {a: {url: oip+http://h:1}}\nroutes: [" + route + "]"
@@ -219,7 +219,7 @@ def test_hedge_after_a_broken_duration_passed_validation(after: str) -> None:
         ("name: ''", "expected text that is not empty"),
     ],
 )
-def test_error_had_the_words_of_the_library(section: str, expected: str) -> None:
+def test_errors_had_the_wording_of_the_library(section: str, expected: str) -> None:
     """A pattern or a length is explained in words, not as `String should match pattern '^...'`."""
     text = BASE + "upstreams: {a: {url: oip+http://h:1}}\nroutes: [{targets: [{upstream: a}], "
     (found,) = problems(text + section + "}]")
@@ -234,7 +234,7 @@ def test_error_had_the_words_of_the_library(section: str, expected: str) -> None
     ],
 )
 def test_error_showed_the_token_of_the_admin_pages(token: str, expected: str) -> None:
-    """Whoever reads the log of a failed start must not learn a token."""
+    """The log of a failed start must not contain a token."""
     (found,) = problems(BASE + f"admin: {{token: {token}}}")
     assert found.endswith(f"admin.token: {expected}")
 
@@ -271,13 +271,13 @@ def test_error_showed_the_token_of_the_admin_pages(token: str, expected: str) ->
         ),
     ],
 )
-def test_mistake_in_a_policy_was_reported_for_each_form(section: str, expected: str) -> None:
+def test_one_mistake_in_a_policy_was_reported_for_each_form(section: str, expected: str) -> None:
     """A mapping that `false` may replace has one problem, without the names of the library."""
     (found,) = problems(BASE + "upstreams: {a: {url: oip+http://h:1, " + section + "}}")
     assert found.endswith(f": upstreams.a.{expected}")
 
 
-def test_names_of_segments_are_for_both_modes_of_shared_memory() -> None:
+def test_both_modes_of_shared_memory_accept_keys() -> None:
     """`map` may have patterns, and needs none."""
     text = "version: 1\nlisteners: [{http: 8000, shared_memory: {mode: map, keys: 'app-*'}}]"
     assert ("app-*",) == load_text(text).config.listeners[0].shared_memory.keys
@@ -286,7 +286,7 @@ def test_names_of_segments_are_for_both_modes_of_shared_memory() -> None:
 
 
 def test_does_not_show_secrets() -> None:
-    """A problem shows `${...}` as in the file, never the value that it stands for."""
+    """A problem shows `${...}` as in the file, never its value."""
     text = BASE + "upstreams: {a: {url: 'x${env:SECRET}'}}\npolicies: {in_flight: '${env:SECRET}'}"
     found = "\n".join(problems(text, SECRET="hunter2"))
     assert "hunter2" not in found
@@ -302,7 +302,7 @@ def test_does_not_show_headers_of_an_upstream() -> None:
     assert "hunter2" not in repr(config)
 
 
-def test_error_names_the_source_in_each_line(tmp_path: Path) -> None:
+def test_each_line_of_an_error_names_the_source(tmp_path: Path) -> None:
     """Each line begins with file:line:column, which editors can open."""
     path = tmp_path / "gateway.yaml"
     path.write_text("version: 1\nlisteners: [{}]\nmore: 1\n")
@@ -338,7 +338,7 @@ def test_later_checks_can_point_at_the_file() -> None:
 
 @pytest.mark.parametrize("key", ["outlier_detection", "adaptive_concurrency"])
 def test_false_switches_a_policy_off(key: str) -> None:
-    """Scalars of the file are texts, also this one."""
+    """Scalars of the file are text, and so is `false`."""
     loaded = load_text(
         'version: 1\nlisteners: [{http: "127.0.0.1:0"}]\n'
         f'upstreams: {{up: {{url: "oip+http://127.0.0.1:1", {key}: false}}}}\n'

@@ -79,12 +79,12 @@ names: [x]
 
 
 def test_the_page_is_current() -> None:
-    """The page in docs is the reference of the schema (make regenerate writes it)."""
+    """The page in docs is generated from the schema (make regenerate writes it)."""
     assert page_text(json_schema(), TEXTS) == PAGE.read_text(encoding="utf-8")
 
 
 def test_writes_a_section_for_each_object() -> None:
-    """Keys of an object stand in a table, at its first use, with links from the others."""
+    """The keys of an object are a table at its first use, which later uses link to."""
     page = page_text(SCHEMA, {"Config": "kind: a\n", "Part": "names: [x]\n"})
     assert EXPECTED == page[page.index("## Top level") :]
 
@@ -97,7 +97,7 @@ def test_writes_a_section_for_each_object() -> None:
     ],
 )
 def test_each_section_needs_an_example(examples: dict[str, str], message: str) -> None:
-    """A new section without an example is an error, and so is an example without its section."""
+    """A section without an example is an error, as is an example without a section."""
     with pytest.raises(LookupError, match=message):
         page_text(SCHEMA, examples)
 
@@ -116,13 +116,13 @@ def read(text: str) -> Any:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_each_example_works(name: str) -> None:
+def test_each_example_is_valid(name: str) -> None:
     """An example is part of a configuration that is loaded and checked without a problem."""
     config = load_mapping({**REST, **read(TEXTS[name])}, name)
     assert [] == check(config)
 
 
-def test_each_example_shows_its_section() -> None:
+def test_each_example_contains_its_section() -> None:
     """An example of a section has the keys that lead to the section."""
     sections = list_sections(json_schema())
     for name, text in TEXTS.items():

@@ -55,45 +55,45 @@ def value_of(text: str, key: dict[str, Any]) -> Any:
 
 
 def test_the_shipped_schema_is_current() -> None:
-    """The file in the package is the schema of the models (make regenerate writes it)."""
+    """The file in the package is generated from the models (make regenerate writes it)."""
     shipped = files("gateway.config").joinpath("schema.json").read_text(encoding="utf-8")
     assert json_schema() == json.loads(shipped)
 
 
-def test_unknown_keys_are_marked() -> None:
-    """Editors mark keys that the loader refuses, at every level but that of names and options."""
+def test_unknown_keys_are_rejected_by_the_schema() -> None:
+    """Editors mark them at every level but that of names and options."""
     found = [each["additionalProperties"] for _, each in objects()]
     assert [False] * len(found) == found
 
 
 def test_the_version_may_be_written_as_a_number() -> None:
-    """`version: 1` is a number to an editor and text to the loader: neither is marked."""
+    """`version: 1` is a number for an editor and text for the loader; both are valid."""
     assert [1, "1"] == SCHEMA["properties"]["version"]["enum"]
 
 
 def test_defaults_are_written_as_in_the_file() -> None:
-    """A default is something that the loader would read."""
+    """The loader can parse each default."""
     assert "25s" == definition("LifecycleConfig")["drain"]["default"]
     assert "1s" == definition("PoliciesConfig")["queue_wait"]["default"]
     assert "16MiB" == definition("BatchingConfig")["max_bytes"]["default"]
     assert "127.0.0.1:9901" == definition("AdminConfig")["address"]["default"]
 
 
-def test_a_key_that_may_be_left_out_has_no_null_as_default() -> None:
-    """Editors would offer to write it."""
+def test_optional_keys_have_no_null_default() -> None:
+    """Editors would suggest it."""
     assert "default" not in definition("RouteConfig")["timeout"]
     assert "default" not in SCHEMA["properties"]["policies"]
 
 
 @pytest.mark.parametrize(("name", "found"), list(objects()))
 def test_every_section_is_described(name: str, found: dict[str, Any]) -> None:
-    """A section has a description of whole sentences."""
+    """The description of a section consists of complete sentences."""
     assert is_whole_sentences(found.get("description", "")), name
 
 
 @pytest.mark.parametrize(("key", "required"), KEYS)
 def test_every_key_is_described(key: dict[str, Any], required: bool) -> None:
-    """A key has a description of whole sentences, and the last one says what the default is."""
+    """The description has complete sentences, of which the last one states the default."""
     text = key.get("description", "")
     assert is_whole_sentences(text), text
     is_section = "$ref" in key
@@ -116,8 +116,8 @@ def test_every_key_is_described(key: dict[str, Any], required: bool) -> None:
         ("ClientLimitsConfig", ClientLimits()),
     ],
 )
-def test_limits_have_the_defaults_that_they_state(section: str, defaults: Any) -> None:
-    """The limits' own module decides the defaults: the descriptions repeat them."""
+def test_limits_have_their_documented_defaults(section: str, defaults: Any) -> None:
+    """The module of the limits defines the defaults, and the descriptions repeat them."""
     actual = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
     for name, key in definition(section).items():
         stated = DEFAULT.search(key["description"])

@@ -1,4 +1,4 @@
-"""Flags of the sidecar and the configuration that they mean."""
+"""Flags of the sidecar and the resulting configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_one_flag_is_enough() -> None:
 
 
 def test_the_example_has_the_options_of_the_flag() -> None:
-    """`config/sidecar.yaml` serves what `--upstream` serves."""
+    """`config/sidecar.yaml` serves the same as `--upstream`."""
     flag = load_mapping(sidecar_config(["oip+grpc://127.0.0.1:9001"]), "flags").config.listeners[0]
     (example,) = load_file(Path("config/sidecar.yaml")).config.listeners
     assert (flag.http, flag.grpc, flag.options) == (example.http, example.grpc, example.options)
@@ -63,7 +63,7 @@ def test_a_listener_can_be_off() -> None:
     assert {"grpc", "options"} == set(listener)
 
 
-def test_not_both_listeners_can_be_off() -> None:
+def test_one_listener_must_be_on() -> None:
     """A gateway without a listener is an error that names the flags."""
     with pytest.raises(ValueError, match="--http off and --grpc off leave nothing to listen on"):
         sidecar_config(["http://h"], http="off", grpc="off")
@@ -116,8 +116,8 @@ def test_the_loader_validates_flags_like_a_file() -> None:
     assert urls == [Url("oip", "grpc", "a", 1), Url("oip", "http", "b", 2)]
 
 
-def test_reports_a_wrong_address_like_a_file() -> None:
-    """Problems name the flags as their source."""
+def test_reports_an_invalid_address_like_a_file() -> None:
+    """Problems have the flags as their source."""
     with pytest.raises(ConfigError, match=r"flags:\d+:\d+: listeners\[0\].http: 'nowhere' is not"):
         load_mapping(sidecar_config(["http://h"], http="nowhere"), "flags")
 
@@ -129,7 +129,7 @@ def test_the_identity_is_set_by_its_flag() -> None:
     assert "identity" not in sidecar_config(["grpc://h:1"])["listeners"][0]
 
 
-def test_a_wrong_url_is_refused() -> None:
+def test_an_invalid_url_is_rejected() -> None:
     """A URL that cannot be parsed is an error."""
     with pytest.raises(ValueError, match=r"'127\.0\.0\.1:8001' is not an upstream URL"):
         sidecar_config(["127.0.0.1:8001"])
@@ -170,7 +170,7 @@ def test_a_brpc_stream_needs_no_default_model() -> None:
 
 
 def test_requests_without_a_model_reach_the_default_dag_of_grps() -> None:
-    """A request without a model stays one for a grps upstream. OIP clients call it `default`."""
+    """They stay without a model for a grps upstream; OIP clients use the name `default`."""
     config = sidecar_config(["grps+http://h:1"], enable=["repository_index"])
     (listener,) = config["listeners"]
     assert {"grps": {"default_model": "default"}, "oip": QUESTIONS} == listener["options"]
@@ -184,7 +184,7 @@ def test_requests_without_a_model_reach_the_default_dag_of_grps() -> None:
 
 
 def test_enables_options_that_are_off_by_default() -> None:
-    """A name alone means true, `off` ends a default. `shared_memory` is a key of the listener."""
+    """A name alone means true, `off` disables a default, `shared_memory` is a listener key."""
     flags = ["model_control", "statistics=off", "trace=true", "shared_memory=forward:app-*,b"]
     (listener,) = sidecar_config(["http://h"], enable=flags)["listeners"]
     enabled = {"model_control": "true", "statistics": "off", "trace": "true"}

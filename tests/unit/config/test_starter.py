@@ -22,7 +22,7 @@ DIGITS = ModelMetadata(
 
 
 def with_examples(text: str) -> LoadedConfig:
-    """Return the configuration with all examples in force."""
+    """Return the configuration with all examples uncommented."""
     lines = [
         line if re.match(r"\s*# \S", line) else re.sub(r"^(\s*)#", r"\1", line)
         for line in text.splitlines()
@@ -35,8 +35,8 @@ def sidecar(*servers: FoundServer) -> str:
     return starter_text(config, dict(zip(config["upstreams"], servers, strict=False)))
 
 
-def test_what_a_server_tells_becomes_comments() -> None:
-    """Name, version, models, versions and tensors."""
+def test_server_metadata_becomes_comments() -> None:
+    """Name, version, models, versions and tensors are written."""
     text = sidecar(FoundServer("triton 2.51.0", (DIGITS,)))
     assert "  # upstream: triton 2.51.0, 1 model\n" in text
     assert "  # - digits (versions 1, 2): X FP32[-1, 64] -> label INT64[-1], p ?\n" in text
@@ -55,7 +55,7 @@ def test_what_a_server_tells_becomes_comments() -> None:
     ids=str,
 )
 def test_the_text_and_all_examples_are_valid(server: FoundServer | None) -> None:
-    """Whoever removes the comment signs gets a configuration that loads."""
+    """The file loads without its comment signs, too."""
     text = sidecar(*([] if server is None else [server]))
     assert load_text(text).config.routes == ()
     config = with_examples(text).config
@@ -63,8 +63,8 @@ def test_the_text_and_all_examples_are_valid(server: FoundServer | None) -> None
     assert bool(config.models) == bool(server and server.untold)
 
 
-def test_models_of_the_gateway_need_no_server() -> None:
-    """The route of the example leads to the model."""
+def test_local_models_need_no_server() -> None:
+    """The example route targets the model."""
     config: dict[str, Any] = {
         "listeners": [{"http": "127.0.0.1:8000"}],
         "models": {"digits": {"backend": "onnx", "path": "/m"}},
@@ -73,7 +73,7 @@ def test_models_of_the_gateway_need_no_server() -> None:
     assert found.routes[0].targets[0].model == "digits"
 
 
-def test_a_server_cannot_write_keys() -> None:
+def test_server_names_cannot_inject_keys() -> None:
     """A line break in a name of a server stays in the comment."""
     hostile = ModelMetadata(name="x\nadmin: {remote_changes: true}\n#", inputs=DIGITS.inputs)
     text = sidecar(FoundServer("y\nworkers: 9", (hostile,)))

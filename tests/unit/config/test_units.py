@@ -38,8 +38,8 @@ def test_reads_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1S", "1e3s", "\u0665s", "1s\n"])
-def test_refuses_other_durations(text: str) -> None:
-    """Any other text is refused, and the error names the expected form."""
+def test_rejects_other_durations(text: str) -> None:
+    """The error has the expected form."""
     with pytest.raises(
         ValueError, match="is not a duration: expected a number and us, ms, s, m or h"
     ):
@@ -69,15 +69,15 @@ def test_reads_numbers_of_workers(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "257", "2.0", "all", "\uff12"])
-def test_refuses_other_numbers_of_workers(text: str) -> None:
-    """Zero, more than 256 and other text are refused, and the error names the expected form."""
+def test_rejects_other_numbers_of_workers(text: str) -> None:
+    """Zero, more than 256 and other text are rejected; the error has the expected form."""
     with pytest.raises(ValueError, match="is not a number of workers: expected 1 to 256, or auto"):
         parse_workers(text)
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1.5MiB", "-1", "1 MiB", "1mib", "1_000", "\uff11"])
-def test_refuses_other_sizes(text: str) -> None:
-    """Any other text is refused, and the error names the expected form."""
+def test_rejects_other_sizes(text: str) -> None:
+    """The error has the text."""
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
 
@@ -99,8 +99,8 @@ def test_reads_addresses(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", "host:65536", "::1:80", "a b:1", "h:-1"])
-def test_refuses_other_addresses(text: str) -> None:
-    """Any other text is refused, and the error gives an example."""
+def test_rejects_other_addresses(text: str) -> None:
+    """The error has an example."""
     with pytest.raises(ValueError, match="is not an address: expected HOST:PORT"):
         parse_address(text)
 
@@ -112,12 +112,12 @@ def test_recognises_loopback_addresses(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:1", ":1", "[::]:1", "example.com:1"])
-def test_recognises_other_addresses(text: str) -> None:
+def test_recognises_addresses_beyond_loopback(text: str) -> None:
     """An address that other machines can reach is not a loopback address."""
     assert not parse_address(text).is_loopback
 
 
-def test_writes_addresses_as_it_reads_them() -> None:
+def test_addresses_round_trip() -> None:
     """An IPv6 address is written in brackets."""
     assert [str(parse_address(text)) for text in ("[::1]:80", "a:1")] == ["[::1]:80", "a:1"]
 
@@ -157,8 +157,8 @@ def test_reads_urls(text: str, url: Url) -> None:
         ("oip+http://host:65536", "has no valid port: expected 1 to 65535"),
     ],
 )
-def test_refuses_other_urls(text: str, message: str) -> None:
-    """Other text is refused with the reason."""
+def test_rejects_other_urls(text: str, message: str) -> None:
+    """The error has the reason."""
     with pytest.raises(ValueError, match=message):
         parse_url(text)
 
@@ -169,7 +169,7 @@ def test_writes_urls_in_full() -> None:
     assert parse_url("grpc://[::1]").is_loopback
 
 
-def test_writes_urls_of_unix_sockets_as_it_reads_them() -> None:
+def test_urls_of_unix_sockets_round_trip() -> None:
     """The URL has a path and no host, and the socket is on this machine."""
     url = parse_url("graphpipe+unix:///run/g.sock")
     assert str(url) == "graphpipe+unix:///run/g.sock"
@@ -193,8 +193,8 @@ def test_reads_stream_addresses(text: str, address: StreamAddress, local: bool) 
 
 
 @pytest.mark.parametrize("text", ["unix:", "unix:g.sock", "unix:/run/", "unix", "/run/g.sock"])
-def test_refuses_other_stream_addresses(text: str) -> None:
-    """Any other text is refused, and the error gives an example."""
+def test_rejects_other_stream_addresses(text: str) -> None:
+    """The error has the expected form."""
     with pytest.raises(ValueError, match=r"is not a unix socket|is not an address"):
         parse_stream_address(text)
 
@@ -206,8 +206,8 @@ def test_accepts_file_modes(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0o660", "9", "0888", "1777", "66", "rw-rw----"])
-def test_refuses_other_file_modes(text: str) -> None:
-    """Any other text is refused, and the error gives an example."""
+def test_rejects_other_file_modes(text: str) -> None:
+    """The error has an example."""
     with pytest.raises(ValueError, match="is not a file mode: expected octal digits, as in 0660"):
         check_mode(text)
 
@@ -217,7 +217,7 @@ def test_refuses_other_file_modes(text: str) -> None:
     [(0, "0"), (1000, "1000"), (1024, "1KiB"), (96 << 10, "96KiB"), (64 << 20, "64MiB")],
 )
 def test_writes_sizes(size: int, text: str) -> None:
-    """A size is written with the largest unit that divides it, and is read as it is written."""
+    """The largest unit that divides the size is used, and parsing returns the same size."""
     assert text == size_text(size)
     assert size == parse_size(text)
 
@@ -231,7 +231,7 @@ def test_reads_shares(text: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0.1", "%", "-1%", "101%", "1e1%", ".5%", "nan%"])
-def test_refuses_other_shares(text: str) -> None:
-    """A number without % could be either."""
+def test_rejects_other_shares(text: str) -> None:
+    """A number without % is ambiguous."""
     with pytest.raises(ValueError, match="is not a share: expected 0% to 100%"):
         parse_share(text)

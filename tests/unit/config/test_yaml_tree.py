@@ -27,7 +27,7 @@ def problems(text: str) -> list[str]:
 
 
 def test_every_scalar_stays_text() -> None:
-    """Booleans, numbers and times of YAML stay text, because the schema decides the type."""
+    """Booleans, numbers and times of YAML stay text; the schema decides the type."""
     text = "{a: no, b: 1.10, c: 12:30:00, d: 0o17, e: 2026-01-01, f: =}"
     expected = {"a": "no", "b": "1.10", "c": "12:30:00", "d": "0o17", "e": "2026-01-01", "f": "="}
     assert expected == read(text).value
@@ -95,22 +95,22 @@ def test_reports_problems_with_positions(text: str, message: str) -> None:
     ],
     ids=["deep", "very deep", "aliases", "itself", "itself in a list", "large"],
 )
-def test_refuses_files_that_expand_too_far(text: str, message: str) -> None:
+def test_rejects_files_that_expand_too_far(text: str, message: str) -> None:
     """A file that costs too much time, memory or recursion is one problem."""
     (found,) = problems(text)
     assert message in found
 
 
-def test_refuses_aliases_of_aliases() -> None:
-    """Ten lines that expand to ten billion values are refused without expanding them."""
+def test_rejects_aliases_of_aliases() -> None:
+    """Ten lines that expand to ten billion values are rejected without expansion."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
     (found,) = problems("\n".join(lines))
     assert "aliases expand to too many values: at most 100000" in found
 
 
-def test_refuses_nested_aliases() -> None:
-    """Levels count after aliases are expanded, not as in the text."""
+def test_rejects_nested_aliases() -> None:
+    """Levels are counted after aliases are expanded."""
     lines = ["a0: &a0 [[[[[[[[[[x]]]]]]]]]]"]
     lines += [f"a{n}: &a{n} [[[[[[[[[[*a{n - 1}]]]]]]]]]]" for n in range(1, 60)]
     (found,) = problems("\n".join(lines))
@@ -138,7 +138,7 @@ def test_replaces_environment_variables() -> None:
 
 
 def test_replaces_files(tmp_path: Path) -> None:
-    """A reference becomes the text of the file without its last newline. Paths are relative."""
+    """A reference becomes the text of the file without its last newline; paths are relative."""
     (tmp_path / "token").write_text("secret\n")
     assert read("a: ${file:token}", tmp_path).value == {"a": "secret"}
 

@@ -24,15 +24,15 @@ def test_serves_every_demo_model_of_the_package() -> None:
     assert check(loaded) == []
 
 
-def test_addresses_are_those_of_the_flags() -> None:
-    """Listeners and the admin address are chosen by flags; `off` leaves one out."""
+def test_flags_set_the_addresses() -> None:
+    """Flags set the listeners and the admin address; `off` omits one."""
     config = demo_config(http="127.0.0.1:1", grpc="off", admin="127.0.0.1:2")
     assert [{"http": "127.0.0.1:1"}] == config["listeners"]
     assert {"address": "127.0.0.1:2"} == config["admin"]
 
 
-def test_streams_are_served_where_they_are_asked_for() -> None:
-    """Each protocol that has a form for byte streams gets one, with one model."""
+def test_streams_are_served_on_request() -> None:
+    """Each protocol with byte streams gets one, with one model."""
     config = demo_config(streams=True)
     listener = config["listeners"][1]
     streamed = [name for name in PROTOCOLS if protocol(name).stream is not None]
@@ -41,13 +41,13 @@ def test_streams_are_served_where_they_are_asked_for() -> None:
     assert [] == check(load_mapping(config, "flags"))
 
 
-def test_not_both_listeners_can_be_off() -> None:
-    """A demo that listens nowhere is refused."""
+def test_one_listener_must_be_on() -> None:
+    """A demo without a listener is rejected."""
     with pytest.raises(ValueError, match="leave nothing to listen on"):
         demo_config(http="off", grpc="off")
 
 
-def test_brpc_stands_on_the_main_listener() -> None:
-    """All models are served there, as over HTTP and gRPC."""
+def test_brpc_is_served_by_the_main_listener() -> None:
+    """It serves all models, like HTTP and gRPC."""
     main = demo_config(brpc="127.0.0.1:7081")["listeners"][0]
     assert [{"protocol": "grps", "address": "127.0.0.1:7081"}] == main["streams"]

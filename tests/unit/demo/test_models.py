@@ -1,4 +1,4 @@
-"""The committed models of the demo, as ONNX Runtime sees them: names, types, shapes, answers."""
+"""The committed models of the demo in ONNX Runtime: names, types, shapes, outputs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ LANGUAGE_OUT: list[Port] = [
 
 @dataclass(frozen=True)
 class Case:
-    """One committed model and what it is stated to be."""
+    """One committed model and its documented properties."""
 
     model: str
     version: int
@@ -61,7 +61,7 @@ def session_of(model: str, version: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path_of(model, version), providers=["CPUExecutionProvider"])
 
 
-def answers(model: str, version: int, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def classify(model: str, version: int, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     session = session_of(model, version)
     name = session.get_inputs()[0].name
     label, probabilities = session.run(["label", "probabilities"], {name: values})
@@ -76,100 +76,100 @@ def texts(*values: str) -> NDArray[np.object_]:
     return np.array(values, np.object_)
 
 
-def test_the_repository_holds_these_models_only() -> None:
-    """Every model file below `models` is stated here."""
+def test_the_repository_has_only_these_models() -> None:
+    """Every model file below `models` is listed in this test."""
     expected = {path_of(case.model, case.version) for case in CASES}
     assert expected == set(MODELS.rglob("*.onnx"))
 
 
 @EVERY_MODEL
-def test_inputs_and_outputs_are_as_stated(case: Case) -> None:
-    """Names, types and shapes are those that the documents promise."""
+def test_inputs_and_outputs_are_as_documented(case: Case) -> None:
+    """Names, types and shapes match the documentation."""
     session = session_of(case.model, case.version)
     assert case.inputs == [(port.name, port.type, port.shape) for port in session.get_inputs()]
     assert case.outputs == [(port.name, port.type, port.shape) for port in session.get_outputs()]
 
 
 @EVERY_MODEL
-def test_file_knows_its_name_and_version(case: Case) -> None:
-    """The graph bears the model's name and the file its version."""
+def test_the_file_has_its_name_and_version(case: Case) -> None:
+    """The graph has the name of the model, and the file its version."""
     about = session_of(case.model, case.version).get_modelmeta()
     assert (case.model, case.version) == (about.graph_name, about.version)
 
 
 @EVERY_MODEL
-def test_file_is_small(case: Case) -> None:
-    """The wheel grows by some ten kilobytes for a model, no more."""
+def test_the_file_is_small(case: Case) -> None:
+    """A model adds only some ten kilobytes to the wheel."""
     size = path_of(case.model, case.version).stat().st_size
     assert case.least_bytes <= size <= case.most_bytes
 
 
 @EVERY_DIGITS
-def test_digits_reads_every_scan(version: int) -> None:
-    """Both versions read all ten scans of the demo rightly, in one batch."""
-    label, _ = answers("digits", version, pixels())
+def test_digits_classifies_every_scan(version: int) -> None:
+    """Both versions classify all ten scans of the demo correctly, in one batch."""
+    label, _ = classify("digits", version, pixels())
     expected = np.dtype(np.int64)
     assert expected == label.dtype
     assert [scan.digit for scan in load_scans()] == label.tolist()
 
 
 @EVERY_DIGITS
-def test_digits_answers_alike_alone_and_in_a_batch(version: int) -> None:
-    """A scan has the same probabilities alone as among others, and they sum to 1."""
-    _, together = answers("digits", version, pixels())
-    alone = np.concatenate([answers("digits", version, row[None])[1] for row in pixels()])
+def test_digits_has_the_same_output_alone_and_in_a_batch(version: int) -> None:
+    """Probabilities do not depend on the batch, and their sum is 1."""
+    _, together = classify("digits", version, pixels())
+    alone = np.concatenate([classify("digits", version, row[None])[1] for row in pixels()])
     np.testing.assert_allclose(together, alone, atol=1e-6)
     np.testing.assert_allclose(together.sum(axis=1), 1, atol=1e-5)
 
 
 def test_versions_of_digits_differ() -> None:
-    """No scan has the same probabilities in both versions, so that a mix-up shows."""
-    _, first = answers("digits", 1, pixels())
-    _, second = answers("digits", 2, pixels())
+    """No scan has the same probabilities in both versions, so tests detect a mix-up."""
+    _, first = classify("digits", 1, pixels())
+    _, second = classify("digits", 2, pixels())
     assert np.all(np.abs(first - second).max(axis=1) > 1e-4)
 
 
 @EVERY_DIGITS
-def test_digits_answers_an_empty_batch(version: int) -> None:
-    """No scan gives no label and no row of probabilities."""
-    label, probabilities = answers("digits", version, pixels()[:0])
+def test_digits_accepts_an_empty_batch(version: int) -> None:
+    """The outputs have no label and no row of probabilities."""
+    label, probabilities = classify("digits", version, pixels()[:0])
     expected = ((0,), (0, 10))
     assert expected == (label.shape, probabilities.shape)
 
 
-def test_language_tells_every_sentence() -> None:
-    """All sentences of the demo get their right language, as strings."""
+def test_language_classifies_every_sentence() -> None:
+    """All sentences of the demo get their correct language, as strings."""
     sentences = load_sentences()
-    label, probabilities = answers("language", 1, texts(*(s.text for s in sentences)))
+    label, probabilities = classify("language", 1, texts(*(s.text for s in sentences)))
     assert [sentence.language for sentence in sentences] == label.tolist()
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
 
 
-def test_language_answers_alike_alone_and_in_a_batch() -> None:
-    """A sentence has the same probabilities alone as among longer and shorter ones."""
+def test_language_has_the_same_output_alone_and_in_a_batch() -> None:
+    """Longer and shorter sentences of a batch do not change the probabilities."""
     values = texts("Wie geht es dir heute?", "Merci !", "")
-    _, together = answers("language", 1, values)
-    alone = np.concatenate([answers("language", 1, values[i : i + 1])[1] for i in range(3)])
+    _, together = classify("language", 1, values)
+    alone = np.concatenate([classify("language", 1, values[i : i + 1])[1] for i in range(3)])
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
 def test_language_ignores_the_case_of_ascii() -> None:
-    """Capitals change no probability where no accent is involved."""
-    _, small = answers("language", 1, texts("where did you leave the key?"))
-    _, great = answers("language", 1, texts("WHERE DID YOU LEAVE THE KEY?"))
+    """Capitals change no probability in text without accents."""
+    _, small = classify("language", 1, texts("where did you leave the key?"))
+    _, great = classify("language", 1, texts("WHERE DID YOU LEAVE THE KEY?"))
     np.testing.assert_array_equal(small, great)
 
 
-def test_language_answers_an_empty_batch() -> None:
-    """No sentence gives no label and no row of probabilities."""
-    label, probabilities = answers("language", 1, texts())
+def test_language_accepts_an_empty_batch() -> None:
+    """The outputs have no label and no row of probabilities."""
+    label, probabilities = classify("language", 1, texts())
     expected = ((0,), (0, 4))
     assert expected == (label.shape, probabilities.shape)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "漢字", "😀" * 50, "\x00\x01", "x" * 10_000])
-def test_language_answers_any_text(text: str) -> None:
-    """Text in no known language still gets one of the labels and finite probabilities."""
-    label, probabilities = answers("language", 1, texts(text))
+def test_language_accepts_any_text(text: str) -> None:
+    """Text in an unknown language still gets a label and finite probabilities."""
+    label, probabilities = classify("language", 1, texts(text))
     assert label[0] in {"de", "en", "es", "fr"}
     assert np.isfinite(probabilities).all()

@@ -1,4 +1,4 @@
-"""What each caller is told to change, and the code of the same call."""
+"""Advice for each caller: what to change, and the code of the same call."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def row(protocol: str, model: str = "fraud", inputs: str = "features FP32[30]") 
 def test_each_protocol_has_its_library_and_its_changes(
     protocol: str, library: str, change: str
 ) -> None:
-    """The lines say what is different in Open Inference."""
+    """The lines describe the differences to Open Inference."""
     found = advise([row(protocol)], None)[0]
     assert found.library.startswith(library)
     assert any(each.startswith(change) for each in found.changes)
 
 
-def test_what_the_stock_shows_of_a_caller() -> None:
-    """Pinned versions, unknown inputs, state, and the bytes of binary tensors."""
+def test_advice_reflects_the_calls_of_a_caller() -> None:
+    """It covers pinned versions, unknown inputs, state, and the size of binary tensors."""
     new = metadata(Datatype.FP32, -1, 30, versions=("8", "9"), stateful=True)
     changes = advise([row("trtis.http", "fraud:7", "x [30]")], new)[0].changes
     assert "it pins version 7; without a version it gets the newest one" in changes
@@ -64,7 +64,7 @@ def test_what_the_stock_shows_of_a_caller() -> None:
 
 
 def test_code_exists_for_each_carrier() -> None:
-    """Of the addresses that are given."""
+    """Each address of the new server has the code of its carrier."""
     new = metadata(Datatype.FP32, -1, 30)
     assert list(snippets(new, URLS)) == [CURL, HTTP_CLIENT, GRPC_CLIENT]
     assert list(snippets(new, URLS[1:])) == [GRPC_CLIENT]
@@ -72,8 +72,8 @@ def test_code_exists_for_each_carrier() -> None:
 
 @pytest.mark.parametrize("datatype", [None, *Datatype], ids=str)
 @pytest.mark.parametrize("stateful", [False, True])
-def test_python_code_is_python(datatype: Datatype | None, stateful: bool) -> None:
-    """Whatever the datatype, and with names that need quotes."""
+def test_python_code_is_valid(datatype: Datatype | None, stateful: bool) -> None:
+    """Every datatype is supported, and names are quoted."""
     new = metadata(datatype, -1, 3, stateful=stateful)
     for library, code in snippets(new, URLS, "7").items():
         if library != CURL:
@@ -86,7 +86,7 @@ def test_python_code_is_python(datatype: Datatype | None, stateful: bool) -> Non
     "datatype", [each for each in Datatype if each not in {Datatype.FP16, Datatype.BF16}], ids=str
 )
 def test_small_bodies_of_curl_are_inline(datatype: Datatype) -> None:
-    """The shell gets one argument that is JSON."""
+    """The shell passes one argument that is JSON."""
     words = shlex.split(snippets(metadata(datatype, -1, 3), URLS)[CURL])
     assert words[:4] == ["curl", "-sS", "--fail-with-body", "http://new:8000/v2/models/fraud/infer"]
     body = json.loads(words[-1])
@@ -94,8 +94,8 @@ def test_small_bodies_of_curl_are_inline(datatype: Datatype) -> None:
     assert len(body["inputs"][0]["data"]) == 3
 
 
-def test_json_has_no_half_floats() -> None:
-    """There is no curl command for FP16 and BF16."""
+def test_half_floats_have_no_curl_command() -> None:
+    """JSON cannot carry FP16 and BF16."""
     for datatype in (Datatype.FP16, Datatype.BF16):
         assert CURL not in snippets(metadata(datatype, -1, 3), URLS)
 

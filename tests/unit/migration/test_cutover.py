@@ -1,4 +1,4 @@
-"""The cut-over: which decision follows from which evidence and which command."""
+"""The cut-over: decisions by evidence and by commands."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Run:
         return self.state.phase.value, self.state.step, self.state.weight
 
 
-def test_a_good_server_gets_all_calls_step_by_step() -> None:
-    """Each step takes its bake time; the weight is that of the step, and all at the end."""
+def test_a_good_server_receives_all_calls_step_by_step() -> None:
+    """Each step takes its bake time and has its weight; the last one has all calls."""
     run = Run().do("start")
     found = [run.at]
     for _ in range(60):
@@ -88,8 +88,8 @@ def test_a_good_server_gets_all_calls_step_by_step() -> None:
     assert ["cutover step"] * 4 + ["cutover done"] == run.events
 
 
-def test_it_waits_until_it_is_started() -> None:
-    """Without a command nothing moves, however good the evidence is."""
+def test_a_cutover_waits_for_the_start_command() -> None:
+    """Without a command the state stays, whatever the evidence."""
     assert ("ready", 0, 0.0) == Run().seconds(100).at
 
 
@@ -106,7 +106,7 @@ def test_it_waits_until_it_is_started() -> None:
     ],
 )
 def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: str) -> None:
-    """Too few calls, a guard that does not hold, and comparisons of earlier keep the step."""
+    """Too few calls, an undecided guard, or outdated comparisons keep the step."""
     run = Run().do("start").seconds(12)
     assert ("baking", 1, 1.0) == run.at
     run.seconds(30, evidence)
@@ -116,7 +116,7 @@ def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: s
 
 
 def test_time_without_calls_does_not_bake() -> None:
-    """A step without calls stays where it is; ten seconds without one are no gap."""
+    """A step without calls stays; gaps of up to ten seconds still count."""
     plan = replace(PLAN, min_calls=0, bake_s=100)
     run = Run(plan).do("start").seconds(100, replace(GOOD, compared=0))
     assert (("mirroring", 0, 0.0), 0.0) == (run.at, run.state.baked_s)
@@ -124,8 +124,8 @@ def test_time_without_calls_does_not_bake() -> None:
     assert 10 == run.state.baked_s
 
 
-def test_a_leader_that_was_stopped_does_not_bake_meanwhile() -> None:
-    """An hour between two decisions counts as two seconds; a clock that goes back as none."""
+def test_a_pause_of_the_leader_does_not_bake() -> None:
+    """A gap of an hour counts as two seconds, and a clock that jumps back as none."""
     run = Run().do("start").seconds(2)
     baked_s = run.state.baked_s
     run.now += 3600
@@ -134,8 +134,8 @@ def test_a_leader_that_was_stopped_does_not_bake_meanwhile() -> None:
     assert baked_s + 2 == run.seconds(1).state.baked_s
 
 
-def test_an_undecided_step_pauses_after_its_longest_wait() -> None:
-    """The weight stays; `resume` goes on at the same step with new bake time."""
+def test_an_undecided_step_pauses_after_max_wait() -> None:
+    """The weight stays; `resume` continues the same step with new bake time."""
     undecided = replace(GOOD, guards=())
     run = Run(replace(PLAN, max_wait_s=60)).do("start").seconds(12).seconds(60, undecided)
     assert ("paused", 1, 1.0) == run.at
@@ -145,8 +145,8 @@ def test_an_undecided_step_pauses_after_its_longest_wait() -> None:
     assert (("baking", 1, 1.0), 0.0) == (run.at, run.state.baked_s)
 
 
-def test_a_step_with_approval_waits_for_it() -> None:
-    """Nothing moves before `approve`, and no wait is too long; guards still count after it."""
+def test_a_step_waits_for_its_approval() -> None:
+    """`max_wait_s` does not apply to this wait, and guards still count after `approve`."""
     run = Run(replace(PLAN, approve=(50.0,), max_wait_s=60)).do("start").seconds(300)
     assert ("waiting_for_approval", 1, 1.0) == run.at
     assert "50%, after approval" == next_text(run.plan, run.state, [])
@@ -186,10 +186,8 @@ MAY_TRIP = [
     [replace(GOOD, guards=(TRIPS,)), replace(GOOD, tripped=LOCAL)],
     ids=["comparisons", "serving process"],
 )
-def test_a_guard_that_trips_takes_all_calls_at_once(
-    phase: Phase, evidence: CutoverEvidence
-) -> None:
-    """In each phase the weight is 0 from then on, and no better evidence raises it again."""
+def test_a_tripped_guard_sets_the_weight_to_0(phase: Phase, evidence: CutoverEvidence) -> None:
+    """This applies in each phase, and no better evidence raises the weight again."""
     run = reach(phase).seconds(1, replace(evidence, is_applied=False))
     assert ("rolling_back", 0.0) == (run.state.phase.value, run.state.weight)
     assert "cutover tripped" == run.events[-1]
@@ -199,8 +197,8 @@ def test_a_guard_that_trips_takes_all_calls_at_once(
     assert Standing.TRIPS is verdict_of(verdicts(PLAN, run.state, GOOD), run.state)
 
 
-def test_failed_calls_of_clients_trip_without_comparisons() -> None:
-    """The leader sums the calls of all processes, which are too few in each of them to trip."""
+def test_failed_client_calls_trip_without_comparisons() -> None:
+    """The leader sums the failures of all processes, each with too few to trip."""
     plan = replace(PLAN, errors_below=0.01)
     run = Run(plan).do("start").seconds(12)
     run.seconds(1000, CutoverEvidence(calls=100))
@@ -210,8 +208,8 @@ def test_failed_calls_of_clients_trip_without_comparisons() -> None:
     assert ("rolling_back", 0.0) == (run.state.phase.value, run.state.weight)
 
 
-def test_failures_of_clients_count_in_each_step() -> None:
-    """A step of few calls is undecided, although the calls of the step before were many."""
+def test_client_failures_are_counted_per_step() -> None:
+    """A step with few calls is undecided, whatever the number before it."""
     plan = replace(PLAN, errors_below=0.01, guards=(), min_calls=1)
     run = Run(plan).do("start").seconds(12).seconds(20, CutoverEvidence(calls=10))
     assert ["when errors.clients holds"] == missing_conditions(plan, run.state, GOOD)
@@ -220,8 +218,8 @@ def test_failures_of_clients_count_in_each_step() -> None:
     assert run.state.calls < 680
 
 
-def test_after_a_trip_it_pauses_if_the_plan_says_so() -> None:
-    """`on_trip: pause` stays at its step with weight 0; `resume` begins this step anew."""
+def test_on_trip_pause_keeps_the_step() -> None:
+    """The weight is 0; `resume` starts the same step again."""
     run = reach(Phase.BAKING, replace(PLAN, pauses_on_trip=True))
     run.seconds(1, replace(GOOD, guards=(TRIPS,)))
     assert ("paused", 1, 0.0) == run.at
@@ -232,10 +230,10 @@ def test_after_a_trip_it_pauses_if_the_plan_says_so() -> None:
 @pytest.mark.parametrize(("at_step", "expected"), [(None, ("mirroring", 0, 0.0)),
                                                    (0, ("mirroring", 0, 0.0)),
                                                    (2, ("baking", 2, 50.0))])  # fmt: skip
-def test_the_next_attempt_begins_at_the_mirror(
+def test_resume_starts_at_the_mirror_or_the_requested_step(
     at_step: int | None, expected: tuple[str, int, float]
 ) -> None:
-    """After a trip only `resume` begins again, at the mirror or where it is told to."""
+    """Only `resume` starts another attempt after a trip."""
     run = reach(Phase.BAKING).seconds(2, replace(GOOD, guards=(TRIPS,)))
     attempt = run.state.attempt
     run.do("resume", at_step=at_step)
@@ -244,11 +242,11 @@ def test_the_next_attempt_begins_at_the_mirror(
 
 
 def models(**versions: str) -> str:
-    """Return what both targets say of models, of which the new one has these versions."""
+    """Return the versions of models at both targets, of which these are the new target's."""
     return json.dumps({model: {"old": "1", "new": found} for model, found in versions.items()})
 
 
-def test_another_model_begins_evidence_and_bake_time_anew() -> None:
+def test_a_model_change_resets_evidence_and_bake_time() -> None:
     """The step and its weight stay."""
     run = Run().do("start").seconds(12, replace(GOOD, models=models(m="1")))
     assert ("baking", 1, 1.0) == run.at
@@ -270,8 +268,8 @@ def test_another_model_begins_evidence_and_bake_time_anew() -> None:
         '{"m": {"new": "1"}}',
     ],
 )
-def test_a_model_that_is_not_known_yet_or_not_now_is_no_other_one(now: str) -> None:
-    """Nothing begins anew, and guards count at once; what was known is not forgotten."""
+def test_unknown_models_do_not_reset_the_evidence(now: str) -> None:
+    """Guards count at once, and known versions are kept."""
     run = Run().do("start").seconds(12, replace(GOOD, models=models(m="1")))
     run.seconds(2, replace(GOOD, models=now))
     assert run.state.baked_s > 0
@@ -282,8 +280,8 @@ def test_a_model_that_is_not_known_yet_or_not_now_is_no_other_one(now: str) -> N
     assert 0.0 == run.state.weight
 
 
-def test_models_as_earlier_versions_wrote_them_are_no_other_ones() -> None:
-    """They kept differences of the metadata as a list."""
+def test_models_in_an_earlier_format_do_not_reset_the_evidence() -> None:
+    """Earlier gateways saved differences of the metadata as a list."""
     run = Run().do("start")
     run.state = replace(run.state, models="[\"input 'x' is missing\"]")
     run.seconds(2, replace(GOOD, models=models(m="1")))
@@ -291,8 +289,8 @@ def test_models_as_earlier_versions_wrote_them_are_no_other_ones() -> None:
     assert json.loads(models(m="1")) == json.loads(run.state.models)
 
 
-def test_few_models_are_kept() -> None:
-    """A route for any model gets many names."""
+def test_the_number_of_saved_models_is_limited() -> None:
+    """A route for any model receives many names."""
     run = Run().do("start")
     for number in range(200):
         run.seconds(1, replace(GOOD, models=models(**{f"m{number}": "1"})))
@@ -302,7 +300,7 @@ def test_few_models_are_kept() -> None:
 
 
 def test_a_restart_keeps_step_weight_and_counts() -> None:
-    """Only the bake time begins anew."""
+    """Only the bake time starts again."""
     run = Run().do("start").seconds(15)
     again = restarted(run.state)
     assert (run.state.step, run.state.weight, run.state.epoch, run.state.calls) == (
@@ -314,8 +312,8 @@ def test_a_restart_keeps_step_weight_and_counts() -> None:
     assert (0.0, None) == (again.baked_s, again.decided_s)
 
 
-def test_a_state_that_is_not_trusted_has_no_weight() -> None:
-    """It waits for `resume`, which begins at the mirror."""
+def test_an_untrusted_state_has_weight_0() -> None:
+    """It waits for `resume`, which starts at the mirror."""
     run = Run(state=distrusted("the file is damaged", epoch=7, attempt=2))
     assert (("paused", 0, 0.0), 8) == (run.seconds(1000).at, run.state.epoch)
     assert ("mirroring", 0, 0.0) == run.do("resume").at
@@ -335,8 +333,8 @@ def test_a_state_that_is_not_trusted_has_no_weight() -> None:
     ],
     ids=lambda value: value.value if isinstance(value, Phase) else "",
 )
-def test_commands_fit_the_phase(phase: Phase, refused: list[str]) -> None:
-    """Any other command is refused with the phases that it is for."""
+def test_commands_are_accepted_by_phase(phase: Phase, refused: list[str]) -> None:
+    """The error of other commands lists the expected phases."""
     for verb in COMMANDS:
         run = Run(state=CutoverState(phase))
         if verb in refused:
@@ -346,8 +344,8 @@ def test_commands_fit_the_phase(phase: Phase, refused: list[str]) -> None:
             run.do(verb)
 
 
-def test_wrong_commands_are_refused() -> None:
-    """Unknown ones, steps that there are not, and a reset of a target that has calls."""
+def test_invalid_commands_are_rejected() -> None:
+    """Unknown commands and steps, and a reset of a target with calls, are invalid."""
     with pytest.raises(CommandRefused, match="unknown command 'go'; expected one of start"):
         Run().do("go")
     with pytest.raises(CommandRefused, match="expected it with 'resume' only"):
@@ -382,24 +380,24 @@ moves = st.lists(
 
 
 @given(moves, st.booleans(), st.sampled_from([(), (50.0,), (100.0,)]))
-def test_the_weight_is_never_above_that_of_the_step(
+def test_the_weight_never_exceeds_that_of_the_step(
     moves: list[tuple[Any, Any]], pauses: bool, approve: tuple[float, ...]
 ) -> None:
-    """Whatever happens: at most the step's weight, 0 after a trip, and epochs only grow."""
+    """The weight is 0 after a trip, and epochs only grow."""
     plan = replace(
         PLAN, bake_s=1, min_calls=1, errors_below=0.2, pauses_on_trip=pauses, approve=approve
     )
     state, now = CutoverState(), 1000.0
-    for what, detail in moves:
+    for action, detail in moves:
         before = state
-        if what == "restart":
+        if action == "restart":
             state = restarted(state)
-        elif isinstance(what, CutoverEvidence):
+        elif isinstance(action, CutoverEvidence):
             now += detail
-            state = decide(plan, state, what, now).state
+            state = decide(plan, state, action, now).state
         else:
             try:
-                state = command(plan, state, what, now, at_step=detail).state
+                state = command(plan, state, action, now, at_step=detail).state
             except CommandRefused:
                 continue
         assert state.weight <= plan.percent(state.step)
@@ -414,7 +412,7 @@ def test_the_weight_is_never_above_that_of_the_step(
 
 @pytest.mark.parametrize(("rate", "most"), [(0.1, 250), (0.5, 30), (1.0, 4)])
 def test_failures_trip_soon_after_many_good_calls(rate: float, most: int) -> None:
-    """After 100 000 good calls, a server that fails is found as soon as without them."""
+    """After 100 000 good calls a failing server is detected as soon as without them."""
     plan = replace(PLAN, errors_below=0.01, guards=(), max_wait_s=1e9)
     draw = np.random.default_rng(1).random
     found = []
@@ -430,7 +428,7 @@ def test_failures_trip_soon_after_many_good_calls(rate: float, most: int) -> Non
 
 
 def test_a_rate_below_the_limit_never_trips() -> None:
-    """0.5 % with a limit of 1 %: no trip in 20 runs of 20 000 calls, however they are grouped."""
+    """A rate of 0.5 % with a limit of 1 % trips in none of 20 runs, whatever the group size."""
     plan = replace(PLAN, errors_below=0.01, guards=())
     draw = np.random.default_rng(2).random
     for number in range(20):
@@ -442,8 +440,8 @@ def test_a_rate_below_the_limit_never_trips() -> None:
         assert not run.state.tripped, (number, run.state)
 
 
-def test_wrong_labels_trip_the_guard_of_the_replies_alone() -> None:
-    """1 % with good status and latency: `mismatch` trips, and no other guard does."""
+def test_wrong_labels_trip_only_the_mismatch_guard() -> None:
+    """1 % of wrong labels, with good status and latency, trips no other guard."""
     config = GuardsConfig.model_validate(
         {
             "mismatch": {"below": "0.1%"},

@@ -1,4 +1,4 @@
-"""The files of a cut-over: whole or not there, whenever the process or the machine dies."""
+"""The files of a cut-over: complete or absent, whenever the process or the machine dies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def files(tmp_path: Path) -> CutoverFiles:
     return CutoverFiles(tmp_path / "cutover", "fraud")
 
 
-def test_a_state_is_read_as_it_was_written(files: CutoverFiles, tmp_path: Path) -> None:
-    """All of it, by the last one written; only the owner can read it, and nothing lies beside."""
+def test_a_state_round_trips(files: CutoverFiles, tmp_path: Path) -> None:
+    """The last state is read; only the owner can read its file, and no other file remains."""
     assert files.load(DIGEST) is None
     for epoch in (7, 8):
         files.save(DIGEST, replace(STATE, epoch=epoch))
@@ -35,8 +35,8 @@ def test_a_state_is_read_as_it_was_written(files: CutoverFiles, tmp_path: Path) 
     assert (0o600, 0o700) == (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777)
 
 
-def test_a_state_that_is_cut_anywhere_is_found_out(files: CutoverFiles, tmp_path: Path) -> None:
-    """A file cut at any byte is the state or an error, and never another state."""
+def test_a_truncated_state_is_detected(files: CutoverFiles, tmp_path: Path) -> None:
+    """A file cut at any byte is the same state or an error."""
     files.save(DIGEST, STATE)
     path = tmp_path / "cutover" / "fraud.json"
     whole = path.read_bytes()
@@ -49,8 +49,8 @@ def test_a_state_that_is_cut_anywhere_is_found_out(files: CutoverFiles, tmp_path
             files.load(DIGEST)
 
 
-def test_a_state_with_a_changed_byte_is_found_out(files: CutoverFiles, tmp_path: Path) -> None:
-    """Whatever byte it is, no other state is read; white space does not matter."""
+def test_a_corrupted_state_is_detected(files: CutoverFiles, tmp_path: Path) -> None:
+    """A changed byte is an error, or does not change the state."""
     files.save(DIGEST, STATE)
     path = tmp_path / "cutover" / "fraud.json"
     whole = path.read_bytes()
@@ -62,7 +62,7 @@ def test_a_state_with_a_changed_byte_is_found_out(files: CutoverFiles, tmp_path:
             continue
 
 
-def test_a_write_that_fails_leaves_the_last_state(
+def test_a_failed_write_keeps_the_last_state(
     files: CutoverFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk before the rename changes nothing."""
@@ -77,7 +77,7 @@ def test_a_write_that_fails_leaves_the_last_state(
     assert files.load(DIGEST) == STATE
 
 
-def test_a_state_of_another_plan_is_refused(files: CutoverFiles) -> None:
+def test_a_state_of_another_plan_is_rejected(files: CutoverFiles) -> None:
     """The error has the state, so that the next epoch is higher."""
     files.save(DIGEST, STATE)
     with pytest.raises(UnusableState, match="is of another plan: hash abab") as caught:
@@ -85,8 +85,8 @@ def test_a_state_of_another_plan_is_refused(files: CutoverFiles) -> None:
     assert STATE == caught.value.state
 
 
-def test_a_state_of_a_later_format_is_refused(files: CutoverFiles, tmp_path: Path) -> None:
-    """A gateway that is older than the file does not guess."""
+def test_a_state_of_a_later_format_is_rejected(files: CutoverFiles, tmp_path: Path) -> None:
+    """An older gateway does not guess the meaning of a newer file."""
     files.save(DIGEST, STATE)
     path = tmp_path / "cutover" / "fraud.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
@@ -94,8 +94,8 @@ def test_a_state_of_a_later_format_is_refused(files: CutoverFiles, tmp_path: Pat
         files.load(DIGEST)
 
 
-def test_events_survive_a_line_that_was_cut(files: CutoverFiles, tmp_path: Path) -> None:
-    """Events are read in order, without damaged lines, at most as many as are asked for."""
+def test_events_survive_a_truncated_line(files: CutoverFiles, tmp_path: Path) -> None:
+    """Events are returned in order, without damaged lines, up to the requested number."""
     assert [] == files.events()
     for number in range(3):
         files.append(CutoverEvent("cutover step", f"step {number}"), STATE, 1000.5 + number)
@@ -111,7 +111,7 @@ def test_events_survive_a_line_that_was_cut(files: CutoverFiles, tmp_path: Path)
 
 
 def test_one_process_leads_at_a_time(tmp_path: Path) -> None:
-    """The next one leads when the first one releases or dies."""
+    """The next one leads after the first one releases."""
     first, second = (CutoverFiles(tmp_path, "fraud") for _ in range(2))
     assert (True, True, False) == (first.lead(), first.lead(), second.lead())
     first.release()
@@ -120,8 +120,8 @@ def test_one_process_leads_at_a_time(tmp_path: Path) -> None:
     second.release()
 
 
-def test_names_of_migrations_are_no_paths(tmp_path: Path) -> None:
-    """A name with a slash has its files in the directory."""
+def test_migration_names_are_escaped_in_paths(tmp_path: Path) -> None:
+    """Files of a name with a slash stay in the directory."""
     files = CutoverFiles(tmp_path / "cutover", "../up/fraud")
     files.save(DIGEST, STATE)
     assert ["..%2Fup%2Ffraud.json"] == [path.name for path in (tmp_path / "cutover").iterdir()]

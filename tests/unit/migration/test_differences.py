@@ -1,4 +1,4 @@
-"""Comparing recordings: equal bytes are compared once, with the same counts as all others."""
+"""Comparison of captures: equal bytes are compared once, with the same counts as all others."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def compared(
     return summary, outcomes
 
 
-def test_equal_and_unequal_calls_are_counted_alike(tmp_path: Path) -> None:
-    """Three calls are equal, of which two take what the first one has found."""
+def test_cached_comparisons_have_the_same_counts(tmp_path: Path) -> None:
+    """Three calls are equal, of which two reuse the result of the first one."""
     old = [[1.0, 2.0], [3.0, 0.0], [1.0, 2.0], [5.0, 6.0]]
     new = [[1.0, 2.0], [3.0, 0.0], [1.5, 2.0], [5.0, 6.0]]
     summary, outcomes = compared(tmp_path, old, new, atol=0.1)
@@ -63,10 +63,8 @@ def test_equal_and_unequal_calls_are_counted_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nan", "expected"), [("equal", Outcome.MATCH), ("differ", Outcome.MISMATCH)]
 )
-def test_equal_bytes_are_not_equal_where_nan_differs(
-    tmp_path: Path, nan: str, expected: Outcome
-) -> None:
-    """A call without NaN comes first, so that nothing may be kept of it."""
+def test_equal_bytes_with_nan_may_differ(tmp_path: Path, nan: str, expected: Outcome) -> None:
+    """The result of an earlier call without NaN is not reused."""
     values = [[1.0, 2.0], [NAN, 2.0], [1.0, 2.0]]
     _, outcomes = compared(tmp_path, values, values, nan=nan)
     assert [Outcome.MATCH, expected, Outcome.MATCH] == outcomes

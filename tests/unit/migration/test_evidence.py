@@ -1,4 +1,4 @@
-"""What the shadow calls of a migration show."""
+"""The evidence of the shadow calls of a migration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add(
 
 
 def test_every_call_has_one_result() -> None:
-    """Sampled calls are the sum of those compared, skipped, dropped and in flight."""
+    """Sampled calls are the sum of compared, skipped, dropped and pending ones."""
     made = evidence()
     add(made, 1.0, 1.0)
     add(made, 1.0, 2.0)
@@ -69,8 +69,8 @@ def test_every_call_has_one_result() -> None:
     assert outcomes == {"match": 1, "mismatch": 1, "new_error": 1, "timeout": 1}
 
 
-def test_the_document_is_json_with_outputs_timeline_and_times() -> None:
-    """Outputs have rates and errors, minutes have counts, and both targets have quantiles."""
+def test_the_document_has_outputs_timeline_and_latency() -> None:
+    """It is JSON; outputs have rates and errors, minutes counts, and targets quantiles."""
     made = evidence()
     for number in range(100):
         add(made, 1.0, 1.0 if number else 3.0, START_US + number // 50 * MINUTE_US)
@@ -89,7 +89,7 @@ def test_the_document_is_json_with_outputs_timeline_and_times() -> None:
     assert found["latency"]["median_difference"] == pytest.approx(0.01)
 
 
-def test_a_day_of_minutes_is_kept() -> None:
+def test_the_timeline_has_the_minutes_of_a_day() -> None:
     """Older minutes leave the timeline, but stay in the counts."""
     made = evidence()
     for minute in range(1500):
@@ -99,8 +99,8 @@ def test_a_day_of_minutes_is_kept() -> None:
     assert found["timeline"][0]["minute_us"] == START_US + 60 * MINUTE_US
 
 
-def test_guards_trip_on_the_calls_that_differ() -> None:
-    """A few wrong labels in a row trip the guard of mismatches and no other one."""
+def test_mismatches_trip_their_guard() -> None:
+    """A few wrong labels in a row trip no other guard."""
     made = evidence()
     for number in range(10):
         add(made, 1.0, 2.0, START_US + number)
@@ -108,8 +108,8 @@ def test_guards_trip_on_the_calls_that_differ() -> None:
     assert verdicts == {"mismatch.below": "trips", "errors.below": "undecided"}
 
 
-def test_noise_has_its_rate_and_the_tolerance_that_covers_it() -> None:
-    """Of 1000 pairs of replies of one server, 99.9 % are within the tolerance."""
+def test_noise_has_a_rate_and_a_tolerance() -> None:
+    """The tolerance covers 99.9 % of 1000 pairs of replies of one server."""
     made = evidence(has_noise=True)
     rules = OutputRules()
     for number in range(1000):
@@ -121,8 +121,8 @@ def test_noise_has_its_rate_and_the_tolerance_that_covers_it() -> None:
     assert evidence().document(START_US)["noise"] is None
 
 
-def test_the_outputs_of_the_noise_are_bounded() -> None:
-    """A server that invents names of outputs takes no memory without end."""
+def test_the_noise_outputs_are_bounded() -> None:
+    """A server with ever new output names cannot exhaust the memory."""
     made = evidence(has_noise=True)
     for number in range(300):
         output = ((array_tensor(f"y{number}", np.ones(1, np.float32)),),)
@@ -131,16 +131,16 @@ def test_the_outputs_of_the_noise_are_bounded() -> None:
     assert (noise["compared"], len(noise["tolerance"])) == (300, 256)
 
 
-def test_differences_of_the_metadata_are_in_the_document() -> None:
-    """They replace those of the last look."""
+def test_the_document_has_the_metadata_differences() -> None:
+    """Each update replaces the earlier ones."""
     made = evidence()
     made.set_metadata(("input 'x' is missing",))
     made.set_metadata(("output 'y' is new",))
     assert made.document(START_US)["metadata"] == ["output 'y' is new"]
 
 
-def test_guards_continue_with_the_counts_of_earlier_evidence() -> None:
-    """After a restart the guards know the calls before, and trip no later than without it."""
+def test_guards_resume_earlier_counts() -> None:
+    """After a restart the guards trip no later than without it."""
     made, whole = evidence(), evidence()
     for _ in range(3):
         for each in (made, whole):
@@ -168,8 +168,8 @@ def test_guards_continue_with_the_counts_of_earlier_evidence() -> None:
         ({"guards": {"mismatch.below": [4]}}, "counts of mismatch.below are damaged"),
     ],
 )
-def test_earlier_evidence_that_is_damaged_is_not_used(change: dict[str, Any], reason: str) -> None:
-    """The error says why, and the guards begin anew."""
+def test_damaged_evidence_is_rejected(change: dict[str, Any], reason: str) -> None:
+    """The error has the reason, and the guards start from zero."""
     made, fresh = evidence(), evidence()
     add(made, 1.0, 2.0)
     resume = made.document(START_US)["resume"]
@@ -178,8 +178,8 @@ def test_earlier_evidence_that_is_damaged_is_not_used(change: dict[str, Any], re
     assert evidence().document(START_US)["guards"] == fresh.document(START_US)["guards"]
 
 
-def test_evidence_of_earlier_versions_is_used() -> None:
-    """They wrote no format."""
+def test_evidence_without_a_format_is_accepted() -> None:
+    """Earlier versions wrote no format."""
     made, again = evidence(), evidence()
     add(made, 1.0, 2.0)
     resume = made.document(START_US)["resume"]

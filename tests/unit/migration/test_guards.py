@@ -48,8 +48,8 @@ WRONG = evidence(Outcome.MISMATCH)
 GOOD = evidence()
 
 
-def test_a_rate_holds_when_enough_calls_show_it() -> None:
-    """680 good calls show a rate below 1 %, and 679 do not."""
+def test_a_rate_holds_after_enough_calls() -> None:
+    """680 good calls prove a rate below 1 %, and 679 do not."""
     text = "mismatch: {below: 1%}"
     assert judged(text, [GOOD] * 680) == {
         "mismatch.below": ("holds", "0 of 680, at most 0.999%, limit 1.000%")
@@ -61,8 +61,8 @@ def test_a_rate_holds_when_enough_calls_show_it() -> None:
     )
 
 
-def test_a_rate_trips_after_few_failures_and_stays_so() -> None:
-    """4 failures trip a limit of 1 %, after a long good run, and no good call takes it back."""
+def test_a_tripped_rate_stays_tripped() -> None:
+    """4 failures after a long good run trip a limit of 1 %; later good calls do not reset it."""
     calls = [*[GOOD] * 10_000, *[WRONG] * 4, *[GOOD] * 10_000]
     found = judged("mismatch: {below: 1%}", calls)["mismatch.below"]
     assert found[0] == "trips"
@@ -70,8 +70,8 @@ def test_a_rate_trips_after_few_failures_and_stays_so() -> None:
     assert judged("mismatch: {below: 1%}", calls[:10_003])["mismatch.below"][0] == "holds"
 
 
-def test_wrong_labels_trip_the_mismatch_alone() -> None:
-    """1 % of wrong replies with good status and latency."""
+def test_wrong_labels_trip_only_the_mismatch_guard() -> None:
+    """1 % of the replies are wrong, with good status and latency."""
     wrong = (np.random.default_rng(1).random(5_000) < 0.01).tolist()
     text = "mismatch: {below: 0.1%}, errors: {below: 1%, above_old: 0.5%}, latency: {p99: 1s, p99_ratio: 1.3}"
     found = judged(text, (WRONG if each else GOOD for each in wrong))
@@ -98,13 +98,13 @@ def test_wrong_labels_trip_the_mismatch_alone() -> None:
     ids=str,
 )
 def test_errors_of_the_new_server_count(call: Evidence, bad: bool) -> None:
-    """Errors of a server count, and what the old server answers; cancelled calls do not."""
+    """Mismatches, errors of the old server and cancelled calls do not count."""
     _, found = judged("errors: {below: 1%}", [call])["errors.below"]
     assert found.startswith(f"{int(bad)} of 1,")
 
 
 def test_errors_of_both_servers_are_no_excess() -> None:
-    """The same rate at both is no excess; errors of the new one alone trip."""
+    """The same rate at both is no excess; errors of only the new server trip."""
     both = evidence(old=ErrorCode.NOT_FOUND, new=ErrorCode.NOT_FOUND)
     text = "errors: {above_old: 5%}"
     same = judged(text, [*[both] * 20, *[GOOD] * 980])
@@ -120,8 +120,8 @@ def test_errors_of_both_servers_are_no_excess() -> None:
     assert found.endswith("; tripped after call 59")
 
 
-def test_the_excess_is_that_of_the_last_thousand_calls() -> None:
-    """Errors of the old server long ago excuse no error of the new one."""
+def test_the_excess_covers_the_last_thousand_calls() -> None:
+    """Earlier errors of the old server do not offset later errors of the new one."""
     before = [evidence(Outcome.OLD_ERROR, old=ErrorCode.INTERNAL)] * 1_000
     found = judged("errors: {above_old: 5%}", [*before, *[GOOD] * 1_000])["errors.above_old"]
     assert found[0] == "holds"
@@ -141,17 +141,15 @@ def slow(seconds: float, factor: float = 2.0) -> list[Evidence]:
         ("latency: {p99_ratio: 1.3}", "latency.p99_ratio", 20.0),
     ],
 )
-def test_latency_trips_at_two_looks_ten_seconds_apart(
-    text: str, guard: str, seconds: float
-) -> None:
-    """The first look sees one call, which bounds the time from below but no ratio."""
+def test_latency_trips_after_two_failed_checks(text: str, guard: str, seconds: float) -> None:
+    """Checks are ten seconds from each other; the first one has one call, and no ratio yet."""
     assert judged(text, slow(seconds))[guard][0] == "undecided"
     assert judged(text, slow(seconds + 0.01))[guard][0] == "trips"
     assert judged(text, slow(60.0, factor=1.0))[guard][0] == "holds"
 
 
-def test_few_calls_say_nothing_of_latency() -> None:
-    """A 99th percentile has no upper bound below 368 calls, and failed calls have no time."""
+def test_few_calls_leave_latency_undecided() -> None:
+    """A p99 has no upper bound below 368 calls, and failed calls have no latency."""
     text = "latency: {p99: 200ms}"
     assert judged(text, slow(3.67, factor=1.0))["latency.p99"] == (
         "undecided",
@@ -162,7 +160,7 @@ def test_few_calls_say_nothing_of_latency() -> None:
     assert judged(text, [failed] * 1_000)["latency.p99"] == ("undecided", "no call, limit 200 ms")
 
 
-def test_without_limits_there_are_no_guards() -> None:
+def test_missing_limits_create_no_guards() -> None:
     """Each limit is optional."""
     assert judged("", [WRONG]) == judged("errors: {}, latency: {}", [WRONG]) == {}
 
@@ -179,7 +177,7 @@ def test_without_limits_there_are_no_guards() -> None:
         ("latency: {p99_ratio: 0}", "greater than 0"),
     ],
 )
-def test_wrong_limits_are_refused(text: str, problem: str) -> None:
+def test_invalid_limits_are_rejected(text: str, problem: str) -> None:
     """The error names the key and the expected form."""
     with pytest.raises(ConfigError, match=problem):
         guards_of(text)
@@ -192,8 +190,8 @@ def verdict(failures: list[str], text: str, calls: list[Evidence], **options: An
     return verdict_text(failures, guards.verdicts(), **({"has_conditions": True} | options))
 
 
-def test_the_verdict_names_what_fails_and_what_is_open() -> None:
-    """A failure comes first, then what needs more calls."""
+def test_the_verdict_names_failed_and_undecided_guards() -> None:
+    """Failures precede the guards that need more calls."""
     text = "mismatch: {below: 1%}"
     assert verdict(["p99 2 > 1"], text, [WRONG] * 4) == "failed, p99 2 > 1; mismatch.below trips"
     assert verdict([], text, [GOOD]) == "undecided, mismatch.below"
@@ -204,7 +202,7 @@ def test_the_verdict_names_what_fails_and_what_is_open() -> None:
 
 
 def test_mismatches_of_a_noisy_server_do_not_trip() -> None:
-    """With noise the limit is one of the excess over the old server's own mismatches."""
+    """With noise the limit applies to the excess over the old server's own mismatches."""
     noisy = Guards(guards_of("mismatch: {below: 2%}"), has_noise=True)
     quiet = Guards(guards_of("mismatch: {below: 2%}"), has_noise=True)
     for number in range(1000):
@@ -250,8 +248,8 @@ def restarted(guards: Guards, text: str, *, has_noise: bool = False) -> Guards:
 
 
 @pytest.mark.parametrize("before", [0, 1, 700, 999, 1_000])
-def test_guards_continue_after_a_restart_as_without_it(before: int) -> None:
-    """A thousand calls are all that the windows keep, and 700 more come after the restart."""
+def test_a_restart_does_not_change_the_verdicts(before: int) -> None:
+    """The windows keep a thousand calls; 700 more follow the restart."""
     calls = random_calls(before + 700)
     whole, first = Guards(guards_of(ALL_GUARDS)), Guards(guards_of(ALL_GUARDS))
     for call in calls[:before]:
@@ -272,8 +270,8 @@ def test_guards_continue_after_a_restart_as_without_it(before: int) -> None:
         assert expected == found[each.guard].evidence.partition("; tripped")[0]
 
 
-def test_a_guard_that_tripped_has_tripped_after_a_restart() -> None:
-    """Neither a restart nor the good calls after it take it back."""
+def test_a_tripped_guard_stays_tripped_after_a_restart() -> None:
+    """Good calls after the restart do not reset it."""
     text = "errors: {above_old: 0.5%}, latency: {p99: 150ms, p99_ratio: 1.3}"
     guards = Guards(guards_of(text))
     failed = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
@@ -291,7 +289,7 @@ def test_a_guard_that_tripped_has_tripped_after_a_restart() -> None:
 
 
 def test_latency_trips_soon_after_a_restart() -> None:
-    """It knows the times before, and needs two looks of its own."""
+    """The earlier latencies are kept, and two new checks are needed."""
     text = "latency: {p99_ratio: 1.3}"
     guards = Guards(guards_of(text))
     for call in slow(9.0):
@@ -304,7 +302,7 @@ def test_latency_trips_soon_after_a_restart() -> None:
 
 
 def test_the_excess_over_noise_continues_after_a_restart() -> None:
-    """Both sides are kept, also of unequal numbers of calls."""
+    """Both sides are kept, also with different numbers of calls."""
     text = "mismatch: {below: 2%}"
     guards = Guards(guards_of(text), has_noise=True)
     for number in range(1_300):
@@ -324,8 +322,8 @@ def test_the_excess_over_noise_continues_after_a_restart() -> None:
     assert plain.verdicts()[0].evidence.startswith("0 of 0")
 
 
-def test_what_guards_keep_is_bounded() -> None:
-    """A ConfigMap and the file of the state take it every five seconds."""
+def test_the_saved_counts_are_bounded() -> None:
+    """A ConfigMap and the state file store them every five seconds."""
     for has_noise in (False, True):
         guards = Guards(guards_of(ALL_GUARDS), has_noise=has_noise)
         for _ in range(12_000):
@@ -349,8 +347,8 @@ def test_what_guards_keep_is_bounded() -> None:
     ],
     ids=lambda found: f"{next(iter(found))} {next(iter(found.values()))}"[:40],
 )
-def test_damaged_counts_are_not_used(damaged: dict[str, list[float]]) -> None:
-    """The guard is named and begins anew; the others continue."""
+def test_damaged_counts_are_rejected(damaged: dict[str, list[float]]) -> None:
+    """The damaged guard is reported and starts from zero; the others continue."""
     guards, fresh = Guards(guards_of(ALL_GUARDS)), Guards(guards_of(ALL_GUARDS))
     for call in random_calls(500):
         guards.add(call)

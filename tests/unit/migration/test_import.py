@@ -53,8 +53,8 @@ def repository(directory: Path, **configs: str) -> Path:
     return directory
 
 
-def test_settings_with_an_equal_are_mapped(tmp_path: Path) -> None:
-    """Backend, versions, batching, instances, labels and cache have equals; the rest is named."""
+def test_settings_with_an_equivalent_are_mapped(tmp_path: Path) -> None:
+    """Other settings are reported."""
     found = import_repository(repository(tmp_path, digits=DIGITS))
     assert found.models == {
         "digits": {
@@ -78,8 +78,8 @@ def test_settings_with_an_equal_are_mapped(tmp_path: Path) -> None:
     ]
 
 
-def test_a_torch_model_gets_its_signature(tmp_path: Path) -> None:
-    """TorchScript has no names: they come from the configuration."""
+def test_a_torch_model_gets_a_signature(tmp_path: Path) -> None:
+    """TorchScript has no names, so the configuration provides them."""
     found = import_repository(repository(tmp_path, net=TORCH))
     assert found.unmapped == []
     assert found.models["net"]["options"] == {"versions": ["1", "3"]}
@@ -99,8 +99,8 @@ def test_a_torch_model_gets_its_signature(tmp_path: Path) -> None:
         ("input {", "line 1: 'input' is not closed by '}'"),
     ],
 )
-def test_models_that_cannot_run_here_are_named(tmp_path: Path, text: str, reason: str) -> None:
-    """A model is left out with file, line and reason."""
+def test_unsupported_models_are_reported(tmp_path: Path, text: str, reason: str) -> None:
+    """Each is omitted with file, line and reason."""
     found = import_repository(repository(tmp_path, bad=text))
     assert found.models == {}
     assert reason in str(found.unmapped[0])
@@ -111,7 +111,7 @@ def import_command(*arguments: str) -> Result:
 
 
 def test_the_demo_repository_becomes_a_valid_configuration(tmp_path: Path) -> None:
-    """A repository without config.pbtxt is imported by its files, and `validate` accepts it."""
+    """A repository without config.pbtxt is imported by its files, and passes `validate`."""
     source = tmp_path / "models"
     copytree(str(files("gateway.demo")) + "/models", source)
     out = tmp_path / "gateway.yaml"
@@ -126,8 +126,8 @@ def test_the_demo_repository_becomes_a_valid_configuration(tmp_path: Path) -> No
     assert yaml.safe_load(printed.stdout) == yaml.safe_load(out.read_text())
 
 
-def test_strict_fails_where_a_setting_has_no_equal(tmp_path: Path) -> None:
-    """Without --strict the setting is only named."""
+def test_strict_fails_for_settings_without_an_equivalent(tmp_path: Path) -> None:
+    """Without --strict the setting is only reported."""
     source = repository(tmp_path / "models", digits=DIGITS)
     out = ("-o", str(tmp_path / "gateway.yaml"))
     assert import_command("triton", str(source), *out).exit_code == 0
@@ -166,7 +166,7 @@ ensemble_scheduling {
 
 
 def test_an_ensemble_becomes_a_pipeline(tmp_path: Path) -> None:
-    """Tensors of the ensemble become the steps that make them, and `validate` accepts the file."""
+    """Its tensors are replaced by the steps that produce them; the file passes `validate`."""
     configs = {"sum.v1": SUM, "twice": ENSEMBLE}
     found = import_repository(repository(tmp_path, **configs))
     assert found.pipelines == {
@@ -200,8 +200,8 @@ def test_an_ensemble_becomes_a_pipeline(tmp_path: Path) -> None:
     assert list(config.pipelines["twice"].steps) == ["sum-v1", "sum-v1-2"]
 
 
-def test_ensembles_without_their_models_are_left_out(tmp_path: Path) -> None:
-    """So is an ensemble of such an ensemble; both are named with the model that is missing."""
+def test_ensembles_without_their_models_are_omitted(tmp_path: Path) -> None:
+    """An ensemble of such an ensemble is omitted, too; the missing model is reported."""
     outer = ENSEMBLE.replace('"twice"', '"outer"').replace("sum.v1", "twice")
     found = import_repository(repository(tmp_path, twice=ENSEMBLE, outer=outer))
     assert (found.models, found.pipelines) == ({}, {})
@@ -223,7 +223,7 @@ def test_ensembles_without_their_models_are_left_out(tmp_path: Path) -> None:
         ('value: "OUT"', 'value: "A"', "line 18: tensor 'A' has two sources"),
     ],
 )
-def test_an_ensemble_whose_tensors_do_not_meet_is_left_out(
+def test_an_ensemble_with_unconnected_tensors_is_omitted(
     tmp_path: Path, old: str, new: str, reason: str
 ) -> None:
     """The reason names the tensor and the line."""
@@ -234,7 +234,7 @@ def test_an_ensemble_whose_tensors_do_not_meet_is_left_out(
 
 
 def test_text_format_has_lists_nesting_and_strings() -> None:
-    """Both brackets, both quotes, adjacent strings, comments and optional colons are read."""
+    """Both brackets and quotes, adjacent strings, comments and optional colons are parsed."""
     root = parse_fields("a: 'x' \"y\\n\" # c\nb < c { d: [1, -2.5e3] } >\ne: true")
     assert root.text("a") == "xy\n"
     (b,) = root.all("b")
@@ -244,14 +244,14 @@ def test_text_format_has_lists_nesting_and_strings() -> None:
 @pytest.mark.parametrize(
     "text", ["a", "a:", "a: [", "a {", "}", "a: }", ": 1", 'a: "', "a" + "{a" * 40]
 )
-def test_malformed_text_is_an_error_with_its_line(text: str) -> None:
-    """Text that ends early or has a wrong mark says where."""
+def test_malformed_text_raises_an_error_with_the_line(text: str) -> None:
+    """The text ends early or has an unexpected character."""
     with pytest.raises(MalformedText, match="line 1"):
         parse_fields(text)
 
 
 @given(st.text(alphabet='ab1:{}[]<>"\\\n ,#.-', max_size=60))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    """No text raises anything else."""
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
+    """No text raises another error."""
     with suppress(MalformedText):
         parse_fields(text)

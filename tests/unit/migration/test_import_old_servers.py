@@ -69,7 +69,7 @@ def valid(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_onnx_model_of_graphpipe_runs_in_the_gateway() -> None:
-    """Variables, long and short flags, with and without an equals sign."""
+    """Variables, long and short flags are parsed, with and without an equals sign."""
     found = import_graphpipe(
         ["GP_CACHE=1", "/usr/bin/graphpipe-onnx", "-m", "/m/iris.onnx", "--engine_count=2",
          "--disable-cuda", "--value_inputs", "v.json", "-l", ":9000", "-v"]
@@ -98,7 +98,7 @@ def test_an_onnx_model_of_graphpipe_runs_in_the_gateway() -> None:
 
 
 def test_a_tensorflow_model_stays_at_its_server() -> None:
-    """The gateway takes the address, and the server gets another one; names end in an index."""
+    """The gateway gets its address, and the server another one; tensor names get an index."""
     found = import_graphpipe(["graphpipe-tf", "--model", "m.pb", "-ia,b:1", "--cache-dir", "x"])
     config = valid(found.config)
     assert config["listeners"][0]["http"] == "127.0.0.1:9000"
@@ -115,8 +115,8 @@ def test_a_tensorflow_model_stays_at_its_server() -> None:
     ]
 
 
-def test_the_batcher_is_batching_of_an_upstream() -> None:
-    """graphpipe-batcher is a listener, an upstream and a batch queue."""
+def test_the_batcher_becomes_batching_of_an_upstream() -> None:
+    """graphpipe-batcher becomes a listener, an upstream and a batch queue."""
     found = import_graphpipe(
         ["graphpipe-batcher", "--target-url", "http://tf:9000", "--inputs", "x", "--outputs", "y",
          "--batch-size", "32", "--workers", "2"]
@@ -145,14 +145,14 @@ def test_the_batcher_is_batching_of_an_upstream() -> None:
     ],
 )
 def test_a_malformed_command_line_is_a_usage_error(words: tuple[str, ...], text: str) -> None:
-    """Each error names the word and what is expected."""
+    """Each error has the word and the expected form."""
     with pytest.raises(ValueError, match=text):
         import_graphpipe(words)
     assert command("graphpipe", "--", *(words or ("",))).exit_code == 2
 
 
-def test_settings_of_grps_are_mapped(tmp_path: Path) -> None:
-    """Models, keys, ports, batching, streams and limits have equals."""
+def test_grps_settings_are_mapped(tmp_path: Path) -> None:
+    """Models, keys, ports, batching, streams and limits have equivalents."""
     config = valid(import_grps(conf(tmp_path)).config)
     assert config == {
         "version": "1",
@@ -189,8 +189,8 @@ def test_settings_of_grps_are_mapped(tmp_path: Path) -> None:
     }
 
 
-def test_settings_of_grps_without_an_equal_are_named_with_their_lines(tmp_path: Path) -> None:
-    """The line is that of the key in its file."""
+def test_grps_settings_without_an_equivalent_are_reported(tmp_path: Path) -> None:
+    """Each has the line of its key in the file."""
     found = import_grps(conf(tmp_path)).unmapped
     lines = [f"{Path(each.file).name}:{each.line} {each.text.split(':')[0]}" for each in found]
     assert lines == [
@@ -204,16 +204,16 @@ def test_settings_of_grps_without_an_equal_are_named_with_their_lines(tmp_path: 
     ]
 
 
-def test_the_dag_of_a_server_that_stays_is_its_default(tmp_path: Path) -> None:
-    """A request without a model goes to the server without a key."""
+def test_the_dag_of_a_remaining_server_is_its_default(tmp_path: Path) -> None:
+    """A request without a model is sent to the server without a key."""
     inference = INFERENCE.replace("scorer-1.0.0", "tagger-2")
     config = valid(import_grps(conf(tmp_path, inference)).config)
     assert config["listeners"][0]["options"]["grps"]["default_model"] == "default"
     assert config["upstreams"]["old"]["options"]["keys"]["default"] == ""
 
 
-def test_a_dag_of_models_in_the_gateway_needs_a_pipeline(tmp_path: Path) -> None:
-    """Nobody names the tensors between the nodes, so the dag is named instead."""
+def test_a_dag_of_local_models_is_reported(tmp_path: Path) -> None:
+    """The configuration has no names for tensors between nodes, so no pipeline is made."""
     node = "    - {name: node-2, type: model, model: scorer-1.0.0}\n"
     server = "interface: {framework: http+grpc}\n"
     found = import_grps(conf(tmp_path, INFERENCE + node, server))
@@ -229,16 +229,16 @@ def test_a_dag_of_models_in_the_gateway_needs_a_pipeline(tmp_path: Path) -> None
         (INFERENCE, "interface: {port: x}", "interface.port is 'x'; expected numbers"),
     ],
 )
-def test_malformed_files_of_grps_are_usage_errors(
+def test_malformed_grps_files_are_usage_errors(
     tmp_path: Path, inference: str, server: str, text: str
 ) -> None:
-    """Each error names the file or the key."""
+    """Each error has the file or the key."""
     result = command("grps", str(conf(tmp_path, inference, server)))
     assert (result.exit_code, text in result.output) == (2, True), result.output
 
 
-def test_the_command_writes_a_file_that_validates(tmp_path: Path) -> None:
-    """`validate` accepts what `import` wrote; --strict refuses what has no equivalent."""
+def test_the_command_writes_a_valid_file(tmp_path: Path) -> None:
+    """The file passes `validate`; --strict fails for settings without an equivalent."""
     out = tmp_path / "gateway.yaml"
     result = command("graphpipe", "-o", str(out), "--", "graphpipe-onnx", "-m", MODEL)
     assert (result.exit_code, result.stdout) == (0, f"1 model written to {out}\n")

@@ -1,4 +1,4 @@
-"""Compared calls that are kept to look at."""
+"""Compared calls that are kept for inspection."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def shown(output: Tensor) -> Any:
     ],
 )
 def test_floats_are_shown_as_their_values(output: Tensor) -> None:
-    """BF16 has the values of its elements, not their bits; NaN and infinities are no zeros."""
+    """BF16 is shown by value, not by bits; NaN and infinities stay visible."""
     assert shown(output) == ["NaN", "Infinity", "-Infinity", 1.5]
 
 
-def test_other_elements_are_shown_as_they_are() -> None:
-    """Integers and booleans are JSON numbers and booleans."""
+def test_integers_and_booleans_are_shown_unchanged() -> None:
+    """They are JSON numbers and booleans."""
     assert shown(array_tensor("y", np.array([1, -2], np.int8))) == [1, -2]
     assert shown(array_tensor("y", np.array([True, False]))) == [True, False]

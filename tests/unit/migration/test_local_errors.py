@@ -1,4 +1,4 @@
-"""LocalErrors: when the calls of one serving process show that the new target fails."""
+"""LocalErrors: when the calls of one serving process prove that the new target fails."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def calls_until_trip(errors: LocalErrors, rate: float, seed: int, most: int = 20
 
 
 @pytest.mark.parametrize("good", [0, 100_000])
-def test_four_failures_in_a_row_trip(good: int) -> None:
-    """Whether there were no calls before or 100 000 good ones."""
+def test_four_consecutive_failures_trip(good: int) -> None:
+    """100 000 good calls before them make no difference."""
     errors = LocalErrors(BELOW)
     for _ in range(good):
         assert not errors.add_new(None)
@@ -36,8 +36,8 @@ def test_four_failures_in_a_row_trip(good: int) -> None:
     )
 
 
-def test_a_tenth_of_failures_trips_after_some_eighty_calls() -> None:
-    """The median of many runs; no run takes very long."""
+def test_ten_percent_failures_trip_after_about_eighty_calls() -> None:
+    """This is the median of many runs; no run takes more than 400 calls."""
     found = sorted(calls_until_trip(LocalErrors(BELOW), 0.1, seed) or 0 for seed in range(101))
     assert 60 <= found[50] <= 100, found[50]
     assert 0 < found[0] <= found[-1] <= 400, found
@@ -48,8 +48,8 @@ def test_a_rate_below_the_limit_never_trips() -> None:
     assert [None] * 20 == [calls_until_trip(LocalErrors(BELOW), 0.005, seed) for seed in range(20)]
 
 
-def test_errors_of_clients_are_no_failures() -> None:
-    """Invalid requests and calls that clients cancelled say nothing about the server."""
+def test_client_errors_are_no_failures() -> None:
+    """Invalid requests and cancelled calls do not count as failures of the server."""
     errors = LocalErrors(BELOW)
     for _ in range(100):
         assert not errors.add_new(ErrorCode.INVALID_ARGUMENT)
@@ -57,8 +57,8 @@ def test_errors_of_clients_are_no_failures() -> None:
     assert (100, 0) == (errors.calls, errors.failures)
 
 
-def test_errors_beyond_those_of_the_old_target_trip() -> None:
-    """Of any code but cancelled: the same rate at both is no reason, a higher one is."""
+def test_more_errors_than_the_old_target_trip() -> None:
+    """All codes but cancelled count; the same rate at both targets does not trip."""
     errors = LocalErrors(ErrorsGuardConfig(above_old=0.005))
     assert errors.watches_old
     wrong = ErrorCode.INVALID_ARGUMENT
@@ -74,8 +74,8 @@ def test_errors_beyond_those_of_the_old_target_trip() -> None:
     assert "at old" in errors.tripped.evidence
 
 
-def test_another_attempt_begins_anew() -> None:
-    """The counts go on, for the metrics; the guard forgets."""
+def test_another_attempt_resets_the_guard() -> None:
+    """The counts continue, for the metrics."""
     errors = LocalErrors(BELOW)
     for _ in range(4):
         errors.add_new(BAD)
@@ -85,7 +85,7 @@ def test_another_attempt_begins_anew() -> None:
     assert "4 of 4 calls, limit 1.000%" == errors.tripped.evidence  # type: ignore[union-attr]
 
 
-def test_without_limits_it_only_counts() -> None:
+def test_calls_are_only_counted_without_limits() -> None:
     """No number of failures trips."""
     errors = LocalErrors(None)
     assert not any(errors.add_new(BAD) for _ in range(100))

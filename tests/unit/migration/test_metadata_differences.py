@@ -11,7 +11,7 @@ Y = TensorMetadata("y", Datatype.INT64, (-1,))
 
 
 def test_equal_models_have_no_difference() -> None:
-    """Names, versions, platforms and what one server does not report make none."""
+    """Names, versions, platforms and unreported fields do not matter."""
     old = ModelMetadata(name="m", versions=("1",), platform="onnx", inputs=(X,), outputs=(Y,))
     new = ModelMetadata(name="n", versions=("2",), inputs=(X,), max_batch_size=8)
     bare = ModelMetadata(name="m", inputs=(TensorMetadata("x", None, None),), outputs=(Y,))
@@ -19,8 +19,8 @@ def test_equal_models_have_no_difference() -> None:
     assert list(metadata_differences(old, bare)) == []
 
 
-def test_each_difference_is_named() -> None:
-    """Tensors that are missing, new or changed, batch sizes and flags."""
+def test_each_difference_is_reported() -> None:
+    """Differences are missing, new or changed tensors, batch sizes and flags."""
     old = ModelMetadata(name="m", inputs=(X,), outputs=(Y,), max_batch_size=8, stateful=True)
     new = ModelMetadata(
         name="m",
@@ -41,7 +41,7 @@ def test_each_difference_is_named() -> None:
 
 
 def test_a_model_is_identified_by_its_versions_and_signature() -> None:
-    """Nothing else, such as its name at a server, makes it another one."""
+    """Other fields, such as its name, do not change its identity."""
     model = ModelMetadata(name="m", versions=("2", "1"), inputs=(X,), outputs=(Y,))
     found = model_identity(model)
     assert ["1", "2"] == found["versions"]

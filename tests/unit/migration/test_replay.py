@@ -1,4 +1,4 @@
-"""Replay: pace, order, conditions, and what is left out."""
+"""Replay: pace, order, selections, and omitted calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def echo(call: Call[Any]) -> InferResponse:
 
 
 async def test_replies_are_compared_with_the_recorded_ones(tmp_path: Path) -> None:
-    """A server that answers alike matches, and another one does not."""
+    """A server with the same replies matches, and another one does not."""
     calls = calls_of(tmp_path, *map(request, range(10)))
     same = await replayed(ScriptedService(always=echo), calls)
     assert (same.sent, same.failed, same.summary.outcomes) == (10, 0, {Outcome.MATCH: 10})
@@ -94,7 +94,7 @@ async def test_replies_are_compared_with_the_recorded_ones(tmp_path: Path) -> No
 
 
 async def test_a_reference_server_replaces_the_recorded_replies(tmp_path: Path) -> None:
-    """With a reference both servers get each call, and nothing recorded is needed of a reply."""
+    """With a reference both servers receive each call, and recorded replies are not needed."""
     calls = calls_of(
         tmp_path,
         *map(request, range(3)),
@@ -110,7 +110,7 @@ async def test_a_reference_server_replaces_the_recorded_replies(tmp_path: Path) 
 
 
 async def test_errors_are_outcomes_and_unreachable_servers_fail(tmp_path: Path) -> None:
-    """An error of the new server is counted; a call that was not sent is a failure."""
+    """An error of the new server is counted; an unsent call is a failure."""
     calls = calls_of(tmp_path, *map(request, range(3)))
     service = ScriptedService(InvalidRequest("no"), NotSent("unreachable"), echo)
     report = await replayed(service, calls, concurrency=1)
@@ -118,8 +118,8 @@ async def test_errors_are_outcomes_and_unreachable_servers_fail(tmp_path: Path) 
     assert report.failed == 1
 
 
-async def test_calls_without_payload_are_left_out(tmp_path: Path) -> None:
-    """What cannot be sent again is counted with the reason."""
+async def test_calls_without_payload_are_omitted(tmp_path: Path) -> None:
+    """They are counted with the reason."""
     calls = calls_of(tmp_path, *map(request, range(3)), privacy=Privacy())
     service = ScriptedService()
     report = await replayed(service, calls)
@@ -146,7 +146,7 @@ async def test_a_sequence_keeps_its_order(tmp_path: Path) -> None:
 
 
 async def test_a_failed_call_skips_the_rest_of_its_sequence(tmp_path: Path) -> None:
-    """The state of a sequence is lost with a call of it."""
+    """A failed call loses the state of its sequence."""
     calls = calls_of(tmp_path, *(request(number, Sequence(5)) for number in range(3)))
     report = await replayed(ScriptedService(NotFound("gone")), calls)
     assert report.sent == 1
@@ -162,8 +162,8 @@ async def test_a_sequence_with_the_id_of_a_failed_one_is_sent(tmp_path: Path) ->
     assert report.left_out == {"an earlier call of its sequence failed": 1}
 
 
-async def test_a_stream_that_ends_with_an_error_in_both_is_a_match(tmp_path: Path) -> None:
-    """A recorded reply of a stream that is an error is the result, as it is at the server."""
+async def test_the_same_error_at_the_end_of_a_stream_matches(tmp_path: Path) -> None:
+    """A recorded stream item with an error is the result, like that of the server."""
     error = NotFound("gone")
     items = [reply(1), reply(2).changed(outputs=(), error=error)]
     source = recordable(kind="StreamInferRequest", items=list(enumerate(items)))
@@ -173,17 +173,17 @@ async def test_a_stream_that_ends_with_an_error_in_both_is_a_match(tmp_path: Pat
     assert report.summary.outcomes == {Outcome.MATCH: 1}
 
 
-async def test_a_sent_call_whose_reply_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
-    """Each call counts once: it was sent, and its replies were not compared."""
+async def test_a_call_with_an_unreadable_reply_counts_as_sent(tmp_path: Path) -> None:
+    """It counts as sent and unreadable, and not as omitted."""
     calls = calls_of(tmp_path, request(0))
     broken = Tensor("y", Datatype.FP32, (1,), SharedMemoryData("region", 0, 4))
-    answer = reply(0).changed(outputs=(broken,))
-    report = await replayed(ScriptedService(answer), calls)
+    unreadable = reply(0).changed(outputs=(broken,))
+    report = await replayed(ScriptedService(unreadable), calls)
     assert (report.sent, report.left_out, report.uncompared) == (1, {}, 0)
     assert (report.summary.compared, report.unreadable.total()) == (0, 1)
 
 
-async def test_a_stream_is_asked_as_a_stream(tmp_path: Path) -> None:
+async def test_a_recorded_stream_is_sent_as_a_stream(tmp_path: Path) -> None:
     """The items of a stream are compared in order."""
     source = recordable(kind="StreamInferRequest", items=[(1, reply(1)), (2, reply(2))])
     calls = calls_of(tmp_path, source)
@@ -196,8 +196,8 @@ async def test_a_stream_is_asked_as_a_stream(tmp_path: Path) -> None:
     assert report.summary.outcomes == {Outcome.MATCH: 1}
 
 
-async def test_the_recorded_pace_is_kept(tmp_path: Path) -> None:
-    """At twice the recorded pace calls go out at half of their times; a rate has its own times."""
+async def test_speed_and_rate_set_the_pace(tmp_path: Path) -> None:
+    """Twice the speed halves the recorded times; a rate ignores them."""
     calls = calls_of(tmp_path, *map(request, range(3)))  # 1 ms apart
     made = Replay(ScriptedService(always=echo), ReplayOptions(speed=2.0), OutputRules())
     assert [made._due(call.call.at_us - calls[0].call.at_us, 0) for call in calls] == [
@@ -212,7 +212,7 @@ async def test_the_recorded_pace_is_kept(tmp_path: Path) -> None:
 
 
 async def test_late_replies_do_not_delay_calls(tmp_path: Path) -> None:
-    """Replay is open loop: all calls are under way although none has a reply."""
+    """Replay is open loop: all calls are in flight although none has a reply."""
     calls = calls_of(tmp_path, *map(request, range(100)))
     service = ScriptedService()
     task = asyncio.ensure_future(replayed(service, calls, rate=1e6))
@@ -223,7 +223,7 @@ async def test_late_replies_do_not_delay_calls(tmp_path: Path) -> None:
 
 
 async def test_concurrency_and_limit_bound_the_calls(tmp_path: Path) -> None:
-    """No more calls than `concurrency` are in flight, and no more than `limit` are sent."""
+    """At most `concurrency` calls are in flight, and at most `limit` are sent."""
     calls = calls_of(tmp_path, *map(request, range(10)))
     service = ScriptedService()
     task = asyncio.ensure_future(replayed(service, calls, concurrency=2, limit=4))
@@ -235,8 +235,8 @@ async def test_concurrency_and_limit_bound_the_calls(tmp_path: Path) -> None:
     assert (await task).sent == 4
 
 
-async def test_stop_ends_the_sending(tmp_path: Path) -> None:
-    """What has been sent is reported."""
+async def test_stop_ends_the_replay(tmp_path: Path) -> None:
+    """The sent calls are reported."""
     calls = calls_of(tmp_path, *map(request, range(10)))
     made = Replay(ScriptedService(always=echo), ReplayOptions(rate=0.001), OutputRules())
     task = asyncio.ensure_future(made.run(iter(calls)))
@@ -246,15 +246,15 @@ async def test_stop_ends_the_sending(tmp_path: Path) -> None:
     assert (report.sent, report.stopped) == (1, True)
 
 
-async def test_a_call_that_never_ends_times_out(tmp_path: Path) -> None:
-    """A server without deadlines costs the timeout, not the replay."""
+async def test_a_call_without_a_reply_times_out(tmp_path: Path) -> None:
+    """Only the call ends after the timeout; the replay continues."""
     calls = calls_of(tmp_path, request(0))
     report = await replayed(ScriptedService(), calls, timeout_s=-0.99)
     assert report.summary.outcomes == {Outcome.TIMEOUT: 1}
 
 
 def test_captures_are_compared_by_request_id(tmp_path: Path) -> None:
-    """Calls of one capture only are missing, and the order does not matter."""
+    """Calls of only one capture are missing, and the order does not matter."""
     calls_of(tmp_path / "a", *map(request, range(3)))
     calls_of(tmp_path / "b", *map(request, (2, 1, 7)))
     skipped: list[str] = []
@@ -279,8 +279,8 @@ def test_selections_match_patterns(tmp_path: Path) -> None:
             parse_selection(text)
 
 
-def test_models_get_other_names() -> None:
-    """A version is optional."""
+def test_models_can_be_renamed() -> None:
+    """The version is optional."""
     assert parse_models(["a=b", "c=d:2"]) == {"a": ModelRef("b"), "c": ModelRef("d", "2")}
     with pytest.raises(ValueError, match="OLD=NEW"):
         parse_models(["a"])
@@ -294,8 +294,8 @@ async def test_recorded_errors_are_the_reference(tmp_path: Path) -> None:
     assert report.summary.outcomes == {Outcome.MATCH: 1}
 
 
-async def test_an_error_of_the_results_ends_the_replay(tmp_path: Path) -> None:
-    """A full disk below the results is raised, not lost in a task."""
+async def test_a_failed_write_of_results_ends_the_replay(tmp_path: Path) -> None:
+    """A full disk is raised, and not lost in a task."""
     calls = calls_of(tmp_path, *map(request, range(200)))
 
     def full(*_: object) -> None:

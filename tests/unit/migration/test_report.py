@@ -1,4 +1,4 @@
-"""The report: what it shows, the same bytes each time, and nothing that hostile texts can do."""
+"""The report: its contents, the same bytes each time, and safety from hostile texts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ ATTRIBUTES = {
 }  # fmt: skip
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     """Names, agents and elements of clients add no tag, attribute, link or line."""
     values: dict[str, Any] = {"agent": HOSTILE, "client": HOSTILE}
     replies = [items_tensor(HOSTILE, (1,), [HOSTILE.encode()]), numbers(1, 2, name=HOSTILE)]
@@ -119,8 +119,8 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     assert widths == {3, 6, 9, 11}  # as many cells as titles
 
 
-def test_a_page_loads_nothing(tmp_path: Path) -> None:
-    """The policy of the page forbids scripts and everything that is not in it."""
+def test_the_page_loads_no_other_resource(tmp_path: Path) -> None:
+    """Its content security policy forbids scripts and external resources."""
     capture = recorded(tmp_path, [numbers(1)])
     page = html_page("Report", report_sections(facts_of(capture, capture)))
     assert b"content=\"default-src 'none'; style-src 'unsafe-inline'\"" in page
@@ -129,7 +129,7 @@ def test_a_page_loads_nothing(tmp_path: Path) -> None:
     }
 
 
-def test_worst_samples_are_those_that_differ_most(tmp_path: Path) -> None:
+def test_the_worst_samples_differ_most(tmp_path: Path) -> None:
     """Structure is worse than values, and larger errors are worse than smaller ones."""
     old = recorded(tmp_path / "a", [numbers(0.0, 0.0)] * 30)
     others = [numbers(0.0, float(number)) for number in range(29)]
@@ -142,7 +142,7 @@ def test_worst_samples_are_those_that_differ_most(tmp_path: Path) -> None:
 
 
 def test_random_samples_do_not_depend_on_the_order(tmp_path: Path) -> None:
-    """The hash of the id decides."""
+    """The hash of the id selects them."""
     capture = recorded(tmp_path, [numbers(1.0, 2.0)] * 50)
     calls: list[Any] = []
     compare_captures(capture, capture, OutputRules(), pytest.fail, calls.append)
@@ -156,8 +156,8 @@ def test_random_samples_do_not_depend_on_the_order(tmp_path: Path) -> None:
     assert forwards.worst == []
 
 
-def test_the_agreement_follows_the_time(tmp_path: Path) -> None:
-    """Each point has the calls of its part of the time, and a band around its share."""
+def test_the_agreement_is_plotted_over_time(tmp_path: Path) -> None:
+    """Each point has the calls of its interval, and a band around its share."""
     old = recorded(tmp_path / "a", [numbers(1.0)] * 80)
     new = recorded(tmp_path / "b", [numbers(1.0)] * 40 + [numbers(2.0)] * 40)
     text = markdown_of(facts_of(old, new))
@@ -167,8 +167,8 @@ def test_the_agreement_follows_the_time(tmp_path: Path) -> None:
     assert "80 calls compared: 40 differ." in text
 
 
-def test_elements_are_shown_only_where_they_are_recorded(tmp_path: Path) -> None:
-    """Without the elements of inputs their names and values are not in the report."""
+def test_only_recorded_elements_are_shown(tmp_path: Path) -> None:
+    """Names and values of unrecorded inputs are not in the report."""
     hidden = Privacy(payload="full", tensors={"x": "none"}, parameters=True)
     replies = [items_tensor("t", (2,), [b"caf\xc3\xa9", b"\xff"])]
     without = recorded(tmp_path / "a", replies, hidden)
@@ -179,8 +179,8 @@ def test_elements_are_shown_only_where_they_are_recorded(tmp_path: Path) -> None
     assert "| input | x | FP32 | \\[3\\] | 1, 2, 3 |" in markdown_of(facts_of(whole, whole))
 
 
-def test_extreme_numbers_are_no_drawing(tmp_path: Path) -> None:
-    """NaN and infinities are shown as text, and drawn by no line."""
+def test_extreme_numbers_are_not_drawn(tmp_path: Path) -> None:
+    """NaN and infinities are shown as text, and not in the plots."""
     values = [numbers(float("nan"), float("inf")), numbers(0.0, -0.0)]
     capture = recorded(tmp_path, values)
     facts = facts_of(capture, capture)
@@ -189,8 +189,8 @@ def test_extreme_numbers_are_no_drawing(tmp_path: Path) -> None:
     assert b"nan," not in page.replace(b"<td>nan, inf</td>", b"")
 
 
-def test_a_report_without_calls_says_so(tmp_path: Path) -> None:
-    """Two recordings without a common call have no plot, times or callers."""
+def test_a_report_without_calls_has_no_plots(tmp_path: Path) -> None:
+    """Two captures without a common call have no plot, times or callers."""
     old = recorded(tmp_path / "a", [numbers(1.0)])
     new = recorded(tmp_path / "b", [numbers(1.0)], prefix="other")
     facts = facts_of(old, new, verdict="none")
@@ -202,6 +202,6 @@ def test_a_report_without_calls_says_so(tmp_path: Path) -> None:
 
 
 def test_times_outside_of_the_calendar_are_unknown() -> None:
-    """A damaged capture may have any number."""
+    """A damaged capture may contain any number."""
     assert utc_text(0) == "1970-01-01 00:00:00"
     assert utc_text(1 << 62) == "?"

@@ -1,4 +1,4 @@
-"""Which calls of a migration are compared."""
+"""Which calls of a migration are sampled for comparison."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def choices(sampler: MigrationSampler, calls: list[InferRequest]) -> list[Choice
     return [sampler.choose(each, each.context) for each in calls]
 
 
-def test_the_same_calls_are_chosen_everywhere() -> None:
-    """The choice depends on the request id and the migration's name, near the share asked for."""
+def test_the_same_calls_are_sampled_everywhere() -> None:
+    """Request id and migration name decide; the share is close to the configured one."""
     keys = "sample: {percent: 10, first: 0, per_second: 1000000}"
     calls = [call(number) for number in range(5000)]
     one = choices(MigrationSampler("m", config(keys)), calls)
@@ -49,15 +49,15 @@ def test_the_same_calls_are_chosen_everywhere() -> None:
     assert 400 < one.count(Choice.YES) < 600
 
 
-def test_a_part_of_the_chosen_calls_measures_noise() -> None:
-    """Noise shares the draw, so its calls are always chosen."""
+def test_a_part_of_the_sampled_calls_measures_noise() -> None:
+    """Noise shares the draw, so its calls are always sampled."""
     keys = "sample: {percent: 50, first: 0, per_second: 1000000}, noise: {percent: 20}"
     found = choices(MigrationSampler("m", config(keys)), [call(number) for number in range(5000)])
     assert 400 < found.count(Choice.NOISE) < 600
     assert 1800 < found.count(Choice.YES) < 2200
 
 
-def test_the_first_calls_of_each_caller_are_chosen() -> None:
+def test_the_first_calls_of_each_caller_are_sampled() -> None:
     """A caller is a client, a protocol, a model and a signature without the batch axis."""
     sampler = MigrationSampler("m", config("sample: {percent: 0.0001, first: 3}"))
     for client in ("10.0.0.1", "10.0.0.2"):
@@ -66,8 +66,8 @@ def test_the_first_calls_of_each_caller_are_chosen() -> None:
     assert sampler.counts.sampled == 6
 
 
-def test_more_calls_than_the_rate_are_dropped() -> None:
-    """A token bucket of one second refuses the rest, which counts as sampled."""
+def test_calls_above_the_rate_are_dropped() -> None:
+    """A token bucket of one second rejects the rest, which counts as sampled."""
     clock = FakeClock()
     sampler = MigrationSampler("m", config("sample: {percent: 100, per_second: 5}"), clock=clock)
     calls = [call(number) for number in range(8)]
@@ -77,7 +77,7 @@ def test_more_calls_than_the_rate_are_dropped() -> None:
     assert sampler.counts.sampled == 11
 
 
-def test_shadow_calls_are_never_chosen() -> None:
+def test_shadow_calls_are_never_sampled() -> None:
     """A call with the header of shadow calls is not even counted."""
     sampler = MigrationSampler("m", config("sample: {percent: 100}"))
     shadow = call(1, metadata=((SHADOW_HEADER, "1"),))
@@ -85,8 +85,8 @@ def test_shadow_calls_are_never_chosen() -> None:
     assert sampler.counts.sampled == 0
 
 
-def test_sequences_are_skipped_unless_they_are_taken_whole() -> None:
-    """`whole` takes a sequence until one of its calls is lost, and again from its next start."""
+def test_sequences_are_skipped_without_whole() -> None:
+    """`whole` samples a sequence until one of its calls is lost, and from its next start."""
     steps = [
         call(1, Sequence(7, start=True)),
         call(2, Sequence(7)),
@@ -101,7 +101,7 @@ def test_sequences_are_skipped_unless_they_are_taken_whole() -> None:
     assert choices(taking, steps[2:]) == [Choice.SEQUENCE, Choice.YES]
 
 
-def test_a_sequence_is_chosen_whole_or_not_at_all() -> None:
+def test_a_sequence_is_sampled_completely_or_not_at_all() -> None:
     """All calls of a sequence have one draw, whatever their request ids."""
     keys = "sample: {percent: 30, first: 20}, mirror: {sequences: whole}"
     sampler = MigrationSampler("m", config(keys))

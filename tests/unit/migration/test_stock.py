@@ -1,4 +1,4 @@
-"""Stock-taking: rows, bounds, what is kept of addresses, and the files."""
+"""The inventory of callers: rows, bounds, stored addresses, and files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_calls_are_counted_by_caller(tmp_path: Path) -> None:
 
 
 def test_rows_are_bounded(tmp_path: Path) -> None:
-    """Further callers are one row, and no call is lost."""
+    """Further callers share one row, and no call is lost."""
     stock = Stock(stock_path(tmp_path, 1), max_rows=3)
     for number in range(20):
         stock.count(request(f"10.0.0.{number}"), 0.001, False)
@@ -60,8 +60,8 @@ def test_rows_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "expected"), [("full", "10.2.0.17"), ("prefix", "10.2.0.0/24"), ("none", "")]
 )
-def test_addresses_are_kept_as_configured(tmp_path: Path, clients: Any, expected: str) -> None:
-    """An address is kept whole, as its network, or not at all."""
+def test_addresses_are_stored_as_configured(tmp_path: Path, clients: Any, expected: str) -> None:
+    """An address is stored completely, as its network, or not at all."""
     stock = Stock(stock_path(tmp_path, 1), clients)
     stock.count(request(), 0.001, False)
     assert [row.client for row in stock.rows()] == [expected]
@@ -77,8 +77,8 @@ def test_addresses_are_hashed(tmp_path: Path) -> None:
     assert "10.0.0" not in stock_path(tmp_path, 1).read_text()
 
 
-def test_counts_outlive_a_restart_and_workers_add_up(tmp_path: Path) -> None:
-    """A worker continues its file, and all files are one list."""
+def test_counts_survive_a_restart_and_are_merged(tmp_path: Path) -> None:
+    """A worker continues its file, and the files of all workers are merged."""
     for _ in range(2):
         stock = Stock(stock_path(tmp_path, 1))
         stock.load()
@@ -95,15 +95,15 @@ def test_counts_outlive_a_restart_and_workers_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 1}', '{"version": 1, "rows": [{}]}', "[]"])
-def test_an_unreadable_file_is_no_failure(tmp_path: Path, text: str) -> None:
-    """A damaged file is reported and counted anew."""
+def test_a_damaged_file_is_ignored(tmp_path: Path, text: str) -> None:
+    """It is logged, and its rows are dropped."""
     stock_path(tmp_path, 1).write_text(text)
     with capture_logs() as logs:
         assert merged_rows(tmp_path) == []
     assert [each["event"] for each in logs] == ["stock not read"]
 
 
-def test_a_file_cut_at_any_byte_is_no_failure(tmp_path: Path) -> None:
+def test_a_truncated_file_is_ignored(tmp_path: Path) -> None:
     """No prefix of a file raises."""
     stock = Stock(stock_path(tmp_path, 1))
     stock.count(request(), 0.001, False)
@@ -115,8 +115,8 @@ def test_a_file_cut_at_any_byte_is_no_failure(tmp_path: Path) -> None:
         assert merged_rows(tmp_path) == []
 
 
-def test_a_directory_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
-    """A call never fails because of the stock."""
+def test_an_unwritable_directory_is_logged_once(tmp_path: Path) -> None:
+    """Calls never fail because of it."""
     (tmp_path / "file").write_text("")
     stock = Stock(stock_path(tmp_path / "file", 1))
     with capture_logs() as logs:
@@ -126,8 +126,8 @@ def test_a_directory_that_cannot_be_written_is_reported_once(tmp_path: Path) -> 
     assert [each["event"] for each in logs] == ["stock not written"]
 
 
-async def test_the_layer_reports_inferences_with_time_and_outcome() -> None:
-    """Replies, errors and streams are reported once, and questions are not."""
+async def test_the_layer_reports_inferences_with_latency_and_outcome() -> None:
+    """Replies, errors and streams are reported once, and other calls are not."""
     clock = FakeClock()
     seen: list[tuple[float, bool]] = []
     reply = InferResponse(model=ModelRef("m"), outputs=())

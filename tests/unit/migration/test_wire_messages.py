@@ -1,4 +1,4 @@
-"""Messages as a head and a body: what a head has, and messages read back from it."""
+"""Messages as a head and a body: the contents of a head, and messages decoded from it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gateway.wire.stream import Frame
 SECRET = (("Authorization", "Bearer x"), ("Cookie", "a=b"))
 
 
-def test_a_head_has_only_what_a_reader_needs() -> None:
-    """Neither the rest of the query nor other headers can be found in it."""
+def test_a_head_has_only_the_needed_fields() -> None:
+    """Other query parameters and headers are omitted."""
     headers = Headers((("NV-InferRequest", "batch_size: 1"), *SECRET))
     message = HttpRequest("POST", "/api/infer/m", "token=x&format=binary&format=x", headers)
     assert head_of(message, READING_HEADERS) == {
@@ -46,15 +46,15 @@ def test_a_head_has_only_what_a_reader_needs() -> None:
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_requests_are_read_back(message: HttpRequest | GrpcRequest | Frame) -> None:
+def test_requests_round_trip(message: HttpRequest | GrpcRequest | Frame) -> None:
     """Head and body together are the request."""
     found = request_of(head_of(message, READING_HEADERS), body_of(message))
     assert head_of(found, READING_HEADERS) == head_of(message, READING_HEADERS)
     assert body_of(found) == body_of(message)
 
 
-def test_the_coding_of_the_hop_is_not_sent_again() -> None:
-    """The body is decoded, so a header that says otherwise would be wrong."""
+def test_the_content_encoding_is_dropped() -> None:
+    """The body is stored decoded, so the header would be wrong."""
     head = {
         "carrier": "http",
         "method": "POST",
@@ -76,7 +76,7 @@ def test_the_coding_of_the_hop_is_not_sent_again() -> None:
     ],
     ids=str,
 )
-def test_responses_are_read_back(message: Message) -> None:
+def test_responses_round_trip(message: Message) -> None:
     """The status is a part of the head."""
     found = response_of(head_of(message, READING_HEADERS), body_of(message))
     assert head_of(found, READING_HEADERS) == head_of(message, READING_HEADERS)
@@ -93,15 +93,15 @@ def test_responses_are_read_back(message: Message) -> None:
     ],
     ids=str,
 )
-def test_a_malformed_head_is_an_error(head: dict[str, Any]) -> None:
-    """A row of somebody else's file cannot raise anything else."""
+def test_a_malformed_head_raises_an_error(head: dict[str, Any]) -> None:
+    """A row of an untrusted file raises no other error."""
     for read in (request_of, response_of):
         with pytest.raises(GatewayError, match="is not that of a re"):
             read(head, b"")
 
 
-def test_a_file_of_a_stream_is_one_frame() -> None:
-    """Less and more are refused."""
+def test_a_stream_file_has_exactly_one_frame() -> None:
+    """Shorter and longer files are rejected."""
     binding = protocol("graphpipe").carriers["tcp"]
     data = write_file(binding, Frame((b"abcdefgh",)))
     assert body_of(read_request(binding, data, "")) == b"abcdefgh"

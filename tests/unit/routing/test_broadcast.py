@@ -39,8 +39,8 @@ def upstream(*services: ScriptedService) -> Endpoints:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
-async def test_every_endpoint_is_asked(call: Any) -> None:
-    """What changes a server is said to every server."""
+async def test_server_changes_reach_every_endpoint(call: Any) -> None:
+    """A call that changes a server is sent to every server."""
     services = [ScriptedService(always=lambda _: None) for _ in range(3)]
     endpoints = upstream(*services)
     await endpoints(call)
@@ -48,14 +48,14 @@ async def test_every_endpoint_is_asked(call: Any) -> None:
     assert [endpoint.pending for endpoint in endpoints.endpoints] == [0, 0, 0]
 
 
-async def test_questions_go_to_one() -> None:
-    """What only asks is asked once."""
+async def test_reads_reach_one_endpoint() -> None:
+    """A call that changes nothing is sent once."""
     services = [ScriptedService(always=()) for _ in range(2)]
     await upstream(*services)(SharedStatusRequest())
     assert sum(len(service.calls) for service in services) == 1
 
 
-async def test_one_failure_is_the_answer() -> None:
+async def test_one_failure_fails_the_call() -> None:
     """A model that one server could not load is not loaded."""
     good, bad = ScriptedService(always=lambda _: None), ScriptedService(Unavailable("gone"))
     with pytest.raises(Unavailable, match="gone"):
@@ -63,8 +63,8 @@ async def test_one_failure_is_the_answer() -> None:
     assert len(good.calls) == 1
 
 
-async def test_a_region_that_is_not_everywhere_is_taken_back() -> None:
-    """Only those that took it are told to forget it: elsewhere the name may be another's."""
+async def test_a_partial_registration_is_reverted() -> None:
+    """Only endpoints that accepted the region unregister it."""
     good, bad = ScriptedService(always=lambda _: None), ScriptedService(RegionExists("taken"))
     with pytest.raises(RegionExists):
         await upstream(good, bad)(REGISTER)
@@ -72,15 +72,15 @@ async def test_a_region_that_is_not_everywhere_is_taken_back() -> None:
     assert bad.calls == [REGISTER]
 
 
-async def test_a_bug_while_taking_back_stays_a_bug() -> None:
-    """Nothing is hidden that is no error of a server."""
+async def test_an_internal_error_of_the_revert_is_raised() -> None:
+    """Errors other than those of a server are not hidden."""
     good = ScriptedService(lambda _: None, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         await upstream(good, ScriptedService(RegionExists("taken")))(REGISTER)
 
 
-async def test_a_region_that_cannot_be_taken_back_is_no_other_error() -> None:
-    """What the registration said is the answer, whatever the taking back says."""
+async def test_a_failed_revert_keeps_the_registration_error() -> None:
+    """The error of the registration is raised, whatever the revert returns."""
     good = ScriptedService(lambda _: None, Unavailable("gone now"))
     with pytest.raises(RegionExists):
         await upstream(good, ScriptedService(RegionExists("taken")))(REGISTER)
@@ -93,23 +93,23 @@ SETTINGS: list[Any] = [
 
 
 @pytest.mark.parametrize("call", SETTINGS, ids=lambda call: type(call).__name__)
-async def test_settings_are_changed_everywhere(call: Any) -> None:
-    """The answer is the first server's."""
-    services = [ScriptedService(always=answer) for answer in ({"a": 1}, {"a": 2})]
+async def test_settings_are_changed_at_every_endpoint(call: Any) -> None:
+    """The reply is that of the first server."""
+    services = [ScriptedService(always=reply) for reply in ({"a": 1}, {"a": 2})]
     assert {"a": 1} == await upstream(*services)(call)
     assert [[call], [call]] == [service.calls for service in services]
 
 
 async def test_statistics_are_added_up() -> None:
-    """A model is as much used as at all of its servers together."""
+    """The counts of a model are the sum of those of all its servers."""
     used = ModelStatistics(name="m", inference_count=2)
     services = [ScriptedService(always=(used,)) for _ in range(2)]
     found = await upstream(*services)(ModelStatisticsRequest(model=M))
     assert (ModelStatistics(name="m", inference_count=4),) == found
 
 
-async def test_every_target_of_a_route_is_asked() -> None:
-    """A model is loaded wherever its route may send an inference."""
+async def test_loads_reach_every_target_of_a_route() -> None:
+    """A model is loaded at each target that may receive inferences."""
     services = [ScriptedService(always=lambda _: None) for _ in range(2)]
     balance = Balance("r", [Target(f"t{n}", service) for n, service in enumerate(services)])
     await balance(ModelLoadRequest(model=M))

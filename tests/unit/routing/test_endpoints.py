@@ -1,4 +1,4 @@
-"""Endpoints: which takes a call, and which is left alone for a while."""
+"""Endpoints: which one receives a call, and which one is ejected for a while."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fail(service: ScriptedService, error: BaseException | InferResponse) -> None
     service._always = error
 
 
-async def ask(endpoints: Endpoints, times: int = 1) -> None:
+async def send_calls(endpoints: Endpoints, times: int = 1) -> None:
     for _ in range(times):
         with contextlib.suppress(GatewayError):
             await endpoints(CALL)
@@ -61,41 +61,41 @@ def counts(services: list[ScriptedService]) -> list[int]:
     return [len(service.calls) for service in services]
 
 
-def test_there_must_be_an_endpoint() -> None:
-    """An upstream without endpoints is a mistake of the configuration."""
+def test_an_upstream_needs_an_endpoint() -> None:
+    """An upstream without endpoints is a configuration error."""
     with pytest.raises(ValueError, match="upstream 'up' has no endpoints"):
         Endpoints("up", [])
 
 
-async def test_an_unready_endpoint_does_not_change_the_shares_of_the_others() -> None:
-    """Each of the four others gets a quarter of 2,000 calls, also when the draw finds the fifth."""
+async def test_an_unready_endpoint_does_not_skew_the_other_shares() -> None:
+    """The four others share 2,000 calls evenly, also when the draw finds the unready one."""
     endpoints, services, _ = several(5, BalancingPolicy.LEAST_REQUEST)
     endpoints.endpoints[2].probed(ready=False)
-    await ask(endpoints, 2000)
+    await send_calls(endpoints, 2000)
     first, second, unready, fourth, fifth = counts(services)
     assert 0 == unready
     assert 400 < min(first, second, fourth, fifth)
 
 
 @pytest.mark.parametrize("policy", BalancingPolicy)
-async def test_a_further_attempt_avoids_what_was_tried(policy: BalancingPolicy) -> None:
-    """Each attempt gets another endpoint; with all of them tried, not the one tried last."""
+async def test_retries_avoid_tried_endpoints(policy: BalancingPolicy) -> None:
+    """Each attempt gets another endpoint; with all tried, not the one tried last."""
     endpoints, services, _ = several(3, policy)
     tried: tuple[str, ...] = ()
     for _ in range(3):
         ATTEMPT.set(attempt := CallAttempt(tried))
-        await ask(endpoints)
+        await send_calls(endpoints)
         assert attempt.tried not in tried
         tried = (*tried, attempt.tried)
     assert [1, 1, 1] == counts(services)
     for _ in range(3):
         ATTEMPT.set(attempt := CallAttempt(tried))
-        await ask(endpoints)
+        await send_calls(endpoints)
         assert tried[-1] != attempt.tried
 
 
-async def test_an_error_names_the_endpoint_that_failed() -> None:
-    """A retry needs it, to go elsewhere."""
+async def test_errors_name_the_failed_endpoint() -> None:
+    """A retry needs the name to select another endpoint."""
     endpoints, services, _ = several(2)
     for number, service in enumerate(services):
         fail(service, Unavailable(f"down {number}"))
@@ -105,20 +105,20 @@ async def test_an_error_names_the_endpoint_that_failed() -> None:
         assert caught.value.attempted == caught.value.message.replace("down ", "e")
 
 
-async def test_round_robin_takes_turns() -> None:
+async def test_round_robin_shares_calls_evenly() -> None:
     """Each endpoint gets the same share."""
     endpoints, services, _ = several(3)
-    await ask(endpoints, 9)
+    await send_calls(endpoints, 9)
     assert [3, 3, 3] == counts(services)
 
 
-async def test_least_pending_avoids_the_busy_one() -> None:
-    """The endpoint with fewest calls in flight is asked."""
+async def test_least_pending_avoids_the_busy_endpoint() -> None:
+    """The endpoint with the fewest calls in flight is selected."""
     busy, idle = ScriptedService(), ScriptedService(always=REPLY)
     endpoints = Endpoints("up", [Endpoint("busy", busy), Endpoint("idle", idle)])
     tasks = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
     await settle()
-    await ask(endpoints, 5)
+    await send_calls(endpoints, 5)
     assert (1, 6) == (len(busy.calls), len(idle.calls))
     busy.waiting[0].set_result(REPLY)
     assert [REPLY, REPLY] == await asyncio.gather(*tasks)
@@ -128,7 +128,7 @@ async def test_least_pending_avoids_the_busy_one() -> None:
 async def test_idle_endpoints_share_under_least_pending() -> None:
     """Ties do not all go to the first endpoint."""
     endpoints, services, _ = several(2, BalancingPolicy.LEAST_REQUEST)
-    await ask(endpoints, 4)
+    await send_calls(endpoints, 4)
     assert [2, 2] == counts(services)
 
 
@@ -143,7 +143,7 @@ async def test_stream_is_pending_until_it_is_closed() -> None:
 
 
 async def test_a_slow_endpoint_gets_few_calls_and_is_tried_again() -> None:
-    """It gets a call every few seconds, and its share once it is as fast as the others."""
+    """It receives a call every few seconds, and its share once it is fast again."""
     endpoints, services, clock = several(3, BalancingPolicy.LEAST_REQUEST)
 
     async def slow(_call: object) -> InferResponse:
@@ -157,30 +157,30 @@ async def test_a_slow_endpoint_gets_few_calls_and_is_tried_again() -> None:
     for service in services:
         service._always = fast
     services[0]._always = slow
-    await ask(endpoints, 1000)  # some 10 s
+    await send_calls(endpoints, 1000)  # some 10 s
     assert 1 <= len(services[0].calls) <= 10
     services[0]._always = fast
     before = len(services[0].calls)
-    await ask(endpoints, 2000)
+    await send_calls(endpoints, 2000)
     assert len(services[0].calls) - before > 300
 
 
-async def test_an_endpoint_that_returns_starts_slowly() -> None:
+async def test_a_returning_endpoint_starts_slowly() -> None:
     """Its share grows from a tenth over the slow start."""
     endpoints, services, clock = several(2, slow_start_s=10.0, draw=lambda: 0.35)
     endpoints.endpoints[0].probed(ready=False)
-    await ask(endpoints, 4)
+    await send_calls(endpoints, 4)
     endpoints.endpoints[0].probed(ready=True)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert [0, 14] == counts(services)
     clock.advance(4)  # a share of 0.4 is above the draw
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert [5, 19] == counts(services)
 
 
 @pytest.mark.parametrize(("seconds", "ejected"), [(0.09, False), (0.11, True)])
 async def test_an_endpoint_slower_than_the_others_is_ejected(seconds: float, ejected: bool) -> None:
-    """Its mean is compared with the median of the others, once in an interval."""
+    """Its mean latency is compared with the median of the others once per interval."""
     rules = OutlierDetection(slow_factor=10.0, min_requests=5, interval_s=2.0)
     causes: list[str] = []
     endpoints, services, clock = several(
@@ -188,16 +188,16 @@ async def test_an_endpoint_slower_than_the_others_is_ejected(seconds: float, eje
     )
 
     def taking(latency_s: float) -> Callable[[object], Awaitable[InferResponse]]:
-        async def answer(_call: object) -> InferResponse:
+        async def reply(_call: object) -> InferResponse:
             clock.advance(latency_s)
             return REPLY
 
-        return answer
+        return reply
 
     for service in services:
         service._always = taking(0.01)
     services[0]._always = taking(seconds)
-    await ask(endpoints, 60)
+    await send_calls(endpoints, 60)
     assert (["slow"] if ejected else []) == causes
     assert ejected == (endpoints.endpoints[0].health.ejected_until is not None)
 
@@ -211,96 +211,96 @@ async def test_an_endpoint_slower_than_the_others_is_ejected(seconds: float, eje
         (InvalidRequest("wrong"), frozenset({ErrorCode.INTERNAL}), False),
     ],
 )
-async def test_errors_that_eject_are_configurable(
+async def test_ejecting_error_codes_are_configurable(
     error: GatewayError, codes: frozenset[ErrorCode], ejects: bool
 ) -> None:
-    """Responses that cannot be decoded always count, and so do the codes that are listed."""
+    """Undecodable responses always count, as do the listed codes."""
     endpoints, services, _ = several(2, outliers=OutlierDetection(failure_codes=codes))
     fail(services[0], error)
-    await ask(endpoints, 20)
+    await send_calls(endpoints, 20)
     assert ejects == (endpoints.endpoints[0].health.ejected_until is not None)
 
 
-async def test_five_unavailable_in_a_row_eject() -> None:
-    """An endpoint that failed five times in a row gets no calls for 5 s, then one trial call."""
+async def test_five_consecutive_failures_eject() -> None:
+    """The endpoint receives no calls for 5 s, then one trial call."""
     endpoints, services, clock = several(2)
     fail(services[0], DOWN)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert [5, 5] == counts(services)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert [5, 15] == counts(services)
     clock.advance(5)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert [6, 24] == counts(services)
 
 
-async def test_a_good_trial_ends_the_ejection() -> None:
-    """After it the endpoint gets its share again."""
+async def test_a_successful_trial_ends_the_ejection() -> None:
+    """Afterwards the endpoint receives its share again."""
     endpoints, services, clock = several(2)
     fail(services[0], DOWN)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     fail(services[0], REPLY)
     clock.advance(5)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert [10, 10] == counts(services)
 
 
-async def test_a_good_probe_allows_the_trial_early() -> None:
-    """A server that is back does not wait for the end of its ejection."""
+async def test_a_successful_probe_allows_an_early_trial() -> None:
+    """A recovered server does not wait for the end of its ejection."""
     endpoints, services, _ = several(2)
     fail(services[0], DOWN)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     fail(services[0], REPLY)
     endpoints.endpoints[0].probed(ready=True)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert [10, 10] == counts(services)
 
 
-async def test_after_a_bad_trial_the_next_one_needs_time() -> None:
+async def test_a_failed_trial_delays_the_next_one() -> None:
     """A server whose probes succeed while its calls fail costs few callers an error."""
     endpoints, services, clock = several(2)
     fail(services[0], DOWN)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     for _ in range(5):
         endpoints.endpoints[0].probed(ready=True)
-        await ask(endpoints, 10)
+        await send_calls(endpoints, 10)
     assert 6 == len(services[0].calls)
     clock.advance(2.4)
     endpoints.endpoints[0].probed(ready=True)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert 6 == len(services[0].calls)
     clock.advance(7.5)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert 6 == len(services[0].calls)
     clock.advance(0.1)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert 7 == len(services[0].calls)
 
 
-async def test_a_server_gets_calls_within_ten_seconds_after_a_long_outage() -> None:
-    """A good probe allows a trial, however long the ejection has become."""
+async def test_a_recovered_server_receives_calls_after_a_long_outage() -> None:
+    """A successful probe allows a trial, whatever the length of the ejection."""
     endpoints, services, clock = several(2)
     health = endpoints.endpoints[0].health
     fail(services[0], DOWN)
     for _ in range(120):  # ten minutes, with a probe each 5 s
         clock.advance(5)
         endpoints.endpoints[0].probed(ready=True)
-        await ask(endpoints, 10)
+        await send_calls(endpoints, 10)
     assert health.ejected_until is not None
     assert health.ejected_until > clock() + 50
     assert len(services[0].calls) <= 5 + 120
     fail(services[0], REPLY)
     clock.advance(5)
     endpoints.endpoints[0].probed(ready=True)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     assert health.ejected_until is None
 
 
-async def test_one_trial_at_a_time() -> None:
-    """While the trial runs the other endpoints get the calls."""
+async def test_one_trial_runs_at_a_time() -> None:
+    """The other endpoints receive the calls until it ends."""
     endpoints, services, clock = several(2)
     fail(services[0], DOWN)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     services[0]._always = None
     clock.advance(5)
     tasks = [asyncio.ensure_future(endpoints(CALL)) for _ in range(6)]
@@ -310,48 +310,48 @@ async def test_one_trial_at_a_time() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_ejection_grows_and_is_forgiven() -> None:
-    """Each ejection is longer by the base up to a cap; a good time after one forgets them."""
+async def test_ejections_grow_and_are_reset() -> None:
+    """Each ejection is longer, up to a cap; a long success resets the count."""
     rules = OutlierDetection(consecutive_failures=1, base_ejection_s=10, max_ejection_s=20)
     endpoints, services, clock = several(2, outliers=rules)
     health = endpoints.endpoints[0].health
     fail(services[0], DOWN)
     lengths = []
     for _ in range(3):
-        await ask(endpoints, 2)
+        await send_calls(endpoints, 2)
         assert health.ejected_until is not None
         lengths.append(health.ejected_until - clock())
         clock.now = health.ejected_until
     assert [10, 20, 20] == lengths
     fail(services[0], REPLY)
-    await ask(endpoints, 2)
+    await send_calls(endpoints, 2)
     assert (None, 3) == (health.ejected_until, health.ejections)
     clock.advance(30)
-    await ask(endpoints, 2)
+    await send_calls(endpoints, 2)
     assert 0 == health.ejections
 
 
 async def test_other_outcomes_do_not_eject() -> None:
-    """An error of the caller proves the endpoint alive; one of the gateway proves nothing."""
+    """A client's error resets the failures; an internal or overload error does not count."""
     endpoints, services, _ = several(2)
     health = endpoints.endpoints[0].health
     fail(services[0], DOWN)
-    await ask(endpoints, 8)
+    await send_calls(endpoints, 8)
     assert 4 == health.failures
     for error in (Overloaded("full"), RuntimeError("bug")):
         fail(services[0], error)
         try:
-            await ask(endpoints, 2)
+            await send_calls(endpoints, 2)
         except RuntimeError:
-            await ask(endpoints)
+            await send_calls(endpoints)
         assert 4 == health.failures
     fail(services[0], InvalidRequest("wrong"))
-    await ask(endpoints, 2)
+    await send_calls(endpoints, 2)
     assert 0 == health.failures
 
 
-async def test_timeouts_in_a_row_eject() -> None:
-    """A hanging endpoint is ejected, by errors and by cancellations at the deadline."""
+async def test_consecutive_timeouts_eject() -> None:
+    """A hanging endpoint is ejected by deadline errors and by cancellations at the deadline."""
     endpoints, services, clock = several(2)
     hanging, other = services
     hanging._always = None
@@ -423,16 +423,16 @@ async def test_hanging_endpoint_with_a_large_body_had_no_timeout(
     assert timeouts == sum(each.health.timeouts for each in endpoints.endpoints)
 
 
-async def test_short_deadlines_of_callers_eject_nothing() -> None:
-    """A timeout counts if the call had five times the usual latency, or a second."""
+async def test_short_client_deadlines_eject_nothing() -> None:
+    """A timeout counts after a second, or five times the usual latency."""
     endpoints, services, _ = several(2)
     fail(services[0], DeadlineExceeded("late"))
-    await ask(endpoints, 40)
+    await send_calls(endpoints, 40)
     assert [20, 20] == counts(services)
 
 
-async def test_an_endpoint_that_is_not_reached_costs_no_call() -> None:
-    """With two of three endpoints gone, each call is answered by the third."""
+async def test_unreachable_endpoints_fail_no_calls() -> None:
+    """With two of three endpoints down, the third one replies to each call."""
     endpoints, services, clock = several(3)
     for service in services[:2]:
         fail(service, NotSent("refused"))
@@ -444,8 +444,8 @@ async def test_an_endpoint_that_is_not_reached_costs_no_call() -> None:
 
 
 @pytest.mark.parametrize("starting", [0, 1])
-async def test_second_endpoint_that_had_begun_a_body_was_followed_by_a_third(starting: int) -> None:
-    """What an attempt has read of a body is gone, whichever attempt it is."""
+async def test_a_partly_read_body_was_sent_again(starting: int) -> None:
+    """An attempt that has read a part of the body is the last one."""
     endpoints, services, _ = several(3)
     body = FakeArriving(bytes(4), 0)
     call = CALL.changed(
@@ -466,8 +466,8 @@ async def test_second_endpoint_that_had_begun_a_body_was_followed_by_a_third(sta
     assert starting + 1 == attempts
 
 
-async def test_what_was_sent_goes_to_no_other_endpoint() -> None:
-    """A connection that broke may have carried the call to the model."""
+async def test_a_sent_call_is_not_sent_to_another_endpoint() -> None:
+    """A broken connection may have delivered the call to the model."""
     endpoints, services, _ = several(2)
     fail(services[0], DOWN)
     fail(services[1], DOWN)
@@ -477,42 +477,42 @@ async def test_what_was_sent_goes_to_no_other_endpoint() -> None:
 
 
 async def test_an_ejection_is_reported() -> None:
-    """The name of the endpoint and the cause are for the metric."""
+    """The report has the endpoint and the cause for the metric."""
     seen: list[tuple[str, str]] = []
     endpoints, services, _ = several(2, on_ejected=lambda name, cause: seen.append((name, cause)))
     fail(services[0], DOWN)
-    await ask(endpoints, 20)
+    await send_calls(endpoints, 20)
     assert [("e0", "failures")] == seen
 
 
-async def test_never_more_than_half_and_never_the_last() -> None:
-    """Of three endpoints two may be ejected; an only one never is."""
+async def test_ejections_never_remove_the_last_endpoint() -> None:
+    """Of three failing endpoints two are ejected, of one none."""
     endpoints, services, _ = several(3)
     for service in services:
         fail(service, DOWN)
-    await ask(endpoints, 60)
+    await send_calls(endpoints, 60)
     ejected = [endpoint.health.ejected_until is not None for endpoint in endpoints.endpoints]
     assert 2 == sum(ejected)
     single, services, _ = several(1)
     fail(services[0], Unavailable("down"))
-    await ask(single, 60)
+    await send_calls(single, 60)
     assert single.ready()
 
 
-async def test_last_available_one_is_not_ejected() -> None:
-    """When the others are not ready the one left is kept, however it fails."""
+async def test_the_last_available_endpoint_is_not_ejected() -> None:
+    """It stays while the others are not ready, whatever its failures."""
     endpoints, services, _ = several(2)
     endpoints.endpoints[1].is_ready = False
     fail(services[0], Unavailable("down"))
-    await ask(endpoints, 20)
+    await send_calls(endpoints, 20)
     assert ([20, 0], True) == (counts(services), endpoints.ready())
 
 
 async def test_ejection_can_be_turned_off() -> None:
-    """Without a limit nothing is ejected."""
+    """With detection off nothing is ejected."""
     endpoints, services, _ = several(2, outliers=OFF)
     fail(services[0], Unavailable("down"))
-    await ask(endpoints, 40)
+    await send_calls(endpoints, 40)
     assert [20, 20] == counts(services)
 
 
@@ -537,10 +537,10 @@ async def test_calls_in_flight_do_not_eject_twice() -> None:
 
 
 @pytest.mark.parametrize("outcome", [DOWN, REPLY, Overloaded("full")])
-async def test_end_of_a_call_from_before_the_ejection_counted_as_the_trial(
+async def test_an_earlier_call_counted_as_the_trial(
     outcome: GatewayError | InferResponse,
 ) -> None:
-    """Only the trial itself decides whether the ejection ends, and only one runs at a time."""
+    """Only the trial itself decides whether the ejection ends, and only one runs."""
     endpoints, services, clock = several(2)
     returned, health = services[0], endpoints.endpoints[0].health
     returned._always = None
@@ -548,7 +548,7 @@ async def test_end_of_a_call_from_before_the_ejection_counted_as_the_trial(
     await settle()
     fail(returned, DOWN)
     clock.advance(1)
-    await ask(endpoints, 10)
+    await send_calls(endpoints, 10)
     returned._always = None
     clock.advance(5)
     trial = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
@@ -564,8 +564,8 @@ async def test_end_of_a_call_from_before_the_ejection_counted_as_the_trial(
     assert health.ejected_until is None
 
 
-async def test_one_failure_ejected_an_endpoint_that_was_slow_long_ago() -> None:
-    """The last available endpoint is kept although it is slow; later only its failures count."""
+async def test_one_failure_ejected_a_formerly_slow_endpoint() -> None:
+    """The last available endpoint stays although slow; later only its failures count."""
     rules = OutlierDetection(slow_factor=10.0, min_requests=1, interval_s=1.0)
     causes: list[str] = []
     endpoints, services, clock = several(
@@ -577,21 +577,21 @@ async def test_one_failure_ejected_an_endpoint_that_was_slow_long_ago() -> None:
         return REPLY
 
     services[0]._always = slow
-    await ask(endpoints, 2)
+    await send_calls(endpoints, 2)
     endpoints.endpoints[1].is_ready = False
-    await ask(endpoints, 2)  # in these the latencies are compared
+    await send_calls(endpoints, 2)  # in these the latencies are compared
     endpoints.endpoints[1].is_ready = True
     fail(services[0], DOWN)
-    await ask(endpoints, 2)
+    await send_calls(endpoints, 2)
     assert [] == causes
 
 
-async def test_with_none_healthy_all_are_tried() -> None:
-    """Doubtful health must not make a total outage."""
+async def test_all_endpoints_are_tried_when_none_is_healthy() -> None:
+    """Wrong health data must not cause a total outage."""
     endpoints, services, _ = several(2)
     for endpoint in endpoints.endpoints:
         endpoint.is_ready = False
-    await ask(endpoints, 4)
+    await send_calls(endpoints, 4)
     assert ([2, 2], False) == (counts(services), endpoints.ready())
 
 
@@ -603,24 +603,24 @@ def ranked(*ranks: int) -> tuple[Endpoints, list[ScriptedService], FakeClock]:
     return endpoints, services, clock
 
 
-async def test_endpoints_of_a_later_rank_take_over() -> None:
-    """They get calls while no endpoint of an earlier rank is available, and no longer."""
+async def test_later_ranks_take_over() -> None:
+    """They receive calls only while no endpoint of an earlier rank is available."""
     endpoints, services, _ = ranked(1, 0, 0, 1)
-    await ask(endpoints, 4)
+    await send_calls(endpoints, 4)
     assert [0, 2, 2, 0] == counts(services)
     endpoints.endpoints[1].probed(ready=False)
-    await ask(endpoints, 4)
+    await send_calls(endpoints, 4)
     assert [0, 2, 6, 0] == counts(services)
     endpoints.endpoints[2].probed(ready=False)
-    await ask(endpoints, 4)
+    await send_calls(endpoints, 4)
     assert [2, 2, 6, 2] == counts(services)
     endpoints.endpoints[1].probed(ready=True)
-    await ask(endpoints, 4)
+    await send_calls(endpoints, 4)
     assert [2, 6, 6, 2] == counts(services)
 
 
-async def test_call_that_was_not_sent_goes_to_the_next_rank() -> None:
-    """Nobody sees an error while an endpoint of any rank can be reached."""
+async def test_an_unsent_call_is_sent_to_the_next_rank() -> None:
+    """Callers see no error while an endpoint of any rank is reachable."""
     endpoints, services, _ = ranked(2, 1, 0)
     fail(services[2], NotSent("refused"))
     fail(services[1], NotSent("refused"))
@@ -628,8 +628,8 @@ async def test_call_that_was_not_sent_goes_to_the_next_rank() -> None:
     assert [1, 1, 1] == counts(services)
 
 
-async def test_new_sequences_go_to_the_first_rank() -> None:
-    """A sequence that began at a later one stays there."""
+async def test_new_sequences_start_at_the_first_rank() -> None:
+    """A sequence that started at a later rank stays there."""
     endpoints, services, _ = ranked(1, 0)
     endpoints.endpoints[1].probed(ready=False)
     first = InferRequest(model=ModelRef("m"), sequence=Sequence(1, start=True))
@@ -647,15 +647,15 @@ async def test_calls_and_sequences_follow_weights() -> None:
     endpoints, services, _ = several(2)
     endpoints.endpoints[0].weight = 3.0
     endpoints.replace(endpoints.endpoints)
-    await ask(endpoints, 400)
+    await send_calls(endpoints, 400)
     assert [300, 100] == counts(services)
     for number in range(400):
         await endpoints(InferRequest(model=ModelRef("m"), sequence=Sequence(number, start=True)))
     assert 560 < counts(services)[0] < 640
 
 
-async def test_sequence_sticks_to_one_endpoint() -> None:
-    """All requests of a sequence go to the endpoint that took the first."""
+async def test_a_sequence_stays_at_one_endpoint() -> None:
+    """All its requests reach the endpoint of the first one."""
     endpoints, services, _ = several(3)
     for number in range(6):
         await endpoints(CALL.changed(sequence=Sequence(7, start=number == 0)))
@@ -672,8 +672,8 @@ def _holder(services: list[ScriptedService]) -> ScriptedService:
 
 
 @pytest.mark.parametrize("error", [Unavailable("broke off"), NotSent("cannot connect")])
-async def test_lost_endpoint_ends_its_sequence(error: Unavailable) -> None:
-    """What its server knew is gone: no other is asked, nor it again, until the client starts."""
+async def test_a_lost_endpoint_ends_its_sequence(error: Unavailable) -> None:
+    """Its state is lost: no endpoint receives further requests until the client restarts it."""
     endpoints, services, _ = several(3)
     await endpoints(in_sequence(start=True))
     holder = _holder(services)
@@ -690,8 +690,8 @@ async def test_lost_endpoint_ends_its_sequence(error: Unavailable) -> None:
     assert [0, 1, 2] == sorted(counts(services))
 
 
-async def test_what_a_server_says_ends_no_sequence() -> None:
-    """A full queue, say, is no loss: the sequence goes on where it is."""
+async def test_a_server_error_does_not_end_the_sequence() -> None:
+    """After an error such as a full queue, the sequence continues at its endpoint."""
     endpoints, services, _ = several(3)
     await endpoints(in_sequence(start=True))
     holder = _holder(services)
@@ -702,8 +702,8 @@ async def test_what_a_server_says_ends_no_sequence() -> None:
     assert REPLY == await endpoints(in_sequence())
 
 
-async def test_stream_that_breaks_off_ends_its_sequence() -> None:
-    """Also when that is learned after the stream was opened."""
+async def test_a_broken_stream_ends_its_sequence() -> None:
+    """The break may follow the first reply."""
     endpoints, services, _ = several(3)
     await endpoints(in_sequence(start=True))
     holder = _holder(services)
@@ -716,8 +716,8 @@ async def test_stream_that_breaks_off_ends_its_sequence() -> None:
         await endpoints(in_sequence())
 
 
-async def test_idle_sequence_may_move() -> None:
-    """After the configured time an id is free again."""
+async def test_an_idle_sequence_may_move() -> None:
+    """After `sequence_idle_s` the id is free again."""
     endpoints, services, clock = several(2, sequence_idle_s=10.0)
     await endpoints(in_sequence(start=True))
     holder = _holder(services)

@@ -14,8 +14,8 @@ def request(sequence: Sequence | None, model: str = "m") -> InferRequest:
     return InferRequest(model=ModelRef(model), sequence=sequence)
 
 
-async def test_earlier_sequences_end_at_the_previous_service() -> None:
-    """A sequence that starts is new, with all its requests; calls outside of sequences are too."""
+async def test_earlier_sequences_finish_at_the_previous_service() -> None:
+    """New sequences and calls outside of sequences use the new service."""
     inner, previous = ScriptedService(*[REPLY] * 4), ScriptedService(*[REPLY] * 2)
     service = FinishSequences(inner, previous)
     plain, start = request(None), request(Sequence(2, start=True))
@@ -27,8 +27,8 @@ async def test_earlier_sequences_end_at_the_previous_service() -> None:
     assert previous.calls == [earlier, other]
 
 
-async def test_all_calls_are_new_after_the_end() -> None:
-    """Nothing refers to the previous service any more."""
+async def test_all_calls_use_the_new_service_after_the_end() -> None:
+    """The previous service is released."""
     inner, previous = ScriptedService(REPLY), ScriptedService()
     service = FinishSequences(inner, previous)
     service.end()

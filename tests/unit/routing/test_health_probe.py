@@ -1,4 +1,4 @@
-"""Probes: an endpoint's readiness follows what it says of itself."""
+"""Probes: the readiness of an endpoint follows its own reports."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ TRITON = ServerMetadata("triton", "2.51.0")
 
 
 class Identified:
-    """A server that says who it is, and answers other questions as *service* does."""
+    """A server with metadata, which passes other calls to *service*."""
 
     def __init__(self, service: ScriptedService, server: object = TRITON) -> None:
         self._service = service
         self.server = server
-        self.question_count = 0
+        self.identify_count = 0
 
     async def __call__(self, call: Any, /) -> Any:
         if not isinstance(call, ServerMetadataRequest):
             return await self._service(call)
-        self.question_count += 1
+        self.identify_count += 1
         if isinstance(self.server, Exception):
             raise self.server
         return self.server
@@ -63,8 +63,8 @@ def prober(
     )
 
 
-def test_not_ready_before_the_first_probe() -> None:
-    """An endpoint that is probed counts as not ready until it said otherwise."""
+def test_an_endpoint_is_not_ready_before_the_first_probe() -> None:
+    """A probed endpoint counts as not ready until a probe succeeds."""
     _, endpoint, _ = prober(ScriptedService())
     assert endpoint.is_ready is False
 
@@ -79,8 +79,8 @@ def test_not_ready_before_the_first_probe() -> None:
         (RuntimeError("bug"), False, "RuntimeError('bug')"),
     ],
 )
-async def test_outcome_of_a_probe(answer: object, ready: bool, log: str | None) -> None:
-    """Every outcome sets readiness, is reported, and is logged with its reason."""
+async def test_probe_outcomes_set_readiness(answer: object, ready: bool, log: str | None) -> None:
+    """Every outcome is reported, and logged with its reason."""
     reported: list[bool] = []
     probe, endpoint, _ = prober(ScriptedService(answer), report=reported.append)
     with capture_logs() as logs:
@@ -89,8 +89,8 @@ async def test_outcome_of_a_probe(answer: object, ready: bool, log: str | None) 
     assert log == logs[-1].get("reason")
 
 
-async def test_only_changes_are_logged() -> None:
-    """A probe that finds nothing new says nothing."""
+async def test_only_readiness_changes_are_logged() -> None:
+    """A probe with the same result logs nothing."""
     probe, _, _ = prober(ScriptedService(True, True, False, False, True))
     with capture_logs() as logs:
         for _ in range(5):
@@ -100,8 +100,8 @@ async def test_only_changes_are_logged() -> None:
     ]
 
 
-async def test_probe_carries_its_deadline_and_gives_up() -> None:
-    """A probe without an answer in time has failed, and its call is cancelled."""
+async def test_a_probe_has_a_deadline() -> None:
+    """A probe without a reply in time fails, and its call is cancelled."""
     service = ScriptedService()
     probe, endpoint, clock = prober(service, timeout_s=0.01)
     with capture_logs() as logs:
@@ -113,8 +113,8 @@ async def test_probe_carries_its_deadline_and_gives_up() -> None:
     assert endpoint.is_ready is False
 
 
-async def test_probes_go_on_until_closed() -> None:
-    """It asks every interval, sooner while the endpoint is away; closing twice is harmless."""
+async def test_probes_repeat_until_closed() -> None:
+    """The interval is shorter while the endpoint is not ready; closing twice is harmless."""
     service = ScriptedService(False, True, False, True)  # then it waits
     probe, endpoint, clock = prober(service, interval_s=5.0)
     probe.start()
@@ -128,8 +128,8 @@ async def test_probes_go_on_until_closed() -> None:
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("probe")]
 
 
-async def test_a_server_that_has_become_ready_says_who_it_is() -> None:
-    """It may be another one than before, and is unknown meanwhile."""
+async def test_a_server_is_identified_when_it_becomes_ready() -> None:
+    """It may be another server than before, and is unknown while not ready."""
     identities: list[ServerMetadata | None] = []
     server = Identified(ScriptedService(True, True, False, False, True))
     probe, endpoint, _ = prober(server, identify=identities.append)
@@ -144,18 +144,18 @@ async def test_a_server_that_has_become_ready_says_who_it_is() -> None:
 @pytest.mark.parametrize(
     ("error", "times"), [(Unsupported("no such question"), 1), (Unavailable("gone"), 2)]
 )
-async def test_a_server_that_does_not_say_who_it_is(error: Exception, times: int) -> None:
-    """It is asked again only if it may answer then."""
+async def test_a_server_without_metadata_stays_unknown(error: Exception, times: int) -> None:
+    """The request is repeated only if it may succeed later."""
     identities: list[ServerMetadata | None] = []
     server = Identified(ScriptedService(True, True), error)
     probe, _, _ = prober(server, identify=identities.append)
     assert await probe.probe()
     assert await probe.probe()
-    assert ([], times) == (identities, server.question_count)
+    assert ([], times) == (identities, server.identify_count)
 
 
 async def test_an_older_probe_does_not_replace_a_newer_result() -> None:
-    """A probe that began before a model was loaded may end after the one that follows the load."""
+    """A probe from before a model load may end after the probe that follows the load."""
     service = ScriptedService()
     probe, endpoint, _ = prober(service)
     older, newer = asyncio.ensure_future(probe.probe()), asyncio.ensure_future(probe.probe())
@@ -169,10 +169,10 @@ async def test_an_older_probe_does_not_replace_a_newer_result() -> None:
 
 @pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
 @pytest.mark.parametrize("error", [None, Unavailable("it failed")])
-async def test_a_load_is_answered_after_a_probe(
+async def test_a_load_returns_after_a_probe(
     kind: type[ModelLoadRequest | ModelUnloadRequest], error: Unavailable | None
 ) -> None:
-    """Whoever asks at once finds the server as it is after the load, not as the last probe did."""
+    """A client thus finds the server as it is after the load, not before it."""
     service = ScriptedService(error, True) if error else ScriptedService(lambda _: None, True)
     _, endpoint, clock = prober(service)
     with suppress(Unavailable):
@@ -182,7 +182,7 @@ async def test_a_load_is_answered_after_a_probe(
 
 
 async def test_a_ready_server_may_miss_two_probes() -> None:
-    """One process that works answers late; the third probe without a response decides."""
+    """A busy single process replies late; the third missed probe in a row decides."""
     reported: list[bool] = []
     service = ScriptedService(True)  # then it answers nothing
     probe, endpoint, _ = prober(service, timeout_s=0.01, report=reported.append)
@@ -197,15 +197,15 @@ async def test_a_ready_server_may_miss_two_probes() -> None:
         (DeadlineExceeded("the server says so", origin=Origin("oip", None)), False),
     ],
 )
-async def test_a_client_gives_up_before_the_probe_does(error: Exception, ready: bool) -> None:
-    """Its error is no response; the same error from the server is one."""
+async def test_a_client_timeout_is_no_response_of_the_server(error: Exception, ready: bool) -> None:
+    """The same error from the server is a response."""
     probe, _, _ = prober(ScriptedService(True, error))
     await probe.probe()
     assert ready == await probe.probe()
 
 
-async def test_a_response_in_time_begins_the_count_again() -> None:
-    """Only probes in a row count."""
+async def test_a_response_resets_the_missed_probes() -> None:
+    """Only consecutive probes count."""
     service = ScriptedService(True)
     probe, _, _ = prober(service, timeout_s=0.01)
     await probe.probe()
@@ -216,8 +216,8 @@ async def test_a_response_in_time_begins_the_count_again() -> None:
         assert await probe.probe()
 
 
-async def test_a_refused_connection_decides_at_once() -> None:
-    """Nobody is there."""
+async def test_a_refused_connection_is_not_ready_at_once() -> None:
+    """No further probe is needed."""
     probe, endpoint, _ = prober(ScriptedService(True, Unavailable("refused")))
     assert [True, False] == [await probe.probe() for _ in range(2)]
     assert not endpoint.is_ready
@@ -228,7 +228,7 @@ def is_infer(call: object) -> bool:
 
 
 class HungServer:
-    """Answers no call while it hangs; it counts the inferences that it receives."""
+    """Does not reply while it hangs, and counts the inferences it receives."""
 
     def __init__(self) -> None:
         self.hangs = False
@@ -260,7 +260,7 @@ CALL = InferRequest(model=ModelRef("m"))
 
 
 async def test_calls_to_a_hung_server_fail_at_once() -> None:
-    """They do not wait for it, and it does not receive them."""
+    """They do not wait, and the server does not receive them."""
     server, _, endpoints, _ = await hung()
     with pytest.raises(Unavailable, match="endpoint 'e' does not respond") as caught:
         await endpoints(CALL)
@@ -269,8 +269,8 @@ async def test_calls_to_a_hung_server_fail_at_once() -> None:
 
 
 @pytest.mark.parametrize("reply", [None, InvalidRequest("no", origin=Origin("oip", None))])
-async def test_one_trial_call_per_interval(reply: Exception | None) -> None:
-    """A trial that hangs changes nothing; one with a response ends the rejections."""
+async def test_a_hung_server_gets_one_trial_call_per_interval(reply: Exception | None) -> None:
+    """A hanging trial changes nothing; a trial with a response ends the rejections."""
     server, _, endpoints, clock = await hung()
     clock.advance(5.0)
     trial = asyncio.ensure_future(endpoints(CALL))
@@ -302,7 +302,7 @@ async def test_an_open_stream_is_no_response() -> None:
 
 
 async def test_a_probe_with_a_response_ends_the_rejections() -> None:
-    """Also one that says that the server is not ready: it responds."""
+    """A reply of "not ready" is also a response."""
     server, probe, endpoints, _ = await hung()
     server.hangs = False
     assert await probe.probe()
@@ -310,8 +310,8 @@ async def test_a_probe_with_a_response_ends_the_rejections() -> None:
     assert 1 == server.inferences
 
 
-async def test_a_server_that_is_not_ready_receives_calls() -> None:
-    """A server with one broken model can be not ready for ever, and serve all others."""
+async def test_an_unready_server_receives_calls() -> None:
+    """A server with one broken model may never be ready, and still serve all others."""
     service = ScriptedService(*[False] * 5, "reply")
     probe, endpoint, clock = prober(service)
     for _ in range(5):
@@ -319,8 +319,8 @@ async def test_a_server_that_is_not_ready_receives_calls() -> None:
     assert "reply" == await Endpoints("up", [endpoint], clock=clock)(CALL)
 
 
-async def test_a_call_to_a_server_that_fell_silent_goes_to_no_other() -> None:
-    """It may have started there."""
+async def test_a_timed_out_call_is_not_sent_to_another_endpoint() -> None:
+    """The first server may have started it."""
     first, second = ScriptedService(), ScriptedService(always="reply")
     endpoints = Endpoints("up", [Endpoint("a", first), Endpoint("b", second)])
     calls = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
@@ -332,8 +332,8 @@ async def test_a_call_to_a_server_that_fell_silent_goes_to_no_other() -> None:
     assert 1 == sum(isinstance(result, DeadlineExceeded) for result in results)
 
 
-async def test_probes_have_a_service_of_their_own() -> None:
-    """A service that is busy with calls must not decide whether the server is ready."""
+async def test_probes_use_a_separate_service() -> None:
+    """A service that is busy with calls must not decide the readiness."""
     calls, probes = ScriptedService(), ScriptedService(True, TRITON)
     endpoint = Endpoint("e", calls)
     probe = Prober("up", endpoint, service=probes)

@@ -32,7 +32,7 @@ def of_user(name: str) -> InferRequest:
 
 @pytest.mark.parametrize("policy", BalancingPolicy)
 def test_a_single_endpoint_gets_every_call(policy: BalancingPolicy) -> None:
-    """There is nothing to choose."""
+    """Every policy selects it."""
     (only,) = endpoints(1)
     assert only is LoadBalancer(policy).choose([only], CALL, 0.0)
 
@@ -52,7 +52,7 @@ DRAWING = [BalancingPolicy.LEAST_REQUEST, BalancingPolicy.PEAK_EWMA]
 
 @pytest.mark.parametrize("policy", DRAWING)
 def test_two_endpoints_are_drawn_without_a_look_at_the_others(policy: BalancingPolicy) -> None:
-    """The better one gets the call: with a call in flight each, the two others never do."""
+    """The less loaded of the two receives the call."""
     balancer = LoadBalancer(policy, draw=random.Random(1).random)  # noqa: S311
     many = endpoints(4)
     for endpoint in many[2:]:
@@ -67,7 +67,7 @@ def test_two_endpoints_are_drawn_without_a_look_at_the_others(policy: BalancingP
 
 @pytest.mark.parametrize("policy", DRAWING)
 def test_an_unavailable_endpoint_is_not_drawn(policy: BalancingPolicy) -> None:
-    """A draw that finds it has no result, which happens in half of the draws with one of four."""
+    """A draw that includes it returns None, as in half of the draws with one of four."""
     balancer = LoadBalancer(policy, draw=random.Random(1).random)  # noqa: S311
     many = endpoints(4)
     many[0].probed(ready=False)
@@ -77,13 +77,13 @@ def test_an_unavailable_endpoint_is_not_drawn(policy: BalancingPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", [each for each in BalancingPolicy if each not in DRAWING])
-def test_other_policies_draw_no_two_endpoints(policy: BalancingPolicy) -> None:
-    """They choose among those that are available."""
+def test_other_policies_draw_no_endpoint(policy: BalancingPolicy) -> None:
+    """They choose among the available endpoints."""
     assert LoadBalancer(policy).draw(endpoints(4), 0.0) is None
 
 
 @pytest.mark.parametrize("policy", DRAWING)
-def test_nothing_is_drawn_from_weighted_or_no_endpoints(policy: BalancingPolicy) -> None:
+def test_weighted_or_missing_endpoints_are_not_drawn(policy: BalancingPolicy) -> None:
     """A single endpoint is drawn."""
     balancer, many = weighted(policy, 1, 2)
     assert balancer.draw(many, 0.0) is None
@@ -111,8 +111,8 @@ def test_shares_follow_weights(policy: BalancingPolicy, *, has_key: bool) -> Non
     assert found == pytest.approx([3.0, 1.0, 0.5, 0.5], rel=0.1)
 
 
-def test_weighted_turns_have_no_bursts() -> None:
-    """Turns of the heavier endpoint are spread, and who was away makes up for nothing."""
+def test_weighted_round_robin_has_no_bursts() -> None:
+    """Calls of the heavier endpoint are spread, and a returning endpoint gets no extra calls."""
     balancer, (a, b) = weighted(BalancingPolicy.ROUND_ROBIN, 2.0, 1.0)
     choices = [balancer.choose([a, b], CALL, 0.0) for _ in range(9)]
     assert 3 == choices.count(b)
@@ -125,15 +125,15 @@ def test_weighted_turns_have_no_bursts() -> None:
 
 
 @pytest.mark.parametrize("policy", [BalancingPolicy.LEAST_REQUEST, BalancingPolicy.PEAK_EWMA])
-def test_calls_in_flight_lower_the_share_of_a_weight(policy: BalancingPolicy) -> None:
-    """An endpoint that does not reply gets few calls, however heavy it is."""
+def test_calls_in_flight_lower_a_weighted_share(policy: BalancingPolicy) -> None:
+    """An endpoint that does not reply gets few calls, whatever its weight."""
     balancer, (heavy, light) = weighted(policy, 2.0, 1.0)
     heavy.pending = 99
     counts = Counter(balancer.choose([heavy, light], CALL, 0.0).name for _ in range(1000))
     assert counts[heavy.name] < 50
 
 
-def test_latency_lowers_the_share_of_a_weight() -> None:
+def test_latency_lowers_a_weighted_share() -> None:
     """With `peak_ewma` an endpoint that is ten times slower gets a tenth of its share."""
     balancer, (slow, fast) = weighted(BalancingPolicy.PEAK_EWMA, 2.0, 1.0)
     slow.latency.observe(0.2, 0.0)
@@ -142,7 +142,7 @@ def test_latency_lowers_the_share_of_a_weight() -> None:
     assert 130 < counts[slow.name] < 200
 
 
-def test_least_request_takes_the_one_with_fewer_calls() -> None:
+def test_least_request_selects_the_endpoint_with_fewer_calls() -> None:
     """Of two endpoints the idle one gets the call, even if it was slower."""
     busy, idle = endpoints(2)
     busy.pending = 1
@@ -171,7 +171,7 @@ def test_an_unmeasured_endpoint_does_not_get_all_calls() -> None:
     assert old.pending >= 8
 
 
-def test_latency_rises_at_once_and_is_forgotten() -> None:
+def test_latency_rises_at_once_and_decays() -> None:
     """A peak counts at once; it decays with samples below it, and without any."""
     latency = PeakEwma()
     latency.observe(0.01, 0.0)
@@ -222,6 +222,8 @@ def test_calls_without_a_key_are_balanced() -> None:
         ("header:x-tenant", of_user("ann"), None),
     ],
 )
-def test_keys(source: str, call: InferRequest, key: str | None) -> None:
-    """A key is the model, or the value of a header that is not empty."""
+def test_keys_are_the_model_the_address_or_a_header(
+    source: str, call: InferRequest, key: str | None
+) -> None:
+    """An empty or missing value is no key."""
     assert key == key_of(source)(call)

@@ -60,8 +60,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_rule_judges_call(case: Case) -> None:
-    """A rule takes a call when every condition holds, and `explain` says the same."""
+def test_a_rule_matches_when_all_conditions_hold(case: Case) -> None:
+    """`find` and `explain` agree."""
     matcher = Matcher([case.rule])
     expected = 0 if case.matched else None
     assert expected == matcher.find(case.call)
@@ -69,34 +69,34 @@ def test_rule_judges_call(case: Case) -> None:
     assert case.matched == matcher.explain(case.call)[0].is_match
 
 
-def test_first_match_wins() -> None:
-    """Of two rules that match the first is taken."""
+def test_the_first_matching_rule_wins() -> None:
+    """Later matching rules are ignored."""
     assert 1 == Matcher([Rule(model="x"), Rule(), Rule(model="digits")]).find(call())
 
 
-def test_header_rule_is_judged_anew_for_each_call() -> None:
-    """What is remembered of a name never decides about headers."""
+def test_header_rules_are_checked_for_each_call() -> None:
+    """The cached candidates of a name do not decide about headers."""
     matcher = Matcher([Rule(headers={"x-tier": "gold"}), Rule(model="digits")])
     gold = call(headers=(("x-tier", "gold"),))
     assert [0, 1, 0] == [matcher.find(gold), matcher.find(call()), matcher.find(gold)]
 
 
-def test_call_to_the_server_has_an_empty_model_name() -> None:
-    """A call without a model matches only what takes an empty name."""
+def test_a_server_call_has_an_empty_model_name() -> None:
+    """A call without a model matches only rules for the empty name."""
     matcher = Matcher([Rule(model="?*"), Rule(model="*")])
     assert 1 == matcher.find(ServerLiveRequest())
 
 
-def test_memory_is_bounded() -> None:
-    """Names from clients do not pile up."""
+def test_the_cache_of_names_is_bounded() -> None:
+    """Names from clients do not accumulate."""
     matcher = Matcher([Rule(model="a*")])
     for number in range(10_000):
         matcher.find(call(f"a{number}"))
     assert len(matcher._candidates) <= 4096
 
 
-def test_explanation_names_what_failed_and_what_holds() -> None:
-    """Each condition that fails is named with what was found and what is needed."""
+def test_explanations_name_each_condition() -> None:
+    """A failed condition has the found and the expected value."""
     rules = [
         Rule(
             model="x*",
@@ -130,7 +130,7 @@ def test_explanation_names_what_failed_and_what_holds() -> None:
     assert ("no version does not match '1'",) == Matcher(rules).explain(call())[2].reasons
 
 
-def test_matches_model_looks_at_names_only() -> None:
+def test_matches_model_checks_names_only() -> None:
     """Whether a name is served does not depend on version, protocol or headers."""
     matcher = Matcher([Rule(model="a*", versions=("9",), headers={"h": "v"})])
     assert (True, False) == (matcher.matches_model("ab"), matcher.matches_model("b"))

@@ -50,8 +50,8 @@ def about(name: str) -> ModelMetadataRequest:
     return ModelMetadataRequest(model=ModelRef(name))
 
 
-async def test_one_upstream_is_not_asked() -> None:
-    """With a single upstream there is nothing to find out."""
+async def test_a_single_upstream_needs_no_discovery() -> None:
+    """The call is sent without a look-up."""
     server = Server("m")
     found: Any = await Discover({"a": server})(about("m"))
     assert server is found
@@ -74,7 +74,7 @@ async def test_look_ups_counted_as_attempts_of_the_first_call() -> None:
 
 
 async def test_finds_the_upstream_that_lists_the_model() -> None:
-    """The first that has it answers, and is remembered."""
+    """The first upstream with the model replies, and the result is cached."""
     one, two = Server("a"), Server("b", "m")
     discover = Discover({"one": one, "two": two})
     for _ in range(2):
@@ -84,22 +84,22 @@ async def test_finds_the_upstream_that_lists_the_model() -> None:
 
 
 async def test_the_order_of_upstreams_decides() -> None:
-    """A model that two have is the first one's."""
+    """A model of two upstreams is served by the first one."""
     one, two = Server("m"), Server("m")
     found: Any = await Discover({"one": one, "two": two})(about("m"))
     assert one is found
 
 
-async def test_asks_for_the_model_where_there_is_no_index() -> None:
-    """An upstream that cannot list is asked whether it has the model."""
+async def test_model_readiness_replaces_a_missing_index() -> None:
+    """An upstream without an index receives a readiness call for the model."""
     one, two = Server("a", index=False), Server("m", index=False)
     found: Any = await Discover({"one": one, "two": two})(about("m"))
     assert two is found
     assert ["RepositoryIndexRequest", "ModelReadyRequest"] == one.calls
 
 
-async def test_nobody_has_it() -> None:
-    """The error names those that were asked, once for a while."""
+async def test_an_unknown_model_is_reported_with_the_upstreams() -> None:
+    """The negative result is cached for a while."""
     one, two = Server("a"), Server("b")
     discover = Discover({"one": one, "two": two})
     for _ in range(3):
@@ -110,8 +110,8 @@ async def test_nobody_has_it() -> None:
     assert 1 == len(one.calls)
 
 
-async def test_one_that_is_away_might_have_it() -> None:
-    """Not found would be a lie: the call may succeed later. That is not remembered."""
+async def test_an_unreachable_upstream_may_have_the_model() -> None:
+    """The error is "unavailable" instead of "not found", and is not cached."""
     one, two = Server("a"), Server("m", away=True)
     discover = Discover({"one": one, "two": two})
     with pytest.raises(Unavailable, match="'two' is unavailable: away"):
@@ -121,16 +121,16 @@ async def test_one_that_is_away_might_have_it() -> None:
     assert two is found
 
 
-async def test_many_callers_ask_once() -> None:
-    """Calls that come together share one finding."""
+async def test_concurrent_calls_share_one_lookup() -> None:
+    """Ten concurrent calls request the index of an upstream once."""
     one, two = Server("a"), Server("m")
     discover = Discover({"one": one, "two": two})
     await asyncio.gather(*(discover(about("m")) for _ in range(10)))
     assert 1 == one.calls.count("RepositoryIndexRequest")
 
 
-async def test_a_caller_that_leaves_ends_nobody_elses_question() -> None:
-    """The finding goes on for the others."""
+async def test_a_cancelled_call_does_not_cancel_the_shared_lookup() -> None:
+    """The look-up continues for the other callers."""
     one, two = Server("a"), Server("m")
     discover = Discover({"one": one, "two": two})
     first = asyncio.ensure_future(discover(about("m")))
@@ -141,8 +141,8 @@ async def test_a_caller_that_leaves_ends_nobody_elses_question() -> None:
     assert two is found
 
 
-async def test_a_model_that_moved_is_found_again() -> None:
-    """When its upstream no longer has it, the next call looks anew."""
+async def test_a_moved_model_is_found_again() -> None:
+    """The first call fails, and the next one looks the model up again."""
     one, two = Server("a"), Server("m")
     discover = Discover({"one": one, "two": two})
     await discover(about("m"))
@@ -153,8 +153,8 @@ async def test_a_model_that_moved_is_found_again() -> None:
     assert one is found
 
 
-async def test_a_finding_grows_old() -> None:
-    """After its time the upstreams are asked again."""
+async def test_lookup_results_expire() -> None:
+    """After `ttl_s` the upstreams are called again."""
     one, two = Server("a"), Server("m")
     discover = Discover({"one": one, "two": two}, ttl_s=0.0)
     await discover(about("m"))
@@ -162,8 +162,8 @@ async def test_a_finding_grows_old() -> None:
     assert 2 == one.calls.count("RepositoryIndexRequest")
 
 
-async def test_an_error_about_the_model_means_no() -> None:
-    """An upstream that says it has no such model, in an error, is passed over."""
+async def test_a_not_found_error_skips_the_upstream() -> None:
+    """An upstream that reports the model as unknown does not serve it."""
 
     class Odd(Server):
         async def __call__(self, call: Call[Any], /) -> Any:
@@ -176,14 +176,14 @@ async def test_an_error_about_the_model_means_no() -> None:
     assert two is found
 
 
-async def test_a_call_without_a_model_is_refused() -> None:
-    """Questions to the server are answered elsewhere."""
+async def test_a_call_without_a_model_is_rejected() -> None:
+    """Discovery serves no server calls."""
     with pytest.raises(InvalidRequest, match="names no model"):
         await Discover({"one": Server("m")})(ServerLiveRequest())
 
 
-async def test_failed_lookup_of_callers_who_left_is_no_error_of_the_program() -> None:
-    """An exception that nobody retrieves would be logged as an error."""
+async def test_a_failed_lookup_of_cancelled_calls_was_logged() -> None:
+    """An exception that no task retrieves would be logged as an error."""
     reported = list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     caller = asyncio.ensure_future(Discover({"a": Server(away=True), "b": Server("m")})(about("x")))

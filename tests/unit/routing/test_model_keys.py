@@ -57,20 +57,20 @@ def key_index(
         ("simple-", ModelRef("simple-")),
     ],
 )
-async def test_what_a_key_means(key: str, model: ModelRef) -> None:
-    """A whole key before a plain name, and both before the last "-" of one nobody lists."""
+async def test_keys_resolve_to_name_and_version(key: str, model: ModelRef) -> None:
+    """A listed key precedes a listed name, and both the last "-" of an unlisted key."""
     assert model == await key_index().find(key)
 
 
-async def test_a_key_without_a_version_asks_nobody() -> None:
-    """Most names hold no "-"."""
+async def test_a_key_without_a_dash_needs_no_index() -> None:
+    """Most names contain no "-"."""
     index = ScriptedService()
     assert ModelRef("m") == await ModelKeyIndex(index, lambda _name: True).find("m")
     assert [] == index.calls
 
 
-async def test_models_are_listed_again_when_a_key_is_new() -> None:
-    """A key that is not listed is looked up again, but not more than once a second."""
+async def test_an_unknown_key_refreshes_the_index() -> None:
+    """The index is requested again at most once a second."""
     clock = FakeClock()
     listed = (RepositoryEntry("late-x", "", ModelState.READY),)
     finds = key_index((), listed, clock=clock)
@@ -80,8 +80,8 @@ async def test_models_are_listed_again_when_a_key_is_new() -> None:
     assert ModelRef("late-x", "9") == await finds.find("late-x-9")
 
 
-async def test_a_listed_key_is_trusted_for_a_while() -> None:
-    """Models are not listed for every request."""
+async def test_known_keys_are_cached() -> None:
+    """The index is not requested for every call."""
     clock = FakeClock()
     index = ScriptedService(ENTRIES, ())
     finds = ModelKeyIndex(index, lambda _name: True, clock=clock)
@@ -110,14 +110,14 @@ METADATA = ModelMetadata(name="simple-1")
 async def test_only_inferences_without_a_version_have_keys(
     call: Call[object], expected: ModelRef
 ) -> None:
-    """Metadata is asked for by the plain name; a version that is given is one."""
+    """Metadata calls use the plain name, and an explicit version is kept."""
     inner = ScriptedService(REPLY)
     await ResolveModelKeys(inner, key_index())(call)
     assert [expected] == [seen.model for seen in inner.calls]
 
 
-async def test_the_inference_of_a_stream_has_the_model_too() -> None:
-    """Whoever looks at either finds name and version."""
+async def test_the_request_of_a_stream_is_resolved_too() -> None:
+    """Stream and request have the same name and version."""
     inner = ScriptedService(REPLY)
     request = InferRequest(model=ModelRef("simple-1"))
     await ResolveModelKeys(inner, key_index())(

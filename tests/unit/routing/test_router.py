@@ -1,4 +1,4 @@
-"""The router: routes for models, one service for the server, and refusals that help."""
+"""The router: routes for models, one service for the server, and errors for other calls."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def infer(name: str, version: str = "") -> InferRequest:
     return InferRequest(model=ModelRef(name, version), context=Context(protocol="oip.http"))
 
 
-async def test_model_call_goes_to_its_route_and_is_noted() -> None:
-    """The first matching route answers, and its name is noted."""
+async def test_a_model_call_uses_the_first_matching_route() -> None:
+    """The call path records the name of the route."""
     first, second = ScriptedService(always=True), ScriptedService(REPLY)
     router = Router(
         [Route("one", Rule(model="x"), first), Route("two", Rule(model="m*"), second)],
@@ -40,15 +40,15 @@ async def test_model_call_goes_to_its_route_and_is_noted() -> None:
     assert ("two", [], [infer("m1")]) == (path.route, first.calls, second.calls)
 
 
-async def test_server_call_goes_to_the_server() -> None:
-    """A call without a model is the server's."""
+async def test_a_server_call_reaches_the_server() -> None:
+    """A call without a model is not routed."""
     server = ScriptedService(True)
     assert await Router([], server)(ServerLiveRequest()) is True
     assert [ServerLiveRequest()] == server.calls
 
 
-async def test_unknown_model_is_not_served_here() -> None:
-    """A name that no route takes is unknown."""
+async def test_an_unknown_model_is_not_found() -> None:
+    """No route matches its name."""
     router = Router([Route("one", Rule(model="x"), ScriptedService())], ScriptedService())
     with pytest.raises(ModelNotFound) as caught:
         await router(infer("m"))
@@ -58,8 +58,8 @@ async def test_unknown_model_is_not_served_here() -> None:
     )
 
 
-async def test_no_route_says_what_there_are_routes_for() -> None:
-    """A known name on the wrong way is told the ways; header values are not told."""
+async def test_no_route_error_lists_the_routes_of_the_model() -> None:
+    """Header names are listed, but not their values."""
     rule = Rule(model="m", versions=("1", "2"), protocols=("grps.*",), headers={"x-key": "secret"})
     router = Router([Route("one", rule, ScriptedService())], ScriptedService())
     with pytest.raises(NoRoute) as caught:
@@ -71,7 +71,7 @@ async def test_no_route_says_what_there_are_routes_for() -> None:
 
 
 async def test_long_lists_of_routes_are_cut() -> None:
-    """Ten routes are told, the rest counted."""
+    """The error lists ten routes and the number of the others."""
     routes = [Route(str(n), Rule(model="m", versions=("1",)), ScriptedService()) for n in range(12)]
     with pytest.raises(NoRoute) as caught:
         await Router(routes, ScriptedService())(infer("m"))
@@ -79,8 +79,8 @@ async def test_long_lists_of_routes_are_cut() -> None:
     assert 10 == caught.value.message.count("version '1'")
 
 
-async def test_call_without_a_model_gets_the_default() -> None:
-    """Where a default model is configured a call that names none means it."""
+async def test_a_call_without_a_model_gets_the_default() -> None:
+    """The configured default model replaces an empty name."""
     service = ScriptedService(REPLY, FakeStream([]), True)
     router = Router([Route("one", Rule(), service)], ScriptedService(), default_model="d")
     await router(InferRequest())
@@ -92,14 +92,14 @@ async def test_call_without_a_model_gets_the_default() -> None:
     assert [ModelRef("d"), ModelRef("d"), ModelRef("d", "2")] == [c.model for c in service.calls]
 
 
-async def test_call_without_a_model_is_refused_without_a_default() -> None:
-    """A call about a model must name one when there is no default."""
+async def test_a_call_without_a_model_is_rejected_without_a_default() -> None:
+    """The error reports the missing default model."""
     with pytest.raises(InvalidRequest, match="names no model, and no default model is configured"):
         await Router([], ScriptedService())(InferRequest())
 
 
 def test_explain_pairs_routes_with_verdicts() -> None:
-    """Each route is shown with how it judges the call."""
+    """Each route has its verdict on the call."""
     routes = [
         Route("one", Rule(model="x"), ScriptedService()),
         Route("two", Rule(), ScriptedService()),
@@ -111,8 +111,8 @@ def test_explain_pairs_routes_with_verdicts() -> None:
     assert router.matches_model("whatever")
 
 
-async def test_route_with_headers_alone_is_described() -> None:
-    """A route that asks only for a header is told with the header's name."""
+async def test_a_route_with_header_conditions_is_described() -> None:
+    """The error has the names of the headers."""
     rule = Rule(model="m", headers={"x-a": "1", "x-b": "2"})
     with pytest.raises(NoRoute, match=r"routes: 'm' with header 'x-a' and 'x-b'$"):
         await Router([Route("one", rule, ScriptedService())], ScriptedService())(infer("m"))

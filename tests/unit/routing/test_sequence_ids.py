@@ -24,7 +24,7 @@ REPLY = InferResponse(model=M, outputs=())
 
 
 def configuration(data_type: str | None) -> ModelConfiguration:
-    """Return the configuration of a model that is given ids as *data_type*, or not at all."""
+    """Return the configuration of a model with ids of *data_type*, or without ids."""
     controls: list[Any] = [{"name": "START", "control": [{"int32_false_true": [0, 1]}]}]
     if data_type is not None:
         control = {"kind": "CONTROL_SEQUENCE_CORRID", "data_type": data_type}
@@ -43,13 +43,13 @@ class Server:
 
     def __init__(self, **models: ModelConfiguration | Exception) -> None:
         self.models = models
-        self.questions: list[str] = []
+        self.config_calls: list[str] = []
         self.inferred: list[Any] = []
 
     async def __call__(self, call: Any, /) -> Any:
         if isinstance(call, ModelConfigRequest):
             assert call.model is not None
-            self.questions.append(call.model.name)
+            self.config_calls.append(call.model.name)
             found = self.models[call.model.name]
             if isinstance(found, Exception):
                 raise found
@@ -67,8 +67,10 @@ def sequence_request(sequence_id: int | str) -> InferRequest:
     ("data_type", "sequence_id"),
     [("TYPE_UINT64", 7), ("TYPE_INT32", 7), ("TYPE_STRING", "seven"), (None, 7), (None, "seven")],
 )
-async def test_ids_of_the_right_type_pass(data_type: str | None, sequence_id: int | str) -> None:
-    """A model that is not given its ids takes both types."""
+async def test_ids_of_the_right_type_are_accepted(
+    data_type: str | None, sequence_id: int | str
+) -> None:
+    """A model without an id input accepts both types."""
     server = Server(m=configuration(data_type))
     call = sequence_request(sequence_id)
     assert REPLY == await before(server)(call)
@@ -78,8 +80,8 @@ async def test_ids_of_the_right_type_pass(data_type: str | None, sequence_id: in
 @pytest.mark.parametrize(
     ("data_type", "sequence_id"), [("TYPE_UINT64", "seven"), ("TYPE_STRING", 7)]
 )
-async def test_ids_of_the_wrong_type_are_refused(data_type: str, sequence_id: int | str) -> None:
-    """A text id ends a Triton whose model has its ids as numbers (core 425)."""
+async def test_ids_of_the_wrong_type_are_rejected(data_type: str, sequence_id: int | str) -> None:
+    """A text id crashes a Triton whose model has numeric ids (core 425)."""
     server = Server(m=configuration(data_type))
     check = before(server, allows_unknown=True)
     with pytest.raises(InvalidRequest, match="has the wrong type"):
@@ -89,23 +91,23 @@ async def test_ids_of_the_wrong_type_are_refused(data_type: str, sequence_id: in
     assert [] == server.inferred
 
 
-async def test_an_ensembles_steps_are_asked_too() -> None:
-    """An ensemble hands the id on to its steps."""
+async def test_the_steps_of_an_ensemble_are_checked_too() -> None:
+    """An ensemble passes the id on to its steps."""
     steps = [{"model_name": "inner"}, {"model_name": "m"}]
     ensemble = ModelConfiguration({"ensemble_scheduling": {"step": steps}})
     server = Server(m=ensemble, inner=configuration("TYPE_UINT64"))
     with pytest.raises(InvalidRequest, match="the model needs a number"):
         await before(server)(sequence_request("seven"))
-    assert ["m", "inner"] == server.questions
+    assert ["m", "inner"] == server.config_calls
 
 
 @pytest.mark.parametrize(
     "found", [UpstreamError("no"), ModelConfiguration({}, is_withheld=True)], ids=["error", "none"]
 )
-async def test_text_ids_are_refused_where_the_type_is_unknown(
+async def test_text_ids_are_rejected_where_the_type_is_unknown(
     found: ModelConfiguration | Exception,
 ) -> None:
-    """Unless the route allows them; numbers pass."""
+    """The route may allow them; numbers are accepted."""
     server = Server(m=found)
     check = before(server)
     with pytest.raises(InvalidRequest, match="sequence_ids: text"):
@@ -114,8 +116,8 @@ async def test_text_ids_are_refused_where_the_type_is_unknown(
     assert REPLY == await before(server, allows_unknown=True)(sequence_request("seven"))
 
 
-async def test_a_text_id_hid_that_the_model_is_unknown() -> None:
-    """An unknown model comes before its ids, as at Triton; other ids are for the server to refuse."""
+async def test_a_text_id_hid_an_unknown_model() -> None:
+    """The unknown model is reported before its ids, as by Triton; the server checks the rest."""
     server = Server(m=NotFound("no m"))
     check = before(server)
     with pytest.raises(ModelNotFound, match="model 'm' is unknown to its server"):
@@ -124,8 +126,8 @@ async def test_a_text_id_hid_that_the_model_is_unknown() -> None:
     assert REPLY == await before(server, allows_unknown=True)(sequence_request("seven"))
 
 
-async def test_a_server_that_cannot_be_reached_is_asked_again() -> None:
-    """Its error is the answer, and is not remembered."""
+async def test_an_unreachable_server_is_called_again() -> None:
+    """Its error is raised, and not cached."""
     server = Server(m=Unavailable("gone"))
     check = before(server)
     with pytest.raises(Unavailable, match="gone"):
@@ -134,24 +136,24 @@ async def test_a_server_that_cannot_be_reached_is_asked_again() -> None:
     assert REPLY == await check(sequence_request("seven"))
 
 
-async def test_a_configuration_is_asked_for_once() -> None:
-    """It is remembered for a while, and until a model is loaded."""
+async def test_configurations_are_cached() -> None:
+    """A configuration is cached for `ttl_s`, and until a model is loaded."""
     clock = FakeClock()
     server = Server(m=configuration("TYPE_UINT64"))
     types = SequenceIdTypes(ttl_s=30, clock=clock)
     service = Endpoints("up", [Endpoint("e", server)], sequence_ids=types)
     for _ in range(3):
         await service(sequence_request(7))
-    assert ["m"] == server.questions
+    assert ["m"] == server.config_calls
     types.forget()
     await service(sequence_request(7))
     clock.advance(31)
     await service(sequence_request(7))
-    assert ["m"] * 3 == server.questions
+    assert ["m"] * 3 == server.config_calls
 
 
-async def test_calls_outside_of_sequences_go_through() -> None:
-    """Nothing is asked for them."""
+async def test_calls_without_a_sequence_are_not_checked() -> None:
+    """They cause no further call."""
     inner = ScriptedService(always=REPLY)
     await before(inner)(InferRequest(model=M))
     assert [InferRequest(model=M)] == inner.calls

@@ -1,4 +1,4 @@
-"""Answers about the gateway itself."""
+"""Replies to calls about the gateway itself."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from gateway.routing.balance import Readiness
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from tests.fakes import FakeClock, ScriptedService, settle
 
-WHO = ServerMetadata("tensor-gateway", "1.0", ("binary_tensor_data",))
+METADATA = ServerMetadata("tensor-gateway", "1.0", ("binary_tensor_data",))
 READY, DOWN = ModelState.READY, ModelState.UNAVAILABLE
 ENTRY = RepositoryEntry("a", "1", READY)
 
 
-async def test_live_and_who() -> None:
-    """The gateway is live while it answers, and says who it is."""
-    server = ServerInfo(ServerOptions(metadata=WHO))
+async def test_live_and_metadata() -> None:
+    """The gateway is live while it replies, and has its own metadata."""
+    server = ServerInfo(ServerOptions(metadata=METADATA))
     assert await server(ServerLiveRequest()) is True
-    assert WHO == await server(ServerMetadataRequest())
+    assert METADATA == await server(ServerMetadataRequest())
 
 
 @pytest.mark.parametrize(
@@ -46,45 +46,47 @@ async def test_live_and_who() -> None:
         (Readiness.ANY, [], True),
     ],
 )
-async def test_ready_by_its_routes(rule: Readiness, routes: list[bool], expected: bool) -> None:
-    """Ready is what the routes are, by the server's rule."""
+async def test_readiness_follows_the_routes(
+    rule: Readiness, routes: list[bool], expected: bool
+) -> None:
+    """The rule of the server combines the readiness of its routes."""
     options = ServerOptions(
-        metadata=WHO, readiness=rule, routes=[partial(bool, part) for part in routes]
+        metadata=METADATA, readiness=rule, routes=[partial(bool, part) for part in routes]
     )
     assert expected == await ServerInfo(options)(ServerReadyRequest())
 
 
-async def test_trends_are_what_was_measured() -> None:
-    """Read when they are asked for."""
+async def test_trends_are_returned() -> None:
+    """They are read at each request."""
     trends = {"qps": Trend(((0, 1.0),))}
-    server = ServerInfo(ServerOptions(metadata=WHO, trends=lambda: trends))
+    server = ServerInfo(ServerOptions(metadata=METADATA, trends=lambda: trends))
     assert trends is await server(ServerTrendsRequest())
 
 
 async def test_offline_is_not_ready_but_live() -> None:
-    """A client that may say so takes readiness away, and gives it back as far as routes have it."""
-    server = ServerInfo(ServerOptions(metadata=WHO))
+    """A permitted client switches readiness off and on; routes must be ready, too."""
+    server = ServerInfo(ServerOptions(metadata=METADATA))
     await server(ServerSwitchRequest(is_online=False))
     assert (False, True) == (await server(ServerReadyRequest()), await server(ServerLiveRequest()))
     await server(ServerSwitchRequest(is_online=True))
     assert await server(ServerReadyRequest())
-    server = ServerInfo(ServerOptions(metadata=WHO, routes=[lambda: False]))
+    server = ServerInfo(ServerOptions(metadata=METADATA, routes=[lambda: False]))
     await server(ServerSwitchRequest(is_online=True))
     assert not await server(ServerReadyRequest())
 
 
 async def test_the_gateway_may_start_offline() -> None:
-    """Then it is not ready before a client says so."""
-    server = ServerInfo(ServerOptions(metadata=WHO, online=False))
+    """It is not ready until a client switches it online."""
+    server = ServerInfo(ServerOptions(metadata=METADATA, online=False))
     assert not await server(ServerReadyRequest())
     await server(ServerSwitchRequest(is_online=True))
     assert await server(ServerReadyRequest())
 
 
 @pytest.mark.parametrize("online", [True, False])
-async def test_who_may_not_switch_may_ask_for_what_is_so(online: bool) -> None:
-    """A client's routine call to be online changes nothing; one that would is refused."""
-    server = ServerInfo(ServerOptions(metadata=WHO, online=online))
+async def test_a_forbidden_switch_may_confirm_the_current_state(online: bool) -> None:
+    """A switch to the current state succeeds; one that changes it is rejected."""
+    server = ServerInfo(ServerOptions(metadata=METADATA, online=online))
     await server(ServerSwitchRequest(is_online=online, is_allowed=False))
     with pytest.raises(Forbidden, match="offline" if online else "online"):
         await server(ServerSwitchRequest(is_online=not online, is_allowed=False))
@@ -92,20 +94,20 @@ async def test_who_may_not_switch_may_ask_for_what_is_so(online: bool) -> None:
 
 
 async def test_draining_is_not_ready_but_live() -> None:
-    """Once it drains the gateway asks for no more work, and answers."""
-    server = ServerInfo(ServerOptions(metadata=WHO))
+    """A draining gateway still replies."""
+    server = ServerInfo(ServerOptions(metadata=METADATA))
     server.drain()
     assert (False, True) == (await server(ServerReadyRequest()), await server(ServerLiveRequest()))
 
 
-async def test_other_questions_are_unsupported() -> None:
-    """A question the gateway has no answer to is refused by name."""
+async def test_other_calls_are_unsupported() -> None:
+    """The error names the type of the call."""
     with pytest.raises(Unsupported, match="the gateway does not support InferRequest"):
-        await ServerInfo(ServerOptions(metadata=WHO))(InferRequest())
+        await ServerInfo(ServerOptions(metadata=METADATA))(InferRequest())
 
 
-async def test_index_joins_sources_and_configured_names() -> None:
-    """Each model and version is listed once; configured names not listed have their route's state."""
+async def test_the_index_merges_sources_and_configured_names() -> None:
+    """Each model version is listed once; other configured names have their route's state."""
     indexes = [
         Index("local", ScriptedService((ENTRY, RepositoryEntry("a", "2", DOWN)))),
         Index(
@@ -116,7 +118,7 @@ async def test_index_joins_sources_and_configured_names() -> None:
         ),
     ]
     options = ServerOptions(
-        metadata=WHO,
+        metadata=METADATA,
         named={"a": lambda: False, "c": lambda: True, "d": lambda: False},
         served=lambda name: name != "hidden",
     )
@@ -133,8 +135,8 @@ async def test_index_joins_sources_and_configured_names() -> None:
     assert ready == await server(RepositoryIndexRequest(ready_only=True))
 
 
-async def test_index_is_remembered_for_a_while() -> None:
-    """An upstream is asked again when its answer is too old."""
+async def test_the_index_is_cached() -> None:
+    """The upstream is called again after `ttl_s`."""
     clock = FakeClock()
     service = ScriptedService((ENTRY,), ())
     index = Index("up", service, ttl_s=10, clock=clock)
@@ -143,8 +145,8 @@ async def test_index_is_remembered_for_a_while() -> None:
     assert () == await index.entries()
 
 
-async def test_index_is_asked_once_by_many() -> None:
-    """Callers at the same time share one question."""
+async def test_concurrent_index_calls_share_one_request() -> None:
+    """Five callers send one request to the upstream."""
     service = ScriptedService()
     index = Index("up", service)
     tasks = [asyncio.ensure_future(index.entries()) for _ in range(5)]
@@ -154,21 +156,21 @@ async def test_index_is_asked_once_by_many() -> None:
     assert 1 == len(service.calls)
 
 
-async def test_every_model_is_served_unless_said_otherwise() -> None:
-    """Without a filter everything that is listed is shown."""
-    server = ServerInfo(ServerOptions(metadata=WHO), [Index("up", ScriptedService((ENTRY,)))])
+async def test_all_models_are_listed_without_a_filter() -> None:
+    """The default filter serves every name."""
+    server = ServerInfo(ServerOptions(metadata=METADATA), [Index("up", ScriptedService((ENTRY,)))])
     assert (ENTRY,) == await server(RepositoryIndexRequest())
 
 
-async def test_server_that_cannot_list_has_no_models() -> None:
-    """A server whose protocol has no index adds nothing, silently."""
+async def test_a_server_without_an_index_has_no_models() -> None:
+    """Nothing is logged."""
     with capture_logs() as logs:
         assert () == await Index("up", ScriptedService(Unsupported("no index"))).entries()
     assert [] == logs
 
 
 async def test_models_of_a_lost_server_are_unavailable() -> None:
-    """What a server last listed is shown as unavailable when it does not answer."""
+    """The last known models of a server are listed as unavailable when it does not reply."""
     clock = FakeClock()
     service = ScriptedService((ENTRY,), Unavailable("refused"))
     index = Index("up", service, ttl_s=1, timeout_s=0.01, clock=clock)
@@ -182,11 +184,12 @@ async def test_models_of_a_lost_server_are_unavailable() -> None:
     assert ["refused", "no response within 0.01 s"] == [entry["reason"] for entry in logs]
 
 
-async def test_a_forgotten_index_is_asked_for_again() -> None:
-    """A model that was loaded is listed at once, however long an answer holds."""
+async def test_a_forgotten_index_is_requested_again() -> None:
+    """A loaded model is listed at once, although the cached index has not expired."""
     service = ScriptedService((ENTRY,), (ENTRY, RepositoryEntry("b", "1", READY)))
     server = ServerInfo(
-        ServerOptions(metadata=WHO, served=lambda name: name != "hidden"), [Index("up", service)]
+        ServerOptions(metadata=METADATA, served=lambda name: name != "hidden"),
+        [Index("up", service)],
     )
     listed = [await server(RepositoryIndexRequest()) for _ in range(2)]
     server.forget()
@@ -195,21 +198,23 @@ async def test_a_forgotten_index_is_asked_for_again() -> None:
     assert (True, False) == (server.served("a"), server.served("hidden"))
 
 
-async def test_log_settings_are_told_where_they_can_be_had() -> None:
-    """The gateway's own log; a change is logged itself, with who made it."""
+async def test_log_settings_of_the_gateway_are_supported() -> None:
+    """A change is logged; without a log the call is unsupported."""
     settings = {"log_info": True}
-    server = ServerInfo(ServerOptions(metadata=WHO, log=lambda changes: {**settings, **changes}))
+    server = ServerInfo(
+        ServerOptions(metadata=METADATA, log=lambda changes: {**settings, **changes})
+    )
     with capture_logs() as lines:
         assert settings == await server(LogSettingsRequest(own=True))
         changed = await server(LogSettingsRequest(own=True, changes={"log_info": False}))
     assert {"log_info": False} == changed
     assert ["log settings changed"] == [line["event"] for line in lines]
     with pytest.raises(Unsupported):
-        await ServerInfo(ServerOptions(metadata=WHO))(LogSettingsRequest(own=True))
+        await ServerInfo(ServerOptions(metadata=METADATA))(LogSettingsRequest(own=True))
 
 
-async def test_the_reason_of_a_missing_index_has_no_address() -> None:
-    """Clients see why models are not available; where their server is, only the log says."""
+async def test_the_reason_of_an_unavailable_model_has_no_address() -> None:
+    """Clients see the reason without the address; the log has both."""
     clock = FakeClock()
     lost = Unavailable("cannot connect to upstream 10.1.2.3:8001: refused")
     index = Index("up", ScriptedService((ENTRY,), lost), ttl_s=10, clock=clock)

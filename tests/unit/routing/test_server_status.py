@@ -1,4 +1,4 @@
-"""Tests of ServerStatusLayer: how the server is, from the calls there are."""
+"""ServerStatusLayer: the status of the server, composed from other calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INDEX = (
 
 
 def router(*, index: Any = INDEX, counted: Any = (), trends: Any = None) -> ScriptedService:
-    def answer(call: Any) -> Any:
+    def reply_to(call: Any) -> Any:
         if isinstance(call, ServerReadyRequest):
             return True
         if isinstance(call, RepositoryIndexRequest):
@@ -57,14 +57,14 @@ def router(*, index: Any = INDEX, counted: Any = (), trends: Any = None) -> Scri
             return trends
         return "passed"
 
-    return ScriptedService(always=answer)
+    return ScriptedService(always=reply_to)
 
 
 A = ModelStatus(ModelMetadata(name="a", versions=("1", "2")), (INDEX[0], INDEX[2]))
 
 
-async def test_lists_models_that_can_be_described() -> None:
-    """Every model of the index with its metadata and states; one without metadata is left out."""
+async def test_lists_models_with_metadata() -> None:
+    """Each model has its metadata and states; models without metadata are omitted."""
     clock = FakeClock()
     statuses = ServerStatusLayer(router(), clock=clock)
     clock.advance(5)
@@ -72,8 +72,8 @@ async def test_lists_models_that_can_be_described() -> None:
     assert found == ServerStatus(is_ready=True, uptime_s=5.0, models=(A,))
 
 
-async def test_tells_of_one_model() -> None:
-    """A question about one model is answered with that one, or with its error."""
+async def test_reports_a_single_model() -> None:
+    """A request for one model returns that model, or its error."""
     statuses = ServerStatusLayer(router())
     found = await statuses(ServerStatusRequest(about=ModelRef("a")))
     assert found.models == (A,)
@@ -81,8 +81,8 @@ async def test_tells_of_one_model() -> None:
         await statuses(ServerStatusRequest(about=ModelRef("x")))
 
 
-async def test_tells_what_is_counted() -> None:
-    """Each model has the statistics of its versions, asked about alone or among all."""
+async def test_reports_statistics() -> None:
+    """Each model has the statistics of its versions, in a list or alone."""
     mine = ModelStatistics(name="a", version="1", inference_count=3)
     service = router(counted=(mine, ModelStatistics(name="z", version="1")))
     (model,) = (await ServerStatusLayer(service)(ServerStatusRequest())).models
@@ -93,8 +93,8 @@ async def test_tells_what_is_counted() -> None:
     assert (mine,) == model.statistics
 
 
-async def test_tells_trends_where_they_are_asked_for() -> None:
-    """They are the router's answer to a question of their own, which is not always asked."""
+async def test_reports_trends_on_request() -> None:
+    """They need another call, which is sent only on request."""
     trends = {"qps": Trend(((0, 1.0),))}
     inner = router(trends=trends)
     found = await ServerStatusLayer(inner)(ServerStatusRequest(trends=True))
@@ -102,37 +102,37 @@ async def test_tells_trends_where_they_are_asked_for() -> None:
     assert {} == (await ServerStatusLayer(inner)(ServerStatusRequest())).trends
 
 
-async def test_does_without_an_index() -> None:
-    """Where nothing lists models, a known one is described and the list is empty."""
+async def test_works_without_an_index() -> None:
+    """A named model is described, and the list is empty."""
     statuses = ServerStatusLayer(router(index=Unsupported("no index")))
     one = await statuses(ServerStatusRequest(about=ModelRef("a")))
     assert one.models == (ModelStatus(A.metadata),)
     assert (await statuses(ServerStatusRequest())).models == ()
 
 
-async def test_slow_model_is_left_out() -> None:
-    """A model that does not answer does not hold up the list."""
+async def test_slow_models_are_omitted() -> None:
+    """A model that does not reply does not delay the list."""
 
-    def answer(call: Any) -> Any:
+    def reply_to(call: Any) -> Any:
         if isinstance(call, ServerReadyRequest):
             return False
         return INDEX
 
-    service = ScriptedService(answer, answer)  # the questions for metadata wait for ever
+    service = ScriptedService(reply_to, reply_to)  # the questions for metadata wait for ever
     found = await ServerStatusLayer(service, timeout_s=0.01)(ServerStatusRequest())
     assert found.is_ready is False
     assert found.models == ()
     assert service.cancelled == 3  # two models, and what is counted
 
 
-async def test_other_calls_go_through() -> None:
-    """Anything else is the router's."""
+async def test_other_calls_are_passed_on() -> None:
+    """They reach the router unchanged."""
     assert await ServerStatusLayer(router())(ServerLiveRequest()) == "passed"  # type: ignore[comparison-overlap]  # the fake says so
 
 
 @pytest.mark.parametrize("state", [ModelState.UNAVAILABLE, ModelState.UNLOADING])
-async def test_an_unloaded_model_stays_with_its_versions(state: ModelState) -> None:
-    """Its metadata are gone, its name and the states of its versions are not."""
+async def test_unloaded_models_keep_their_versions(state: ModelState) -> None:
+    """Without metadata, the name and the states of the versions are reported."""
     entries = (RepositoryEntry("x", "1", state, "unloaded"), RepositoryEntry("x", "2", state))
     expected = (ModelStatus(ModelMetadata(name="x"), entries),)
     layer = ServerStatusLayer(router(index=entries))
@@ -140,8 +140,8 @@ async def test_an_unloaded_model_stays_with_its_versions(state: ModelState) -> N
     assert expected == (await layer(ServerStatusRequest(about=ModelRef("x")))).models
 
 
-async def test_a_model_that_was_never_loaded_is_not_told() -> None:
-    """An index lists folders too, without a version or state."""
+async def test_models_that_were_never_loaded_are_omitted() -> None:
+    """An index also lists folders, without a version or state."""
     layer = ServerStatusLayer(router(index=(RepositoryEntry("x"),)))
     assert () == (await layer(ServerStatusRequest())).models
     with pytest.raises(ModelNotFound):
@@ -164,30 +164,30 @@ DOWN = Unavailable("connection refused")
         (DOWN, (), ModelNotFound("-"), False),
     ],
 )
-async def test_the_status_of_a_model_tells_unknown_from_not_ready(
+async def test_unknown_models_differ_from_unready_ones(
     ready: Any, index: Any, metadata: Any, expected: bool | None
 ) -> None:
-    """A server says "not ready" of unknown names too; the index and the metadata decide."""
+    """Servers report unknown names as not ready, so index and metadata decide."""
     replies = {
         ModelReadyRequest: ready,
         RepositoryIndexRequest: index,
         ModelMetadataRequest: metadata,
     }
 
-    def answer(call: Any) -> Any:
+    def reply_to(call: Any) -> Any:
         kind: Any = type(call)
         reply = replies[kind]
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    service = ScriptedService(always=answer)
+    service = ScriptedService(always=reply_to)
     assert expected is await model_status(service, "m")
 
 
 @pytest.mark.parametrize("name", ["..", "a\n", "x" * 300])
-async def test_a_name_that_no_model_can_have_is_unknown(name: str) -> None:
-    """No server is asked for it."""
+async def test_invalid_model_names_are_unknown(name: str) -> None:
+    """No server receives a call for them."""
     service = ScriptedService()
     assert await model_status(service, name) is None
     assert [] == service.calls

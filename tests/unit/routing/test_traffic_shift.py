@@ -61,8 +61,8 @@ def shifted(percent: float = 0.0, header: bool = True) -> Route:
     return Route(shift)
 
 
-async def test_whoever_has_moved_stays_moved() -> None:
-    """Each share moves about as many clients, among them all of the share before."""
+async def test_moved_clients_stay_moved() -> None:
+    """A larger share moves more clients, and includes all clients of the smaller share."""
     route = shifted()
     moved = await route.moved()
     assert set() == moved
@@ -77,7 +77,7 @@ async def test_whoever_has_moved_stays_moved() -> None:
 
 
 async def test_processes_and_restarts_agree() -> None:
-    """The choice depends on the migration and the key only."""
+    """The selection depends only on the migration and the key."""
     first, second = shifted(25), shifted(25)
     assert await first.moved() == await second.moved()
     other = Route(TrafficShift("other", "new", key_of("header:x-user")))
@@ -85,15 +85,15 @@ async def test_processes_and_restarts_agree() -> None:
     assert await first.moved() != await other.moved()
 
 
-async def test_calls_without_a_key_move_one_by_one() -> None:
-    """About as many as the share, whoever makes them."""
+async def test_calls_without_a_key_move_individually() -> None:
+    """The moved calls match the share."""
     route = shifted(25, header=False)
     moved = [await route.target(InferRequest(model=M)) for _ in range(COUNT)].count("new")
     assert abs(moved / COUNT - 0.25) < 0.06
 
 
-async def test_an_older_weight_is_ignored() -> None:
-    """Only an epoch as late as the one in force counts."""
+async def test_older_weights_are_ignored() -> None:
+    """A weight needs an epoch and an attempt at least as late as the current ones."""
     shift = TrafficShift("m", "new")
     assert shift.apply(50, 5, 1)
     assert not shift.apply(100, 4, 1)
@@ -103,8 +103,8 @@ async def test_an_older_weight_is_ignored() -> None:
     assert 0.0 == shift.share
 
 
-async def test_after_a_trip_only_another_attempt_moves_calls() -> None:
-    """A leader that does not know of the trip yet cannot raise the share again."""
+async def test_a_trip_lasts_until_the_next_attempt() -> None:
+    """A leader that does not know of the trip cannot raise the share."""
     route = shifted(100)
     route.shift.trip()
     assert "old" == await route.target(of_user(1))
@@ -114,8 +114,8 @@ async def test_after_a_trip_only_another_attempt_moves_calls() -> None:
     assert "new" == await route.target(of_user(1))
 
 
-async def test_sequences_stay_where_they_are() -> None:
-    """Neither a share of 100 % nor one of 0 moves an open sequence; new ones follow the share."""
+async def test_open_sequences_do_not_move() -> None:
+    """A share of 0 or 100 % moves no open sequence; new ones follow the share."""
     route = shifted(0)
     assert "old" == await route.target(in_sequence(1, start=True))
     route.shift.apply(100, 2, 1)
@@ -132,7 +132,7 @@ async def test_sequences_stay_where_they_are() -> None:
 
 
 async def test_a_sequence_of_a_lost_target_is_lost() -> None:
-    """No other target continues it."""
+    """No other target continues the sequence."""
     route = shifted(100)
     await route.target(in_sequence(1, start=True))
     route.down.add("new")
@@ -140,15 +140,15 @@ async def test_a_sequence_of_a_lost_target_is_lost() -> None:
         await route.target(in_sequence(1))
 
 
-async def test_calls_go_back_while_the_new_target_is_not_ready() -> None:
-    """A client does not wait for a target that a probe found down."""
+async def test_calls_use_the_old_target_while_the_new_is_not_ready() -> None:
+    """Clients do not wait for a target whose probe failed."""
     route = shifted(100)
     route.down.add("new")
     assert "old" == await route.target(of_user(1))
 
 
-async def test_a_retry_goes_to_the_old_target() -> None:
-    """A call that failed at the new one is not sent there again."""
+async def test_a_retry_uses_the_old_target() -> None:
+    """A failed call is not sent to the new target again."""
     route = shifted(100)
     token = ATTEMPT.set(attempt := CallAttempt(("new",)))
     try:
@@ -160,7 +160,7 @@ async def test_a_retry_goes_to_the_old_target() -> None:
 
 
 async def test_readiness_follows_the_targets_in_use() -> None:
-    """At 0 % the new target does not matter; at 100 % the old one does not."""
+    """At 0 % the new target is ignored, at 100 % the old one."""
     for percent, ready_without in ((0, "new"), (100, "old")):
         route = shifted(percent)
         route.down = {ready_without}

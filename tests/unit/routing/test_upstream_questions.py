@@ -1,4 +1,4 @@
-"""Questions to the server that go on to upstreams: all of them asked, one answer."""
+"""Server calls to all upstreams, whose replies become one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DOWN = Unavailable("connection refused")
 
 
 def targets(*answers: Any) -> UpstreamQuestions:
-    """Return the question's way to upstreams that answer so, in their order."""
-    upstreams = {f"u{n}": ScriptedService(always=answer) for n, answer in enumerate(answers)}
+    """Return a service whose upstreams have these replies, in their order."""
+    upstreams = {f"u{n}": ScriptedService(always=reply) for n, reply in enumerate(answers)}
     return UpstreamQuestions(ScriptedService(always=True), upstreams, lambda name: name != "hidden")
 
 
 def used(name: str, count: int, version: str = "1") -> ModelStatistics:
-    """Return statistics of so many inferences."""
+    """Return statistics of *count* inferences."""
     return ModelStatistics(
         name=name,
         version=version,
@@ -50,10 +50,10 @@ def used(name: str, count: int, version: str = "1") -> ModelStatistics:
     ("server", "name", "version"),
     [(None, "gateway", "1"), (ServerMetadata("triton", "2.51.0", ("theirs",)), "triton", "2.51.0")],
 )
-async def test_the_identity_may_be_that_of_a_server(
+async def test_metadata_may_have_the_identity_of_a_server(
     server: ServerMetadata | None, name: str, version: str
 ) -> None:
-    """Name and version are the server's, once it is known; the extensions are the gateway's."""
+    """Name and version are the server's, once known; the extensions are the gateway's."""
     inner = ScriptedService(always=ServerMetadata("gateway", "1", ("ours",)))
     questions = UpstreamQuestions(inner, {}, lambda _name: True, lambda: server)
     assert ServerMetadata(name, version, ("ours",)) == await questions(ServerMetadataRequest())
@@ -63,13 +63,13 @@ QUESTIONS: list[Call[Any]] = [TraceSettingRequest(), LogSettingsRequest()]
 
 
 @pytest.mark.parametrize("call", QUESTIONS)
-async def test_settings_are_those_of_the_first_that_has_them(call: Call[Any]) -> None:
-    """Upstreams without such settings, or out of reach, are passed over."""
+async def test_settings_are_those_of_the_first_upstream_with_them(call: Call[Any]) -> None:
+    """Upstreams without such settings, or unreachable, are skipped."""
     assert {"a": ("1",)} == await targets(LACKS, DOWN, {"a": ("1",)}, {"a": ("2",)})(call)
 
 
-async def test_a_change_is_made_everywhere_or_fails() -> None:
-    """One upstream that does not make the change fails the request; one that lacks it does not."""
+async def test_changes_apply_to_all_upstreams_or_fail() -> None:
+    """An upstream that rejects the change fails the call; one without settings does not."""
     call = TraceSettingRequest(changes={"trace_level": ("OFF",)})
     assert {"a": ("1",)} == await targets(LACKS, {"a": ("1",)}, {"a": ("1",)})(call)
     with pytest.raises(InvalidRequest, match="unknown setting"):
@@ -80,14 +80,16 @@ async def test_a_change_is_made_everywhere_or_fails() -> None:
     ("answers", "error"),
     [((LACKS, LACKS), Unsupported), ((), Unsupported), ((LACKS, DOWN), Unavailable)],
 )
-async def test_nobody_can_be_asked(answers: tuple[Any, ...], error: type[Exception]) -> None:
-    """Where no upstream has it the question is not supported; an outage is told as one."""
+async def test_calls_without_a_capable_upstream_fail(
+    answers: tuple[Any, ...], error: type[Exception]
+) -> None:
+    """They are unsupported, or unavailable if an upstream is unreachable."""
     with pytest.raises(error):
         await targets(*answers)(TraceSettingRequest())
 
 
-async def test_statistics_are_those_of_all() -> None:
-    """The same model at two upstreams is added up; models that are not served are left out."""
+async def test_statistics_are_summed_over_upstreams() -> None:
+    """Models that are not served are omitted."""
     service = targets((used("m", 3), used("n", 1)), LACKS, (used("m", 4), used("hidden", 9)))
     found = await service(ModelStatisticsRequest())
     assert (used("m", 3) + used("m", 4), used("n", 1)) == found
@@ -106,37 +108,35 @@ OWN: list[Call[Any]] = [
 
 
 @pytest.mark.parametrize("call", OWN)
-async def test_questions_to_the_gateway_stay_here(call: Call[Any]) -> None:
-    """What the gateway itself answers, and every other call, goes through."""
+async def test_calls_for_the_gateway_are_not_forwarded(call: Call[Any]) -> None:
+    """Calls for the gateway itself, and all other calls, are passed to the inner service."""
     assert await targets(DOWN)(call) is True
 
 
-async def test_loading_has_models_listed_anew() -> None:
-    """After a load, good or bad, the index is asked for again; nothing else has that effect."""
+async def test_a_load_refreshes_the_model_index() -> None:
+    """A failed load does so, too; other calls do not."""
     forgotten: list[str] = []
-    relisting = RefreshModelIndex(
-        ScriptedService(None, True, DOWN), lambda: forgotten.append("now")
-    )
-    await relisting(ModelLoadRequest(model=M))
-    await relisting(ModelReadyRequest(model=M))
+    refresh = RefreshModelIndex(ScriptedService(None, True, DOWN), lambda: forgotten.append("now"))
+    await refresh(ModelLoadRequest(model=M))
+    await refresh(ModelReadyRequest(model=M))
     with pytest.raises(Unavailable):
-        await relisting(ModelLoadRequest(model=M))
+        await refresh(ModelLoadRequest(model=M))
     assert ["now", "now"] == forgotten
 
 
-async def test_what_is_not_modelled_goes_to_the_first_that_can_read_it() -> None:
-    """Those of other protocols are passed over; a refusal of the server's own is the answer."""
+async def test_opaque_calls_reach_the_first_capable_upstream() -> None:
+    """Upstreams of other protocols are skipped; a rejection by the server itself is returned."""
     call = OpaqueCall(message=Origin("oip.http", "question"))
-    answer = Origin("oip.http", "answer")
-    assert answer == await targets(LACKS, answer, DOWN)(call)
+    reply = Origin("oip.http", "answer")
+    assert reply == await targets(LACKS, reply, DOWN)(call)
     with pytest.raises(Unsupported, match=r"no upstream of this gateway supports oip\.http"):
         await targets(LACKS)(call)
-    refusal = Unsupported("its own words", origin=answer)
+    refusal = Unsupported("its own words", origin=reply)
     with pytest.raises(Unsupported, match="its own words"):
-        await targets(refusal, answer)(call)
+        await targets(refusal, reply)(call)
 
 
-async def test_a_bug_is_no_upstream_that_is_passed_over() -> None:
-    """Only errors of the gateway's taxonomy are an upstream's word."""
+async def test_internal_errors_are_not_skipped() -> None:
+    """Only gateway errors count as replies of an upstream."""
     with pytest.raises(RuntimeError, match="bug"):
         await targets({"a": ("1",)}, RuntimeError("bug"))(TraceSettingRequest())

@@ -1,4 +1,4 @@
-"""Who may read, change and see payloads over the admin port."""
+"""Access to the admin port: who may read, change and see payloads."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def status(
     ],
 )
 @pytest.mark.parametrize("need", list(AdminNeed))
-def test_a_foreign_host_is_refused(host: str, expected: int, need: AdminNeed) -> None:
-    """A page that resolves its own name to this machine sends that name."""
+def test_unknown_hosts_are_rejected(host: str, expected: int, need: AdminNeed) -> None:
+    """The Host header is an IP address, localhost or a configured name, against DNS rebinding."""
     access = AdminAccess(hosts=["gateway.example.com"])
     assert expected == status(access, need, {**PAGE, "Host": host})
 
@@ -72,8 +72,10 @@ def test_a_foreign_host_is_refused(host: str, expected: int, need: AdminNeed) ->
         ({**PAGE, "Sec-Fetch-Site": "none"}, 200),
     ],
 )
-def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], expected: int) -> None:
-    """The header and the origin tell them apart; reading needs neither."""
+def test_protected_requests_of_other_sites_are_rejected(
+    headers: dict[str, str], expected: int
+) -> None:
+    """Protected requests need the header and the own origin; reads need neither."""
     assert expected == status(OPEN, AdminNeed.PROTECTED, headers)
     assert 200 == status(OPEN, AdminNeed.READ, headers)
 
@@ -101,23 +103,23 @@ def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], expecte
         (GUARDED, HERE, "Bearer wrong", (401, 401, 401)),
     ],
 )
-def test_other_machines_need_the_token(
+def test_remote_clients_need_the_token(
     access: AdminAccess, address: str, authorization: str | None, expected: tuple[int, int, int]
 ) -> None:
-    """A wrong token is refused everywhere."""
+    """A wrong token is rejected from every address and for every need."""
     headers = PAGE if authorization is None else {**PAGE, "Authorization": authorization}
     assert expected == tuple(status(access, need, headers, address) for need in AdminNeed)
 
 
 @pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
-def test_what_a_proxy_passes_on_is_not_local(name: str) -> None:
-    """The proxy may run on this machine; its clients need not."""
+def test_proxied_requests_are_not_local(name: str) -> None:
+    """The proxy may run on this machine while its clients run on others."""
     assert 403 == status(OPEN, AdminNeed.PROTECTED, {**PAGE, name: "10.0.0.9"})
     assert 401 == status(GUARDED, AdminNeed.READ, {**PAGE, name: "10.0.0.9"})
 
 
-def test_the_host_of_the_address_is_known() -> None:
-    """An address such as gateway.internal:9901 is a name that clients use; `*` is none."""
+def test_the_host_of_the_listen_address_is_allowed() -> None:
+    """Clients use the host of an address such as gateway.internal:9901; `*` allows none."""
     named = access_of(AdminConfig(address=Address("gateway.internal", 9901)))
     everywhere = access_of(AdminConfig(address=Address("", 9901), hosts=("a.example",)))
     assert 200 == status(named, AdminNeed.READ, {"Host": "gateway.internal:9901"})
@@ -125,8 +127,8 @@ def test_the_host_of_the_address_is_known() -> None:
     assert 200 == status(everywhere, AdminNeed.READ, {"Host": "a.example"})
 
 
-def test_a_token_lets_other_machines_run_commands() -> None:
-    """The pages for commands need no header, as curl and Prometheus send none."""
+def test_remote_clients_run_commands_with_the_token() -> None:
+    """Command paths need no extra header, because curl sends none."""
     sent = Headers([("Authorization", f"Bearer {TOKEN}")])
     wrong = Headers([("Authorization", "Bearer wrong")])
     away = Client(AWAY)

@@ -1,4 +1,4 @@
-"""Server-sent events: bounded listeners, and what they get."""
+"""Server-sent events: bounded listeners, and the events they receive."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Documents:
         return {"status": {"reading": self.readings}, "migrations": []}
 
 
-async def test_a_listener_gets_what_changes() -> None:
-    """What is as before is not sent again."""
+async def test_listeners_receive_only_changed_documents() -> None:
+    """Unchanged parts of the document are not sent again."""
     hub = EventHub(Documents(), interval_s=0.0)
     events = hub.listen()
     found = [await anext(events) for _ in range(4)]
@@ -36,8 +36,8 @@ async def test_a_listener_gets_what_changes() -> None:
     ] == found
 
 
-async def test_nothing_is_read_while_nobody_listens() -> None:
-    """The last listener ends the readings."""
+async def test_documents_are_read_only_while_clients_listen() -> None:
+    """Reading stops when the last listener leaves."""
     documents = Documents()
     hub = EventHub(documents, interval_s=0.0)
     events = hub.listen()
@@ -66,8 +66,8 @@ async def test_listeners_are_bounded() -> None:
     await third.aclose()
 
 
-async def test_a_listener_that_does_not_read_is_dropped() -> None:
-    """It holds a bounded number of events, and then nothing."""
+async def test_slow_listeners_are_dropped() -> None:
+    """The queue of a listener is bounded; the listener is dropped when it is full."""
     hub = EventHub(Documents(), interval_s=0.0)
     slow = hub.listen()
     await anext(slow)
@@ -78,8 +78,8 @@ async def test_a_listener_that_does_not_read_is_dropped() -> None:
         await anext(slow)
 
 
-async def test_a_reading_that_fails_ends_nothing() -> None:
-    """The next one may succeed."""
+async def test_failed_readings_are_retried() -> None:
+    """The stream stays open, and the next reading may succeed."""
     readings = 0
 
     async def read() -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What the pages offer."""
+"""The buttons of the admin pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.migration.cutover import COMMANDS, Phase
 
 
 @pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
-def test_no_button_is_for_a_command_that_is_always_refused(phase: Phase) -> None:
-    """A cut-over has buttons for commands that its state allows."""
+def test_buttons_offer_only_accepted_commands(phase: Phase) -> None:
+    """Each phase of a cut-over shows buttons only for commands that the phase accepts."""
     offered = {name for name, _, _ in _commands(phase.value)}
     assert offered <= {name for name, (phases, _) in COMMANDS.items() if phase in phases}

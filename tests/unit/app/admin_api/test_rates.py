@@ -33,7 +33,7 @@ def families(ok: float, failed: float, fast: float, slow: float) -> list[Metric]
 
 
 def test_the_first_reading_counts_from_the_start() -> None:
-    """Metadata calls are no traffic."""
+    """The first window begins at the start; metadata calls are not counted."""
     clock = FakeClock()
     window = TrafficWindow(clock)
     clock.advance(10.0)
@@ -54,7 +54,7 @@ def test_the_first_reading_counts_from_the_start() -> None:
 
 
 def test_only_the_last_minute_counts() -> None:
-    """Earlier readings are dropped when younger ones can be compared with."""
+    """Readings older than the window are dropped while newer ones exist."""
     clock = FakeClock()
     window = TrafficWindow(clock)
     window.update(families(ok=1000, failed=0, fast=1000, slow=0))
@@ -66,8 +66,8 @@ def test_only_the_last_minute_counts() -> None:
     assert 2.0 == document["routes"][0]["per_s"]
 
 
-def test_after_a_long_pause_the_rate_is_that_of_the_pause() -> None:
-    """Nobody looked meanwhile, so there is nothing younger to compare with."""
+def test_the_window_spans_a_pause_between_readings() -> None:
+    """Without newer readings, the rate covers the whole pause."""
     clock = FakeClock()
     window = TrafficWindow(clock)
     window.update(families(ok=0, failed=0, fast=0, slow=0))
@@ -79,8 +79,8 @@ def test_after_a_long_pause_the_rate_is_that_of_the_pause() -> None:
     )
 
 
-def test_a_counter_that_began_anew_counts_from_zero() -> None:
-    """A worker that died took its counters along."""
+def test_a_reset_counter_counts_from_zero() -> None:
+    """A worker that died takes its counters along."""
     clock = FakeClock()
     window = TrafficWindow(clock)
     clock.advance(1.0)
@@ -92,16 +92,16 @@ def test_a_counter_that_began_anew_counts_from_zero() -> None:
     assert 20 == window.document()["routes"][0]["calls"]
 
 
-def test_no_metrics_are_no_rows() -> None:
-    """A gateway that has served nothing shows empty tables."""
+def test_tables_are_empty_without_metrics() -> None:
+    """A gateway without traffic shows empty tables."""
     window = TrafficWindow(FakeClock())
     window.update(CollectorRegistry().collect())
     document = window.document()
     assert ([], [], []) == (document["routes"], document["targets"], document["endpoints"])
 
 
-def test_a_minute_without_calls_has_no_latency() -> None:
-    """The rows stay, and say that nothing is known."""
+def test_windows_without_calls_have_no_latency() -> None:
+    """The rows stay; their latencies are unknown."""
     clock = FakeClock()
     window = TrafficWindow(clock)
     for _ in range(3):

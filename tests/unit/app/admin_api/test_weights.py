@@ -53,8 +53,8 @@ class Cutover:
         (Cutover(100), {"legacy": 0, "legacy/b": 0, "triton": 100}),
     ],
 )
-def test_a_cutover_takes_its_share_of_all_calls(
+def test_a_cutover_reduces_the_weights_of_other_targets(
     cutover: Cutover | None, expected: dict[str, float]
 ) -> None:
-    """The other targets share the rest by their weights."""
+    """The other targets share the remaining percentage by their weights."""
     assert {"fraud": expected} == weights_in_force(load_text(CONFIG).config, cutover)

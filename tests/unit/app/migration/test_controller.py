@@ -1,4 +1,4 @@
-"""CutoverController: decisions of the leader, by what processes report, and what it writes first."""
+"""CutoverController: the leader's decisions by reports, and the order of its writes."""
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ class Leader:
             self.clock.advance(1)
             self.keeper.compared += calls
             self.processes.calls(calls)
-            self.tell(verdict)
+            self.report(verdict)
             await self.controller._look(self.processes)
 
-    def tell(self, verdict: str, **more: Any) -> None:
+    def report(self, verdict: str, **more: Any) -> None:
         guards = [
             {"guard": name, "verdict": verdict, "evidence": "9 of 9"}
             for name in ("mismatch.below", "errors.below")
@@ -166,8 +166,8 @@ async def leader(tmp_path: Path) -> Any:
     await found.controller.stop()
 
 
-async def test_processes_follow_the_steps(leader: Leader) -> None:
-    """The weights of all serving processes are those of the step, until all calls have moved."""
+async def test_processes_apply_the_weight_of_each_step(leader: Leader) -> None:
+    """All serving processes have the weight of the step, until all calls have moved."""
     await leader.do("start")
     await leader.seconds(5, calls=10)
     assert (("baking", 1, 5.0), [0.05, 0.05]) == (leader.at, leader.processes.shares)
@@ -181,10 +181,10 @@ async def test_processes_follow_the_steps(leader: Leader) -> None:
     assert Standing.HOLDS is leader.controller.verdict("m")[0]  # type: ignore[index]
 
 
-async def test_a_weight_is_on_the_disk_before_it_is_used(
+async def test_weights_are_saved_before_they_are_applied(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever processes get a weight, the file has its epoch."""
+    """The file has the epoch of a weight before processes receive it."""
     found = []
     exchange = leader.processes.exchange_weights
 
@@ -201,10 +201,10 @@ async def test_a_weight_is_on_the_disk_before_it_is_used(
     assert all(weight[:2] == on_disk for weight, on_disk in found)
 
 
-async def test_a_full_disk_raises_no_weight_but_lowers_it(
+async def test_a_full_disk_blocks_steps_but_no_trips(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that cannot be written is not taken; a trip takes effect all the same."""
+    """A step that cannot be written is not applied; a trip takes effect anyway."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     assert ("baking", 1, 5.0) == leader.at
@@ -222,7 +222,7 @@ async def test_a_full_disk_raises_no_weight_but_lowers_it(
     assert "No space left on device" in reasons[0]
 
 
-async def test_a_trip_in_one_process_counts_for_all(leader: Leader) -> None:
+async def test_a_trip_in_one_process_applies_to_all_processes(leader: Leader) -> None:
     """The process has weight 0 at once, the others with the leader's next decision."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
@@ -243,10 +243,8 @@ async def test_a_trip_in_one_process_counts_for_all(leader: Leader) -> None:
 
 
 @pytest.mark.parametrize("good", [0, 100_000])
-async def test_failures_that_each_process_sees_once_trip_together(
-    leader: Leader, good: int
-) -> None:
-    """Two calls in each process are too few there; the leader sees four, after any good ones."""
+async def test_failures_of_all_processes_are_counted_together(leader: Leader, good: int) -> None:
+    """Two failures trip no single process; the leader counts four and trips."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     await leader.do("pause")
@@ -262,8 +260,8 @@ async def test_failures_that_each_process_sees_once_trip_together(
     assert ("rolled_back", 1, 0.0) == leader.at
 
 
-async def test_a_process_that_does_not_reply_keeps_the_rollback_open(leader: Leader) -> None:
-    """It is rolled back when every process has weight 0."""
+async def test_a_rollback_waits_for_silent_processes(leader: Leader) -> None:
+    """The rollback is complete when every process has weight 0."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     leader.processes.silent = {"1"}
@@ -275,29 +273,29 @@ async def test_a_process_that_does_not_reply_keeps_the_rollback_open(leader: Lea
     assert (("rolled_back", 1, 0.0), [0.0, 0.0]) == (leader.at, leader.processes.shares)
 
 
-async def test_evidence_of_an_earlier_attempt_does_not_count(leader: Leader) -> None:
-    """After a trip the guard stays tripped in the comparisons, until they begin anew."""
+async def test_evidence_of_an_earlier_attempt_is_ignored(leader: Leader) -> None:
+    """Comparisons report the old trip until they are reset; the new attempt ignores it."""
     await leader.do("start")
     await leader.seconds(1, verdict="trips")
     await leader.seconds()
     await leader.do("resume")
     leader.wall.advance(1)
     leader.clock.advance(1)
-    leader.tell("trips", since_us=1)
+    leader.report("trips", since_us=1)
     await leader.controller._look(leader.processes)
     assert (("mirroring", 0, 0.0), ["m"]) == (leader.at, leader.keeper.resets)
     await leader.seconds(1, verdict="trips")
     assert "rolling_back" == leader.at[0]
 
 
-async def test_another_model_begins_the_evidence_anew(leader: Leader) -> None:
-    """The share stays; the process that compares forgets what it knows of the model before."""
+async def test_a_model_change_resets_the_evidence(leader: Leader) -> None:
+    """The share stays; the comparisons of the earlier model are discarded."""
     await leader.do("start")
     for versions in (["1"], ["1"], ["2"]):
         await leader.seconds(2, calls=500)
         leader.wall.advance(1)
         leader.clock.advance(1)
-        leader.tell("holds", models={"m": {"new": {"versions": versions, "signature": "1f"}}})
+        leader.report("holds", models={"m": {"new": {"versions": versions, "signature": "1f"}}})
         assert [] == leader.keeper.resets
         await leader.controller._look(leader.processes)
     assert ("baking", 2, 100.0) == leader.at
@@ -308,8 +306,8 @@ async def test_another_model_begins_the_evidence_anew(leader: Leader) -> None:
     assert "a model changed its version or signature" in document["events"][-1]["text"]
 
 
-async def test_old_evidence_moves_nothing(leader: Leader) -> None:
-    """A process that compares no more leaves all guards undecided."""
+async def test_stale_evidence_leaves_guards_undecided(leader: Leader) -> None:
+    """Guards are undecided while no process reports comparisons."""
     await leader.do("start")
     await leader.seconds(1, calls=500)
     leader.clock.advance(6)
@@ -335,16 +333,16 @@ async def test_a_restart_continues_with_step_and_weight(leader: Leader, seconds:
         await again.controller.stop()
 
 
-async def test_a_restart_continues_with_the_evidence(leader: Leader) -> None:
-    """The guards of the comparisons go on with their counts, unless evidence began anew."""
+async def test_a_restart_resumes_the_evidence(leader: Leader) -> None:
+    """The guards of the comparisons keep their counts, unless the evidence was reset."""
     await leader.do("start")
     counts = {"since_us": 5, "guards": {"mismatch.below": [900, 1, 0.5]}}
     leader.wall.advance(1)
-    leader.tell("undecided", resume=counts)
+    leader.report("undecided", resume=counts)
     await leader.controller._look(leader.processes)
     again = await leader.restart()
     assert {"m": counts} == again.keeper.earlier
-    again.tell("trips")
+    again.report("trips")
     await again.controller._look(again.processes)
     await again.controller._look(again.processes)
     await again.do("resume")
@@ -353,8 +351,8 @@ async def test_a_restart_continues_with_the_evidence(leader: Leader) -> None:
     await last.controller.stop()
 
 
-async def test_a_damaged_state_means_weight_0(leader: Leader, tmp_path: Path) -> None:
-    """It is paused with an error in the log, and the file is kept for people."""
+async def test_a_damaged_state_pauses_at_weight_0(leader: Leader, tmp_path: Path) -> None:
+    """An error is logged, and the damaged file is kept."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     await leader.controller.stop()
@@ -374,8 +372,10 @@ async def test_a_damaged_state_means_weight_0(leader: Leader, tmp_path: Path) ->
     await again.controller.stop()
 
 
-async def test_another_plan_under_way_means_weight_0(leader: Leader, tmp_path: Path) -> None:
-    """After a restart with other steps, nothing goes to the new target; idle ones just begin."""
+async def test_a_changed_plan_pauses_a_running_cutover_at_weight_0(
+    leader: Leader, tmp_path: Path
+) -> None:
+    """A restart with other steps sends no calls to the new target until a reset."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     await leader.controller.stop()
@@ -392,8 +392,10 @@ async def test_another_plan_under_way_means_weight_0(leader: Leader, tmp_path: P
     await last.controller.stop()
 
 
-async def test_a_reload_cannot_change_a_plan_under_way(leader: Leader, tmp_path: Path) -> None:
-    """The error has the line of the migration; before and after the cut-over it may change."""
+async def test_a_reload_cannot_change_the_plan_of_a_running_cutover(
+    leader: Leader, tmp_path: Path
+) -> None:
+    """A plan may change before and after the cut-over only."""
     other = load_text(TEXT.replace("[5, 100]", "[50, 100]") % (tmp_path, ""))
     leader.controller.check(other)
     await leader.do("start")
@@ -409,8 +411,10 @@ async def test_a_reload_cannot_change_a_plan_under_way(leader: Leader, tmp_path:
     assert [50.0, 100.0] == leader.controller.document("m")["steps"]  # type: ignore[index]
 
 
-async def test_the_reloader_asks_before_it_applies(leader: Leader, tmp_path: Path) -> None:
-    """A plan under way is rejected and nothing is applied; later another server may be new."""
+async def test_the_reloader_checks_cutovers_before_it_applies(
+    leader: Leader, tmp_path: Path
+) -> None:
+    """A changed upstream is rejected while the cut-over runs, and applied afterwards."""
     other = load_text(TEXT.replace("b:1", "b:2") % (tmp_path, ""))
     applied: list[LoadedConfig] = []
 
@@ -430,8 +434,8 @@ async def test_the_reloader_asks_before_it_applies(leader: Leader, tmp_path: Pat
     assert ("ready", 0, 0.0) == leader.at
 
 
-async def test_a_second_gateway_follows(leader: Leader, tmp_path: Path) -> None:
-    """It has the weights of the first one, refuses commands, and leads when the first one ends."""
+async def test_a_second_gateway_follows_the_first_one(leader: Leader, tmp_path: Path) -> None:
+    """It applies the same weights, rejects commands, and leads when the first one ends."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     second = Leader(tmp_path)
@@ -452,7 +456,7 @@ async def test_a_second_gateway_follows(leader: Leader, tmp_path: Path) -> None:
     await second.controller.stop()
 
 
-async def test_the_loop_decides_at_once_when_it_is_woken(tmp_path: Path) -> None:
+async def test_wake_triggers_a_decision_at_once(tmp_path: Path) -> None:
     """A trip of a process does not wait for the next second."""
     leader = Leader(tmp_path)
     controller = leader.controller
@@ -461,7 +465,7 @@ async def test_the_loop_decides_at_once_when_it_is_woken(tmp_path: Path) -> None
     await controller.command("m", "start")
     for _ in range(2):
         leader.wall.advance(1)
-        leader.tell("trips")
+        leader.report("trips")
         controller.wake()
         async with asyncio.timeout(30):
             while leader.at[0] == "mirroring":  # noqa: ASYNC110  # it notifies nobody
@@ -470,8 +474,8 @@ async def test_the_loop_decides_at_once_when_it_is_woken(tmp_path: Path) -> None
     assert leader.at[0] in {"rolling_back", "rolled_back"}
 
 
-async def test_wrong_commands_are_refused(leader: Leader) -> None:
-    """An unknown migration, and a command that does not fit."""
+async def test_invalid_commands_are_rejected(leader: Leader) -> None:
+    """The migration is unknown, or its state does not allow the command."""
     with pytest.raises(LookupError, match="no cut-over of 'x'; expected one of m"):
         await leader.controller.command("x", "start")
     with pytest.raises(CommandRefused, match="is ready, and 'pause' expects"):
@@ -481,7 +485,7 @@ async def test_wrong_commands_are_refused(leader: Leader) -> None:
 
 
 async def test_metrics_show_step_weight_state_and_guards(leader: Leader) -> None:
-    """One state is 1; guards are 1, 0 or -1; rollbacks count by what caused them."""
+    """The current state is 1; guards are 1, 0 or -1; rollbacks are counted by cause."""
     await leader.do("start")
     await leader.seconds(5, calls=500)
     await leader.seconds(1, verdict="undecided")
@@ -512,8 +516,8 @@ async def test_metrics_show_step_weight_state_and_guards(leader: Leader) -> None
     assert 1.0 == dict(samples())["rollbacks_total operator"]
 
 
-async def test_the_weight_of_the_new_target_is_no_runtime_change(leader: Leader) -> None:
-    """`gateway route weights` cannot move calls past the guards."""
+async def test_runtime_changes_cannot_set_the_weight_of_a_cutover(leader: Leader) -> None:
+    """`gateway route weights` cannot bypass the guards."""
     with pytest.raises(ValueError, match="the cut-over of migration 'm' moves calls to 'b'"):
         RuntimeChanges().with_weights(leader.loaded.config, "r", {"b": 5})
     RuntimeChanges().with_weights(leader.loaded.config, "r", {"a": 5})
@@ -549,8 +553,8 @@ async def start_and_pause(replicas: list[Leader]) -> None:
     await second(replicas)
 
 
-async def test_replicas_have_one_weight(replicas: list[Leader]) -> None:
-    """The one that leads counts the calls of all, and the others follow within a second."""
+async def test_replicas_share_one_weight(replicas: list[Leader]) -> None:
+    """The leader counts the calls of all replicas; the others follow within a second."""
     await start_and_pause(replicas)
     assert [("paused", 1, 5.0)] * 3 == [each.at for each in replicas]
     assert [[0.05, 0.05]] * 3 == [each.processes.shares for each in replicas]
@@ -560,8 +564,8 @@ async def test_replicas_have_one_weight(replicas: list[Leader]) -> None:
     assert before + 30 == after
 
 
-async def test_a_guard_holds_if_it_holds_at_all_replicas(replicas: list[Leader]) -> None:
-    """One that is undecided, or of which nothing is known lately, keeps the step."""
+async def test_guards_must_hold_at_all_replicas(replicas: list[Leader]) -> None:
+    """An undecided or silent replica keeps the step."""
     await start_and_pause(replicas)
     await replicas[0].do("resume")
     for _ in range(10):
@@ -573,8 +577,10 @@ async def test_a_guard_holds_if_it_holds_at_all_replicas(replicas: list[Leader])
 
 
 @pytest.mark.parametrize("cause", ["comparisons", "clients", "clients of all"])
-async def test_a_trip_at_one_replica_counts_for_all(replicas: list[Leader], cause: str) -> None:
-    """Two seconds later all have weight 0, although another gateway leads."""
+async def test_a_trip_at_one_replica_applies_to_all_replicas(
+    replicas: list[Leader], cause: str
+) -> None:
+    """After two seconds all replicas have weight 0, although another one leads."""
     await start_and_pause(replicas)
     if cause == "clients":
         replicas[2].processes.calls(4, ErrorCode.UNAVAILABLE)
@@ -591,8 +597,8 @@ async def test_a_trip_at_one_replica_counts_for_all(replicas: list[Leader], caus
     assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
 
 
-async def test_another_replica_leads_when_the_first_one_ends(replicas: list[Leader]) -> None:
-    """It continues at the same step, and its weights are newer than those of the first one."""
+async def test_another_replica_leads_when_the_leader_stops(replicas: list[Leader]) -> None:
+    """It continues at the same step, with newer weights than those of the first leader."""
     await start_and_pause(replicas)
     await replicas[0].controller.stop()
     rest = replicas[1:]
@@ -606,8 +612,8 @@ async def test_another_replica_leads_when_the_first_one_ends(replicas: list[Lead
     assert [[0.0, 0.0]] * 2 == [each.processes.shares for each in rest]
 
 
-async def test_a_replica_that_is_gone_is_not_waited_for(replicas: list[Leader]) -> None:
-    """For fifteen seconds a rollback waits for it."""
+async def test_a_rollback_waits_fifteen_seconds_for_a_lost_replica(replicas: list[Leader]) -> None:
+    """Afterwards the rollback completes without the replica."""
     await start_and_pause(replicas)
     replicas[0].wall.advance(1)
     await replicas[0].do("rollback")
@@ -619,8 +625,8 @@ async def test_a_replica_that_is_gone_is_not_waited_for(replicas: list[Leader]) 
     assert "rolled_back" == replicas[0].at[0]
 
 
-def test_files_of_others_are_read_with_care(tmp_path: Path) -> None:
-    """A damaged file is none, an old one is removed, and `leave` removes the own one."""
+def test_damaged_and_old_replica_files_are_ignored(tmp_path: Path) -> None:
+    """Damaged files are skipped, old ones removed; `remove` deletes the own file."""
     clock = FakeClock(1_790_000_000.0)
     first, other = (Replicas(tmp_path, "m", name, clock) for name in "ab")
     assert [] == list(first.others())

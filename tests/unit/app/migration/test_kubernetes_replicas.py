@@ -92,10 +92,10 @@ def saved(server: FakeApiServer) -> Any:
     return json.loads(server.objects[STATE]["data"]["state"])["state"]
 
 
-async def test_one_of_three_is_elected_and_all_have_its_weight(
+async def test_the_elected_leader_sets_the_weight_of_all_replicas(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """The Lease names it, the ConfigMap has the state, and it counts the calls of all."""
+    """The Lease names the leader, the ConfigMap has the state; the leader counts all calls."""
     await start_and_pause(replicas)
     assert [True, False, False] == leads(replicas)
     spec = server.objects[LEASE]["spec"]
@@ -114,10 +114,10 @@ async def test_one_of_three_is_elected_and_all_have_its_weight(
 
 
 @pytest.mark.parametrize("tripping", [0, 1, 2])
-async def test_a_trip_at_any_of_three_takes_all_to_weight_0(
+async def test_a_trip_at_any_replica_sets_all_replicas_to_weight_0(
     replicas: list[Leader], tripping: int
 ) -> None:
-    """The process itself is at 0 at once, and all gateways two seconds later."""
+    """The process has weight 0 at once, all gateways two seconds later."""
     await start_and_pause(replicas)
     replicas[tripping].processes.calls(4, ErrorCode.UNAVAILABLE)
     assert [0.0, 0.05] == replicas[tripping].processes.shares
@@ -129,10 +129,10 @@ async def test_a_trip_at_any_of_three_takes_all_to_weight_0(
     assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
 
 
-async def test_a_leader_that_ends_hands_over_at_once(
+async def test_a_stopping_leader_releases_the_lease(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """It gives the Lease up; the next one continues at the same step."""
+    """Another replica continues at the same step at once."""
     await start_and_pause(replicas)
     await replicas[0].controller.stop()
     assert server.objects[LEASE]["spec"].get("holderIdentity", "") == ""
@@ -148,7 +148,7 @@ async def test_a_leader_that_ends_hands_over_at_once(
 
 
 async def test_a_silent_leader_is_replaced_after_fifteen_seconds(replicas: list[Leader]) -> None:
-    """Before, the weights stay and nobody decides; afterwards it follows, when it goes on."""
+    """Weights stay until another replica leads; the old leader follows when it resumes."""
     await start_and_pause(replicas)
     rest = replicas[1:]
     for _ in range(14):
@@ -171,10 +171,10 @@ async def test_a_silent_leader_is_replaced_after_fifteen_seconds(replicas: list[
     assert [[0.0, 0.0]] * 3 == shares(replicas)
 
 
-async def test_a_leader_that_is_cut_off_stops_deciding_at_once(
+async def test_a_disconnected_leader_stops_deciding_at_once(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """Its weights stay, its own guard works, one warning says why; another gateway takes over."""
+    """Its weights stay, its own guard works, one warning is logged; another gateway leads."""
     await start_and_pause(replicas)
     await replicas[0].do("resume")
     await second(replicas)
@@ -204,10 +204,10 @@ async def test_a_leader_that_is_cut_off_stops_deciding_at_once(
     assert 1 == leads(replicas).count(True)
 
 
-async def test_a_rollback_works_at_once_while_nothing_can_be_reached(
+async def test_a_rollback_works_while_the_api_server_is_unreachable(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """The gateway of the operator has weight 0, and all others when the API server is back."""
+    """The operator's gateway has weight 0 at once, all others when the API server returns."""
     await start_and_pause(replicas)
     server.cut_off.update({"token-a", "token-b", "token-c"})
     await second(replicas)
@@ -237,10 +237,10 @@ async def test_a_rollback_works_at_once_while_nothing_can_be_reached(
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_a_rollback_of_a_gateway_that_was_cut_off_wins_against_later_steps(
+async def test_a_rollback_of_a_disconnected_gateway_overrides_later_steps(
     replicas: list[Leader], server: FakeApiServer, at: int
 ) -> None:
-    """Another one leads meanwhile, and its epochs grow; it rolls back when it knows."""
+    """The new leader rolls back once it learns of the command, whatever its epoch."""
     await start_and_pause(replicas)
     cut_off = replicas[at]
     rest = [each for each in replicas if each is not cut_off]
@@ -268,10 +268,10 @@ async def test_a_rollback_of_a_gateway_that_was_cut_off_wins_against_later_steps
     assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
 
 
-async def test_a_later_attempt_is_not_rolled_back_by_an_earlier_command(
+async def test_a_rollback_of_an_earlier_attempt_is_ignored(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """Who resumed elsewhere, meanwhile, knew better."""
+    """A resume at another gateway overrides the earlier rollback."""
     await start_and_pause(replicas)
     server.cut_off.add("token-b")
     await second(replicas)
@@ -284,10 +284,10 @@ async def test_a_later_attempt_is_not_rolled_back_by_an_earlier_command(
     assert [[0.05, 0.05]] * 3 == shares(replicas)
 
 
-async def test_a_rollback_that_cannot_be_written_is_done_here(
+async def test_an_unwritable_rollback_applies_locally_at_once(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """The API server fails, or somebody else writes, between the last look and the command."""
+    """The API server fails, or another writer changes the state just before the command."""
     await start_and_pause(replicas)
     server.cut_off.add("token-a")
     assert [True] == leads(replicas[:1])
@@ -308,10 +308,10 @@ async def test_a_rollback_that_cannot_be_written_is_done_here(
     assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
 
 
-async def test_a_rollback_that_nobody_learned_of_is_an_error_at_the_end(
+async def test_an_unwritten_rollback_is_logged_as_an_error_at_stop(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """The gateway ends before the API server is back."""
+    """The gateway stops before the API server is reachable again."""
     await start_and_pause(replicas)
     server.cut_off.add("token-a")
     await second(replicas)
@@ -322,10 +322,10 @@ async def test_a_rollback_that_nobody_learned_of_is_an_error_at_the_end(
     assert "cutover rollback not written" == line["event"]
 
 
-async def test_a_rollback_outlives_a_kill_while_nothing_can_be_reached(
+async def test_a_local_rollback_survives_a_kill(
     replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
 ) -> None:
-    """A gateway that is started again has weight 0 from the first call, and rolls back for all."""
+    """The restarted gateway has weight 0 from the first call, and rolls back all replicas."""
     await start_and_pause(replicas)
     server.cut_off.update({"token-a", "token-b", "token-c"})
     await second(replicas)
@@ -352,10 +352,10 @@ async def test_a_rollback_outlives_a_kill_while_nothing_can_be_reached(
     await killed.controller.stop()
 
 
-async def test_a_rollback_before_a_kill_does_not_count_when_somebody_has_resumed(
+async def test_a_resume_overrides_a_rollback_from_before_a_kill(
     replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
 ) -> None:
-    """The gateway that is started again begins with the share of the later attempt."""
+    """The restarted gateway begins with the share of the later attempt."""
     await start_and_pause(replicas)
     server.cut_off.add("token-b")
     await second(replicas)
@@ -373,7 +373,7 @@ async def test_a_rollback_before_a_kill_does_not_count_when_somebody_has_resumed
     await killed.controller.stop()
 
 
-async def test_a_damaged_note_of_a_rollback_is_an_error_and_no_more(
+async def test_a_damaged_rollback_file_is_logged_as_an_error(
     enter_pod: EnterPod, tmp_path: Path
 ) -> None:
     """The gateway starts with the state of the cluster."""
@@ -390,7 +390,7 @@ async def test_a_damaged_note_of_a_rollback_is_an_error_and_no_more(
     await leader.controller.stop()
 
 
-async def test_nothing_is_rolled_back_that_is_not_under_way(
+async def test_a_disconnected_gateway_cannot_roll_back_an_idle_cutover(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     server.cut_off.add("token-a")
@@ -400,10 +400,10 @@ async def test_nothing_is_rolled_back_that_is_not_under_way(
         await replicas[0].do("rollback")
 
 
-async def test_a_follower_that_is_cut_off_keeps_its_weight(
+async def test_a_disconnected_follower_keeps_its_weight(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """The others go on without it after fifteen seconds, and it catches up later."""
+    """The others continue without it after fifteen seconds; it catches up later."""
     await start_and_pause(replicas)
     server.cut_off.add("token-c")
     await replicas[0].do("rollback")
@@ -420,10 +420,10 @@ async def test_a_follower_that_is_cut_off_keeps_its_weight(
     assert [[0.0, 0.0]] * 3 == shares(replicas)
 
 
-async def test_a_server_that_stalls_changes_no_weight(
+async def test_a_stalled_api_server_changes_no_weight(
     replicas: list[Leader], server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is given up, and the event loop runs meanwhile."""
+    """The call times out, and the event loop is not blocked."""
     await start_and_pause(replicas)
     server.stalled.add("token-a")
     monkeypatch.setattr(kubernetes_replicas, "_TIMEOUT_S", (0.3, 0.3))
@@ -447,10 +447,10 @@ async def test_a_server_that_stalls_changes_no_weight(
     ]
 
 
-async def test_a_short_failure_does_not_begin_the_bake_time_anew(
+async def test_a_short_failure_does_not_reset_the_bake_time(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """The same gateway leads again, with what it knew."""
+    """The same gateway leads again and keeps its counts."""
     await start_and_pause(replicas)
     await replicas[0].do("resume")
     for _ in range(3):
@@ -468,10 +468,10 @@ async def test_a_short_failure_does_not_begin_the_bake_time_anew(
     assert 1 == server.objects[LEASE]["spec"]["leaseTransitions"]
 
 
-async def test_a_state_that_has_changed_meanwhile_is_read_and_decided_upon_anew(
+async def test_a_state_conflict_is_resolved_by_another_read(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """Nothing of the other change is lost, and the trip still counts in the same second."""
+    """The other change is kept, and a trip still counts in the same second."""
     await start_and_pause(replicas)
     found = server.objects[STATE]
     changed = {**found, "data": {**found["data"], "note": "of somebody else"}}
@@ -489,10 +489,10 @@ async def test_a_state_that_has_changed_meanwhile_is_read_and_decided_upon_anew(
     assert [[0.0, 0.0]] * 3 == shares(replicas)
 
 
-async def test_a_state_of_an_older_epoch_is_refused(
+async def test_a_state_of_an_older_epoch_is_rejected(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
-    """A ConfigMap from a backup cannot bring calls back to the new target."""
+    """A ConfigMap from a backup cannot send calls to the new target again."""
     await start_and_pause(replicas)
     old = server.objects[STATE]
     await replicas[0].do("rollback")
@@ -514,10 +514,10 @@ async def test_a_state_of_an_older_epoch_is_refused(
     assert ["rolled_back"] * 3 == [each.at[0] for each in replicas]
 
 
-async def test_a_restart_continues_from_the_first_call_on(
+async def test_a_new_gateway_starts_with_the_current_weight(
     replicas: list[Leader], enter_pod: EnterPod, tmp_path: Path
 ) -> None:
-    """A new gateway has the weight before it has decided anything."""
+    """It has the weight before its first decision."""
     await start_and_pause(replicas)
     enter_pod("d")
     late = Leader(tmp_path / "d", KUBERNETES)
@@ -525,10 +525,10 @@ async def test_a_restart_continues_from_the_first_call_on(
     await late.controller.stop()
 
 
-async def test_a_gateway_that_begins_while_nothing_can_be_reached_sends_no_calls(
+async def test_a_gateway_started_without_the_api_server_has_weight_0(
     replicas: list[Leader], server: FakeApiServer, enter_pod: EnterPod, tmp_path: Path
 ) -> None:
-    """It follows as soon as it can."""
+    """It follows as soon as the API server is reachable."""
     await start_and_pause(replicas)
     server.cut_off.add("token-d")
     enter_pod("d")
@@ -541,7 +541,7 @@ async def test_a_gateway_that_begins_while_nothing_can_be_reached_sends_no_calls
     await late.controller.stop()
 
 
-async def test_a_leader_ends_while_nothing_can_be_reached(
+async def test_replicas_stop_while_the_api_server_is_unreachable(
     replicas: list[Leader], server: FakeApiServer
 ) -> None:
     await start_and_pause(replicas)
@@ -553,7 +553,7 @@ async def test_a_leader_ends_while_nothing_can_be_reached(
 
 @pytest.fixture
 def store(server: FakeApiServer, enter_pod: EnterPod) -> Iterator[Callable[..., ClusterReplicas]]:
-    """Return what makes gateways that share a clock."""
+    """Return a factory of gateways that share a clock."""
     clock, opened = FakeClock(), []
 
     def make(name: str, migration: str = "m") -> ClusterReplicas:
@@ -569,10 +569,10 @@ def store(server: FakeApiServer, enter_pod: EnterPod) -> Iterator[Callable[..., 
         api.close()
 
 
-def test_states_are_read_as_they_were_written(
+def test_states_round_trip_and_conflicts_are_rejected(
     store: Callable[[str], ClusterReplicas], server: FakeApiServer
 ) -> None:
-    """The one that wrote it gets no state; one of another plan or with damage is refused."""
+    """The writer reads no state back; a state with damage or of another plan is rejected."""
     first, second = store("a"), store("b")
     assert first.lead()
     assert first.load("p") is None
@@ -608,7 +608,7 @@ def test_states_are_read_as_they_were_written(
 def test_a_change_between_state_and_event_is_not_lost(
     store: Callable[[str], ClusterReplicas], server: FakeApiServer
 ) -> None:
-    """After the conflict nothing is saved before the other state has been read."""
+    """After the conflict nothing is saved until the other state has been read."""
     found = store("a")
     assert found.lead()
     assert found.load("p") is None
@@ -629,10 +629,10 @@ def test_a_change_between_state_and_event_is_not_lost(
     assert ["cutover step"] == [each["event"] for each in found.events()]
 
 
-def test_a_leader_that_slept_writes_nothing_before_it_has_renewed_its_lease(
+def test_a_paused_leader_renews_its_lease_before_it_writes(
     store: Callable[[str], ClusterReplicas], server: FakeApiServer
 ) -> None:
-    """It stops five seconds before others may lead."""
+    """It stops writing five seconds before others may lead."""
     found = store("a")
     assert found.lead()
     assert found.load("p") is None
@@ -645,18 +645,18 @@ def test_a_leader_that_slept_writes_nothing_before_it_has_renewed_its_lease(
     assert STATE in server.objects
 
 
-def test_a_process_that_is_started_again_is_another_one(
+def test_a_restarted_process_has_another_identity(
     store: Callable[[str], ClusterReplicas],
 ) -> None:
-    """Containers start again with the same host name and process number."""
+    """A restarted container has the same host name and process number."""
     assert store("a").lead()
     assert not store("a").lead()
 
 
-def test_of_two_that_begin_at_the_same_time_one_is_elected(
+def test_one_of_two_concurrent_candidates_is_elected(
     store: Callable[[str], ClusterReplicas], server: FakeApiServer
 ) -> None:
-    """Neither sees a Lease; the one that makes it later is refused, and waits."""
+    """Neither sees a Lease; the later creation fails, and that candidate waits."""
     first, second = store("a"), store("b")
 
     def meanwhile() -> None:
@@ -672,10 +672,10 @@ def test_of_two_that_begin_at_the_same_time_one_is_elected(
     assert holder.startswith("a-")
 
 
-def test_reports_of_others_are_read_with_care(
+def test_damaged_and_old_reports_are_ignored(
     store: Callable[[str], ClusterReplicas], server: FakeApiServer
 ) -> None:
-    """A damaged one is none, a silent one is gone after 15 s and removed after a minute."""
+    """A damaged report is skipped, a silent one ignored after 15 s and removed after a minute."""
     leader, other = store("a"), store("b")
     clock: FakeClock = leader.clock  # type: ignore[attr-defined]
     assert leader.lead()
@@ -712,7 +712,7 @@ def test_reports_of_others_are_read_with_care(
         ("x" * 90, r"tensor-gateway-x{31}-[0-9a-f]{8}"),
     ],
 )
-def test_any_name_of_a_migration_becomes_one_of_kubernetes(
+def test_migration_names_become_valid_kubernetes_names(
     store: Callable[..., ClusterReplicas], server: FakeApiServer, migration: str, name: str
 ) -> None:
     assert store("a", migration).lead()
@@ -720,10 +720,10 @@ def test_any_name_of_a_migration_becomes_one_of_kubernetes(
     assert re.fullmatch(name, found)
 
 
-def test_a_refusal_is_said_once(
+def test_a_missing_permission_is_logged_once(
     store: Callable[[str], ClusterReplicas], server: FakeApiServer
 ) -> None:
-    """A missing right of ConfigMaps is said once, although calls for the Lease succeed."""
+    """A missing right for ConfigMaps is logged once, although Lease calls succeed."""
     found = store("a")
     server.rights = {each for each in server.rights if each[1] == "leases"}
     with capture_logs() as logs:
@@ -737,7 +737,7 @@ def test_a_refusal_is_said_once(
         found.others()
 
 
-async def test_without_a_pod_the_gateway_does_not_start(
+async def test_the_gateway_does_not_start_outside_a_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -745,7 +745,7 @@ async def test_without_a_pod_the_gateway_does_not_start(
         Leader(tmp_path, KUBERNETES)
 
 
-async def test_without_the_client_library_the_error_names_the_extra(
+async def test_a_missing_client_library_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "gateway.app.migration.kubernetes_replicas")
@@ -755,8 +755,8 @@ async def test_without_the_client_library_the_error_names_the_extra(
         Leader(tmp_path, KUBERNETES)
 
 
-def test_the_configuration_needs_no_directory(tmp_path: Path) -> None:
-    """Neither `state` nor `directory`: nothing is kept in files."""
+def test_kubernetes_coordination_needs_no_directory(tmp_path: Path) -> None:
+    """`state` is optional, and `directory` is rejected."""
     text = TEXT.replace("state: {directory: %s}\n", "")
     load_text(text % KUBERNETES)
     with pytest.raises(ConfigError, match="keeps no files; expected no 'directory'"):

@@ -1,4 +1,4 @@
-"""What a supervisor and a worker say to one another, and that each hears when the other has gone."""
+"""The channel between supervisor and worker: messages, setup, and the exit of either side."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ async def ends() -> AsyncIterator[tuple[WorkerChannel, WorkerChannel]]:
         await channel.close()
 
 
-async def test_messages_come_as_they_were_sent(ends: tuple[WorkerChannel, WorkerChannel]) -> None:
-    """One after the other, whatever their size, both ways."""
+async def test_messages_arrive_in_order_and_unchanged(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    """Messages of any size arrive in both directions."""
     one, other = ends
     sent: list[Message] = [{"ask": "ready", "number": 1}, {"metrics": ["x" * 1_000_000]}, {}]
     for message in sent:
@@ -44,8 +46,10 @@ async def test_messages_come_as_they_were_sent(ends: tuple[WorkerChannel, Worker
     assert {"ready": True} == await one.receive()
 
 
-async def test_the_end_of_the_line_is_heard(ends: tuple[WorkerChannel, WorkerChannel]) -> None:
-    """Whoever is left hears that there is nothing more, and may go on speaking to nobody."""
+async def test_a_closed_peer_ends_receive_with_none(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    """Later messages to the closed peer are discarded without an error."""
     one, other = ends
     one.send({"last": True})
     await one.close()
@@ -55,8 +59,8 @@ async def test_the_end_of_the_line_is_heard(ends: tuple[WorkerChannel, WorkerCha
     other.send({"ready": True})
 
 
-async def test_orders_come_first() -> None:
-    """A worker reads its orders, and what is said after them stays on the line."""
+async def test_the_setup_precedes_other_messages() -> None:
+    """A worker reads its setup; later messages stay on the channel."""
     ours, theirs = socket.socketpair()
     supervisor = await open_channel(ours)
     supervisor.send_setup(SETUP)
@@ -75,8 +79,8 @@ async def test_orders_come_first() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-async def test_any_configuration_can_be_ordered(path: Path) -> None:
-    """Whatever stands in a file, a worker is told the same."""
+async def test_a_setup_carries_every_example_configuration(path: Path) -> None:
+    """The worker receives the configuration of the supervisor unchanged."""
     loaded = load_file(path, environment={})
     ours, theirs = socket.socketpair()
     supervisor = await open_channel(ours)
@@ -86,8 +90,8 @@ async def test_any_configuration_can_be_ordered(path: Path) -> None:
     await supervisor.close()
 
 
-def test_a_supervisor_that_goes_before_its_orders() -> None:
-    """A worker that is left alone at birth does not wait for ever."""
+def test_a_supervisor_exit_before_the_setup_raises() -> None:
+    """A worker without a setup does not wait forever."""
     ours, theirs = socket.socketpair()
     with theirs:
         ours.sendall(b"\0\0")

@@ -1,4 +1,4 @@
-"""The inbox of the shadow process: what it reads when the gateway has exited."""
+"""The inbox of the shadow process: messages of a gateway that has exited."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Messages:
         self.numbers.append(number)
 
 
-async def test_what_an_exited_gateway_has_sent_is_read() -> None:
-    """Confirmations that nobody reads any more reset the socket. No call is lost by that."""
+async def test_messages_of_an_exited_gateway_are_read() -> None:
+    """Unread confirmations reset the socket, but no call is lost."""
     serving, shadow = socket_pair()
     inbox, receiver = Inbox({1: shadow}), Messages()
     inbox.start(receiver)

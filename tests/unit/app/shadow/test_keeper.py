@@ -64,7 +64,7 @@ def metrics(shadow_keeper: ShadowKeeper) -> dict[str, float]:
 
 
 async def test_the_process_gets_a_socket_to_each_worker() -> None:
-    """It has the role `shadow`, and the sockets stay the same when it is started again."""
+    """It has the role `shadow`, and a restart keeps the sockets."""
     launcher = Launcher()
     shadow_keeper = keeper(launcher)
     ends = [shadow_keeper.serving_ends(number)[""].fileno() for number in (1, 2)]
@@ -79,8 +79,8 @@ async def test_the_process_gets_a_socket_to_each_worker() -> None:
     await shadow_keeper.stop()
 
 
-async def test_a_process_that_dies_is_started_again() -> None:
-    """Each death is one event, also while it cannot start; the serving processes go on."""
+async def test_a_dead_process_is_restarted() -> None:
+    """Each death is one event, also while it cannot start; serving continues."""
     launcher = Launcher()
     shadow_keeper = keeper(launcher)
     await shadow_keeper.start()
@@ -96,7 +96,7 @@ async def test_a_process_that_dies_is_started_again() -> None:
     assert metrics(shadow_keeper)["gateway_shadow_up"] == 0
 
 
-async def test_the_first_start_may_fail() -> None:
+async def test_a_failed_first_start_is_raised() -> None:
     """A gateway that cannot record from the beginning does not start."""
     launcher = Launcher()
     launcher.failures = ["d: Permission denied"]
@@ -107,7 +107,7 @@ async def test_the_first_start_may_fail() -> None:
 
 
 async def test_stopping_twice_is_harmless() -> None:
-    """The process is not started again."""
+    """A second stop has no effect and starts no process."""
     launcher = Launcher()
     shadow_keeper = keeper(launcher)
     await shadow_keeper.start()
@@ -124,8 +124,8 @@ migrations: {{m: {{route: r, old: a, new: b}}}}
 """
 
 
-async def test_other_targets_replace_the_process_of_a_migration() -> None:
-    """A reload of an upstream replaces it without an event; one of a weight does not."""
+async def test_changed_targets_replace_the_process_of_a_migration() -> None:
+    """A changed upstream replaces it without an event; a changed weight does not."""
     launcher = Launcher()
     loaded = load_text(MIGRATION.format(port=2, weight=1))
     shadow_keeper = ShadowKeeper(loaded, 1, cast("Launch", launcher.launch), AT_ONCE)

@@ -17,8 +17,8 @@ def family(name: str, *samples: tuple[dict[str, str], float]) -> list[Any]:
 M, N = {"migration": "m"}, {"migration": "n"}
 
 
-def test_calls_without_a_result_are_dropped() -> None:
-    """Of each migration, and of the capture; other metrics stay."""
+def test_calls_without_a_result_count_as_dropped() -> None:
+    """They are counted per migration and for the capture; other metrics are unchanged."""
     other = family("gateway_requests", ({"route": "r"}, 9.0))
     found = with_lost_samples(
         [
@@ -56,6 +56,6 @@ def test_calls_without_a_result_are_dropped() -> None:
         ],
     ],
 )
-def test_without_such_calls_the_metrics_stay(metrics: list[Any]) -> None:
+def test_metrics_without_lost_calls_are_unchanged(metrics: list[Any]) -> None:
     """Nothing is recorded or mirrored, or every call has its result."""
     assert metrics == with_lost_samples(metrics)

@@ -37,7 +37,7 @@ def reply(value: float = 1.0) -> InferResponse:
 
 
 class Target:
-    """A target that replies when the test says so.
+    """A target that replies when its gate is open.
 
     Attributes:
         calls: All calls, in their order.
@@ -74,7 +74,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Setting:
-    """A mirror of two targets, with what it confirmed."""
+    """A mirror of two targets, with its confirmations."""
 
     def __init__(self, mirror: str = "in_flight: 32") -> None:
         (migration,) = live_migrations(load_text(FILE.format(mirror=mirror)).config)
@@ -144,8 +144,8 @@ def stream_record(texts: list[bytes], **fields: Any) -> RecordedCall:
     return record(kind="StreamInferRequest", items=items, **fields)
 
 
-async def test_the_target_that_did_not_reply_is_asked() -> None:
-    """Its call has the caller's headers, and "old" stays the old target in the outcome."""
+async def test_the_other_target_receives_the_shadow_call() -> None:
+    """The call has the client's headers; "old" is the old target in each outcome."""
     setting = Setting()
     setting.put(record("a"), ShadowRequest(metadata=(("x-tenant", "t"),)))
     setting.put(record("b", value=2.0))
@@ -158,7 +158,7 @@ async def test_the_target_that_did_not_reply_is_asked() -> None:
 
 
 async def test_results_are_confirmed_in_the_order_of_the_calls() -> None:
-    """A call that waits holds back the results after it, and each is confirmed once."""
+    """A pending call delays later results, and each result is confirmed once."""
     setting = Setting()
     setting.new.gate = asyncio.Event()
     setting.put(record("a"))
@@ -172,8 +172,8 @@ async def test_results_are_confirmed_in_the_order_of_the_calls() -> None:
     assert [each.epoch for each in setting.confirmed] == [77] * len(setting.confirmed)
 
 
-async def test_calls_above_the_limit_wait() -> None:
-    """No more than `in_flight` shadow calls are made at a time, and a full queue has no room."""
+async def test_shadow_calls_wait_above_in_flight() -> None:
+    """At most `in_flight` shadow calls run at a time, and a full queue has no room."""
     setting = Setting("in_flight: 2")
     setting.new.gate = asyncio.Event()
     for _ in range(5):
@@ -191,7 +191,7 @@ async def test_calls_above_the_limit_wait() -> None:
     assert setting.outcomes == {"match": 1029}
 
 
-async def test_a_shadow_call_has_its_own_deadline() -> None:
+async def test_shadow_calls_have_their_own_timeout() -> None:
     """A target that does not reply in time has the outcome `timeout`."""
     setting = Setting("timeout: 50ms")
     setting.new.gate = asyncio.Event()
@@ -201,7 +201,7 @@ async def test_a_shadow_call_has_its_own_deadline() -> None:
 
 
 async def test_errors_are_outcomes() -> None:
-    """One target fails, both fail alike, or both fail in different ways."""
+    """One target fails, both fail with the same code, or with different codes."""
     setting = Setting()
     setting.put(record(code="invalid_argument", items=[]))
     await setting.done()
@@ -213,8 +213,8 @@ async def test_errors_are_outcomes() -> None:
     assert setting.outcomes == {"old_error": 1, "new_error": 1, "match": 1, "both_error": 1}
 
 
-async def test_sequences_go_in_their_order_to_one_target() -> None:
-    """A call waits for the one before it, and the end frees the id."""
+async def test_calls_of_a_sequence_run_in_order() -> None:
+    """A call waits for the one before it, and the end releases the id."""
     setting = Setting("sequences: whole")
     setting.new.gate = asyncio.Event()
     setting.put(record(sequence=Sequence(5, start=True)))
@@ -233,7 +233,7 @@ async def test_sequences_go_in_their_order_to_one_target() -> None:
 
 
 async def test_a_failed_call_ends_the_comparison_of_its_sequence() -> None:
-    """Later calls of it are skipped until it starts again, and so are those without a start."""
+    """Later calls are skipped until the sequence starts again, as are calls without a start."""
     setting = Setting("sequences: whole")
     setting.new.error = Unavailable("down")
     for sequence in (Sequence(5, start=True), Sequence(5), Sequence(6)):
@@ -248,8 +248,8 @@ async def test_a_failed_call_ends_the_comparison_of_its_sequence() -> None:
     assert setting.skipped == {"sequence": 4}
 
 
-async def test_a_sequence_that_takes_an_id_in_use_loses_no_waiting_call() -> None:
-    """All calls get a result in their order, although the id starts again before its end is run."""
+async def test_a_reused_sequence_id_loses_no_waiting_call() -> None:
+    """All calls run in order, although the id starts again before its end has run."""
     setting = Setting("sequences: whole")
     setting.new.gate = asyncio.Event()
     parts = [Sequence(5, start=True), Sequence(5), Sequence(5, start=True), Sequence(5, end=True)]
@@ -264,7 +264,7 @@ async def test_a_sequence_that_takes_an_id_in_use_loses_no_waiting_call() -> Non
     assert setting.mirror.document()["in_flight"] == 0
 
 
-async def test_a_start_that_waits_behind_a_failed_call_begins_anew() -> None:
+async def test_a_sequence_start_behind_a_failed_call_runs() -> None:
     """Only the rest of the failed sequence is skipped, not the next one with its id."""
     setting = Setting("sequences: whole")
     setting.new.gate = asyncio.Event()
@@ -279,7 +279,7 @@ async def test_a_start_that_waits_behind_a_failed_call_begins_anew() -> None:
 
 
 async def test_streams_are_joined_or_compared_item_by_item() -> None:
-    """Texts that are cut elsewhere agree joined, and not as items."""
+    """Texts with different item boundaries match when joined, and differ as items."""
     for mirror, outcome in (("streams: join", "match"), ("streams: items", "structure")):
         setting = Setting(mirror)
         setting.put(stream_record([b"hell", b"o"]))
@@ -287,8 +287,8 @@ async def test_streams_are_joined_or_compared_item_by_item() -> None:
         assert setting.outcomes == {outcome: 1}
 
 
-async def test_a_client_that_left_ends_the_shadow_call_after_as_many_items() -> None:
-    """What it got is compared; a client that got nothing is skipped."""
+async def test_a_cancelled_stream_limits_the_compared_items() -> None:
+    """The items that the client received are compared; without items the call is skipped."""
     setting = Setting("streams: items")
     setting.put(stream_record([b"he", b"l"], code="cancelled"))
     setting.put(stream_record([], code="cancelled"))
@@ -297,8 +297,8 @@ async def test_a_client_that_left_ends_the_shadow_call_after_as_many_items() -> 
     assert setting.skipped == {"cancelled": 1}
 
 
-async def test_noise_asks_the_old_target_once_more() -> None:
-    """Its two replies are compared with each other."""
+async def test_noise_calls_the_old_target_again() -> None:
+    """The two replies of the old target are compared with each other."""
     setting = Setting()
     setting.old.value = 3.0
     setting.put(record(value=1.0), ShadowRequest(noise=True))
@@ -310,8 +310,8 @@ async def test_noise_asks_the_old_target_once_more() -> None:
     assert [len(target.calls) for target in (setting.old, setting.new)] == [1, 1]
 
 
-async def test_a_message_without_a_call_is_confirmed_after_all_calls_before_it() -> None:
-    """So a serving process that stops knows when everything has its result."""
+async def test_a_flush_message_is_confirmed_after_earlier_calls() -> None:
+    """A stopping serving process thus learns that every call has its result."""
     setting = Setting()
     setting.new.gate = asyncio.Event()
     setting.put(record())
@@ -323,8 +323,8 @@ async def test_a_message_without_a_call_is_confirmed_after_all_calls_before_it()
     assert sum(each.recorded for each in setting.confirmed) == 1
 
 
-async def test_the_evidence_names_the_models_of_both_targets() -> None:
-    """As the targets that reply name them; new evidence asks them again."""
+async def test_the_evidence_has_the_model_versions_of_both_targets() -> None:
+    """The versions come from the metadata of the targets; a reset requests them again."""
     setting = Setting()
     watching = asyncio.create_task(setting.mirror.watch_metadata())
 

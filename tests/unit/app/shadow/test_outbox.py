@@ -30,7 +30,7 @@ from tests.unit.captures.kit import FULL, recordable
 
 
 class Shadow:
-    """The other end of the socket, which reads and confirms when the test says so."""
+    """The other end of the socket, which reads and confirms when the test calls it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -81,7 +81,7 @@ def large(made: CaptureSampler, size: int) -> RecordedCall:
 
 
 async def test_calls_arrive_with_their_elements(ends: tuple[socket.socket, Shadow]) -> None:
-    """A call is sent in the next turn of the loop, and counted when it is confirmed."""
+    """A call is sent in the next iteration of the loop, and counted when confirmed."""
     ours, shadow = ends
     made = sampler()
     outbox = Outbox(ours, made)
@@ -102,7 +102,7 @@ async def test_calls_arrive_with_their_elements(ends: tuple[socket.socket, Shado
 
 
 async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow]) -> None:
-    """Calls are sent after the time to gather, together."""
+    """Calls are sent together after `gather_s`."""
     ours, shadow = ends
     made = sampler()
     outbox = Outbox(ours, made, gather_s=0.01)
@@ -115,10 +115,10 @@ async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow])
     assert (len(shadow.read()), shadow.packets) == (3, 1)
 
 
-async def test_calls_are_refused_before_their_records_are_made(
+async def test_a_full_outbox_rejects_calls_before_recording_them(
     ends: tuple[socket.socket, Shadow],
 ) -> None:
-    """Calls are admitted while there is room, and each other one is counted as dropped."""
+    """Calls are admitted while the outbox has room; each other call counts as dropped."""
     ours, _shadow = ends
     made = sampler(outbox_calls=2)
     outbox = Outbox(ours, made)
@@ -135,8 +135,8 @@ async def test_calls_are_refused_before_their_records_are_made(
     assert made.counts.dropped == {"queue": 1, "stopped": 1}
 
 
-async def test_a_full_packet_is_not_delayed(ends: tuple[socket.socket, Shadow]) -> None:
-    """Calls that fill a packet are sent at once, and so is what `close` sends."""
+async def test_full_packets_are_sent_at_once(ends: tuple[socket.socket, Shadow]) -> None:
+    """Calls that fill a packet, and those pending at `close`, do not wait for `gather_s`."""
     ours, shadow = ends
     made = sampler()
     outbox = Outbox(ours, made, gather_s=3600.0)
@@ -157,10 +157,10 @@ async def test_a_full_packet_is_not_delayed(ends: tuple[socket.socket, Shadow]) 
     assert made.counts.in_flight == 0
 
 
-async def test_a_stopped_shadow_process_costs_counted_calls(
+async def test_a_stopped_shadow_process_drops_calls(
     ends: tuple[socket.socket, Shadow],
 ) -> None:
-    """What neither the socket nor the outbox takes is dropped at once; later calls are sent."""
+    """Calls that fit neither socket nor outbox are dropped and counted; later ones are sent."""
     ours, shadow = ends
     made = sampler(outbox_bytes=4 * PACKET_BYTES)
     outbox = Outbox(ours, made)
@@ -188,7 +188,7 @@ async def test_a_stopped_shadow_process_costs_counted_calls(
 async def test_calls_above_a_limit_are_dropped(
     ends: tuple[socket.socket, Shadow], options: dict[str, int], reason: str
 ) -> None:
-    """A call above a limit is counted by its reason."""
+    """Each dropped call is counted by its reason."""
     made = sampler(**options)
     outbox = Outbox(ends[0], made)
     outbox.start()
@@ -197,10 +197,10 @@ async def test_calls_above_a_limit_are_dropped(
     assert made.counts.in_flight == 0
 
 
-async def test_a_new_shadow_process_shows_what_the_old_one_lost(
+async def test_a_new_shadow_process_reveals_lost_calls(
     ends: tuple[socket.socket, Shadow],
 ) -> None:
-    """A call that the old process read and did not confirm is dropped, `shadow_down`."""
+    """A call that the old process read but did not confirm counts as `shadow_down`."""
     ours, shadow = ends
     made = sampler()
     outbox = Outbox(ours, made)
@@ -224,7 +224,7 @@ async def test_a_new_shadow_process_shows_what_the_old_one_lost(
 async def test_confirmations_for_an_earlier_sender_are_ignored(
     ends: tuple[socket.socket, Shadow],
 ) -> None:
-    """They are for calls of a worker that has died."""
+    """They belong to calls of a dead worker."""
     ours, shadow = ends
     made = sampler()
     outbox = Outbox(ours, made)
@@ -239,7 +239,7 @@ async def test_confirmations_for_an_earlier_sender_are_ignored(
 
 
 async def test_a_stopped_capture_drops_calls(ends: tuple[socket.socket, Shadow]) -> None:
-    """After a full disk nothing is sent any more."""
+    """Nothing is sent after a full disk."""
     ours, shadow = ends
     made = sampler()
     outbox = Outbox(ours, made)
@@ -254,7 +254,7 @@ async def test_a_stopped_capture_drops_calls(ends: tuple[socket.socket, Shadow])
     assert made.counts.left_out == {"stopped": 2}
 
 
-async def test_close_waits_for_the_confirmation(ends: tuple[socket.socket, Shadow]) -> None:
+async def test_close_waits_for_confirmations(ends: tuple[socket.socket, Shadow]) -> None:
     """The last calls are written before the process ends."""
     ours, shadow = ends
     made = sampler()
@@ -271,10 +271,10 @@ async def test_close_waits_for_the_confirmation(ends: tuple[socket.socket, Shado
     assert (made.counts.recorded, made.counts.in_flight) == (1, 0)
 
 
-async def test_close_gives_up_on_a_shadow_process_that_is_silent(
+async def test_close_times_out_on_a_silent_shadow_process(
     ends: tuple[socket.socket, Shadow],
 ) -> None:
-    """Every call has a result afterwards."""
+    """Every unconfirmed call is counted as `shadow_down`."""
     made = sampler()
     outbox = Outbox(ends[0], made)
     outbox.start()

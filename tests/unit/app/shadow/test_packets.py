@@ -1,4 +1,4 @@
-"""Messages in packets: whole whatever their size, and left out whole when an end begins anew."""
+"""Messages in packets: complete whatever their size, and skipped when a peer restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def received(reader: PacketReader, sent: list[bytes]) -> list[tuple[int, int, by
 
 @pytest.mark.parametrize("size", [1, 1000, PACKET_BYTES - 29, PACKET_BYTES, 5 * PACKET_BYTES + 1])
 def test_messages_of_any_size_arrive_whole(size: int) -> None:
-    """A message is the bytes of its buffers, however many packets it takes."""
+    """A message is the bytes of its buffers, whatever the number of packets."""
     writer = PacketWriter(7)
     messages = [os.urandom(size), b"b", os.urandom(size)]
     for number, message in enumerate(messages, 1):
@@ -40,7 +40,7 @@ def test_messages_of_any_size_arrive_whole(size: int) -> None:
 
 
 def test_small_messages_share_a_packet() -> None:
-    """One packet takes as many messages as it has room for."""
+    """A packet carries as many messages as fit."""
     writer = PacketWriter(7)
     for number in range(50):
         writer.put(number, [b"head", b"elements"])
@@ -49,7 +49,7 @@ def test_small_messages_share_a_packet() -> None:
 
 
 def test_many_buffers_are_sent_in_several_packets() -> None:
-    """The kernel takes 1024 buffers at once."""
+    """One `sendmsg` accepts at most 1024 buffers."""
     writer = PacketWriter(7)
     writer.put(1, [bytes([number % 256]) for number in range(3000)])
     buffers, _ = writer.packet()
@@ -58,16 +58,16 @@ def test_many_buffers_are_sent_in_several_packets() -> None:
     assert message == bytes(number % 256 for number in range(3000))
 
 
-def test_a_reader_that_begins_later_leaves_out_what_lacks_its_beginning() -> None:
-    """The next message is whole."""
+def test_a_late_reader_skips_a_partial_message() -> None:
+    """The reader starts with the next complete message."""
     writer = PacketWriter(7)
     writer.put(1, [os.urandom(3 * PACKET_BYTES)])
     writer.put(2, [b"whole"])
     assert received(PacketReader(), packets(writer)[1:]) == [(7, 2, b"whole")]
 
 
-def test_a_writer_that_begins_anew_replaces_the_one_before_it() -> None:
-    """The rest of a message whose sender died is not mixed with the messages of the next sender."""
+def test_a_new_writer_discards_the_partial_message_of_the_old() -> None:
+    """A partial message of a dead sender is not mixed with messages of the next sender."""
     old, new = PacketWriter(7), PacketWriter(8)
     old.put(1, [os.urandom(3 * PACKET_BYTES)])
     message = os.urandom(2 * PACKET_BYTES)
@@ -76,7 +76,7 @@ def test_a_writer_that_begins_anew_replaces_the_one_before_it() -> None:
     assert received(PacketReader(), sent) == [(8, 1, message)]
 
 
-def test_clear_leaves_out_what_is_not_sent() -> None:
+def test_clear_discards_unsent_messages() -> None:
     """A cleared writer has no packet."""
     writer = PacketWriter(7)
     writer.put(1, [b"a"])

@@ -25,8 +25,8 @@ from tests.fakes import FakeArriving, settle
 from tests.unit.captures.kit import recordable, request
 
 
-async def test_a_call_is_sent_in_the_next_turn_of_the_loop() -> None:
-    """The response of the client does not wait for the record of its call."""
+async def test_calls_are_sent_in_the_next_loop_iteration() -> None:
+    """The client's response does not wait for the record of its call."""
     sent: list[TappedCall] = []
     calls = FinishedCalls(sent.append)
     exchange = TappedCall(request(), 0.0)
@@ -36,8 +36,8 @@ async def test_a_call_is_sent_in_the_next_turn_of_the_loop() -> None:
     assert sent == [exchange]
 
 
-async def test_a_model_may_write_to_the_array_of_its_reply() -> None:
-    """The record has the elements that the array had when the call ended; they are copied once."""
+async def test_the_record_copies_the_array_of_the_reply() -> None:
+    """A model may write to the array afterwards; the elements are copied once."""
     array = np.zeros(4, np.float32)
     reply = InferResponse(model=ModelRef("m"), outputs=(array_tensor("y", array),))
     exchange = TappedCall(request(), 0.0)
@@ -53,8 +53,8 @@ async def test_a_model_may_write_to_the_array_of_its_reply() -> None:
     assert np.shares_memory(recorded_array, np.frombuffer(row.data, np.float32))
 
 
-async def test_a_defect_costs_one_sample() -> None:
-    """An error while a call is sent is logged, and its body released; the next call is sent."""
+async def test_a_send_error_drops_one_call() -> None:
+    """The error is logged and the body of the call released; the next call is sent."""
     sent: list[TappedCall] = []
     budget = TeeBudget(100)
 
@@ -80,10 +80,10 @@ async def test_a_defect_costs_one_sample() -> None:
     ],
 )
 @pytest.mark.parametrize("payload", ["none", "full"])
-def test_elements_that_are_not_in_memory_are_missed_where_they_are_recorded(
+def test_calls_without_elements_in_memory_are_skipped(
     data: TensorData, reason: str, payload: Any
 ) -> None:
-    """The call is skipped for the reason, and without elements it is recorded."""
+    """The reason is counted; without payload the call is recorded."""
     ours, theirs = socket_pair()
     with ours, theirs:
         sampler = CaptureSampler(CaptureOptions(directory=Path("unused")))

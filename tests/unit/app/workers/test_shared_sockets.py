@@ -1,4 +1,4 @@
-"""The addresses that workers share are had once, by the supervisor."""
+"""Addresses that workers share are opened once, by the supervisor."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ listeners:
 """
 
 
-def test_every_port_is_settled_and_held() -> None:
-    """Workers are told which ports the zeros have become, and nobody else can have them."""
+def test_ports_are_resolved_and_reserved() -> None:
+    """Port 0 becomes a fixed port for the workers, and no other process can use it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         fixed_port = free.getsockname()[1]
     addresses = SharedSockets(load_text(TEXT.replace("PORT", str(fixed_port))))
@@ -45,8 +45,8 @@ def test_every_port_is_settled_and_held() -> None:
         socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_one_that_cannot_be_had_frees_the_others() -> None:
-    """An address in use is named, and what was held before it is let go."""
+def test_a_used_address_releases_the_reserved_ports() -> None:
+    """The error names the address, and the ports reserved before it are free again."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as probe:
         port = listener.getsockname()[1]
         probe.bind(("127.0.0.1", 0))
@@ -59,7 +59,7 @@ def test_one_that_cannot_be_had_frees_the_others() -> None:
 
 
 def test_unix_sockets_are_opened_once(tmp_path: Path) -> None:
-    """Workers are given the one socket there is; its file goes when it is closed."""
+    """Workers share one socket, whose file is removed when it is closed."""
     file = tmp_path / "g.sock"
     text = TEXT.replace('address: "127.0.0.1:0"', f'address: "unix:{file}", mode: "0600"')
     addresses = SharedSockets(load_text(text.replace("PORT", "0")))

@@ -25,7 +25,7 @@ ADDRESSES = {"main.http": "127.0.0.1:8000"}
 KILLED = -signal.SIGKILL
 
 
-class FakeChild:
+class FakeWorker:
     """A worker whose life the test decides."""
 
     def __init__(self, pid: int, setup: WorkerSetup, *, listens: bool) -> None:
@@ -36,7 +36,7 @@ class FakeChild:
         self.commands: list[str] = []
         self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
         self.over: asyncio.Future[int] = asyncio.Future()
-        self.ends_when_told = True
+        self.stops_on_request = True
         self.loaded, self.drained = setup.loaded, setup.drained
         self.may_reload = asyncio.Event()
         self.may_reload.set()
@@ -44,8 +44,8 @@ class FakeChild:
         if listens:
             self.startup.set_result(ADDRESSES)
 
-    def answered(self, calls: int) -> None:
-        """Let it have answered so many calls."""
+    def count_calls(self, calls: int) -> None:
+        """Count calls with a reply."""
         samples = [["gateway_requests_total", {"model": "m"}, calls]]
         self.metrics = [["gateway_requests", "Calls.", "counter", samples]]
 
@@ -77,7 +77,7 @@ class FakeChild:
 
     def stop(self) -> None:
         self.commands.append("stop")
-        if self.ends_when_told:
+        if self.stops_on_request:
             self.end(0)
 
     def kill(self) -> None:
@@ -88,36 +88,36 @@ class FakeChild:
         return await self.over
 
 
-class Nursery:
-    """Starts fake workers and keeps them, in the order of their birth."""
+class FakeLauncher:
+    """Starts fake workers and keeps them, in the order of their start."""
 
     def __init__(self) -> None:
-        self.born: list[FakeChild] = []
+        self.started: list[FakeWorker] = []
         self.listen = True
         self.failures = 0
         self._more = asyncio.Condition()
 
-    async def launch(self, setup: WorkerSetup) -> FakeChild:
+    async def launch(self, setup: WorkerSetup) -> FakeWorker:
         if self.failures:
             self.failures -= 1
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-        child = FakeChild(100 + len(self.born), setup, listens=self.listen)
-        self.born.append(child)
+        child = FakeWorker(100 + len(self.started), setup, listens=self.listen)
+        self.started.append(child)
         async with self._more:
             self._more.notify_all()
         return child
 
-    async def reached(self, count: int) -> FakeChild:
-        """Wait until so many have been born, and return the last of them."""
+    async def wait_launched(self, count: int) -> FakeWorker:
+        """Wait for the worker with this number, and return it."""
         async with asyncio.timeout(5), self._more:
-            await self._more.wait_for(lambda: len(self.born) >= count)
+            await self._more.wait_for(lambda: len(self.started) >= count)
         await settle()
-        return self.born[count - 1]
+        return self.started[count - 1]
 
 
 @pytest.fixture
-def nursery() -> Nursery:
-    return Nursery()
+def launcher() -> FakeLauncher:
+    return FakeLauncher()
 
 
 @pytest.fixture
@@ -126,160 +126,162 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-async def supervisor(nursery: Nursery, clock: FakeClock) -> AsyncIterator[Supervisor]:
+async def supervisor(launcher: FakeLauncher, clock: FakeClock) -> AsyncIterator[Supervisor]:
     """A supervisor of two workers, which have not been started."""
     made = Supervisor(
-        LOADED, 2, cast("Launch", nursery.launch), restart_policy=AT_ONCE, clock=clock
+        LOADED, 2, cast("Launch", launcher.launch), restart_policy=AT_ONCE, clock=clock
     )
     yield made
     await made.stop()
 
 
-async def test_starts_each_with_its_seat(supervisor: Supervisor, nursery: Nursery) -> None:
-    """It says where they listen once all do; one of them is to tell of the configuration."""
-    nursery.listen = False
+async def test_each_worker_starts_with_its_slot(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    """The start returns the addresses once all listen; one worker logs the warnings."""
+    launcher.listen = False
     starting = asyncio.ensure_future(supervisor.start())
-    await nursery.reached(2)
-    nursery.born[0].startup.set_result(ADDRESSES)
+    await launcher.wait_launched(2)
+    launcher.started[0].startup.set_result(ADDRESSES)
     await settle()
     assert not starting.done()
-    nursery.born[1].startup.set_result(ADDRESSES)
+    launcher.started[1].startup.set_result(ADDRESSES)
     assert ADDRESSES == await starting
-    setup = [child.setup for child in nursery.born]
+    setup = [child.setup for child in launcher.started]
     assert [(1, 2), (2, 2)] == [(each.slot.number, each.slot.count) for each in setup]
     assert [True, False] == [each.should_log_warnings for each in setup]
 
 
-async def test_one_that_cannot_start_ends_the_others(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_failed_start_kills_all_workers(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """The reason why one cannot start is reported once, and nobody is left running."""
-    nursery.listen = False
+    """The reason is reported once, and no worker keeps running."""
+    launcher.listen = False
     starting = asyncio.ensure_future(supervisor.start())
-    await nursery.reached(2)
-    nursery.born[1].startup.set_result("model 'm': no such file")
+    await launcher.wait_launched(2)
+    launcher.started[1].startup.set_result("model 'm': no such file")
     with pytest.raises(StartError, match="model 'm': no such file"):
         await starting
-    assert [["kill"], ["kill"]] == [child.commands for child in nursery.born]
+    assert [["kill"], ["kill"]] == [child.commands for child in launcher.started]
 
 
-async def test_one_that_died_is_started_again(supervisor: Supervisor, nursery: Nursery) -> None:
-    """The others are left alone; the log says who died, and of what."""
+async def test_a_dead_worker_is_restarted(supervisor: Supervisor, launcher: FakeLauncher) -> None:
+    """The other workers are unaffected; the log has the worker and the cause."""
     await supervisor.start()
     with structlog.testing.capture_logs() as lines:
-        nursery.born[0].end(KILLED)
-        again = await nursery.reached(3)
+        launcher.started[0].end(KILLED)
+        again = await launcher.wait_launched(3)
     assert (1, False) == (again.setup.slot.number, again.setup.should_log_warnings)
-    assert [] == nursery.born[1].commands
+    assert [] == launcher.started[1].commands
     died = next(line for line in lines if line["event"] == "worker died")
     assert (1, "was killed by SIGKILL") == (died["worker"], died["ended"])
     assert 'gateway_worker_restarts_total{worker="1"} 1.0' in await page(supervisor)
 
 
-async def test_one_that_keeps_dying_is_given_up(supervisor: Supervisor, nursery: Nursery) -> None:
-    """After so many deaths in a row the gateway ends; the others may finish what they have."""
+async def test_repeated_failures_stop_the_gateway(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    """After `max_failures` the gateway stops; the other workers finish their calls."""
     await supervisor.start()
     failed = asyncio.ensure_future(supervisor.wait_failed())
-    for born in (1, 3, 4):
-        child = nursery.born[0] if born == 1 else await nursery.reached(born)
+    for started in (1, 3, 4):
+        child = launcher.started[0] if started == 1 else await launcher.wait_launched(started)
         assert not failed.done()
         child.end(1)
     async with asyncio.timeout(5):
         await failed
     assert 1 == await supervisor.stop()
-    assert ["stop"] == nursery.born[1].commands
+    assert ["stop"] == launcher.started[1].commands
 
 
-async def test_one_that_cannot_start_again_is_told_of(
-    supervisor: Supervisor, nursery: Nursery
-) -> None:
-    """A later start that fails is logged with its reason and counts as a death."""
+async def test_a_failed_restart_is_logged(supervisor: Supervisor, launcher: FakeLauncher) -> None:
+    """It is logged with its reason and counts as a failure."""
     await supervisor.start()
-    nursery.listen = False
+    launcher.listen = False
     with structlog.testing.capture_logs() as lines:
-        nursery.born[0].end(KILLED)
-        child = await nursery.reached(3)
+        launcher.started[0].end(KILLED)
+        child = await launcher.wait_launched(3)
         child.startup.set_result("the model has gone")
         await settle()
         child.end(1)
-        await nursery.reached(4)
+        await launcher.wait_launched(4)
     assert ["the model has gone"] == [
         line["reason"] for line in lines if line["event"] == "worker cannot start"
     ]
 
 
-async def test_a_machine_without_room_for_processes_is_told_of(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_failed_process_creation_is_logged(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """What keeps a process from being made counts as a death; afterwards there is one again."""
+    """It counts as a failure, and the next attempt succeeds."""
     await supervisor.start()
-    nursery.failures = 1
+    launcher.failures = 1
     with structlog.testing.capture_logs() as lines:
-        nursery.born[0].end(KILLED)
-        await nursery.reached(3)
+        launcher.started[0].end(KILLED)
+        await launcher.wait_launched(3)
     reasons = [line["reason"] for line in lines if line["event"] == "worker cannot start"]
     assert ["cannot start a worker process: Resource temporarily unavailable"] == reasons
     assert 'gateway_worker_up{worker="1"} 1.0' in await page(supervisor)
 
 
-async def test_one_that_served_well_may_die_again(
-    supervisor: Supervisor, nursery: Nursery, clock: FakeClock
+async def test_rare_failures_never_stop_the_gateway(
+    supervisor: Supervisor, launcher: FakeLauncher, clock: FakeClock
 ) -> None:
-    """Deaths far apart are never too many."""
+    """Failures after a stable run do not add up."""
     await supervisor.start()
-    child = nursery.born[0]
-    for born in range(3, 10):
+    child = launcher.started[0]
+    for started in range(3, 10):
         clock.advance(60)
         child.end(KILLED)
-        child = await nursery.reached(born)
-    assert [] == nursery.born[1].commands
+        child = await launcher.wait_launched(started)
+    assert [] == launcher.started[1].commands
 
 
-async def test_stop_lets_all_finish(supervisor: Supervisor, nursery: Nursery) -> None:
-    """Each is told to stop, none is started again, and the status is 0."""
+async def test_stop_waits_for_all_workers(supervisor: Supervisor, launcher: FakeLauncher) -> None:
+    """Each worker gets a stop signal, none is restarted, and the status is 0."""
     await supervisor.start()
     assert 0 == await supervisor.stop()
-    assert [["stop"], ["stop"]] == [child.commands for child in nursery.born]
+    assert [["stop"], ["stop"]] == [child.commands for child in launcher.started]
     assert not await supervisor.ready()
 
 
 async def test_stop_during_the_start_lets_calls_complete(
-    supervisor: Supervisor, nursery: Nursery
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """A worker that serves already is stopped, not killed, while another one starts."""
-    nursery.listen = False
+    """A worker that already serves is stopped, not killed, while another one starts."""
+    launcher.listen = False
     starting = asyncio.ensure_future(supervisor.start())
-    await nursery.reached(2)
-    nursery.born[0].startup.set_result(ADDRESSES)
+    await launcher.wait_launched(2)
+    launcher.started[0].startup.set_result(ADDRESSES)
     await settle()
     assert not await supervisor.ready()
     starting.cancel()
     await asyncio.wait({starting})
     assert 0 == await supervisor.stop()
-    assert [["stop"], ["stop"]] == [child.commands for child in nursery.born]
+    assert [["stop"], ["stop"]] == [child.commands for child in launcher.started]
 
 
-async def test_a_death_on_the_way_out_shows_in_the_status(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_crash_during_stop_changes_the_exit_status(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """A worker that crashes while it drains has lost what it had."""
+    """A worker that crashes while it drains loses its calls."""
     await supervisor.start()
-    nursery.born[0].ends_when_told = False
+    launcher.started[0].stops_on_request = False
     stopping = asyncio.ensure_future(supervisor.stop())
     await settle()
-    nursery.born[0].end(-signal.SIGSEGV)
+    launcher.started[0].end(-signal.SIGSEGV)
     assert 1 == await stopping
 
 
-async def test_one_that_is_born_while_all_stop_is_stopped(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_worker_that_starts_during_stop_is_stopped(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """A worker that has not heard the signal's handler yet has nothing to lose."""
+    """Its end by the signal, before it has a handler, is no failure."""
     await supervisor.start()
-    nursery.listen = False
-    nursery.born[0].end(KILLED)
-    child = await nursery.reached(3)
-    child.ends_when_told = False
+    launcher.listen = False
+    launcher.started[0].end(KILLED)
+    child = await launcher.wait_launched(3)
+    child.stops_on_request = False
     stopping = asyncio.ensure_future(supervisor.stop())
     await settle()
     assert ["stop"] == child.commands
@@ -287,38 +289,40 @@ async def test_one_that_is_born_while_all_stop_is_stopped(
     assert 0 == await stopping
 
 
-async def test_one_that_takes_too_long_is_killed(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+async def test_a_worker_that_exceeds_the_drain_time_is_killed(
+    launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the time the configuration gives there is an end."""
+    """The exit status is 1."""
     monkeypatch.setattr("gateway.app.workers.supervisor._GRACE_S", 0.01)
-    supervisor = Supervisor(LOADED, 2, cast("Launch", nursery.launch))
+    supervisor = Supervisor(LOADED, 2, cast("Launch", launcher.launch))
     await supervisor.start()
-    nursery.born[0].ends_when_told = False
+    launcher.started[0].stops_on_request = False
     assert 1 == await supervisor.stop()
-    assert [["stop", "kill"], ["stop"]] == [child.commands for child in nursery.born]
+    assert [["stop", "kill"], ["stop"]] == [child.commands for child in launcher.started]
 
 
-async def test_ready_while_any_worker_is(supervisor: Supervisor, nursery: Nursery) -> None:
-    """One that takes requests is enough."""
+async def test_the_gateway_is_ready_while_any_worker_is(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    """One ready worker is enough."""
     await supervisor.start()
-    nursery.born[0].is_ready = False
+    launcher.started[0].is_ready = False
     assert await supervisor.ready()
-    nursery.born[1].is_ready = False
+    launcher.started[1].is_ready = False
     assert not await supervisor.ready()
 
 
-async def test_counts_go_on_when_a_worker_is_replaced(
-    supervisor: Supervisor, nursery: Nursery
+async def test_metrics_continue_when_a_worker_is_replaced(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """Totals of all, and of each worker, hold what the dead have counted."""
+    """Totals include the counts of dead workers."""
     await supervisor.start()
-    nursery.born[0].answered(5)
-    nursery.born[1].answered(2)
+    launcher.started[0].count_calls(5)
+    launcher.started[1].count_calls(2)
     await page(supervisor)
-    nursery.born[0].end(KILLED)
-    again = await nursery.reached(3)
-    again.answered(1)
+    launcher.started[0].end(KILLED)
+    again = await launcher.wait_launched(3)
+    again.count_calls(1)
     found = await page(supervisor)
     assert 'gateway_requests_total{model="m"} 8.0' in found
     assert 'gateway_worker_requests_total{worker="1"} 6.0' in found
@@ -329,42 +333,42 @@ async def test_counts_go_on_when_a_worker_is_replaced(
 OTHER = LOADED.changed(in_flight_bytes=5, listeners=())
 
 
-async def test_reload_reaches_all_workers(supervisor: Supervisor, nursery: Nursery) -> None:
-    """Each gets the new configuration with the reserved addresses, and so does one that restarts."""
+async def test_reload_reaches_all_workers(supervisor: Supervisor, launcher: FakeLauncher) -> None:
+    """Each worker, also a restarted one, gets the new configuration with reserved addresses."""
     await supervisor.start()
     drained = frozenset({"a/b:1"})
     assert await supervisor.reload(OTHER, drained) == {"replaced": ["route a"]}
-    nursery.born[0].end(KILLED)
-    await nursery.reached(3)
-    for worker in nursery.born[1:]:
+    launcher.started[0].end(KILLED)
+    await launcher.wait_launched(3)
+    for worker in launcher.started[1:]:
         assert worker.loaded.config.in_flight_bytes == 5
         assert worker.loaded.config.listeners == LOADED.config.listeners
         assert worker.drained == drained
 
 
-async def test_reload_that_one_worker_refuses_is_undone(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_reload_that_one_worker_rejects_is_reverted(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """The workers before it get the old configuration again; one that cannot is restarted."""
+    """Earlier workers get the old configuration again; one that cannot is restarted."""
     await supervisor.start()
-    first, second = nursery.born
+    first, second = launcher.started
     first.refuses = lambda loaded: loaded is LOADED
     second.refuses = lambda _loaded: True
     with pytest.raises(StartError, match="worker 2: it cannot"):
         await supervisor.reload(OTHER)
     assert "stop" in first.commands
-    third = await nursery.reached(3)
+    third = await launcher.wait_launched(3)
     assert third.loaded is LOADED
 
 
-async def test_worker_that_starts_during_a_reload_gets_the_new_configuration(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_worker_that_starts_during_a_reload_is_updated(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """It began with the old one, and serves only with the new one."""
+    """It started with the old configuration, and serves only with the new one."""
     await supervisor.start()
-    nursery.listen = False
-    nursery.born[0].end(KILLED)
-    third = await nursery.reached(3)
+    launcher.listen = False
+    launcher.started[0].end(KILLED)
+    third = await launcher.wait_launched(3)
     await supervisor.reload(OTHER)
     assert third.loaded is LOADED
     third.startup.set_result(ADDRESSES)
@@ -372,14 +376,14 @@ async def test_worker_that_starts_during_a_reload_gets_the_new_configuration(
     assert third.loaded.config.in_flight_bytes == 5
 
 
-async def test_second_reload_missed_a_worker_that_followed_the_first(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_second_reload_missed_a_starting_worker(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """A worker that starts serves only with the last of several new configurations."""
+    """A starting worker serves only with the last of several new configurations."""
     await supervisor.start()
-    nursery.listen = False
-    nursery.born[0].end(KILLED)
-    third = await nursery.reached(3)
+    launcher.listen = False
+    launcher.started[0].end(KILLED)
+    third = await launcher.wait_launched(3)
     await supervisor.reload(OTHER)
     third.may_reload.clear()
     third.startup.set_result(ADDRESSES)
@@ -390,18 +394,18 @@ async def test_second_reload_missed_a_worker_that_followed_the_first(
     assert third.loaded.config.in_flight_bytes == 6
 
 
-async def test_worker_that_restarted_during_a_failed_reload_kept_the_new_configuration(
-    supervisor: Supervisor, nursery: Nursery
+async def test_a_restarted_worker_kept_a_reverted_configuration(
+    supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
-    """It began with the configuration that another worker then refused."""
+    """It restarted with the configuration that another worker then rejected."""
     await supervisor.start()
-    first, second = nursery.born
+    first, second = launcher.started
     second.may_reload.clear()
     second.refuses = lambda _loaded: True
     reload = asyncio.ensure_future(supervisor.reload(OTHER))
     await settle()
     first.end(KILLED)
-    third = await nursery.reached(3)
+    third = await launcher.wait_launched(3)
     assert third.loaded.config.in_flight_bytes == 5
     second.may_reload.set()
     with pytest.raises(StartError, match="worker 2: it cannot"):
@@ -413,7 +417,7 @@ async def page(supervisor: Supervisor) -> str:
     return (await supervisor.page(""))[0].decode()
 
 
-def test_workers_have_the_configuration_of_the_file() -> None:
-    """Changing a configuration for workers leaves the one that was read as it is."""
+def test_a_changed_configuration_is_a_copy() -> None:
+    """The loaded configuration stays unchanged."""
     changed: LoadedConfig = LOADED.changed(workers=5)
     assert (5, 1) == (changed.config.workers, LOADED.config.workers)

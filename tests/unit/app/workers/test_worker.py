@@ -1,4 +1,4 @@
-"""What a worker says while it starts."""
+"""The log level of a worker while it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.app.workers.worker import level_at_start
         ("error", "error", "error"),
     ],
 )
-def test_the_first_warns_for_all(level: str, first: str, others: str) -> None:
-    """Warnings of the start are logged once; nobody logs more than is configured."""
+def test_only_the_first_worker_logs_start_warnings(level: str, first: str, others: str) -> None:
+    """Warnings of the start are logged once, and never below the configured level."""
     found = [level_at_start(level, logs_warnings=one) for one in (True, False)]
     assert [first, others] == found
