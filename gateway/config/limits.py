@@ -103,7 +103,7 @@ class ServerLimitsConfig(Model):
     time. Default: `64`."""
     cut_through_bytes: Size | None = None
     """Size of the missing part from which a body is forwarded while it arrives. It applies to
-    binary tensors that need no conversion. `0` receives every body first. Default: `1MiB`."""
+    binary tensors that need no conversion. `0` receives every body first. Default: `2MiB`."""
 
 
 class MessageLimitsConfig(Model):

@@ -30,7 +30,7 @@ from gateway.policies.limits.policy import CallLimits
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.routing.outlier_detection import OFF, OutlierDetection
-from tests.fakes import FakeArriving, FakeClock, FakeStream, ScriptedService, settle
+from tests.fakes import FakeArriving, FakeClock, FakeStream, HangingStream, ScriptedService, settle
 
 CALL = InferRequest(model=ModelRef("m"))
 DOWN = Unavailable("down")
@@ -370,17 +370,6 @@ async def test_consecutive_timeouts_eject() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         hanging.waiting.clear()
     assert (5, 7) == (len(hanging.calls), len(other.calls))
-
-
-class HangingStream(FakeStream):
-    """A stream without any reply."""
-
-    def __init__(self) -> None:
-        super().__init__(())
-
-    async def __anext__(self) -> InferResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
 
 
 @pytest.mark.parametrize(("is_client_gone", "failed"), [(False, 5), (True, 0)])
