@@ -19,7 +19,7 @@ def wire(*lengths: int) -> bytes:
 @pytest.mark.parametrize("lengths", [(0,), (3,), (0, 1), (2, 0, 5), (1, 300)])
 @pytest.mark.parametrize("count", [1, 32, 33, 1000, 5000])
 def test_elements_of_any_number_and_length_are_split(lengths: tuple[int, ...], count: int) -> None:
-    """Each element has the bytes of its part of the buffer."""
+    """Each element is a view of its part of the buffer."""
     sizes = list(islice(cycle(lengths), count))
     data = memoryview(wire(*sizes))
     expected = [bytes([65 + size % 191]) * size for size in sizes]
@@ -28,6 +28,7 @@ def test_elements_of_any_number_and_length_are_split(lengths: tuple[int, ...], c
         assert sizes == [len(item) for item in items]
         assert data == as_raw(items_tensor("x", (count,), items))
         assert expected == [bytes(item) for item in items]
+        assert all(item.obj is data.obj for item in items)
     check_items("x", data, count)
 
 
@@ -55,7 +56,8 @@ def test_elements_can_be_sliced_and_counted() -> None:
 
 
 def test_as_items_returns_all_elements_of_a_raw_tensor() -> None:
-    """All elements of the buffer are returned."""
+    """All elements of the buffer are returned as views of it."""
     data = memoryview(wire(*[2] * 100))
-    tensor = raw_tensor("x", Datatype.BYTES, (100,), data)
-    assert 100 == len(as_items(tensor))
+    items = as_items(raw_tensor("x", Datatype.BYTES, (100,), data))
+    assert 100 == len(items)
+    assert all(isinstance(item, memoryview) and item.obj is data.obj for item in items)

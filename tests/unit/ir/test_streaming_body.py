@@ -61,13 +61,16 @@ def test_inputs_of_two_bodies_cannot_be_cut_through() -> None:
 
 
 async def test_buffered_call_has_its_bytes() -> None:
-    """The body is read once for all inputs, and the outdated origin is dropped."""
+    """The body is read once, each input is a view of it, and the outdated origin is dropped."""
     source = body()
     waiting = call(RECEIVED, tensor("a", source, 2, 3), tensor("b", source, 5, 5))
     waiting = waiting.with_context(origin=Origin("oip.http", None))
     found = await with_buffered_body(waiting)
     assert isinstance(found, InferRequest)
-    assert [b"ab", b"abc", b"defgh"] == [bytes(as_raw(each)) for each in found.inputs]
+    views = [as_raw(each) for each in found.inputs]
+    assert [b"ab", b"abc", b"defgh"] == [bytes(view) for view in views]
+    assert as_raw(RECEIVED) is views[0]
+    assert all(view.obj is source.body for view in views[1:])
     assert found.context.origin is None
     assert streaming_body_of(found) is None
     assert 1 == source.landed

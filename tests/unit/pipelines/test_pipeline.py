@@ -17,6 +17,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelUnloadRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need, Origin, Sequence
@@ -462,10 +463,15 @@ async def test_sequences_are_rejected() -> None:
     assert [] == inner.calls
 
 
-async def test_pipeline_cannot_be_loaded() -> None:
-    """Loading is unsupported."""
-    with pytest.raises(Unsupported, match="pipeline 'p' does not support ModelLoadRequest"):
-        await pipeline(ScriptedService())(ModelLoadRequest(model=P))
+@pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
+async def test_pipeline_cannot_be_loaded_or_unloaded(
+    kind: type[ModelLoadRequest | ModelUnloadRequest],
+) -> None:
+    """Loading and unloading are unsupported, and reach no model of the pipeline."""
+    inner = ScriptedService(always=None)
+    with pytest.raises(Unsupported, match=f"pipeline 'p' does not support {kind.__name__}"):
+        await pipeline(inner)(kind(model=P))
+    assert [] == inner.calls
 
 
 async def test_each_step_is_reported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import numpy as np
@@ -274,12 +275,19 @@ async def test_error_after_cancellation_is_ignored() -> None:
             raise UpstreamError("too late") from None
         raise AssertionError
 
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _loop, context: reported.append(context)
+    )
     cache, _, _, _ = build(stubborn)
     task = asyncio.ensure_future(cache(request(1)))
     await settle()
     task.cancel()
     await settle()
     assert task.cancelled()
+    del task
+    gc.collect()  # a task reports its unhandled exception when it is collected
+    assert [] == reported
 
 
 async def test_failure_reaches_every_caller() -> None:

@@ -11,6 +11,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelUnloadRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Origin
@@ -55,14 +56,26 @@ async def test_unknown_model_gets_no_inference() -> None:
     assert [ModelMetadataRequest] * 3 == types(service)
 
 
-async def test_load_clears_unknown_models() -> None:
-    """A load may make any model available."""
-    known_models, service, _ = layer(UNKNOWN, None, "metadata", "reply")
+@pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
+async def test_load_or_unload_clears_unknown_models(kind: Any) -> None:
+    """The next inference after a load or an unload looks up an unknown model again."""
+    known_models, service, _ = layer(UNKNOWN, lambda _call: None, "metadata", "reply")
     with pytest.raises(ModelNotFound):
         await known_models(CALL)
-    await known_models(ModelLoadRequest(model=ModelRef("other")))
+    await known_models(kind(model=ModelRef("other")))
     assert "reply" == await known_models(CALL)
-    assert 4 == len(service.calls)
+    assert [ModelMetadataRequest, kind, ModelMetadataRequest, InferRequest] == types(service)
+
+
+@pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
+async def test_load_or_unload_clears_known_models(kind: Any) -> None:
+    """The next inference after a load or an unload looks up a known model again."""
+    known_models, service, _ = layer("metadata", "reply", lambda _call: None, UNKNOWN)
+    assert "reply" == await known_models(CALL)
+    await known_models(kind(model=M))
+    with pytest.raises(ModelNotFound):
+        await known_models(CALL)
+    assert [ModelMetadataRequest, InferRequest, kind, ModelMetadataRequest] == types(service)
 
 
 async def test_number_of_unknown_names_is_limited() -> None:

@@ -99,12 +99,14 @@ def test_limits_the_number_of_fields() -> None:
 
 
 def test_lifts_fields_out() -> None:
-    """The lifted values are returned; the rest is the message without them."""
+    """The lifted values are returned as views; the rest is a copy of the message without them."""
     message = oip.ModelInferRequest(model_name="m" * 300, raw_input_contents=[b"ab", b"", b"c" * 9])
     group = b"\xa3\x06\x08\x01\xa4\x06"
     other = b"\xa8\x06\x96\x01" + b"\xad\x06abcd" + b"\xa9\x06abcdefgh" + group
-    rest, lifted = pb.lift(view(message.SerializeToString() + other), pb.tag(7, pb.LEN))
+    data = message.SerializeToString() + other
+    rest, lifted = pb.lift(view(data), pb.tag(7, pb.LEN))
     assert [b"ab", b"", b"c" * 9] == lifted
+    assert all(value.obj is data for value in lifted)
     assert KEY[1] + b"\xac\x02" + b"m" * 300 + other == rest
 
 

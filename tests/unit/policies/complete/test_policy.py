@@ -258,11 +258,13 @@ async def test_other_calls_pass_through() -> None:
 
 
 async def test_call_without_a_model_is_completed() -> None:
-    """The metadata that the service returns for no model complete the call."""
+    """The metadata that the service returns for the empty name complete the call."""
     model = Model(NAMELESS)
     call = InferRequest(inputs=(NAMELESS,), context=Context(needs=ALL_NEEDS))
     reply = await Complete(model.service, ALL_NEEDS)(call)
     assert ((WHOLE,), (array_tensor("Y", ARRAY),)) == (model.inputs, reply.outputs)
+    names = [each.model for each in model.service.calls if isinstance(each, ModelMetadataRequest)]
+    assert [ModelRef("")] == names
 
 
 @pytest.mark.parametrize("streamed", [False, True])

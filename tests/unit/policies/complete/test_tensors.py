@@ -178,9 +178,16 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_missing_parts_are_filled_in(case: Case) -> None:
-    """Missing names, datatypes and shapes come from the metadata."""
+    """Missing names, datatypes and shapes come from the metadata; the data are not copied."""
     filling = TensorCompleter("input", ModelRef("m"), case.declared, case.batches, InvalidRequest)
-    assert case.expected == filling.complete(case.tensors, case.needs)
+    found = filling.complete(case.tensors, case.needs)
+    assert case.expected == found
+    for tensor, completed in zip(case.tensors, found, strict=True):
+        if completed.data is not tensor.data:  # raw bytes became one element
+            assert isinstance(tensor.data, RawData)
+            assert isinstance(completed.data, ItemsData)
+            (item,) = completed.data.items
+            assert item is tensor.data.view
 
 
 @dataclass(frozen=True)

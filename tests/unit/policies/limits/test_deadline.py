@@ -15,7 +15,7 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream
 from gateway.policies.limits.policy import CallLimits
@@ -63,12 +63,14 @@ async def test_stream_forwards_only_its_callers_deadline(
     assert [expected] == [each.context.deadline for each in service.calls]
 
 
-async def test_protocol_survives_a_deadline() -> None:
-    """Setting a deadline keeps the protocol in the context."""
+async def test_rest_of_the_context_survives_a_deadline() -> None:
+    """Setting a deadline keeps the protocol, the origin and all else in the context."""
     service = ScriptedService(REPLY)
-    call = InferRequest(model=M, context=Context(protocol="p"))
-    await CallLimits(service, 1.0)(call)
-    assert "p" == service.calls[0].context.protocol
+    context = Context(protocol="p", request_id="r", origin=Origin("p", b"wire"))
+    await CallLimits(service, 1.0, clock=FakeClock(1000.0))(InferRequest(model=M, context=context))
+    (call,) = service.calls
+    expected = Context(protocol="p", request_id="r", deadline=1001.0, origin=context.origin)
+    assert (expected, context.origin) == (call.context, call.context.origin)
 
 
 @pytest.mark.parametrize("left_s", [0.0, -1.0])

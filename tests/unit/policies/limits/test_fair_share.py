@@ -54,17 +54,17 @@ async def test_caller_is_limited_to_its_share() -> None:
     assert 0 == limited._limiter.used
 
 
-async def test_waiting_callers_are_served_when_the_route_is_full() -> None:
-    """Waiting calls of two callers get the released slots."""
+async def test_callers_take_turns_when_the_route_is_full() -> None:
+    """Waiting calls get the released slots; a caller's second one is served after the others."""
     service = ScriptedService()
-    limited = shared(service, in_flight=2, wait_s=5.0)
-    tasks = [asyncio.ensure_future(limited(of(name))) for name in ("a", "b", "a", "c")]
+    limited = shared(service, in_flight=2, share=3, queue=12, wait_s=5.0)
+    tasks = [asyncio.ensure_future(limited(of(name))) for name in ("b", "a", "a", "a", "c")]
     await settle()
-    for number in range(4):
+    for number in range(5):
         service.waiting[number].set_result(REPLY)
         await settle()
     await asyncio.gather(*tasks)
-    assert ["a", "b", "a", "c"] == [tenant_of(call) for call in service.calls]
+    assert ["b", "a", "a", "c", "a"] == [tenant_of(call) for call in service.calls]
 
 
 async def test_callers_without_a_key_have_one_share() -> None:

@@ -570,12 +570,19 @@ def test_configured_outputs_are_requested_and_selected() -> None:
 
 
 def test_response_must_have_as_many_outputs_as_requested() -> None:
-    """Surplus outputs are rejected; `drop_outputs` removes leading ones."""
-    response = HttpResponse(200, body=(oracle.build_response([PLAIN_FP32] * 2),))
-    with pytest.raises(MalformedMessage, match="2 output tensors: expected 1"):
-        CODEC.decode_reply(NAMED, response)
-    reply = codec(drop_outputs=1).decode_reply(NAMED, response)
-    assert ["y"] == [tensor.name for tensor in reply.outputs]
+    """Missing and surplus outputs are rejected; `drop_outputs` removes leading ones."""
+    call = NAMED.changed(outputs=(RequestedOutput("y"), RequestedOutput("z")))
+    responses = [
+        HttpResponse(200, body=(oracle.build_response([PLAIN_FP32] * count),)) for count in range(5)
+    ]
+    for used, right in ((CODEC, 2), (codec(drop_outputs=1), 3)):
+        for count in (right - 1, right + 1):
+            with pytest.raises(MalformedMessage, match=f"{count} output tensors: expected 2"):
+                used.decode_reply(call, responses[count])
+        reply = used.decode_reply(call, responses[right])
+        assert ["y", "z"] == [tensor.name for tensor in reply.outputs]
+    with pytest.raises(MalformedMessage, match="neither outputs nor errors"):
+        CODEC.decode_reply(call, responses[0])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -56,7 +57,6 @@ def test_options_become_settings() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("colour", "red"),
         ("default_model", ""),
         ("default_model", "/2"),
         ("default_model", 5),
@@ -73,17 +73,28 @@ def test_options_become_settings() -> None:
         ("inputs", "a"),
         ("inputs", ["a", "a"]),
         ("outputs", [""]),
-        ("outputs", [1]),
         ("drop_outputs", -1),
         ("drop_outputs", True),
         ("drop_outputs", 17),
         ("health", "ping"),
     ],
 )
-def test_error_for_an_invalid_option_has_its_key(key: str, value: Any) -> None:
-    """The error for an invalid key or value contains the key."""
-    with pytest.raises(ValueError, match=key):
+def test_error_for_an_invalid_value_has_its_key_and_the_value(key: str, value: Any) -> None:
+    """The error for an invalid value contains the key and the value."""
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{key} is {value!r}: expected ')}"):
         SPEC.options({key: value})
+
+
+def test_error_for_an_invalid_entry_has_its_position() -> None:
+    """The error for an invalid entry of a list contains the position and the entry."""
+    with pytest.raises(ValueError, match=r"^outputs\[1\] is 1: expected text"):
+        SPEC.options({"outputs": ["a", 1]})
+
+
+def test_error_for_an_unknown_option_lists_the_options() -> None:
+    """The error for an unknown key contains it and the known ones."""
+    with pytest.raises(ValueError, match="no option 'colour': expected one of default_model, "):
+        SPEC.options({"colour": "red"})
 
 
 def test_the_protocol_has_two_codecs() -> None:

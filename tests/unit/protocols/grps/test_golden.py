@@ -614,11 +614,18 @@ def test_attachment_of_a_response_is_skipped() -> None:
     assert BRPC.decode_reply(ServerLiveRequest(), frame) is True
 
 
-def test_only_requested_outputs_are_returned() -> None:
-    """Grps sends all outputs: only the requested ones are passed on."""
+@pytest.mark.parametrize("names", [["OUTPUT1"], ["OUTPUT0", "OUTPUT1"], ["OUTPUT1", "OUTPUT0"]])
+def test_only_requested_outputs_are_returned(names: list[str]) -> None:
+    """Grps sends all outputs: only the requested ones are passed on, in the requested order."""
     [frame] = frames_of("brpc/res_predict_simple.bin")
-    call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("OUTPUT1"),))
-    assert ["OUTPUT1"] == [tensor.name for tensor in BRPC.decode_reply(call, frame).outputs]
+    model = ModelRef("m")
+    sent = {
+        tensor.name: tensor
+        for tensor in BRPC.decode_reply(InferRequest(model=model), frame).outputs
+    }
+    assert ["OUTPUT0", "OUTPUT1"] == list(sent)
+    call = InferRequest(model=model, outputs=tuple(RequestedOutput(name) for name in names))
+    assert [sent[name] for name in names] == list(BRPC.decode_reply(call, frame).outputs)
 
 
 def test_every_file_is_covered() -> None:

@@ -10,14 +10,20 @@ import pytest
 
 from gateway.ir.calls import (
     Call,
+    InferRequest,
     LogSettingsRequest,
     ModelConfigRequest,
     ModelLoadRequest,
+    ModelMetadataRequest,
     ModelReadyRequest,
     ModelStatisticsRequest,
     ModelUnloadRequest,
     RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
     SharedStatusRequest,
+    StreamInferRequest,
     TraceSettingRequest,
 )
 from gateway.ir.context import ModelRef, Origin
@@ -91,9 +97,21 @@ def test_status_lists_enabled_extensions(options: dict[str, str], on: tuple[str,
     assert len(off) + len(on) == len(fields(Extensions))
 
 
-def test_call_without_an_option_passes() -> None:
-    """A call that belongs to no extension is always served."""
-    call = ModelReadyRequest(model=M)
+@pytest.mark.parametrize(
+    "call",
+    [
+        ServerLiveRequest(),
+        ServerReadyRequest(),
+        ServerMetadataRequest(),
+        ModelReadyRequest(model=M),
+        ModelMetadataRequest(model=M),
+        InferRequest(model=M),
+        StreamInferRequest(model=M, request=InferRequest(model=M)),
+    ],
+    ids=lambda call: type(call).__name__,
+)
+def test_call_without_an_option_passes(call: Call[Any]) -> None:
+    """Inferences, health and metadata belong to no extension and are always served."""
     assert call is apply_policy(call, read_extensions({}))
 
 

@@ -223,9 +223,15 @@ def test_descriptor_for_reflection() -> None:
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelMetadata", "ServerLive"])
 def test_undecodable_bytes_are_rejected(method: str) -> None:
-    """Bytes that are not a message raise MalformedMessage."""
-    with pytest.raises(MalformedMessage, match=r"2 bytes are not a message of type inference\."):
+    """Bytes that are not a message raise MalformedMessage, whose status is INVALID_ARGUMENT."""
+    with pytest.raises(
+        MalformedMessage, match=r"2 bytes are not a message of type inference\."
+    ) as caught:
         CODEC.decode_call(GrpcRequest(METHOD + method, (b"\x0a\xff",)))
+    assert (ErrorCode.INVALID_ARGUMENT, GrpcStatus.INVALID_ARGUMENT) == (
+        caught.value.code,
+        CODEC.encode_error(None, caught.value).status,
+    )
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))

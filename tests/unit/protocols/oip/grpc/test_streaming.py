@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
@@ -22,7 +23,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, raw_tensor
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.streaming import STREAM
 from gateway.schema import open_inference_pb2 as pb
@@ -214,10 +215,22 @@ def test_exact_error_text_raises_decoupled(status: str, words: str) -> None:
     assert not isinstance(caught.value, Decoupled)
 
 
-def test_large_output_is_a_separate_part() -> None:
-    """The data of a large output are a part of their own in the message."""
+@pytest.mark.parametrize("datatype", [Datatype.UINT8, Datatype.BYTES])
+def test_large_output_is_not_copied(datatype: Datatype) -> None:
+    """The message has the received data of a large output as a part of its own."""
+    elements = memoryview((9_996).to_bytes(4, "little") + bytes(9_996))
+    shape = (1,) if datatype is Datatype.BYTES else (10_000,)
+    tensor = raw_tensor("Y", datatype, shape, elements)
+    response = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,)))
+    _, part = response.message
+    assert elements == part
+    assert np.shares_memory(np.frombuffer(elements, np.uint8), np.frombuffer(part, np.uint8))
+
+
+def test_large_elements_are_a_separate_part() -> None:
+    """The elements of a large BYTES output are written into a part of their own."""
     item = bytes(10_000)
     tensor = Tensor("Y", Datatype.BYTES, (1,), ItemsData([item]))
     response = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,)))
-    assert 2 == len(response.message)
-    assert item in bytes(response.message[1])
+    _, part = response.message
+    assert (10_000).to_bytes(4, "little") + item == bytes(part)

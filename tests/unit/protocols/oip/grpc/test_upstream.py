@@ -18,8 +18,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.data import RawData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
-    ERROR_CLASSES,
-    ErrorCode,
+    GatewayError,
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
@@ -46,6 +45,13 @@ CODEC = GrpcCodec(DEFAULT_LIMITS, {})
 M = ModelRef("m")
 X = array_tensor("X", np.arange(4, dtype="<f4"))
 BIG = array_tensor("BIG", np.zeros((1, 3, 224, 224), "<f4"))
+NOT_READY = [
+    GrpcStatus.UNKNOWN,
+    GrpcStatus.INVALID_ARGUMENT,
+    GrpcStatus.NOT_FOUND,
+    GrpcStatus.FAILED_PRECONDITION,
+    GrpcStatus.UNAVAILABLE,
+]
 
 
 def codec(dialect: str) -> GrpcCodec:
@@ -96,26 +102,27 @@ def test_status_without_details_is_named_in_the_error() -> None:
         CODEC.decode_reply(InferRequest(model=M), GrpcResponse(status=GrpcStatus.UNKNOWN))
 
 
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        (GrpcStatus.NOT_FOUND, False),
-        (GrpcStatus.UNKNOWN, False),
-        (GrpcStatus.UNAVAILABLE, False),
-    ],
-)
-def test_status_that_means_model_not_ready(status: GrpcStatus, expected: bool) -> None:
-    """The statuses of KServe and MLServer for a model that is not ready are read as false."""
+@pytest.mark.parametrize("status", NOT_READY)
+def test_status_that_means_model_not_ready(status: GrpcStatus) -> None:
+    """The statuses of servers for a model that is not ready are read as false."""
     wire = GrpcResponse(status=status, details="not here")
-    assert expected is CODEC.decode_reply(ModelReadyRequest(model=M), wire)
+    assert CODEC.decode_reply(ModelReadyRequest(model=M), wire) is False
 
 
-def test_status_unrelated_to_readiness_is_raised() -> None:
+@pytest.mark.parametrize("ready", [True, False])
+def test_flag_of_a_successful_readiness_response_counts(ready: bool) -> None:
+    """With the status OK, the flag of the message is the readiness."""
+    wire = GrpcResponse((pb.ModelReadyResponse(ready=ready).SerializeToString(),))
+    assert ready is CODEC.decode_reply(ModelReadyRequest(model=M), wire)
+
+
+@pytest.mark.parametrize(
+    "status", [status for status in GrpcStatus if status not in {GrpcStatus.OK, *NOT_READY}]
+)
+def test_status_unrelated_to_readiness_is_raised(status: GrpcStatus) -> None:
     """A readiness call raises a status that does not concern readiness."""
-    with pytest.raises(ERROR_CLASSES[ErrorCode.UNAUTHENTICATED]):
-        CODEC.decode_reply(
-            ModelReadyRequest(model=M), GrpcResponse(status=GrpcStatus.UNAUTHENTICATED)
-        )
+    with pytest.raises(GatewayError, match="other"):
+        CODEC.decode_reply(ModelReadyRequest(model=M), GrpcResponse(status=status, details="other"))
 
 
 def test_response_with_another_id_is_rejected() -> None:

@@ -77,18 +77,23 @@ def test_bytes_that_are_not_utf8(pad: bytes) -> None:
     assert [b"a", b"\xff\xfe", b"\xc3\xa9"] == list(as_items(tensor))
 
 
-def test_null_and_missing_members() -> None:
+@pytest.mark.parametrize("pad", SIZES)
+@pytest.mark.parametrize("is_null", [True, False])
+def test_null_and_missing_members(is_null: bool, pad: bytes) -> None:
     """Null members, which KServe writes, count as absent."""
-    document = {
-        "model_name": None,
-        "model_version": None,
-        "id": None,
-        "parameters": None,
-        "outputs": [{**X_JSON, "parameters": None}],
-    }
-    reply = decode(document)
+    document: dict[str, Any] = {"outputs": [X_JSON]}
+    if is_null:
+        document = {
+            "model_name": None,
+            "model_version": None,
+            "id": None,
+            "parameters": None,
+            "outputs": [{**X_JSON, "parameters": None}],
+        }
+    reply = decode(document, pad=pad)
     assert (ModelRef("m"), "", {}) == (reply.model, reply.id, reply.parameters)
-    assert {} == reply.outputs[0].parameters
+    (output,) = reply.outputs
+    assert ({}, [[0, 1, 2, 3]]) == (output.parameters, as_numpy(output).tolist())
 
 
 def test_parameters_that_are_not_scalars() -> None:

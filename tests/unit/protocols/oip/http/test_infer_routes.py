@@ -148,8 +148,9 @@ def test_binary_outputs_of_streams_are_rejected(fields: dict[str, Any]) -> None:
         LISTENER.decode_call(post("infer_stream", {"inputs": [X_JSON], **fields}))
 
 
-def test_stream_request_may_have_binary_inputs() -> None:
-    """The body of `generate_stream` is decoded as that of `infer`."""
+@pytest.mark.parametrize("action", ["infer_stream", "generate_stream"])
+def test_stream_request_may_have_binary_inputs(action: str) -> None:
+    """On both paths of streams, the body is decoded as that of `infer`."""
     head = json.dumps(
         {
             "inputs": [
@@ -161,7 +162,7 @@ def test_stream_request_may_have_binary_inputs() -> None:
         }
     ).encode()
     length = ("Inference-Header-Content-Length", str(len(head)))
-    call = decode_stream_call(post("generate_stream", head + X_RAW, length))
+    call = decode_stream_call(post(action, head + X_RAW, length))
     assert (X,) == call.request.inputs
 
 

@@ -393,12 +393,17 @@ def reply(**parts: Any) -> GrpcResponse:
 
 
 def test_decodes_reply() -> None:
-    """The batch size is separate from the shape."""
+    """The batch size is separate from the shape; the output is a view of the message."""
     wire = reply()
     found = CODEC.decode_reply(CALL, wire)
     assert (found.model, found.batch_size) == (M, 2)
-    assert as_raw(found.outputs[0]) == X_RAW
-    assert found.outputs[0].shape == (2,)
+    (output,) = found.outputs
+    assert output.shape == (2,)
+    assert as_raw(output) == X_RAW
+    (message,) = wire.message
+    assert np.shares_memory(
+        np.frombuffer(as_raw(output), np.uint8), np.frombuffer(message, np.uint8)
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
     SharedRegisterRequest,
+    SharedUnregisterRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need, Sequence
 from gateway.ir.data import SharedMemoryData
@@ -42,7 +43,7 @@ from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import HttpResponse
-from tests.cases.trtis_http import CALLS, OK, REPLY, X_RAW, CallCase, M, X, answer, raw
+from tests.cases.trtis_http import CALLS, OK, REPLY, SYSTEM, X_RAW, CallCase, M, X, answer, raw
 
 CODEC: Any = HttpCodec(DEFAULT_LIMITS, {})
 CALL = InferRequest(model=M, inputs=(X,), outputs=(RequestedOutput("y"),), batch_size=2)
@@ -163,13 +164,15 @@ def test_rejects_data_of_the_wrong_size() -> None:
 
 
 def test_decodes_reply() -> None:
-    """Unknown fields of the header are ignored."""
-    reply = CODEC.decode_reply(CALL, answer(OK, LINE, X_RAW + TRAILER))
+    """Unknown fields of the header are ignored; the output is a view of the body."""
+    body = X_RAW + TRAILER
+    reply = CODEC.decode_reply(CALL, answer(OK, LINE, body))
     assert reply.model == REPLY.model
     assert reply.batch_size == 2
     (found,) = reply.outputs
     assert (found.name, found.datatype, found.shape) == ("y", None, (2,))
     assert as_raw(found) == X_RAW
+    assert np.shares_memory(np.frombuffer(as_raw(found), np.uint8), np.frombuffer(body, np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -409,8 +412,25 @@ def test_invalid_status_message_is_malformed() -> None:
         CODEC.decode_reply(ServerMetadataRequest(), answer(OK, body=b"\xff"))
 
 
-def test_control_reply_has_no_content() -> None:
-    """A successful response has no other content; other calls are unsupported."""
-    assert CODEC.decode_reply(ModelLoadRequest(model=M), answer(OK)) is None
+@pytest.mark.parametrize(
+    "call",
+    [
+        ModelLoadRequest(model=M),
+        ModelUnloadRequest(model=M),
+        SharedRegisterRequest(region=SYSTEM),
+        SharedUnregisterRequest(region="r"),
+        SharedUnregisterRequest(),
+    ],
+    ids=["load", "unload", "register", "unregister", "unregister all"],
+)
+def test_control_reply_has_no_content(call: Any) -> None:
+    """The status of a control response is all its content: success is None, an error is raised."""
+    assert CODEC.decode_reply(call, answer(OK)) is None
+    with pytest.raises(GatewayError, match="bad"):
+        CODEC.decode_reply(call, answer("code: INVALID_ARG msg: 'bad'", code=400))
+
+
+def test_reply_of_an_unsupported_call_is_rejected() -> None:
+    """Decoding the reply of a call that the codec cannot send raises Unsupported."""
     with pytest.raises(Unsupported, match="ServerStatusRequest"):
         CODEC.decode_reply(ServerStatusRequest(), answer(OK))

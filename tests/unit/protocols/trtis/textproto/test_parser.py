@@ -78,25 +78,29 @@ def test_nan_is_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "error"),
     [
-        "[",
-        "[a.b]: 1",
-        "new { [a }",
-        "new { [1]: 2 }",
-        "new { [a.]: 2 }",
-        "unknown:",
-        "unknown: {",
-        "unknown: [1",
-        "unknown: }",
-        "batch_size: 1 batch_size: 2",
-        "batch_size 1",
-        VALUE % "0x1p3",
-        VALUE % "1e",
-        VALUE % "'1'",
+        ("[", "found '[' as token 1: expected a field's name"),
+        ("[a.b]: 1", "found '[' as token 1: expected a field's name"),
+        ("new { [a }", "found '}' as token 5: expected ']'"),
+        ("new { [1]: 2 }", "found '1' as token 4: expected an identifier"),
+        ("new { [a.]: 2 }", "found ']' as token 6: expected an identifier"),
+        ("unknown:", "found the end as token 3: expected a value"),
+        ("unknown: {", "found the end as token 4: expected a field's name"),
+        ("unknown: [1", "found the end as token 5: expected ','"),
+        ("unknown: }", "found '}' as token 3: expected a value"),
+        ("batch_size: 1 batch_size: 2", "field 'batch_size' occurs twice"),
+        ("batch_size 1", "found '1' as token 2: expected ':'"),
+        (VALUE % "0x1p3", "'0x1p3' is not a number"),
+        (VALUE % "1e", "'1e' is not a number"),
+        (VALUE % "'1'", "\"'1'\" is not a number"),
     ],
 )
-def test_rejects_invalid_text(text: str) -> None:
-    """Any syntax error raises MalformedMessage."""
-    with pytest.raises(MalformedMessage):
-        parse_text(text, pb.InferResponseHeader if "output" in text else pb.InferRequestHeader)
+def test_rejects_invalid_text(text: str, error: str) -> None:
+    """The error names the invalid token and its position, or the invalid field or value."""
+    kind = pb.InferResponseHeader if "output" in text else pb.InferRequestHeader
+    with pytest.raises(MalformedMessage) as caught:
+        parse_text(text, kind, allow_unknown=True)
+    assert f"text is not {kind.DESCRIPTOR.name} in text format: {error}" == caught.value.message
+    with pytest.raises(text_format.ParseError):
+        text_format.Parse(text, kind(), allow_unknown_field=True)
