@@ -349,7 +349,7 @@ class Endpoints:
     def _choose(self, call: Call[Any], now: float) -> Endpoint:
         attempt = ATTEMPT.get()
         if self._are_equal and (attempt is None or not attempt.avoid):
-            endpoint = self._balancer.draw(self.endpoints, now)
+            endpoint = self._balancer.choose_of_two(self.endpoints, now)
             if endpoint is not None:
                 if attempt is not None:
                     attempt.tried = endpoint.name

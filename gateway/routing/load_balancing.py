@@ -113,15 +113,15 @@ class LoadBalancer:
         self._first_turn = 0.0
         self.is_weighted = False
 
-    def draw(self, endpoints: Sequence[E], now: float) -> E | None:
+    def choose_of_two(self, endpoints: Sequence[E], now: float) -> E | None:
         """Return the better one of two endpoints drawn from *endpoints*, if both are available.
 
-        This is what `choose` does with the available ones, without a look at each of many endpoints
-        for each call: the shares are the same.
+        `choose` needs the available endpoints, and finding them means checking all of them for each
+        call. This checks two, and the shares are the same if the caller uses `choose` for None.
 
         Returns:
-            None if an endpoint that was drawn is not available, and always if the policy draws no
-            two, weights differ, or there are no endpoints.
+            None if an endpoint that was drawn is not available. Always None if the policy does not
+            draw two, if weights differ, and without endpoints.
         """
         if not (self._draws_two and endpoints) or self.is_weighted:
             return None

@@ -57,7 +57,7 @@ def test_two_endpoints_are_drawn_without_a_look_at_the_others(policy: BalancingP
     many = endpoints(4)
     for endpoint in many[2:]:
         endpoint.pending = 1
-    drawn = [balancer.draw(many, 0.0) for _ in range(600)]
+    drawn = [balancer.choose_of_two(many, 0.0) for _ in range(600)]
     counts = Counter(endpoint.name for endpoint in drawn if endpoint is not None)
     assert 600 == counts.total()
     # Both busy ones are drawn together in one draw of six.
@@ -71,7 +71,7 @@ def test_an_unavailable_endpoint_is_not_drawn(policy: BalancingPolicy) -> None:
     balancer = LoadBalancer(policy, draw=random.Random(1).random)  # noqa: S311
     many = endpoints(4)
     many[0].probed(ready=False)
-    drawn = [balancer.draw(many, 0.0) for _ in range(600)]
+    drawn = [balancer.choose_of_two(many, 0.0) for _ in range(600)]
     assert 250 < drawn.count(None) < 350
     assert many[0] not in drawn
 
@@ -79,16 +79,16 @@ def test_an_unavailable_endpoint_is_not_drawn(policy: BalancingPolicy) -> None:
 @pytest.mark.parametrize("policy", [each for each in BalancingPolicy if each not in DRAWING])
 def test_other_policies_draw_no_endpoint(policy: BalancingPolicy) -> None:
     """They choose among the available endpoints."""
-    assert LoadBalancer(policy).draw(endpoints(4), 0.0) is None
+    assert LoadBalancer(policy).choose_of_two(endpoints(4), 0.0) is None
 
 
 @pytest.mark.parametrize("policy", DRAWING)
 def test_weighted_or_missing_endpoints_are_not_drawn(policy: BalancingPolicy) -> None:
     """A single endpoint is drawn."""
     balancer, many = weighted(policy, 1, 2)
-    assert balancer.draw(many, 0.0) is None
-    assert LoadBalancer(policy).draw([], 0.0) is None
-    assert many[0] is LoadBalancer(policy).draw(many[:1], 0.0)
+    assert balancer.choose_of_two(many, 0.0) is None
+    assert LoadBalancer(policy).choose_of_two([], 0.0) is None
+    assert many[0] is LoadBalancer(policy).choose_of_two(many[:1], 0.0)
 
 
 def weighted(policy: BalancingPolicy, *weights: float) -> tuple[LoadBalancer, list[Endpoint]]:
