@@ -18,7 +18,7 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 FOLDER = Path(__file__).parent / "oip"
 
-# MLServer sent this body in a segment of its own, which was recorded with the next answer.
+# MLServer sent this body in a segment of its own, which was recorded with the next response.
 _LATE_BODY = b'{"error":"Model nope not found"}'
 _WITHOUT_BODY, _WITH_TWO = "107-mlserver-model-ready-unknown", "108-mlserver-server-metadata"
 
@@ -52,7 +52,7 @@ class Exchange:
 
     @property
     def response(self) -> Any:
-        """The wire answer, as a client transport hands it on."""
+        """The wire response, as a client transport hands it on."""
         if self.protocol == "grpc":
             status = GrpcStatus[self.entry["status"]]
             if status is not GrpcStatus.OK:
@@ -75,8 +75,8 @@ class Exchange:
         ]
 
     @property
-    def answers(self) -> list[GrpcResponse]:
-        """The answers of a gRPC stream; a status that is not OK is the last."""
+    def responses(self) -> list[GrpcResponse]:
+        """The responses of a gRPC stream; a status that is not OK is the last."""
         found = [GrpcResponse((memoryview(self._bytes(file)),)) for file in self.entry["responses"]]
         return found if self.entry["status"] == "OK" else [*found, self.response]
 
