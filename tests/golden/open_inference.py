@@ -1,4 +1,4 @@
-"""Recorded exchanges of Open Inference, read from `oip/`: what travelled, and what the index says.
+"""Recorded exchanges of Open Inference, read from `oip/`: the messages, and the entries of the index.
 
 Recorded between real clients (tritonclient 2.73.0, kserve 0.21.0) and real servers (Triton 2.51.0,
 MLServer 1.7.1, KServe 0.21.0); `oip/index.json` says which.  Here lives the undoing of HTTP/1.1

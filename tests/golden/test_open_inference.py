@@ -46,9 +46,9 @@ from tests.cases.oip_options import EVERYTHING
 from tests.golden import open_inference_oracle as oracle
 from tests.golden.open_inference import Exchange, exchanges
 from tests.golden.open_inference_tables import (
-    OTHER_PATHS,
-    NOT_ENCODED,
     MLSERVER_ONLY,
+    NOT_ENCODED,
+    OTHER_PATHS,
     SHARED,
     STREAMS,
     WRONG,

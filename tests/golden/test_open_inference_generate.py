@@ -47,7 +47,9 @@ METADATA = {
 }
 
 
-async def serve_exchange(exchange: Exchange, result: Any) -> tuple[InferRequest, list[HttpResponse]]:
+async def serve_exchange(
+    exchange: Exchange, result: Any
+) -> tuple[InferRequest, list[HttpResponse]]:
     """Return the call that the model gets, and the client's responses to the model's *result*."""
     requests: list[InferRequest] = []
 
