@@ -266,26 +266,6 @@ def household_tests(text: str) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def test_it_is_told(): pass",
-        "async def test_who_calls(): pass",
-        "class A:\n def test_it_tells(self): pass",
-        "def test_so_many_calls(): pass",
-    ],
-)
-def test_household_words_in_test_names_are_found(text: str) -> None:
-    """Asynchronous functions and methods are checked, too."""
-    assert 1 == len(household_tests(text))
-
-
-@pytest.mark.parametrize("text", ["def test_whole(): pass", "def told(): test_told = 1"])
-def test_other_names_are_not_household_tests(text: str) -> None:
-    """Parts of words, variables and other functions do not count."""
-    assert [] == household_tests(text)
-
-
 def test_test_names_have_the_fields_words() -> None:
     """The name of a test describes a behaviour in standard terms."""
     assert [] == [
