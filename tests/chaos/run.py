@@ -1,7 +1,7 @@
 """One run of chaos: a gateway of two workers, three faulty servers, and clients that check.
 
-Each client compares each answer with its question. Errors are allowed, because servers fail and
-workers are killed. Wrong answers, malformed answers and calls that end later than their deadline
+Each client compares each reply with its call. Errors are allowed, because servers fail and
+workers are killed. Wrong replies, malformed replies and calls that end later than their deadline
 are not. When everything is well again, no call may fail.
 """
 
@@ -84,7 +84,7 @@ class Summary:
 
 
 class Client:
-    """Asks one question after another over one protocol; leaves some of them."""
+    """Makes one call after another over one protocol, and cancels some of them."""
 
     def __init__(self, scheme: str, url: str, draw: random.Random, summary: Summary) -> None:
         self._scheme = scheme
@@ -97,12 +97,12 @@ class Client:
     async def run(self, is_over: asyncio.Event) -> None:
         try:
             while not is_over.is_set():
-                await self.ask()
+                await self.call_model()
         finally:
             await self._connected.close()
 
-    async def ask(self) -> bool:
-        """Ask one question; return whether it was answered."""
+    async def call_model(self) -> bool:
+        """Make one call; return whether it had a reply."""
         values = np.array(
             [self._draw.randrange(1 << 20) for _ in range(self._draw.randint(1, 40))], np.int32
         )
@@ -116,7 +116,7 @@ class Client:
         task = asyncio.ensure_future(self._service(call))
         if not self.must_succeed and self._draw.random() < 0.05:
             asyncio.get_running_loop().call_later(self._draw.uniform(0, 0.02), task.cancel)
-        outcome, answered = "answered", False
+        outcome, has_reply = "answered", False
         try:
             async with asyncio.timeout(TIMEOUT_S + SLACK_S):
                 reply = await task
@@ -130,10 +130,10 @@ class Client:
             self._judge(error)
             await asyncio.sleep(0.005)
         else:
-            answered = True
+            has_reply = True
             self._compare(values, [as_numpy(each) for each in reply.outputs])
         self._summary.outcomes[f"{self._scheme} {outcome}"] += 1
-        return answered
+        return has_reply
 
     def _judge(self, error: GatewayError) -> None:
         expected = isinstance(error, Unavailable | Overloaded | DeadlineExceeded)
@@ -217,7 +217,7 @@ class Chaos:
 
     async def _kill_worker(self, gateway: Reloaded) -> None:
         alive = [pid for pid in pids(gateway.running).values() if is_alive(pid)]
-        if len(alive) == 2:  # a gateway without any worker answers nobody
+        if len(alive) == 2:  # a gateway without any worker serves no call
             os.kill(self._draw.choice(alive), signal.SIGKILL)
             self.summary.events["worker killed"] += 1
 

@@ -11,8 +11,8 @@ from tests.chaos.run import Chaos
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_no_answer_is_wrong_or_late(tmp_path: Path) -> None:
-    """Faults, killed workers, reloads and clients that leave cost errors, and nothing else."""
+async def test_no_response_is_wrong_or_late(tmp_path: Path) -> None:
+    """Faults, killed workers, reloads and cancelled calls cause errors, and nothing else."""
     summary = await Chaos(1, 30, tmp_path).run()
     print(summary)
     assert not summary.wrong

@@ -1,4 +1,4 @@
-"""What RFC 9113 and RFC 7541 ask of a server, case by case: frames in, and what becomes of them.
+"""The requirements of RFC 9113 and RFC 7541 for a server: cases of frames and their outcomes.
 
 The sections are those of the two RFCs; the selection follows what h2spec looks at, and goes on where
 it stops.

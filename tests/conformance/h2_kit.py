@@ -1,8 +1,8 @@
-"""What the HTTP/2 conformance cases share: what a case expects, and how its outcome is found out.
+"""Shared parts of the HTTP/2 conformance cases: expected and actual outcomes.
 
-Frames are written by `tests/hostile/frames.py` and read here: nothing of the gateway's own HTTP/2
-vouches for itself.  After the frames of a case a good call is made on the same connection, so that
-the outcome is known without waiting: the call is answered, or the connection has ended.
+Frames are written by `tests/hostile/frames.py` and read here, without the gateway's own HTTP/2.
+After the frames of a case a good call is made on the same connection, so that the outcome is known
+without waiting: the call has a response, or the connection has ended.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Outcome:
 
     Attributes:
         goaway: Error code of the GOAWAY that ended it; None for none.
-        lives: The good call after the case was answered.
-        resets: Error codes of streams that were reset, by stream; those that ask only for the end
-            of a request (NO_ERROR) left out.
-        answered: Streams whose answer came to its end.
-        frames: All that came: kind, flags, stream, payload.
+        lives: The good call after the case had a response.
+        resets: Error codes of streams that were reset, by stream; those that only stop
+            the request (NO_ERROR) are omitted.
+        answered: Streams with a complete response.
+        frames: All received frames: kind, flags, stream, payload.
     """
 
     goaway: int | None = None
@@ -84,12 +84,12 @@ class Outcome:
 
 
 def connection(code: int) -> str:
-    """Say that a connection ends with GOAWAY and *code*."""
+    """Return the summary of a connection that ends with GOAWAY and *code*."""
     return f"connection {code}"
 
 
 def stream(code: int, number: int = 1) -> str:
-    """Say that a stream is reset with *code*, and the connection goes on."""
+    """Return the summary of a connection that resets one stream with *code* and stays open."""
     return f"stream {number}: {code}"
 
 
@@ -106,7 +106,7 @@ def split(received: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def judged(received: bytes) -> Outcome:
-    """Return what *received* tells."""
+    """Return the outcome that *received* shows."""
     frames = tuple(split(received))
     goaway: int | None = None
     resets: dict[int, int] = {}
@@ -123,7 +123,7 @@ def judged(received: bytes) -> Outcome:
 
 
 async def outcome(address: str, data: bytes, *, begin: bytes = BEGIN, cut: int = 0) -> Outcome:
-    """Send the frames of a case, then a good call; return what became of them.
+    """Send the frames of a case, then a good call; return the outcome.
 
     Args:
         address: Where a server of `tests/integration/grpc_echo.py` listens.

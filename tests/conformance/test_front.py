@@ -1,7 +1,7 @@
-"""The whole gateway as the proxy before a lenient server: what it passes on has one reading.
+"""The whole gateway as a proxy before a lenient server: its requests are unambiguous.
 
-Paths that no protocol claims are passed through, headers that are listed cross, and names of models
-become paths: each is a way for a client's bytes into a request of ours.
+Paths that no protocol claims are passed through, listed headers are forwarded, and names of models
+become paths: each of them puts a client's bytes into a request of ours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.hostile.smuggling import CORPUS
 from tests.hostile.wire import GOOD_BODY, head, post
 from tests.integration.cli_kit import serving
 
-# Hundreds of requests that are never answered, each waited for a moment.
+# Hundreds of requests without a response, with a short timeout each.
 pytestmark = pytest.mark.timeout(90)
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: hidden\r\n\r\n"
@@ -61,7 +61,7 @@ FIELDS = (
 
 
 def requests() -> list[bytes]:
-    """Return what a client sends, each on a connection of its own."""
+    """Return the requests of clients, each for a connection of its own."""
     found = [post(GOOD_BODY, path=path) for path in PATHS]
     found += [head("GET", path) for path in PATHS]
     found += [post(b"GET /hidden HTTP/1.1\r\n\r\n", field, path="/x") for field in FIELDS]
@@ -73,15 +73,15 @@ def requests() -> list[bytes]:
 
 
 async def send(address: str, data: bytes, number: int) -> None:
-    """Send *data*, and then, on another connection, a request that is passed on with its mark."""
+    """Send *data*, and then a marked request on another connection, which is forwarded."""
     host, port = address.rsplit(":", 1)
-    for each, patience_s in (
+    for each, timeout_s in (
         (data, 0.15),
         (head("GET", f"{MARK}{number}", "Connection: close"), 15),
     ):
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 writer.write(each)
                 await reader.read()
         except (TimeoutError, ConnectionError):
@@ -91,8 +91,8 @@ async def send(address: str, data: bytes, number: int) -> None:
 
 
 @pytest.mark.parametrize("make", ["native", "reference"])
-async def test_what_is_passed_on_has_one_reading(make: str, tmp_path: Path) -> None:
-    """Every request upstream is one however it is read, and every mark comes through, once."""
+async def test_forwarded_requests_are_unambiguous(make: str, tmp_path: Path) -> None:
+    """Lenient and strict parsers read the same upstream requests, and each mark once."""
     recorder = Recorder()
     server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0)
     upstream = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -145,7 +145,7 @@ def _heads(data: bytes) -> list[bytes]:
     return found
 
 
-def test_requests_are_many() -> None:
-    """Nothing of the corpus is left out."""
+def test_the_requests_include_the_whole_corpus() -> None:
+    """The requests have every path, field and smuggling attempt."""
     assert len(requests()) == 2 * len(PATHS) + 2 * len(FIELDS) + sum(map(len, CORPUS.values()))
     assert json.loads(GOOD_BODY)["id"] == "good"

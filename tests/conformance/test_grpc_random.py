@@ -1,6 +1,6 @@
 """Our gRPC beside grpcio's own client and server: many calls of every kind at once, drawn by seed.
 
-Each call carries its number in message and metadata, so that an answer to another is seen.
+Each call has its number in message and metadata, so that a response to another call is noticed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 NEVER = b"never"
-"""A message that is not answered."""
+"""A message that gets no response."""
 
 
 def message_of(rng: random.Random, number: int) -> bytes:
@@ -45,12 +45,12 @@ def failing(message: bytes) -> GrpcStatus | None:
 
 
 def details_of(message: bytes) -> str:
-    """Return the words of a failure, which must survive percent-encoding."""
+    """Return the details of a failure, which percent-encoding must preserve."""
     return f"nö {message.partition(b':')[0].decode()} % 100%25\n✓"
 
 
-async def answer(wire: GrpcRequest) -> Any:
-    """As our frontend: echo, thrice where the method streams, or fail."""
+async def echo_or_fail(wire: GrpcRequest) -> Any:
+    """Echo the message as our frontend, three times for a streaming method, or fail."""
     message = wire.view.tobytes()
     if message == NEVER:
         await asyncio.Event().wait()
@@ -87,7 +87,7 @@ class Caller:
         self._rng = rng
 
     async def call(self, number: int) -> None:
-        """Make a call of a kind that is drawn, and check what comes."""
+        """Make a call of a random kind, and check its responses."""
         rng = self._rng
         kind = rng.choice(self._kinds)
         coding = rng.choice([None, grpc.Compression.Gzip, grpc.Compression.Deflate])
@@ -110,12 +110,12 @@ class Caller:
     async def _both(self, message: bytes, options: dict[str, Any]) -> None:
         sent = [b"%b.%d" % (message, n) for n in range(self._rng.randrange(5))]
 
-        async def ask() -> AsyncIterator[bytes]:
+        async def requests() -> AsyncIterator[bytes]:
             for each in sent:
                 yield each
                 await asyncio.sleep(0)
 
-        found = await _all(self._bidi(ask(), timeout=20, **options))
+        found = await _all(self._bidi(requests(), timeout=20, **options))
         assert ([] if failing(message) else sent) == found
 
     async def _cancel(self, _message: bytes, options: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Caller:
 
 
 async def _all(call: Any) -> list[bytes]:
-    """Return the answers of a stream, however it ended."""
+    """Return the responses of a stream, even if it failed."""
     found: list[bytes] = []
     with suppress(aio.AioRpcError):
         async for each in call:
@@ -142,13 +142,13 @@ async def _all(call: Any) -> list[bytes]:
 
 @SEEDS
 async def test_grpcio_calls_our_server(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call of its client has its own answer, its status, or its own end."""
+    """Every call of grpcio's client gets its own responses, status or cancellation."""
     monkeypatch.setattr(MAKES, "server", "native")
-    rng = random.Random(seed)  # noqa: S311  # to be had again
+    rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
     streams = CALLS if seed % 2 else 5
     limits = ServerLimits(requests_in_flight=CALLS, h2_streams=streams)
     async with (
-        serving(Answers(answer), limits) as server,
+        serving(Answers(echo_or_fail), limits) as server,
         aio.insecure_channel(server.address, options=_OPTIONS) as channel,
     ):
         await channel.channel_ready()
@@ -173,7 +173,7 @@ async def _served_many(
 
 
 async def _respond(message: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-    """Do for grpcio's server what `answer` does for ours."""
+    """Do for grpcio's server what `echo_or_fail` does for ours."""
     if message == NEVER:
         await asyncio.Event().wait()
     metadata = context.invocation_metadata() or ()
@@ -192,7 +192,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no ty
     """Raw methods of grpcio's server."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return what serves a method."""
+        """Return the implementation of a method."""
         if details.method == UNARY:
             return grpc.unary_unary_rpc_method_handler(_served_one)
         return grpc.unary_stream_rpc_method_handler(_served_many)
@@ -200,9 +200,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no ty
 
 @SEEDS
 async def test_our_client_calls_grpcio(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call of ours to its server has its own answer, its status, or its own end."""
+    """Every call to grpcio's server gets its own responses, status or cancellation."""
     monkeypatch.setattr(MAKES, "client", "native")
-    rng = random.Random(seed)  # noqa: S311  # to be had again
+    rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
     server = aio.server(options=(*_OPTIONS, ("grpc.max_concurrent_streams", rng.choice([7, 100]))))
     server.add_generic_rpc_handlers((Service(),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -216,7 +216,7 @@ async def test_our_client_calls_grpcio(seed: int, monkeypatch: pytest.MonkeyPatc
 
 
 async def _call(client: GrpcClient, rng: random.Random, number: int) -> None:
-    """Make a call of ours, of a kind that is drawn, and check what comes."""
+    """Make a call of our client, of a random kind, and check its responses."""
     kind = rng.choice(["one", "one", "many", "left", "late"])
     message = NEVER if kind in ("left", "late") else message_of(rng, number)
     metadata = (("x-number", str(number)), ("x-raw-bin", rng.randbytes(9)))
@@ -231,7 +231,7 @@ async def _call(client: GrpcClient, rng: random.Random, number: int) -> None:
         with pytest.raises((DeadlineExceeded, NotSent)):
             await client.send(wire, deadline=monotonic() + 0.05)
     else:
-        found = await _answers(client, wire)
+        found = await _responses(client, wire)
         status = failing(message)
         if status is not None:
             assert [(status, details_of(message))] == [
@@ -243,8 +243,8 @@ async def _call(client: GrpcClient, rng: random.Random, number: int) -> None:
             assert set(metadata) <= set(found[0].metadata)
 
 
-async def _answers(client: GrpcClient, wire: GrpcRequest) -> list[GrpcResponse]:
-    """Ask, and ask again for what was not sent: a core that still clears up refuses streams."""
+async def _responses(client: GrpcClient, wire: GrpcRequest) -> list[GrpcResponse]:
+    """Send *wire* until it is accepted: grpcio's core refuses streams while it cleans up."""
     deadline = monotonic() + 15
     while True:
         try:

@@ -1,6 +1,6 @@
-"""A client of gRPC before a server that breaks HTTP/2: what the server is told, and what the caller.
+"""A client of gRPC with a server that violates HTTP/2: the errors that server and caller get.
 
-After a case the client calls once more: on the same connection where that is still good.
+After a case the client makes a second call: on the same connection if that is still usable.
 """
 
 from __future__ import annotations
@@ -56,43 +56,43 @@ _LAST = END_HEADERS | END_STREAM
 
 
 def head(block: bytes = HEAD, at: int = 1, flags: int = END_HEADERS) -> bytes:
-    """Write a HEADERS frame of an answer."""
+    """Write a HEADERS frame of a response."""
     return frame(HEADERS, flags, at, block)
 
 
-def answer(block: bytes = HEAD, tail: bytes = OK, at: int = 1) -> bytes:
-    """Write a whole answer."""
+def response(block: bytes = HEAD, tail: bytes = OK, at: int = 1) -> bytes:
+    """Write a whole response."""
     return head(block, at) + frame(DATA, 0, at, message(GOOD)) + head(tail, at, _LAST)
 
 
-ANSWER = answer()
-SETTLED = frame(SETTINGS)
+RESPONSE = response()
+SETTINGS_FRAME = frame(SETTINGS)
 ANSWERED = "answered"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a server says to the first call, and what comes of it.
+    """A server's response to the first call, and the expected outcome.
 
     Attributes:
-        expected: What the server is told; "answered" where nothing is wrong.
-        begin: What the server begins with, before any call.
+        expected: The error that the server gets; "answered" for none.
+        begin: The first frames of the server, before any call.
     """
 
     section: str
     data: bytes
     expected: str
-    begin: bytes = SETTLED
+    begin: bytes = SETTINGS_FRAME
 
 
 CASES = {
-    "answer": Case("8.1", ANSWER, ANSWERED),
-    "unknown_frames": Case("4.1", frame(0xEE, 1, 1, b"a") + frame(0xEE) + ANSWER, ANSWERED),
+    "answer": Case("8.1", RESPONSE, ANSWERED),
+    "unknown_frames": Case("4.1", frame(0xEE, 1, 1, b"a") + frame(0xEE) + RESPONSE, ANSWERED),
     "block_in_continuations": Case(
         "6.10",
         frame(HEADERS, 0, 1, HEAD[:5])
         + frame(CONTINUATION, 4, 1, HEAD[5:])
-        + ANSWER[9 + len(HEAD) :],
+        + RESPONSE[9 + len(HEAD) :],
         ANSWERED,
     ),
     "padded_answer": Case(
@@ -102,14 +102,14 @@ CASES = {
         + head(OK, 1, _LAST),
         ANSWERED,
     ),
-    "priorities": Case("6.3", frame(PRIORITY, 0, 9, bytes(5)) + ANSWER, ANSWERED),
-    "interim_answers": Case("8.1", head(literal(b":status", b"103")) * 2 + ANSWER, ANSWERED),
-    "ping": Case("6.7", frame(PING, payload=bytes(8)) + ANSWER, ANSWERED),
+    "priorities": Case("6.3", frame(PRIORITY, 0, 9, bytes(5)) + RESPONSE, ANSWERED),
+    "interim_answers": Case("8.1", head(literal(b":status", b"103")) * 2 + RESPONSE, ANSWERED),
+    "ping": Case("6.7", frame(PING, payload=bytes(8)) + RESPONSE, ANSWERED),
     "goaway_after_the_call": Case(
-        "6.8", frame(GOAWAY, payload=b"\0\0\0\1" + bytes(4)) + ANSWER, ANSWERED
+        "6.8", frame(GOAWAY, payload=b"\0\0\0\1" + bytes(4)) + RESPONSE, ANSWERED
     ),
     "settings_in_between": Case(
-        "6.5", setting(4, 100) + setting(3, 1) + setting(1, 0) + ANSWER, ANSWERED
+        "6.5", setting(4, 100) + setting(3, 1) + setting(1, 0) + RESPONSE, ANSWERED
     ),
     "no_settings_first": Case(
         "3.4", b"", connection(PROTOCOL_ERROR), frame(PING, payload=bytes(8))
@@ -184,13 +184,13 @@ CASES = {
         "8.1", head() + frame(DATA, 0, 1, message(GOOD)) + head(OK), stream(8)
     ),
     "data_before_headers": Case("8.1", frame(DATA, 0, 1, message(GOOD)), stream(8)),
-    "data_after_the_end": Case("5.1", ANSWER + frame(DATA, 0, 1, b"a"), ANSWERED),
-    "headers_after_the_end": Case("5.1", ANSWER + head(), ANSWERED),
+    "data_after_the_end": Case("5.1", RESPONSE + frame(DATA, 0, 1, b"a"), ANSWERED),
+    "headers_after_the_end": Case("5.1", RESPONSE + head(), ANSWERED),
 }
 
 
 class Server:
-    """Answers the first call of all by a case, and all others well."""
+    """Sends the bytes of a case to the first call, and a valid response to all others."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -205,7 +205,7 @@ class Server:
         self._open += 1
         self.all_closed.clear()
         first = self.connections == 1
-        writer.write(self._case.begin if first else SETTLED)
+        writer.write(self._case.begin if first else SETTINGS_FRAME)
         received, answered = b"", 0
         with suppress(ConnectionError):
             while piece := await reader.read(65_536):
@@ -218,7 +218,7 @@ class Server:
                     if kind == DATA and flags & END_STREAM
                 ]
                 for at in requests[answered:]:
-                    writer.write(self._case.data if first and at == 1 else answer(at=at))
+                    writer.write(self._case.data if first and at == 1 else response(at=at))
                 answered = len(requests)
         writer.close()
         with suppress(ConnectionError):
@@ -230,7 +230,7 @@ class Server:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_native_client_conforms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server learns what is wrong; the caller has its error, and the next call its answer."""
+    """The server gets the error code; the first call fails or succeeds, and the next one succeeds."""
     monkeypatch.setattr(MAKES, "client", "native")
     case = CASES[name]
     server = Server(case)

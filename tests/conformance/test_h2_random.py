@@ -1,8 +1,8 @@
-"""Our HTTP/2 and the library h2 at the two ends of a connection, with whatever either may do.
+"""Our HTTP/2 and the library h2 at the two ends of a connection, with random actions of both.
 
 Hypothesis draws streams, sizes, windows, settings, resets and pings, and where the bytes are cut; in
-the end every stream that nobody reset has been answered with what was sent on it, and neither end has
-found fault with the other.
+the end every stream without a reset has its own body as the response, and neither end has reported an
+error of the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
 REQUEST = b"".join(literal(name.encode(), value.encode()) for name, value in FIELDS)
-ANSWER = literal(b":status", b"200")
+RESPONSE = literal(b":status", b"200")
 TRAILERS = literal(b"grpc-status", b"0")
 Codes = h2.settings.SettingCodes
 # Each example is a connection, with up to a megabyte that the library takes apart.
@@ -77,7 +77,7 @@ def settings_of(step: Step) -> dict[Codes | int, int]:
 
 
 class Echo(FrameByFrame):
-    """Our end; as a server it answers each stream with its body, as a client it keeps the answers."""
+    """Our end: a server that returns the body of each stream, or a client that stores responses."""
 
     def __init__(self, *, client: bool) -> None:
         self.bodies: dict[int, bytes] = {}
@@ -107,7 +107,7 @@ class Echo(FrameByFrame):
             self.ended_streams.append(stream.number)
             if not self._client:
                 body = self.bodies[stream.number]
-                self.core.writer.send(stream, ANSWER, [body[:7], body[7:]], TRAILERS)
+                self.core.writer.send(stream, RESPONSE, [body[:7], body[7:]], TRAILERS)
         else:
             self.core.grant(stream, STREAM_WINDOW - stream.window)
 
@@ -124,7 +124,7 @@ class Pair:
     """The two ends, and the bytes between them.
 
     Attributes:
-        expected_bodies: What each stream should have been answered with.
+        expected_bodies: The response body that each stream should get.
     """
 
     def __init__(self, *, client: bool) -> None:
@@ -135,18 +135,18 @@ class Pair:
         self.theirs.initiate_connection()
         self.piece = 1 << 20
         self.expected_bodies: dict[int, bytes] = {}
-        self.answers: dict[int, bytes] = {}
+        self.responses: dict[int, bytes] = {}
         self.done: set[int] = set()
         self.unsent_bodies: dict[int, bytes] = {}
         self.events: list[Any] = []
         self.turn()
 
     def turn(self) -> None:
-        """Carry what either has to say until both are silent."""
+        """Transfer the bytes of both ends until neither has any."""
         for _ in range(2000):
             out = [bytes(each) for each in self.ours.core.out]
             self.ours.core.out.clear()
-            # One at a time: the library heeds its own new frame size after the data it was told in.
+            # One at a time: the library applies its new frame size after the data that acknowledges it.
             for each in out:
                 for at in range(0, len(each), self.piece):
                     self._on_events(self.theirs.receive_data(each[at : at + self.piece]))
@@ -157,7 +157,7 @@ class Pair:
             self.ours.core.flood_budget.refill()
             if not out and not back:
                 return
-        raise AssertionError("they never fall silent")
+        raise AssertionError("the two ends never stop sending")
 
     def _on_events(self, events: Sequence[Any]) -> None:
         resets = {each.stream_id for each in events if isinstance(each, h2.events.StreamReset)}
@@ -166,25 +166,27 @@ class Pair:
                 self.unsent_bodies.pop(event.stream_id, None)
             elif isinstance(event, h2.events.DataReceived):
                 assert event.stream_id is not None
-                self.answers[event.stream_id] = self.answers.get(event.stream_id, b"") + event.data
-                self._took(event.stream_id, event.flow_controlled_length)
+                self.responses[event.stream_id] = (
+                    self.responses.get(event.stream_id, b"") + event.data
+                )
+                self._grant(event.stream_id, event.flow_controlled_length)
             elif isinstance(event, h2.events.StreamEnded):
                 assert event.stream_id is not None
                 self.done.add(event.stream_id)
-                self._answer(event.stream_id)
+                self._respond(event.stream_id)
 
-    def _took(self, number: int, size: int) -> None:
+    def _grant(self, number: int, size: int) -> None:
         """Let our end send so much again; the library's own window manager halts below zero."""
         if size:
             self.theirs.increment_flow_control_window(size)
             with suppress(h2.exceptions.StreamClosedError):
                 self.theirs.increment_flow_control_window(size, number)
 
-    def _answer(self, number: int) -> None:
-        """As a server, answer a stream with its body."""
+    def _respond(self, number: int) -> None:
+        """As a server, return the body of a stream."""
         if not self.theirs.config.client_side:
             self.theirs.send_headers(number, [(":status", "200")])
-            self.unsent_bodies[number] = self.answers.get(number, b"")
+            self.unsent_bodies[number] = self.responses.get(number, b"")
 
     def _send_more(self) -> None:
         """Send what the library may send of bodies."""
@@ -221,7 +223,7 @@ def common(pair: Pair, step: Step) -> None:
 @FEWER
 @given(steps=STEPS, together=st.booleans())
 def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None:
-    """Whatever it does, one stream after the other or all at once."""
+    """Each stream of the library gets its own body, one after the other or all at once."""
     pair = Pair(client=False)
     for step in steps:
         if step.kind == "open":
@@ -240,7 +242,7 @@ def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None
             pair.turn()
     pair.turn()
     assert pair.expected_bodies == {
-        each: pair.answers.get(each, b"") for each in pair.expected_bodies
+        each: pair.responses.get(each, b"") for each in pair.expected_bodies
     }
     assert pair.expected_bodies.keys() <= pair.done
     assert {} == pair.ours.core.streams
@@ -249,7 +251,7 @@ def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None
 @FEWER
 @given(steps=STEPS, together=st.booleans())
 def test_our_client_calls_the_library(steps: list[Step], together: bool) -> None:
-    """The same with the ends exchanged."""
+    """Each stream of our client gets its own body, one after the other or all at once."""
     pair = Pair(client=True)
     streams: dict[int, Http2Stream] = {}
     for step in steps:

@@ -1,7 +1,7 @@
-"""A server of gRPC before frames of every kind: what HTTP/2 says becomes of them, over a socket.
+"""A server of gRPC with frames of every kind: the outcomes that HTTP/2 requires, over a socket.
 
-The cases and their sections are in `h2_cases.py`.  The native make does as they say; the reference
-make is grpcio's core, and what it does otherwise is listed, so that a change of either is noticed.
+The cases and their sections are in `h2_cases.py`.  The native make conforms; the reference
+make is grpcio's core, whose deviations are listed, so that a change of either is noticed.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ TIMED = frozenset(
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("cut", [0, 5], ids=["whole", "in_pieces"])
 async def test_native_server_conforms(name: str, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each case ends as RFC 9113 and RFC 7541 have it, however its bytes are cut."""
+    """Each case has the outcome of RFC 9113 and RFC 7541, also when its bytes arrive in pieces."""
     case = CASES[name]
     if cut and name in TIMED:
-        pytest.skip("in pieces the call may have been answered before the frame in question comes")
+        pytest.skip("in pieces the call may have its response before the frame in question arrives")
     monkeypatch.setattr(MAKES, "server", "native")
     async with serving(Answers(echo), LIMITS) as server:
         found = await outcome(server.address, case.data, begin=case.begin, cut=cut)
     assert case.expected == found.summary
 
 
-# What grpcio's core takes, and should not: frames of streams that are idle, of the wrong end, or on
-# none; windows, which are 64 bits wide there; fields, of which it looks at those it needs, and
-# answers what it does not like with a status; Huffman codes that end oddly.
-_TAKEN = """
+# Cases that grpcio's core accepts but should not: frames of streams that are idle, of the wrong end, or on
+# none; windows, which are 64 bits wide there; fields, of which it checks only those it needs, and
+# replies to invalid ones with a status; Huffman codes that end oddly.
+_ACCEPTED = """
 settings_ack_is_no_preface
 idle_data idle_reset idle_window_update even_stream stream_number_goes_back
 half_closed_data half_closed_headers reset_then_another_call push_promise
@@ -62,8 +62,8 @@ no_method no_scheme no_path empty_path connect another_method
 
 table_size_behind_fields huffman_padded_by_a_byte huffman_with_its_end
 """
-TAKEN = frozenset(_TAKEN.split())
-# What it refuses, and should not, or in another way than it should.
+ACCEPTED = frozenset(_ACCEPTED.split())
+# Cases that it refuses but should not, or refuses in another way than it should.
 REFUSED = {
     "undefined_flags": "closed",
     "settings_ack_unasked": "closed",
@@ -80,19 +80,19 @@ REFUSED = {
     "second_headers_without_the_end": "closed",
 }
 QUEUED = "more_streams_than_allowed"
-"""It lets a few more streams wait, and refuses by chance what has to."""
+"""It queues a few more streams, and refuses some of them at random."""
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {QUEUED}))
 async def test_reference_server_differs_as_listed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may end a connection without saying why, and what else it does otherwise is known."""
+    """The reference server may close a connection without GOAWAY; other deviations are listed."""
     monkeypatch.setattr(MAKES, "server", "reference")
     case = CASES[name]
     async with serving(Answers(echo), LIMITS) as server:
         found = await outcome(server.address, case.data, begin=case.begin)
-    if name in TAKEN:
+    if name in ACCEPTED:
         assert found.summary in ("answered", "ignored")
     elif name in REFUSED:
         assert REFUSED[name] == found.summary

@@ -1,8 +1,8 @@
-"""What our HTTP clients send, whoever asked: one request, which every parser reads alike.
+"""Requests of our HTTP clients: every parser reads them in the same way.
 
-The gateway is a proxy too. Before it may stand anybody, behind it a server that reads leniently: ends
-of lines without CR, folded lines, the first or the last of several lengths, chunks before lengths. So
-what is sent is read in all these ways, and each must find the same requests.
+The gateway is a proxy too. Its clients may be hostile, and its upstream a lenient server: ends of
+lines without CR, folded lines, the first or the last of several lengths, chunks before lengths. So
+the bytes are read in all these ways, and each must find the same requests.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REQUESTS = st.builds(
 
 
 class Recorder:
-    """A server that keeps what it is sent and answers every request it can see, most strictly."""
+    """A strict server that records the received bytes and responds to every request."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -103,7 +103,7 @@ async def client_of(
 
 
 def send_all(make: str, wires: list[HttpRequest]) -> bytes:
-    """Return what a server on one connection is sent."""
+    """Return the bytes that a server receives on one connection."""
 
     async def run() -> bytes:
         recorder = Recorder()
@@ -179,8 +179,8 @@ def read_as(data: bytes, ends: re.Pattern[bytes], framing: Framing) -> list[tupl
 @MAKES
 @FEWER
 @given(wires=st.lists(REQUESTS, min_size=1, max_size=3))
-def test_every_reading_is_the_same(make: str, wires: list[HttpRequest]) -> None:
-    """Whatever is in the fields and bodies, each request is sent once, and nothing else is."""
+def test_every_parser_reads_the_same_requests(make: str, wires: list[HttpRequest]) -> None:
+    """Each request is sent exactly once, and nothing else, with any fields and bodies."""
     data = send_all(make, wires)
     targets = [f"{wire.path}?{wire.query}" if wire.query else wire.path for wire in wires]
     expected = [
@@ -194,8 +194,8 @@ def test_every_reading_is_the_same(make: str, wires: list[HttpRequest]) -> None:
 @MAKES
 @FEWER
 @given(wire=REQUESTS)
-def test_heads_are_by_the_grammar(make: str, wire: HttpRequest) -> None:
-    """One Host, one framing, names and values that need no leniency."""
+def test_heads_follow_the_grammar(make: str, wire: HttpRequest) -> None:
+    """A head has one Host, no Transfer-Encoding, and names and values that follow the grammar."""
     data = send_all(make, [wire])
     head = data.partition(b"\r\n\r\n")[0]
     first, *lines = head.split(b"\r\n")
@@ -208,15 +208,17 @@ def test_heads_are_by_the_grammar(make: str, wire: HttpRequest) -> None:
 
 
 @MAKES
-async def test_a_strict_server_takes_all(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of aiohttp has each body with its request, over one connection."""
+async def test_a_strict_server_accepts_every_request(
+    make: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of aiohttp gets all requests in order, and each has its own response."""
     seen: list[tuple[str, bytes]] = []
 
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def respond(request: web.BaseRequest) -> web.Response:
         seen.append((request.headers["X-Mark"], await request.read()))
         return web.Response(text=request.headers["X-Mark"])
 
-    runner = web.ServerRunner(web.Server(answer))
+    runner = web.ServerRunner(web.Server(respond))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -228,8 +230,8 @@ async def test_a_strict_server_takes_all(make: str, monkeypatch: pytest.MonkeyPa
                 fields = Headers([("X-Mark", str(number)), odd, ("X-Odd", "a\r\nHost: b")])
                 body = b"GET /hidden HTTP/1.1\r\n\r\n" * (number % 3)
                 wire = HttpRequest("POST", "/x", "", fields, (body,))
-                answered = await client.send(wire, deadline=None)
-                assert str(number).encode() == bytes(answered.view)
+                response = await client.send(wire, deadline=None)
+                assert str(number).encode() == bytes(response.view)
     finally:
         await runner.cleanup()
     assert [str(number) for number in range(30)] == [mark for mark, _ in seen]

@@ -1,7 +1,7 @@
-"""Heads of HTTP/1 read beside others: httptools alone, and the parser of aiohttp that is plain Python.
+"""Heads of HTTP/1, compared with two parsers: httptools, and the parser of aiohttp in plain Python.
 
-What we take they must take, and read the same; what is right by the grammar we must take. The second
-parser shares nothing with ours, which stands on llhttp.
+Both must accept the heads that we accept, with the same result; we must accept every valid head. The
+second parser shares nothing with ours, which is based on llhttp.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEXT = b"GET /next HTTP/1.1\r\nHost: n\r\n\r\n"
 
 @dataclass(frozen=True)
 class Read:
-    """What a parser made of the first request.
+    """The first request as a parser reads it.
 
     Attributes:
         framing: "chunked", a length, or None for no body.
@@ -48,7 +48,7 @@ class Read:
 
 
 def ours(data: bytes) -> Read | None:
-    """Read by our own code; None for a refusal, or a head that has not ended."""
+    """Parse with our own code; None for a rejected or incomplete head."""
     try:
         raw, _ = HeadReader(LIMITS, RequestHeadCache()).feed(data, 0)
         if raw is None:
@@ -62,8 +62,8 @@ def ours(data: bytes) -> Read | None:
     return Read(raw.method, raw.target, raw.version, tuple(raw.fields), framing)
 
 
-class Taken:
-    """What httptools tells."""
+class HttptoolsRequest:
+    """The callbacks of httptools, which store target and fields."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -82,8 +82,8 @@ class Taken:
 
 
 def by_httptools(data: bytes) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]] | None:
-    """Read by httptools; its target and fields, or None."""
-    request = Taken()
+    """Parse with httptools; return target and fields, or None."""
+    request = HttptoolsRequest()
     parser = httptools.HttpRequestParser(request)
     with contextlib.suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
         parser.feed_data(data[: data.index(b"\r\n\r\n") + 4])
@@ -99,7 +99,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def by_aiohttp(data: bytes, loop: asyncio.AbstractEventLoop) -> Read | None:
-    """Read by aiohttp's parser in Python."""
+    """Parse with aiohttp's parser in Python."""
     parser = HttpRequestParserPy(PROTOCOL, loop, 2**16, max_line_size=2**16, max_field_size=2**16)
     try:
         messages, _, _ = parser.feed_data(data[: data.index(b"\r\n\r\n") + 4])
@@ -116,7 +116,7 @@ def by_aiohttp(data: bytes, loop: asyncio.AbstractEventLoop) -> Read | None:
 
 
 def check(data: bytes, loop: asyncio.AbstractEventLoop) -> bool:
-    """Compare what the three make of *data*; return whether ours took it."""
+    """Compare the results of the three parsers; return whether ours accepts *data*."""
     found = ours(data)
     if found is None:
         return False
@@ -131,7 +131,7 @@ def check(data: bytes, loop: asyncio.AbstractEventLoop) -> bool:
     return True
 
 
-# What the parser in Python refuses, and llhttp and we take: several blanks in the first line.
+# The parser in Python rejects several blanks in the first line; llhttp and we accept them.
 STRICTER = re.compile(rb"^(\r\n)*\S+ +\S+ +HTTP")
 
 NAMES = st.sampled_from(["X-One", "accept", "User-Agent", "x!#$%&'*+-.^_`|~9", "Cookie"])
@@ -147,7 +147,7 @@ FRAMINGS = st.sampled_from(
 
 @st.composite
 def heads(draw: st.DrawFn) -> bytes:
-    """A head that is right."""
+    """Draw a valid head."""
     fields = draw(st.lists(st.tuples(NAMES, VALUES), max_size=5))
     lines = [f"{draw(METHODS)} {draw(TARGETS)} HTTP/1.1", "Host: h:80"]
     lines += [f"{name}:{' ' if draw(st.booleans()) else ''}{value}" for name, value in fields]
@@ -174,25 +174,29 @@ ODD = [
 
 
 @given(data=heads())
-def test_right_heads_are_taken(loop: asyncio.AbstractEventLoop, data: bytes) -> None:
-    """What the grammar allows is taken, and everybody reads it alike."""
+def test_valid_heads_are_accepted(loop: asyncio.AbstractEventLoop, data: bytes) -> None:
+    """A valid head is accepted, and the parsers agree on it."""
     assert check(data + NEXT, loop)
 
 
 @given(
     data=heads(),
-    places=st.lists(st.tuples(st.integers(0, 200), st.sampled_from(ODD)), min_size=1, max_size=3),
+    insertions=st.lists(
+        st.tuples(st.integers(0, 200), st.sampled_from(ODD)), min_size=1, max_size=3
+    ),
 )
-def test_what_is_taken_has_one_reading(
-    loop: asyncio.AbstractEventLoop, data: bytes, places: list[tuple[int, bytes]]
+def test_accepted_heads_are_unambiguous(
+    loop: asyncio.AbstractEventLoop, data: bytes, insertions: list[tuple[int, bytes]]
 ) -> None:
-    """Odd bytes anywhere: a refusal, or what the others make of it."""
-    for at, odd in places:
+    """A head with odd bytes is rejected, or the parsers agree on it."""
+    for at, odd in insertions:
         data = data[: at % len(data)] + odd + data[at % len(data) :]
     check(data + NEXT, loop)
 
 
 @pytest.mark.parametrize("name", [key for key in CASES if len(CASES[key]) < 10_000])
-def test_hostile_heads_have_one_reading(loop: asyncio.AbstractEventLoop, name: str) -> None:
-    """What the hostile suite sends is refused, or has one reading."""
+def test_hostile_heads_are_rejected_or_unambiguous(
+    loop: asyncio.AbstractEventLoop, name: str
+) -> None:
+    """A head of the hostile suite is rejected, or the parsers agree on it."""
     check(CASES[name] + NEXT, loop)

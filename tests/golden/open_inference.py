@@ -1,4 +1,4 @@
-"""Recorded exchanges of Open Inference, read from `oip/`: what travelled, and what the index says.
+"""Recorded exchanges of Open Inference, read from `oip/`: the messages, and the entries of the index.
 
 Recorded between real clients (tritonclient 2.73.0, kserve 0.21.0) and real servers (Triton 2.51.0,
 MLServer 1.7.1, KServe 0.21.0); `oip/index.json` says which.  Here lives the undoing of HTTP/1.1
@@ -18,7 +18,7 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 FOLDER = Path(__file__).parent / "oip"
 
-# MLServer sent this body in a segment of its own, which was recorded with the next answer.
+# MLServer sent this body in a segment of its own, which was recorded with the next response.
 _LATE_BODY = b'{"error":"Model nope not found"}'
 _WITHOUT_BODY, _WITH_TWO = "107-mlserver-model-ready-unknown", "108-mlserver-server-metadata"
 
@@ -52,7 +52,7 @@ class Exchange:
 
     @property
     def response(self) -> Any:
-        """The wire answer, as a client transport hands it on."""
+        """The wire response, as a client transport hands it on."""
         if self.protocol == "grpc":
             status = GrpcStatus[self.entry["status"]]
             if status is not GrpcStatus.OK:
@@ -75,8 +75,8 @@ class Exchange:
         ]
 
     @property
-    def answers(self) -> list[GrpcResponse]:
-        """The answers of a gRPC stream; a status that is not OK is the last."""
+    def responses(self) -> list[GrpcResponse]:
+        """The responses of a gRPC stream; a status that is not OK is the last."""
         found = [GrpcResponse((memoryview(self._bytes(file)),)) for file in self.entry["responses"]]
         return found if self.entry["status"] == "OK" else [*found, self.response]
 

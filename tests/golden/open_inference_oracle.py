@@ -1,6 +1,6 @@
-"""What an Open Inference message says, read by json, numpy and the protobuf library alone.
+"""The content of Open Inference messages, read by json, numpy and the protobuf library alone.
 
-Two messages that say the same are equal here, whichever form their tensors are in: each tensor is
+Two messages with the same content are equal, whichever form their tensors are in: each tensor is
 its name, datatype, shape, raw bytes and parameters.
 """
 
@@ -42,7 +42,7 @@ class MessageTensor(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A request or an answer; `outputs` are those that a request asks for."""
+    """A request or a response; `outputs` are those that a request names."""
 
     id: str
     model: tuple[str, str]
@@ -67,7 +67,7 @@ def of_index(tensors: Mapping[str, Any]) -> list[tuple[str, str, list[int], byte
 
 
 def of_http(headers: Headers, body: bytes, key: str) -> Message:
-    """Read an HTTP message; *key* is "inputs" of a request, "outputs" of an answer."""
+    """Read an HTTP message; *key* is "inputs" of a request, "outputs" of a response."""
     length = headers.get("inference-header-content-length")
     end = len(body) if length is None else int(length)
     document = json.loads(body[:end])

@@ -1,4 +1,4 @@
-"""What the index of the recorded exchanges cannot say of our codecs: which are refused, and why."""
+"""The recorded exchanges that our codecs reject or encode in another way, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WRONG = ErrorCode.INVALID_ARGUMENT
 _NOT_JSON = (_WRONG, "the request is not JSON")
 _TENSOR_ONLY = (_WRONG, "not a JSON object.*pass data=json_bytes")
 
-# Requests that are wrong, which the servers refused too.
+# Invalid requests, which the servers rejected too.
 WRONG: dict[str, tuple[ErrorCode, str]] = {
     "020-triton-error-bad-json": _NOT_JSON,
     "021-triton-error-nested-mismatch": (_WRONG, r"'INPUT0' has 3 elements.*expected 16"),
@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[ErrorCode, str]] = {
     "095-triton-binary-no-header": (_WRONG, "Inference-Header-Content-Length must be"),
     "100-triton-error-not-found-path": (ErrorCode.NOT_FOUND, "path '/v2/nope' does not exist"),
     "101-triton-error-method": (_WRONG, "expected POST"),
-    # The transport refuses the coding before; here the bytes stand as they came.
+    # The transport rejects the coding earlier; this body is as it was received.
     "102-triton-error-encoding": (_WRONG, "not a JSON object"),
     "122-mlserver-error-bad-json": _NOT_JSON,
     "123-mlserver-seed-json-and-data": _TENSOR_ONLY,
@@ -47,8 +47,8 @@ WRONG: dict[str, tuple[ErrorCode, str]] = {
     "194-triton-error-contents-field": (_WRONG, "INT32 and has fp32_contents"),
 }
 
-# Calls that are not asked of the server they went to, because it would fail or do something else.
-NOT_ASKED: dict[str, str] = {
+# Calls that are not sent to the server of the exchange: it would fail or do something else.
+NOT_ENCODED: dict[str, str] = {
     # The whole body is the tensor: `Complete` fills in the rest before it is sent on.
     "092-triton-raw-binary-request": "has no name, datatype or shape",
     "116-mlserver-infer-bytes-binary": "not UTF-8 at index 2.*mlserver accepts no binary",
@@ -57,8 +57,8 @@ NOT_ASKED: dict[str, str] = {
     "236-kserve-index": "'kserve' has no repository index",
 }
 
-# Calls that MLServer takes and our own listener does not: FP16 as JSON numbers.
-ONLY_THERE = frozenset({"118-mlserver-infer-fp16-binary"})
+# Calls that MLServer accepts and our own listener does not: FP16 as JSON numbers.
+MLSERVER_ONLY = frozenset({"118-mlserver-infer-fp16-binary"})
 
-# Calls that go to another path than the client took: KServe lists its models at GET /v2/models.
-ELSEWHERE = frozenset({"132-kserve-repository-index"})
+# Calls that are sent to another path than the client's: KServe lists its models at GET /v2/models.
+OTHER_PATHS = frozenset({"132-kserve-repository-index"})

@@ -1,7 +1,7 @@
-"""Recorded exchanges of real servers and clients: read as the index says, written as they read.
+"""Recorded exchanges of real servers and clients, decoded and encoded.
 
-Sources: `oip/README.md`.  Each request is decoded as a listener does, each answer as an upstream of
-the server's dialect does; what we write of it is read by our other half and by the oracle.
+Sources: `oip/README.md`.  Each request is decoded as a listener does, each response as an upstream of
+the server's dialect does; what we encode is decoded by our other half and by the oracle.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from tests.cases.oip_options import EVERYTHING
 from tests.golden import open_inference_oracle as oracle
 from tests.golden.open_inference import Exchange, exchanges
 from tests.golden.open_inference_tables import (
-    ELSEWHERE,
-    NOT_ASKED,
-    ONLY_THERE,
+    MLSERVER_ONLY,
+    NOT_ENCODED,
+    OTHER_PATHS,
     SHARED,
     STREAMS,
     WRONG,
@@ -77,7 +77,7 @@ _PATHS: tuple[tuple[str, type[Call[Any]]], ...] = (
     (r"POST /v2/systemsharedmemory/region/\w+/register", SharedRegisterRequest),
     (r"POST /v2/systemsharedmemory/unregister", SharedUnregisterRequest),
 )
-# Their answers are the same member for member; those above leave some out.
+# Their responses are equal member for member; those of other calls leave some out.
 EXTENSIONS_OF_TRITON = (
     ModelConfigRequest,
     ModelLoadRequest,
@@ -113,7 +113,7 @@ _CODES = {
     "INTERNAL": "UPSTREAM", "UNAVAILABLE": "UNAVAILABLE", "UNIMPLEMENTED": "UNSUPPORTED",
     "ALREADY_EXISTS": "INVALID_ARGUMENT", "CANCELLED": "BAD_UPSTREAM",
 }  # fmt: skip
-# Answers that the clients themselves cannot read: FastAPI's lists, mostly.
+# Responses that the clients themselves cannot decode: FastAPI's lists, mostly.
 _UNREAD = ("an exception occurred in the client", "{'detail': [{")
 _HEALTH = (ServerLiveRequest, ServerReadyRequest, ModelReadyRequest)
 
@@ -139,13 +139,13 @@ def named(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def ok(exchange: Exchange) -> bool:
-    """Tell whether the server answered well."""
+    """Return whether the server's status is OK."""
     status = exchange.response.status
     return bool(status == (GrpcStatus.OK if exchange.protocol == "grpc" else _OK_HTTP))
 
 
 def decoded_call(exchange: Exchange) -> Call[Any]:
-    """Return the call that a server codec reads, as the gateway sends it on."""
+    """Return the call that a server codec decodes, as the gateway forwards it."""
     call: Call[Any] = listener(exchange).decode_call(exchange.request)
     if isinstance(call, InferRequest) and not call.id and ok(exchange):
         # KServe makes an id up; we always send it one.
@@ -165,7 +165,7 @@ def message_of(exchange: Exchange, way: str, wire: Any = None) -> oracle.Message
 
 
 def message_tensors(tensors: tuple[Tensor, ...]) -> list[oracle.MessageTensor]:
-    """Return tensors of the IR as the oracle tells them."""
+    """Return tensors of the IR in the oracle's form."""
     return [
         oracle.MessageTensor(
             tensor.name,
@@ -183,15 +183,15 @@ def in_order(tensors: tuple[Tensor, ...]) -> list[Any]:
 
 
 def test_the_tables_name_recorded_exchanges() -> None:
-    """No entry of a table is left over, and every file of the index is there."""
+    """Every entry of a table is a recorded exchange, and the index has all 272 of them."""
     assert 272 == len(ALL)
-    for table in ({SHARED}, STREAMS, WRONG, NOT_ASKED, ONLY_THERE, ELSEWHERE):
+    for table in ({SHARED}, STREAMS, WRONG, NOT_ENCODED, MLSERVER_ONLY, OTHER_PATHS):
         assert [] == [name for name in table if name not in ALL]
 
 
 @named(WRONG)
-def test_wrong_requests_are_refused(exchange: Exchange) -> None:
-    """A wrong request is the client's fault, and the text says what is wrong with it."""
+def test_invalid_requests_are_rejected(exchange: Exchange) -> None:
+    """An invalid request raises the error code and the text of the table."""
     code, text = WRONG[exchange.name]
     with pytest.raises(GatewayError, match=text) as caught:
         listener(exchange).decode_call(exchange.request)
@@ -199,8 +199,8 @@ def test_wrong_requests_are_refused(exchange: Exchange) -> None:
 
 
 @named(READ)
-def test_requests_are_read_as_recorded(exchange: Exchange) -> None:
-    """Question, model, id, parameters and every tensor are what index and oracle say."""
+def test_requests_are_decoded_as_recorded(exchange: Exchange) -> None:
+    """Call type, id, parameters and every tensor are those of the index and the oracle."""
     call = listener(exchange).decode_call(exchange.request)
     assert _kind(exchange) is type(call)
     if not isinstance(call, InferRequest) or exchange.name == "092-triton-raw-binary-request":
@@ -222,7 +222,7 @@ def test_requests_are_read_as_recorded(exchange: Exchange) -> None:
     assert message.parameters.get("timeout") == call.timeout_us
 
 
-def test_a_raw_binary_request_is_one_bare_tensor() -> None:
+def test_a_raw_binary_request_decodes_to_one_unnamed_tensor() -> None:
     """A body that is the tensor alone is kept as bytes until the model is known."""
     exchange = ALL["092-triton-raw-binary-request"]
     (tensor,) = listener(exchange).decode_call(exchange.request).inputs
@@ -231,12 +231,12 @@ def test_a_raw_binary_request_is_one_bare_tensor() -> None:
 
 
 @named(READ)
-def test_requests_are_written_as_recorded(exchange: Exchange) -> None:
-    """What goes on to the same server says the same as what came, or is refused for a reason."""
+def test_requests_are_encoded_as_recorded(exchange: Exchange) -> None:
+    """The upstream request has the content of the received one, or encoding raises Unsupported."""
     call = decoded_call(exchange)
     codec = upstream(exchange)
-    if exchange.name in NOT_ASKED:
-        with pytest.raises(Unsupported, match=NOT_ASKED[exchange.name]):
+    if exchange.name in NOT_ENCODED:
+        with pytest.raises(Unsupported, match=NOT_ENCODED[exchange.name]):
             codec.encode_call(call)
         return
     wire = codec.encode_call(call)
@@ -244,40 +244,40 @@ def test_requests_are_written_as_recorded(exchange: Exchange) -> None:
         was, now = message_of(exchange, "request"), message_of(exchange, "request", wire)
         assert was == now._replace(id=was.id)  # a server that needs an id gets one
         call = call.changed(id=now.id)
-    if exchange.name not in ONLY_THERE:
+    if exchange.name not in MLSERVER_ONLY:
         again = listener(exchange).decode_call(wire)
         assert call.changed(context=Context()) == again.changed(context=Context())
     if exchange.protocol == "grpc":
         assert exchange.request.method == wire.method
-    elif exchange.name not in ELSEWHERE:
+    elif exchange.name not in OTHER_PATHS:
         assert (exchange.request.method, exchange.request.path) == (wire.method, wire.path)
 
 
 @named([name for name, one in READ.items() if not ok(one)])
-def test_error_answers_are_read_and_passed_on(exchange: Exchange) -> None:
-    """An error means what its status says, in the server's words; a caller gets both back."""
-    call, answer = decoded_call(exchange), exchange.response
+def test_error_responses_are_decoded_and_forwarded(exchange: Exchange) -> None:
+    """An error has the code of its status and the server's text; the client gets both."""
+    call, response = decoded_call(exchange), exchange.response
     codec = upstream(exchange)
     if isinstance(call, _HEALTH):
-        assert codec.decode_reply(call, answer) is False
+        assert codec.decode_reply(call, response) is False
         return
     with pytest.raises(GatewayError) as caught:
-        codec.decode_reply(call, answer)
+        codec.decode_reply(call, response)
     error = caught.value
-    status = answer.status.name if exchange.protocol == "grpc" else answer.status
+    status = response.status.name if exchange.protocol == "grpc" else response.status
     assert _CODES[status] == error.code.name
     words = exchange.entry.get("client_error", "")
     if not any(text in words for text in _UNREAD):
         assert error.message in words
     again = listener(exchange).encode_error(call, error)
-    assert answer.status == again.status
+    assert response.status == again.status
     shown = again.details if exchange.protocol == "grpc" else json.loads(bytes(again.view))["error"]
     assert error.message == shown
 
 
 @named([name for name, one in READ.items() if ok(one)])
-def test_answers_are_read_as_recorded(exchange: Exchange) -> None:
-    """An answer is what index and oracle say."""
+def test_responses_are_decoded_as_recorded(exchange: Exchange) -> None:
+    """A decoded reply has the content of the index and the oracle."""
     call = decoded_call(exchange)
     reply = upstream(exchange).decode_reply(call, exchange.response)
     if isinstance(reply, InferResponse):
@@ -296,22 +296,22 @@ def test_answers_are_read_as_recorded(exchange: Exchange) -> None:
 
 
 def _as_recorded(exchange: Exchange, call: Call[Any], reply: Any) -> None:
-    """Check that what was read of an answer makes the same answer; some have no body."""
+    """Check that the decoded reply encodes to the recorded response; some have no body."""
     recorded = bytes(exchange.response.view)
     if not recorded:
         assert not reply
     elif exchange.protocol == "http":
-        assert json.loads(recorded) == json.loads(bytes(written(exchange, call, reply).view))
+        assert json.loads(recorded) == json.loads(bytes(encoded_reply(exchange, call, reply).view))
 
 
-def written(exchange: Exchange, call: Call[Any], reply: Any) -> Any:
-    """Return the answer as a listener writes it."""
+def encoded_reply(exchange: Exchange, call: Call[Any], reply: Any) -> Any:
+    """Return the response that a listener encodes."""
     return listener(exchange).encode_reply(call, reply)
 
 
 @named([name for name, one in READ.items() if ok(one)])
-def test_answers_are_written_as_recorded(exchange: Exchange) -> None:
-    """What a client of ours gets is read as the same, and says the same as the server's answer."""
+def test_replies_are_encoded_as_recorded(exchange: Exchange) -> None:
+    """The encoded response decodes to the same reply, and has the content of the server's."""
     call = decoded_call(exchange)
     codec = listener(exchange)
     reply = upstream(exchange).decode_reply(call, exchange.response)
@@ -351,6 +351,6 @@ def _members(reply: Any) -> Any:
     if not dataclasses.is_dataclass(reply):
         return reply.value if isinstance(reply, enum.Enum) else reply
     found = {field.name: getattr(reply, field.name) for field in dataclasses.fields(reply)}
-    for told_elsewhere in ("max_batch_size", "labels", "stateful", "decoupled"):
-        found.pop(told_elsewhere, None)
+    for other_field in ("max_batch_size", "labels", "stateful", "decoupled"):
+        found.pop(other_field, None)
     return {key: list(value) if key == "shape" else _members(value) for key, value in found.items()}

@@ -1,4 +1,4 @@
-"""Recorded requests of Triton's generate extension: read, sorted out by metadata, and answered.
+"""Recorded requests of Triton's generate extension: decoded, completed by metadata, and served.
 
 Sources: `oip/README.md`, exchanges 096 to 099.
 """
@@ -47,8 +47,10 @@ METADATA = {
 }
 
 
-async def answered(exchange: Exchange, answer: Any) -> tuple[InferRequest, list[HttpResponse]]:
-    """Return what the model is asked, and what the client is answered when the model says so."""
+async def serve_exchange(
+    exchange: Exchange, result: Any
+) -> tuple[InferRequest, list[HttpResponse]]:
+    """Return the call that the model gets, and the client's responses to the model's *result*."""
     requests: list[InferRequest] = []
 
     def model(call: Call[Any]) -> Any:
@@ -57,12 +59,12 @@ async def answered(exchange: Exchange, answer: Any) -> tuple[InferRequest, list[
             return METADATA[call.model.name]
         assert isinstance(call, InferRequest | StreamInferRequest)
         requests.append(call.request if isinstance(call, StreamInferRequest) else call)
-        return answer
+        return result
 
     service = Complete(ScriptedService(always=model), CODEC.needs)
     frontend: Frontend[HttpRequest, HttpResponse] = Frontend(CODEC, service)
-    answers = [each async for each in frontend(exchange.request)]
-    return requests[0], answers
+    responses = [each async for each in frontend(exchange.request)]
+    return requests[0], responses
 
 
 def texts(reply: str) -> Tensor:
@@ -78,27 +80,27 @@ def events(body: bytes) -> list[Any]:
     return [json.loads(each.removeprefix("data: ")) for each in body.decode().split("\n\n")[:-1]]
 
 
-async def test_generate_is_one_question_and_one_answer() -> None:
-    """Members become inputs where the model has them; the answer is Triton's."""
+async def test_generate_has_one_call_and_one_response() -> None:
+    """Members become inputs where the model has them; the response equals Triton's."""
     exchange = ALL["096-triton-generate"]
-    request, (answer,) = await answered(exchange, reply(texts("one two")))
+    request, (response,) = await serve_exchange(exchange, reply(texts("one two")))
     text, most = request.inputs
     assert ("text_input", (1,), [b"one two three"]) == (text.name, text.shape, as_items(text))
     assert ("max_tokens", Datatype.INT32) == (most.name, most.datatype)
     assert np.array_equal([2], as_numpy(most))
     assert ("g", {}) == (request.id, dict(request.parameters))
-    assert json.loads(bytes(exchange.response.view)) == json.loads(bytes(answer.view))
+    assert json.loads(bytes(exchange.response.view)) == json.loads(bytes(response.view))
 
 
 async def test_generate_stream_is_a_stream_of_events() -> None:
-    """Each answer is an event, as Triton's; what is no input is a parameter."""
+    """Each reply is an event equal to Triton's; a member that is no input is a parameter."""
     exchange = ALL["097-triton-generate-stream"]
     stream = FakeStream([reply(texts(word), final=False) for word in ("one", "two", "three")])
-    request, answers = await answered(exchange, stream)
+    request, responses = await serve_exchange(exchange, stream)
     assert {"stream": True} == dict(request.parameters)
     expected = exchange.response
-    assert expected.headers.get("content-type") == answers[0].headers.get("content-type")
-    body = b"".join(bytes(each.view) for each in answers)
+    assert expected.headers.get("content-type") == responses[0].headers.get("content-type")
+    body = b"".join(bytes(each.view) for each in responses)
     assert events(bytes(expected.view)) == events(body)
 
 
@@ -121,15 +123,15 @@ async def test_an_error_in_the_middle_is_an_event() -> None:
         error=UpstreamError("negative element at 1"),
     )
     stream = FakeStream([element(1, 0), failed, element(3, 2)])
-    request, answers = await answered(exchange, stream)
+    request, responses = await serve_exchange(exchange, stream)
     assert np.array_equal([1, -1, 3], as_numpy(request.inputs[0]))
-    body = b"".join(bytes(each.view) for each in answers)
+    body = b"".join(bytes(each.view) for each in responses)
     assert events(bytes(exchange.response.view)) == events(body)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in ALL if "generate" in name))
-def test_a_path_asks_for_one_answer_or_a_stream(name: str) -> None:
-    """`generate` is a question with one answer, `generate_stream` one with any number."""
+def test_the_path_selects_a_single_reply_or_a_stream(name: str) -> None:
+    """`generate` decodes to InferRequest, and `generate_stream` to StreamInferRequest."""
     kind = (
         StreamInferRequest
         if "stream" in ALL[name].request.path.rpartition("/")[2]

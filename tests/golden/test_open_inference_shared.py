@@ -1,4 +1,4 @@
-"""The recorded inference on shared memory: its tensors are places, not data."""
+"""The recorded inference on shared memory: its tensors are references to regions, not data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EXCHANGE = next(exchange for exchange in exchanges() if exchange.name == SHARED)
 
 
 def decoded_call() -> InferRequest:
-    """Return the call that the recorded request is."""
+    """Return the call of the recorded request."""
     call = listener(EXCHANGE).decode_call(EXCHANGE.request)
     assert isinstance(call, InferRequest)
     return call
 
 
-def test_the_request_names_places() -> None:
-    """Input and output lie in regions, and go on to the server as they came."""
+def test_the_request_references_shared_memory() -> None:
+    """Input and output lie in regions, and are forwarded to the server unchanged."""
     call = decoded_call()
     assert SharedMemoryData("golden_in", 0, 24) == call.inputs[0].data
     assert SharedMemoryData("golden_out", 0, 24) == call.outputs[0].shared
@@ -32,8 +32,8 @@ def test_the_request_names_places() -> None:
     )
 
 
-def test_the_answer_has_no_data() -> None:
-    """The output is where the request wanted it, and the client is answered as by the server."""
+def test_the_response_references_shared_memory() -> None:
+    """The output is in the requested region, and the client gets the server's response."""
     call = decoded_call()
     reply = upstream(EXCHANGE).decode_reply(call, EXCHANGE.response)
     assert SharedMemoryData("golden_out", 0, 24) == reply.outputs[0].data

@@ -1,4 +1,4 @@
-"""Recorded streams of real servers, read and written: Triton's envelope, MLServer's bare answers.
+"""Recorded streams of real servers, decoded and encoded: Triton's envelope, MLServer's bare responses.
 
 Sources: `oip/README.md`.
 """
@@ -36,19 +36,19 @@ def upstream(exchange: Exchange) -> Any:
 def read(exchange: Exchange) -> list[InferResponse]:
     codec = upstream(exchange)
     call = LISTENER.decode_call(exchange.messages[0])
-    return [codec.decode_item(call, answer) for answer in exchange.answers]
+    return [codec.decode_item(call, response) for response in exchange.responses]
 
 
 def out(items: list[InferResponse]) -> list[int | str]:
-    """Return OUT of each answer, or the text of its error."""
+    """Return OUT of each item, or the text of its error."""
     return [
         int(as_numpy(item.outputs[0])[0]) if item.error is None else item.error.message
         for item in items
     ]
 
 
-def test_messages_are_streams_of_one_inference() -> None:
-    """Each message of a stream asks for any number of answers; id and sequence are read."""
+def test_each_message_decodes_to_one_streaming_call() -> None:
+    """Each message is a call with any number of replies, an id and a sequence."""
     found = [LISTENER.decode_call(wire) for wire in ALL["188-triton-stream-sequence"].messages]
     assert [StreamInferRequest] * 3 == [type(call) for call in found]
     assert ["q5", "q6", "q7"] == [call.request.id for call in found]
@@ -60,33 +60,33 @@ def test_messages_are_streams_of_one_inference() -> None:
 
 
 @pytest.mark.parametrize("name", ["165-triton-stream", "229-mlserver-stream"])
-def test_answers_of_a_decoupled_model_are_read(name: str) -> None:
-    """Every answer is there, and none is marked as the last: the end of the stream is the end."""
+def test_responses_of_a_decoupled_model_are_decoded(name: str) -> None:
+    """Every response becomes an item, and none is final: the end of the stream ends the call."""
     items = read(ALL[name])
     assert [4, 5, 6] == out(items)
     assert [False] * 3 == [item.is_final for item in items]
     assert [{}] * 3 == [dict(item.parameters) for item in items]
 
 
-def test_an_error_in_the_middle_is_an_answer() -> None:
-    """A model goes on after an element that fails, and so does its stream."""
+def test_an_error_in_the_middle_is_an_item() -> None:
+    """An element that fails is an item with an error, and the next item follows."""
     items = read(ALL["185-triton-stream-error"])
     assert [4, "negative element at 1", 6] == out(items)
 
 
-def test_an_error_without_a_mark_ends_the_answers() -> None:
-    """A request that Triton refuses has one answer, which is raised; the next one is answered."""
+def test_an_error_without_a_final_mark_is_raised() -> None:
+    """The response to a request that Triton rejects is raised; the next request succeeds."""
     exchange = ALL["187-triton-stream-unknown-then-ok"]
     codec = upstream(exchange)
     unknown, known = [LISTENER.decode_call(wire) for wire in exchange.messages]
-    first, second = exchange.answers
+    first, second = exchange.responses
     with pytest.raises(ModelNotFound, match="unknown model: 'nope' is not found"):
         codec.decode_item(unknown, first)
     assert codec.decode_item(known, second).is_final
 
 
-def test_a_server_without_streams_is_not_asked() -> None:
-    """KServe has none: its status says so, and its dialect is refused a stream."""
+def test_a_dialect_without_streams_rejects_a_stream() -> None:
+    """KServe's status decodes to Unsupported, and its dialect encodes no stream."""
     exchange = ALL["248-kserve-stream"]
     call = LISTENER.decode_call(exchange.messages[0])
     with pytest.raises(Unsupported, match="Method not found"):
@@ -96,8 +96,8 @@ def test_a_server_without_streams_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "kserve" not in name])
-def test_messages_are_written_as_they_read(name: str) -> None:
-    """What is sent on is the message that came, but for the mark of the end: it needs none."""
+def test_messages_are_forwarded_unchanged(name: str) -> None:
+    """The upstream message equals the received one, without the flag for an empty final response."""
     for wire in ALL[name].messages:
         call = LISTENER.decode_call(wire)
         sent = pb.ModelInferRequest.FromString(bytes(upstream(ALL[name]).encode_call(call).view))
@@ -106,10 +106,10 @@ def test_messages_are_written_as_they_read(name: str) -> None:
         assert came == sent
 
 
-async def written(exchange: Exchange, *streams: list[Any]) -> list[GrpcResponse]:
-    """Return what the listener answers, when the service gives these streams."""
+async def responses_to(exchange: Exchange, *streams: list[Any]) -> list[GrpcResponse]:
+    """Return the listener's responses when the service returns these streams."""
 
-    async def coming() -> AsyncIterator[GrpcRequest]:
+    async def messages() -> AsyncIterator[GrpcRequest]:
         for wire in exchange.messages:
             yield wire
 
@@ -117,18 +117,18 @@ async def written(exchange: Exchange, *streams: list[Any]) -> list[GrpcResponse]
         *(each[0] if isinstance(each[0], GatewayError) else FakeStream(each) for each in streams)
     )
     frontend: Frontend[GrpcRequest, GrpcResponse] = Frontend(LISTENER, service)
-    return [answer async for answer in frontend.session(coming(), Open())]
+    return [response async for response in frontend.session(messages(), Open())]
 
 
 class Open:
-    """A gate that lets everything through."""
+    """An admission gate that admits every call."""
 
     max_calls = 8
 
     def admit(self, _wire: GrpcRequest, /) -> Any:
         return self
 
-    def check_response(self, answer: GrpcResponse, /) -> None:
+    def check_response(self, response: GrpcResponse, /) -> None:
         pass
 
     def hold(self, _answer: GrpcResponse, /) -> Any:
@@ -148,26 +148,26 @@ def of_triton(message: GrpcResponse) -> pb.ModelStreamInferResponse:
 @pytest.mark.parametrize(
     "name", ["165-triton-stream", "185-triton-stream-error", "186-triton-stream-empty-final"]
 )
-async def test_answers_are_written_as_triton_writes_them(name: str) -> None:
-    """Envelope, id, mark, errors and the empty answer at the end are Triton's, to the bit."""
+async def test_responses_are_encoded_as_by_triton(name: str) -> None:
+    """Envelope, id, final mark, errors and the empty final response equal Triton's."""
     exchange = ALL[name]
     codec = upstream(exchange)
     call = LISTENER.decode_call(exchange.messages[0])
-    items = [codec.decode_item(call, answer) for answer in exchange.answers]
+    items = [codec.decode_item(call, response) for response in exchange.responses]
     if name == "186-triton-stream-empty-final":
-        items.pop()  # an upstream is not asked for it
-    found = [of_triton(answer) for answer in await written(exchange, items)]
-    assert [of_triton(answer) for answer in exchange.answers] == found
+        items.pop()  # it is not requested from an upstream
+    found = [of_triton(response) for response in await responses_to(exchange, items)]
+    assert [of_triton(response) for response in exchange.responses] == found
 
 
-async def test_an_error_is_a_message_and_the_stream_goes_on() -> None:
-    """A request that fails is answered with its id and model, and the next one as always."""
+async def test_a_failed_request_does_not_end_the_stream() -> None:
+    """A failed request gets an error with its id and model, and the next one its response."""
     exchange = ALL["187-triton-stream-unknown-then-ok"]
     known = LISTENER.decode_call(exchange.messages[1])
-    answer = upstream(exchange).decode_item(known, exchange.answers[1])
-    failed, good = await written(exchange, [ModelNotFound("no 'nope' here")], [answer])
+    response = upstream(exchange).decode_item(known, exchange.responses[1])
+    failed, good = await responses_to(exchange, [ModelNotFound("no 'nope' here")], [response])
     message = of_triton(failed)
     assert "no 'nope' here" == message.error_message
     assert ("s-5", "nope") == (message.infer_response.id, message.infer_response.model_name)
     assert message.infer_response.parameters["triton_final_response"].bool_param
-    assert of_triton(exchange.answers[1]) == of_triton(good)
+    assert of_triton(exchange.responses[1]) == of_triton(good)

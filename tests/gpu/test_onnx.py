@@ -27,8 +27,8 @@ pytestmark = [
 M = ModelRef("m", "1")
 
 
-async def test_instances_give_numpys_result(tmp_path: Path) -> None:
-    """Sums are exact, with three sessions asked at the same time."""
+async def test_concurrent_results_equal_numpys(tmp_path: Path) -> None:
+    """Sums are exact, with concurrent calls to three sessions."""
     path = tmp_path / "model.onnx"
     path.write_bytes(onnx_models.sum_of_two())
     model = OnnxBackend("m", path, "1", OnnxOptions(device="cuda", warm_up=True), instances=3)

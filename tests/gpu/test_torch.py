@@ -52,7 +52,7 @@ async def started(path: Path, *, instances: int = 1, **options: Any) -> TorchBac
     return model
 
 
-async def ask(model: TorchBackend, **inputs: npt.NDArray[Any]) -> InferResponse:
+async def infer(model: TorchBackend, **inputs: npt.NDArray[Any]) -> InferResponse:
     tensors = tuple(array_tensor(name, array) for name, array in inputs.items())
     return await model(InferRequest(model=M, inputs=tensors))
 
@@ -62,8 +62,8 @@ def values(reply: InferResponse) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["torchscript", "exported"])
-async def test_a_gpu_gives_numpys_result(tmp_path: Path, kind: str) -> None:
-    """Sum and difference are exact, with instances of one model asked at the same time."""
+async def test_gpu_results_equal_numpys(tmp_path: Path, kind: str) -> None:
+    """Sum and difference are exact, with concurrent calls to three instances of one model."""
     metadata = signature("a b", "sum difference")
     if kind == "exported":
         batch = {"a": {0: models.BATCH}, "b": {0: models.BATCH}}
@@ -72,15 +72,15 @@ async def test_a_gpu_gives_numpys_result(tmp_path: Path, kind: str) -> None:
     else:
         path = models.script(models.Named(), tmp_path / "m.pt")
     model = await started(path, instances=3, signature=metadata)
-    replies = await asyncio.gather(*(ask(model, a=A + n, b=B) for n in range(32)))
+    replies = await asyncio.gather(*(infer(model, a=A + n, b=B) for n in range(32)))
     for n, reply in enumerate(replies):
         expected = {"sum": (A + n + B).tolist(), "difference": (A + n - B).tolist()}
         assert expected == values(reply)
     await model.stop()
 
 
-async def test_auto_takes_the_gpu(tmp_path: Path) -> None:
-    """A GPU that is there is used without being asked for; one that is not is an error."""
+async def test_device_auto_selects_the_gpu(tmp_path: Path) -> None:
+    """Device `auto` selects an available GPU; a GPU that is not available is an error."""
     path = models.script(models.Identity(), tmp_path / "m.pt")
     metadata = signature("x", "y")
     model = await started(path, device="auto", signature=metadata)
@@ -90,8 +90,8 @@ async def test_auto_takes_the_gpu(tmp_path: Path) -> None:
         await started(path, device="cuda:99", signature=metadata)
 
 
-async def test_each_instance_has_a_stream_of_its_own(tmp_path: Path) -> None:
-    """Instances are in the program at once, each on its stream."""
+async def test_each_instance_has_its_own_cuda_stream(tmp_path: Path) -> None:
+    """Instances run the program at the same time, each on its own CUDA stream."""
     path = models.script(models.Identity(), tmp_path / "m.pt")
     model = await started(path, instances=3, signature=signature("x", "y"))
     assert model._program is not None
@@ -103,37 +103,37 @@ async def test_each_instance_has_a_stream_of_its_own(tmp_path: Path) -> None:
         return call(tensors)
 
     object.__setattr__(model._program, "call", met)
-    await asyncio.gather(*(ask(model, x=A) for _ in range(6)))
+    await asyncio.gather(*(infer(model, x=A) for _ in range(6)))
     default = torch.cuda.default_stream().cuda_stream
     assert (6, 3, False) == (meeting.come, len(streams), default in streams)
     await model.stop()
 
 
-async def test_staging_and_answers_are_pinned(tmp_path: Path) -> None:
-    """Copies to and from the GPU start at page-locked memory, and are not waited for one by one."""
+async def test_staging_and_output_buffers_are_pinned(tmp_path: Path) -> None:
+    """Inputs are copied from page-locked memory, and outputs into it."""
     path = models.script(models.Identity(), tmp_path / "m.pt")
     model = await started(path, signature=signature("x", "y"))
     runner: Any = model._runners[0]
-    landed: list[Any] = []
+    outputs: list[Any] = []
     landing = runner._landing
 
     def noted(tensor: Any) -> Any:
-        landed.append(landing(tensor))
-        return landed[-1]
+        outputs.append(landing(tensor))
+        return outputs[-1]
 
     runner._landing = noted
-    first, second = await ask(model, x=A), await ask(model, x=B)
+    first, second = await infer(model, x=A), await infer(model, x=B)
     assert ([True], [True, True]) == (
         [one.is_pinned() for one in runner._staging],
-        [one.is_pinned() for one in landed],
+        [one.is_pinned() for one in outputs],
     )
     assert ({"y": A.tolist()}, {"y": B.tolist()}) == (values(first), values(second))
     await model.stop()
 
 
 @pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.BF16, Datatype.BOOL, Datatype.INT64])
-async def test_datatypes_go_there_and_back(tmp_path: Path, datatype: Datatype) -> None:
-    """What the GPU gives back is bit for bit what it was given; empty tensors too."""
+async def test_datatypes_survive_the_round_trip(tmp_path: Path, datatype: Datatype) -> None:
+    """A tensor returns from the GPU bit for bit, also if it is empty."""
     tensor = TensorMetadata("x", datatype, (-1,))
     metadata = ModelMetadata(
         name="m", inputs=(tensor,), outputs=(TensorMetadata("y", datatype, (-1,)),)
@@ -148,18 +148,18 @@ async def test_datatypes_go_there_and_back(tmp_path: Path, datatype: Datatype) -
     await model.stop()
 
 
-async def test_too_little_memory_refuses_and_serves_on(tmp_path: Path) -> None:
-    """What the GPU cannot hold is refused; the next request is answered."""
+async def test_too_little_gpu_memory_rejects_one_request(tmp_path: Path) -> None:
+    """A request that exceeds the GPU's memory is rejected; the next request succeeds."""
     path = models.script(models.HugeThere(), tmp_path / "m.pt")
     model = await started(path, signature=signature("x", "y", 1))
     with pytest.raises(Overloaded, match="has not enough memory on cuda:0 for this request: CUDA"):
-        await ask(model, x=np.ones(1, np.float32))
-    assert {"y": [0.0]} == values(await ask(model, x=np.zeros(1, np.float32)))
+        await infer(model, x=np.ones(1, np.float32))
+    assert {"y": [0.0]} == values(await infer(model, x=np.zeros(1, np.float32)))
     await model.stop()
 
 
-async def test_memory_is_given_back(tmp_path: Path) -> None:
-    """An unloaded model holds nothing of the GPU."""
+async def test_stopping_a_model_releases_its_gpu_memory(tmp_path: Path) -> None:
+    """A stopped model holds no memory of the GPU."""
     path = models.script(models.Weight(), tmp_path / "m.pt")
     before = torch.cuda.memory_allocated(0)
     model = await started(path, signature=ModelMetadata(
@@ -167,7 +167,7 @@ async def test_memory_is_given_back(tmp_path: Path) -> None:
         inputs=(TensorMetadata("x", Datatype.FP32, (-1, 3)),),
         outputs=(TensorMetadata("y", Datatype.FP32, (3,)),),
     ))  # fmt: skip
-    assert {"y": [0.0, 1.0, 2.0]} == values(await ask(model, x=A))
+    assert {"y": [0.0, 1.0, 2.0]} == values(await infer(model, x=A))
     assert torch.cuda.memory_allocated(0) > before
     await model.stop()
     assert before == torch.cuda.memory_allocated(0)

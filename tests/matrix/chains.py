@@ -41,7 +41,7 @@ class Declared:
         self._metadata = metadata
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer; what is no question for metadata goes through."""
+        """Return the metadata, or forward any other call."""
         if isinstance(call, ModelMetadataRequest):
             return cast("R", self._metadata)
         return cast("R", await self._inner(call))
@@ -63,7 +63,7 @@ async def gateway(
     *,
     join: Joined = in_memory,
 ) -> AsyncIterator[Any]:
-    """Give a transport to a gateway whose upstream, asked in *way*, runs the model *source*.
+    """Yield a transport to a gateway whose upstream, called in *way*, runs the model *source*.
 
     The model declares *metadata*, or its own.
     """

@@ -1,7 +1,7 @@
 """Clients of every form in which a request can be made; each carries a call over a transport.
 
 Those of Open Inference are made by hand, by json, numpy and the schema's classes, so that one half
-of a codec does not vouch for the other.  A protocol without clients here is asked by its own
+of a codec does not vouch for the other.  A protocol without clients here is called by its own
 upstream half, in each way of `tests/properties/carries.py`.
 """
 
@@ -35,7 +35,7 @@ WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 class Refused(Exception):
-    """What a client was told instead of an answer."""
+    """The error that a client got instead of a reply."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(f"{code.value}: {text}")
@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 class Client(Protocol):
-    """Asks a frontend of one codec."""
+    """Calls a frontend of one codec."""
 
     @property
     def name(self) -> str: ...
@@ -80,7 +80,7 @@ class OipHttp:
 
     Args:
         binary: Inputs go as binary tensor data.
-        binary_out: Outputs are asked for so.
+        binary_out: Outputs are requested as binary tensor data.
     """
 
     codec = "oip.http"
@@ -95,7 +95,7 @@ class OipHttp:
     async def infer(
         self, transport: Any, model: ModelRef, inputs: Mapping[str, Sent]
     ) -> dict[str, Array]:
-        """Ask, with the JSON that Python's own module writes."""
+        """Send the JSON that Python's own module writes."""
         tail = b""
         members = []
         for name, (datatype, array) in inputs.items():
@@ -117,12 +117,12 @@ class OipHttp:
             headers.append(("Inference-Header-Content-Length", str(len(text))))
         path = f"/v2/models/{model.name}/infer"
         wire = HttpRequest("POST", path, "", Headers(headers), (text, tail))
-        answer = await transport.send(wire, deadline=None)
-        if answer.status != 200:
-            text = json.loads(bytes(answer.view))["error"]
-            raise Refused(_HTTP_CODES[answer.status], text)
-        reply = of_http(answer.headers, bytes(answer.view), "outputs")
-        for member in json.loads(bytes(answer.view)[: _json_end(answer)])["outputs"]:
+        response = await transport.send(wire, deadline=None)
+        if response.status != 200:
+            text = json.loads(bytes(response.view))["error"]
+            raise Refused(_HTTP_CODES[response.status], text)
+        reply = of_http(response.headers, bytes(response.view), "outputs")
+        for member in json.loads(bytes(response.view)[: _json_end(response)])["outputs"]:
             # An empty tensor has no bytes: its form does not show.
             assert self._binary_out is ("data" not in member), member
         return {one.name: array_of(one.datatype, one.shape, one.raw) for one in reply.tensors}
@@ -146,7 +146,7 @@ class OipGrpc:
     async def infer(
         self, transport: Any, model: ModelRef, inputs: Mapping[str, Sent]
     ) -> dict[str, Array]:
-        """Ask, with the protobuf library's classes."""
+        """Send a message of the protobuf library's classes."""
         message = pb.ModelInferRequest(model_name=model.name)
         for name, (datatype, array) in inputs.items():
             one = message.inputs.add(name=name, datatype=datatype.name, shape=array.shape)
@@ -160,10 +160,10 @@ class OipGrpc:
         wire = GrpcRequest(
             "/inference.GRPCInferenceService/ModelInfer", (message.SerializeToString(),)
         )
-        answer = await transport.send(wire, deadline=None)
-        if answer.status is not GrpcStatus.OK:
-            raise Refused(_GRPC_CODES[answer.status], answer.details)
-        reply = of_response(bytes(answer.view))
+        response = await transport.send(wire, deadline=None)
+        if response.status is not GrpcStatus.OK:
+            raise Refused(_GRPC_CODES[response.status], response.details)
+        reply = of_response(bytes(response.view))
         return {one.name: array_of(one.datatype, one.shape, one.raw) for one in reply.tensors}
 
 
@@ -180,7 +180,7 @@ class Spoken:
     async def infer(
         self, transport: Any, model: ModelRef, inputs: Mapping[str, Sent]
     ) -> dict[str, Array]:
-        """Ask, and fill in what the protocol leaves out."""
+        """Call the frontend, and fill in the fields that the protocol omits."""
         upstream: Any = Upstream("client", self._codec, transport)
         tensors = tuple(
             array_tensor(name, array, datatype) for name, (datatype, array) in inputs.items()
@@ -237,6 +237,6 @@ def _listed(datatype: Datatype, array: Array) -> list[Any]:
     return listed
 
 
-def _json_end(answer: Any) -> int:
-    length = answer.headers.get("inference-header-content-length")
-    return len(answer.view) if length is None else int(length)
+def _json_end(response: Any) -> int:
+    length = response.headers.get("inference-header-content-length")
+    return len(response.view) if length is None else int(length)

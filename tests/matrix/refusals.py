@@ -1,7 +1,7 @@
-"""What is refused in the matrix, and in which words; everything else arrives bit by bit.
+"""The rejected cells of the matrix, with the error texts; all others arrive bit by bit.
 
-A cell is a client's form, an upstream's way, a datatype and the traits of its values.  Of the rules
-that a cell meets the first one says what the client is told.
+A cell is a client's form, an upstream's way, a datatype and the traits of its values.  The first
+rule that a cell meets decides the client's error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Refusal:
     text: str
 
     def meets(self, client: str, upstream: str, case: Case) -> bool:
-        """Tell whether the rule holds for a cell."""
+        """Return whether the rule holds for a cell."""
         return (
             client.startswith(self.clients)
             and upstream.startswith(self.upstreams)
@@ -86,7 +86,7 @@ REFUSALS: tuple[Refusal, ...] = (
         code=UNSUPPORTED,
         text="'INPUT0' is BF16, which TensorRT v1 cannot represent",
     ),
-    # What a client's own form cannot say.
+    # Values that a client's own form cannot represent.
     Refusal(
         clients=_JSON,
         datatypes=frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BYTES}),
@@ -102,7 +102,7 @@ REFUSALS: tuple[Refusal, ...] = (
         code=INVALID,
         text="expected raw contents",
     ),
-    # What an upstream cannot be asked.
+    # Values that an upstream cannot represent.
     Refusal(
         upstreams=("trtis",),
         datatypes=BF16,
@@ -147,7 +147,7 @@ REFUSALS: tuple[Refusal, ...] = (
         code=UNSUPPORTED,
         text="'INPUT0' has bytes that are not UTF-8 at index 0.*carries text only",
     ),
-    # MLServer takes FP16 as JSON numbers; our own listener, which stands for it here, does not.
+    # MLServer accepts FP16 as JSON numbers; our own listener, which replaces it here, does not.
     Refusal(
         upstreams=("oip.http-mlserver",),
         datatypes=frozenset({Datatype.FP16}),
@@ -160,7 +160,7 @@ REFUSALS: tuple[Refusal, ...] = (
         code=UNSUPPORTED,
         text="'INPUT0' is BF16, which the dialect '(mlserver|kserve|ovms)' does not have",
     ),
-    # What cannot be said in the form the client asked for.
+    # Values that the requested form of the response cannot represent.
     Refusal(
         clients=_JSON_OUT,
         datatypes=HALVES,

@@ -31,7 +31,7 @@ _FREE = "127.0.0.1:0"
 async def over_sockets(
     make: TransportImplementation, there: Registered, frontend: Any
 ) -> AsyncIterator[Any]:
-    """Serve *frontend* by transports of *make*, and give a client of it of the same make."""
+    """Serve *frontend* by transports of *make*, and yield a client of the same make."""
     server = _server(make, there, frontend)
     await server.start()
     try:

@@ -1,6 +1,6 @@
-"""Clients of every protocol that streams, by hand: what each hears is told in the same words.
+"""Handwritten clients of every protocol with streams: all return the same items.
 
-Each asks a model that takes `text` and gives `token`s, as `tests.integration.streaming_models` do.
+Each calls a model with input `text` and output `token`, as in `tests.integration.streaming_models`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Heard:
-    """One answer: what it says, or the error that stands in its place."""
+    """One item of a stream: its text, or its error."""
 
     word: str = ""
     error: str = ""
 
 
 class Listening(Protocol):
-    """A stream that is being answered."""
+    """An open stream of items."""
 
     def __iter__(self) -> Iterator[Heard]: ...
     def __next__(self) -> Heard: ...
@@ -39,17 +39,17 @@ class Listening(Protocol):
 
 
 class Client(Protocol):
-    """Asks for a stream."""
+    """Opens streams."""
 
     @property
     def name(self) -> str: ...
     def ask(self, running: Running, model: str, text: str) -> Any:
-        """Return a context that gives a `Listening`."""
+        """Return a context that yields a `Listening`."""
         ...
 
 
 class _Grpc:
-    """A stream over gRPC; *read* tells what a message says."""
+    """A stream over gRPC; *read* decodes a message."""
 
     def __init__(self, call: Any, read: Any) -> None:
         self._call = call
@@ -59,8 +59,8 @@ class _Grpc:
         return self
 
     def __next__(self) -> Heard:
-        answer: Heard = self._read(next(self._call))
-        return answer
+        item: Heard = self._read(next(self._call))
+        return item
 
     def leave(self) -> None:
         self._call.cancel()
@@ -98,12 +98,12 @@ class OipGrpc:
 
     @staticmethod
     def read_answer(message: Any) -> Heard:
-        answer = message.infer_response
-        assert "triton_final_response" in answer.parameters
+        response = message.infer_response
+        assert "triton_final_response" in response.parameters
         if message.error_message:
             return Heard(error=message.error_message)
-        raw: bytes = answer.raw_output_contents[0]
-        return Heard(raw[4:].decode() if answer.outputs[0].datatype == "BYTES" else str(len(raw)))
+        raw: bytes = response.raw_output_contents[0]
+        return Heard(raw[4:].decode() if response.outputs[0].datatype == "BYTES" else str(len(raw)))
 
 
 def stream_of(channel: Any) -> Any:
@@ -116,7 +116,7 @@ def stream_of(channel: Any) -> Any:
 
 
 class TrtisGrpc:
-    """StreamInfer: a stream whose every request has one answer."""
+    """StreamInfer: a stream with one response to each request."""
 
     name = "trtis.grpc"
 
@@ -175,7 +175,7 @@ class GrpsGrpc:
 
 
 class _Body:
-    """A chunked body, its JSON values one by one; *read* tells what one says."""
+    """A chunked body of JSON values; *read* decodes one of them."""
 
     def __init__(self, sock: socket.socket, read: Any) -> None:
         self._sock = sock
@@ -192,8 +192,8 @@ class _Body:
         while True:
             value = self._value()
             if value is not None:
-                answer: Heard = self._read(value)
-                return answer
+                item: Heard = self._read(value)
+                return item
             if self.is_complete:
                 assert "" == self._text.strip()
                 raise StopIteration
@@ -273,7 +273,7 @@ class Http:
 
 
 def _first(data: Any) -> str:
-    """Return one word, or how many bytes of FP32 there are."""
+    """Return one word, or the number of bytes of FP32."""
     value = data[0] if isinstance(data, list) and len(data) == 1 else data
     return value if isinstance(value, str) else str(4 * len(data))
 
@@ -322,5 +322,5 @@ CLIENTS: tuple[Client, ...] = (
 
 
 def first_answers(stream: Listening, count: int) -> list[Heard]:
-    """Return the first answers of a stream."""
+    """Return the first items of a stream."""
     return list(itertools.islice(stream, count))

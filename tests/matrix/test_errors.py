@@ -42,16 +42,16 @@ UPSTREAMS = pytest.mark.parametrize("behind", WAYS, ids=lambda way: way.name)
 
 @FRONTENDS
 @UPSTREAMS
-def test_codes_cross(front: Carries, behind: Carries) -> None:
-    """A client hears what an error of the gateway's own would tell it, text included."""
+def test_every_error_code_is_forwarded(front: Carries, behind: Carries) -> None:
+    """A client gets the response that an error of the gateway itself would have, with the text."""
     for kind in ERROR_CLASSES.values():
         check_crossing(front, behind, arrived(listener(behind).encode_error(CALL, kind(TEXT))))
 
 
 @FRONTENDS
 @UPSTREAMS
-def test_statuses_cross(front: Carries, behind: Carries) -> None:
-    """Every status that an upstream may send is told by a client's own rules."""
+def test_every_upstream_status_is_forwarded(front: Carries, behind: Carries) -> None:
+    """Every status of an upstream is encoded by the rules of the client's protocol."""
     wires = list(errors_of(behind.codec, TEXT))
     assert wires
     for wire in wires:
@@ -60,8 +60,8 @@ def test_statuses_cross(front: Carries, behind: Carries) -> None:
 
 @FRONTENDS
 @UPSTREAMS
-def test_only_the_reason_of_a_traceback_crosses(front: Carries, behind: Carries) -> None:
-    """A traceback of an upstream is its last line, however long it is, and names no file."""
+def test_only_the_last_line_of_a_traceback_is_forwarded(front: Carries, behind: Carries) -> None:
+    """A client gets only the last line of an upstream's traceback, and no file name."""
     for wire in errors_of(behind.codec, TRACEBACK):
         error = raised_by(behind, wire)
         assert error.message.endswith(REASON)
@@ -73,8 +73,8 @@ def test_only_the_reason_of_a_traceback_crosses(front: Carries, behind: Carries)
 
 @FRONTENDS
 @pytest.mark.parametrize("behind", [way for way in WAYS if "grpc" in way.codec], ids=str)
-def test_an_upstream_that_cancels_is_a_bad_upstream(front: Carries, behind: Carries) -> None:
-    """CANCELLED of an upstream never means that the client left."""
+def test_an_upstream_that_cancels_is_a_bad_upstream_error(front: Carries, behind: Carries) -> None:
+    """An upstream's CANCELLED status never counts as a cancellation by the client."""
     error = raised_by(behind, GrpcResponse(status=GrpcStatus.CANCELLED, details=TEXT))
     assert ErrorCode.BAD_UPSTREAM is error.code
     if front.codec != behind.codec:
@@ -84,7 +84,7 @@ def test_an_upstream_that_cancels_is_a_bad_upstream(front: Carries, behind: Carr
 
 
 def check_crossing(front: Carries, behind: Carries, wire: Any) -> None:
-    """Compare what a client hears of an upstream's error with the same error of the gateway."""
+    """Compare the response to an upstream's error with that to the same error of the gateway."""
     error = raised_by(behind, wire)
     codec = listener(front)
     actual = arrived(codec.encode_error(CALL, error))
@@ -97,11 +97,11 @@ def check_crossing(front: Carries, behind: Carries, wire: Any) -> None:
     assert _outside(expected) == _outside(actual)
     assert front.errors.get(error.code, error.code) is client_error.code
     if "grps" in front.codec and error.code is not ErrorCode.OVERLOADED:
-        assert _outside(actual)[0] in (None, GrpcStatus.OK, told_status(actual))
+        assert _outside(actual)[0] in (None, GrpcStatus.OK, http_status(actual))
 
 
-def told_status(wire: Any) -> Any:
-    """Return the status of an HTTP response: grps tells it outside and inside."""
+def http_status(wire: Any) -> Any:
+    """Return the status of an HTTP response: grps has it in the status line and in the body."""
     return wire.status if isinstance(wire, HttpResponse) else None
 
 
@@ -118,7 +118,7 @@ def raised_by(way: Carries, wire: Any) -> GatewayError:
 
 
 def errors_of(codec: str, text: str) -> Iterator[Any]:
-    """Give every error that a server of *codec* can send with this text."""
+    """Yield every error that a server of *codec* can send with this text."""
     if codec in ("oip.http", "graphpipe.http"):
         for status in HTTP_STATUSES:
             yield HttpResponse(status, body=(text.encode(),))

@@ -1,6 +1,6 @@
-"""grps's other forms before every upstream: text and bytes arrive as one element, and come back.
+"""grps's other forms before every upstream: text and bytes arrive as one element, and return.
 
-What stands in a cell of the matrix is tensors; these are forms that no other protocol has.
+The cells of the matrix are tensors; these are forms that no other protocol has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCE = "gateway.backends.examples:identity_bytes"
 
 @dataclass(frozen=True)
 class Listener:
-    """A listener of grps over HTTP, which is asked by hand."""
+    """A listener of grps over HTTP, whose requests are written by hand."""
 
     name: str = "grps.http"
     codec: str = "grps.http"
@@ -33,12 +33,12 @@ class Listener:
     model: ModelRef | None = None
 
     async def infer(self, *_arguments: Any) -> Any:
-        """Not asked so here."""
+        """Never called: the tests send bodies."""
         raise AssertionError
 
 
 async def send_body(way: Carries, kind: str, body: bytes) -> HttpResponse:
-    """Return the answer to a body, before a model that gives one text back."""
+    """Return the response to a body, from a model that returns its text."""
     model = (way.model or ModelRef("m")).name
     one = (Datatype.BYTES, (1,))
     metadata = ModelMetadata(
@@ -51,36 +51,39 @@ async def send_body(way: Carries, kind: str, body: bytes) -> HttpResponse:
     path = "/grps/v1/infer/predict"
     wire = HttpRequest("POST", path, f"model={model}", headers, (body,))
     async with gateway(Listener(), way, model, SOURCE, metadata) as transport:
-        answer: HttpResponse = await transport.send(wire, deadline=None)
-        return answer
+        response: HttpResponse = await transport.send(wire, deadline=None)
+        return response
 
 
 @BY_UPSTREAM
-async def test_a_text_is_one_element_and_comes_back_as_text(way: Carries) -> None:
-    """Under the model's own name for it, whatever protocol lies between."""
-    answer = await send_body(way, "application/json", '{"str_data": "Zoë 模型"}'.encode())
+async def test_a_text_is_one_element_and_returns_as_text(way: Carries) -> None:
+    """`str_data` of the request is `str_data` of the response, with every upstream protocol."""
+    response = await send_body(way, "application/json", '{"str_data": "Zoë 模型"}'.encode())
     assert (200, {"status": OK, "str_data": "Zoë 模型"}) == (
-        answer.status,
-        orjson.loads(answer.view),
+        response.status,
+        orjson.loads(response.view),
     )
 
 
 @BY_UPSTREAM
-async def test_bytes_are_one_element_and_come_back_as_bytes(way: Carries) -> None:
-    """Raw where the upstream carries bytes that are no text, refused in words where it does not."""
+async def test_bytes_are_one_element_and_return_as_bytes(way: Carries) -> None:
+    """Bytes return raw where the upstream carries them; other upstreams reject them with a reason."""
     data = bytes(range(256))
-    answer = await send_body(way, "application/octet-stream", data)
+    response = await send_body(way, "application/octet-stream", data)
     if way.text and not way.codec.startswith("grps"):
-        assert 501 == answer.status
-        assert "not UTF-8" in orjson.loads(answer.view)["status"]["msg"]
+        assert 501 == response.status
+        assert "not UTF-8" in orjson.loads(response.view)["status"]["msg"]
         return
-    assert (200, "application/octet-stream") == (answer.status, answer.headers.get("content-type"))
-    assert data == bytes(answer.view)
+    assert (200, "application/octet-stream") == (
+        response.status,
+        response.headers.get("content-type"),
+    )
+    assert data == bytes(response.view)
 
 
 @BY_UPSTREAM
-async def test_an_ndarray_is_no_text(way: Carries) -> None:
-    """A model of text refuses numbers by name, before every upstream that lets it tell."""
-    answer = await send_body(way, "application/json", b'{"ndarray": [1]}')
-    assert 400 == answer.status, orjson.loads(answer.view)
-    assert "FAILURE" == orjson.loads(answer.view)["status"]["status"]
+async def test_a_text_model_rejects_an_ndarray(way: Carries) -> None:
+    """A model of text rejects numbers with status 400, with every upstream protocol."""
+    response = await send_body(way, "application/json", b'{"ndarray": [1]}')
+    assert 400 == response.status, orjson.loads(response.view)
+    assert "FAILURE" == orjson.loads(response.view)["status"]["status"]

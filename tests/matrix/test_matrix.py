@@ -1,7 +1,7 @@
-"""Every client's form x every upstream x every datatype x every shape: bit by bit, or refused.
+"""Every client's form x every upstream x every datatype x every shape: bit by bit, or rejected.
 
 Cells are generated from the registry: a protocol joins by being registered and by its entry in
-`tests/properties/carries.py`.  What comes back is compared with numpy's own answer.
+`tests/properties/carries.py`.  Results are compared with numpy's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ BY_UPSTREAM = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @BY_CLIENT
 @BY_UPSTREAM
 @pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
-async def test_identity(client: Client, way: Carries, datatype: Datatype) -> None:
-    """Each case comes back as it was sent, or is refused in the words of the table."""
+async def test_identity_models_return_their_input(
+    client: Client, way: Carries, datatype: Datatype
+) -> None:
+    """Each case returns as it was sent, or is rejected with the text of the table."""
     model = model_of(client, way, f"identity_{datatype.name.lower()}")
     source = f"gateway.backends.examples:identity_{datatype.name.lower()}"
     needs_metadata = "trtis" in client.codec + way.codec
@@ -40,7 +42,7 @@ async def test_identity(client: Client, way: Carries, datatype: Datatype) -> Non
 
 
 async def check(client: Client, way: Carries, transport: Any, model: ModelRef, case: Case) -> None:
-    """Ask for one case: it comes back bit by bit, or is refused in the words of the table."""
+    """Send one case: it returns bit by bit, or is rejected with the text of the table."""
     inputs = {"INPUT0": (case.datatype, case.array)}
     rule = refusal(client.name, way.name, case)
     if rule is not None:
@@ -71,8 +73,8 @@ def metadata_of(name: str, datatype: Datatype, case: Case) -> ModelMetadata:
 
 @BY_CLIENT
 @BY_UPSTREAM
-async def test_two_inputs_and_two_outputs(client: Client, way: Carries) -> None:
-    """Tensors are not mixed up: sum and difference are numpy's."""
+async def test_two_inputs_and_two_outputs_are_not_swapped(client: Client, way: Carries) -> None:
+    """Sum and difference equal numpy's."""
     model = model_of(client, way, "simple")
     rng = np.random.default_rng(0)
     async with gateway(client, way, model.name, "gateway.backends.examples:simple") as transport:
@@ -86,8 +88,8 @@ async def test_two_inputs_and_two_outputs(client: Client, way: Carries) -> None:
 
 
 @pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.text[:40])
-def test_every_refusal_is_met(rule: object) -> None:
-    """A rule that no cell meets, or that one before it hides, is left over."""
+def test_every_rejection_rule_is_used(rule: object) -> None:
+    """Each rule is the first match of at least one cell."""
     assert any(
         rule is refusal(client.name, way.name, case)
         for client in CLIENTS
@@ -98,7 +100,7 @@ def test_every_refusal_is_met(rule: object) -> None:
 
 
 def model_of(client: Client, way: Carries, name: str) -> ModelRef:
-    """Return the model to ask for: *name*, or that of who can name one only."""
+    """Return the model of the requests: *name*, or the only one that client or upstream can name."""
     return client.model or way.model or ModelRef(name)
 
 

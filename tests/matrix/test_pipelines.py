@@ -1,4 +1,4 @@
-"""A pipeline asked in every protocol, and one whose steps are asked in every protocol: numpy's result.
+"""A pipeline called in every protocol, and one whose steps call every protocol: numpy's result.
 
 The pipeline has two steps one after the other and one beside them, and a model of text.
 """
@@ -38,20 +38,20 @@ _EXAMPLES = "gateway.backends.examples"
 
 
 class ByModel:
-    """Gives the call of a step to its model."""
+    """Passes the call of a step to its model."""
 
     def __init__(self, models: Mapping[str, Any]) -> None:
         self._models = models
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*."""
+        """Return the model's reply."""
         assert call.model is not None
-        answer: R = await self._models[call.model.name](call)
-        return answer
+        reply: R = await self._models[call.model.name](call)
+        return reply
 
 
 def graph(name: str, model: str, text: str) -> Graph:
-    """Return the graph of a pipeline whose steps ask *model*, and one for text."""
+    """Return the graph of a pipeline whose steps call *model*, and one step for text."""
 
     def step(step_name: str, model_name: str, first: str, second: str) -> Step:
         inputs = {"INPUT0": parse_source(first), "INPUT1": parse_source(second)}
@@ -73,8 +73,8 @@ def graph(name: str, model: str, text: str) -> Graph:
 
 
 @asynccontextmanager
-async def asked_in(way: Carries | None, name: str, source: str) -> AsyncIterator[Any]:
-    """Give the Python model *source* as a step's target: behind an upstream in *way*, or here."""
+async def step_target(way: Carries | None, name: str, source: str) -> AsyncIterator[Any]:
+    """Yield the Python model *source* as a step's target: behind an upstream, or in process."""
     versions = Versions(name, [PythonBackend(name, f"{_EXAMPLES}:{source}")])
     await versions.start()
     try:
@@ -92,16 +92,16 @@ async def asked_in(way: Carries | None, name: str, source: str) -> AsyncIterator
 
 @asynccontextmanager
 async def pipeline(client: Client, way: Carries | None) -> AsyncIterator[Any]:
-    """Give a transport to a gateway that serves a pipeline, whose steps are asked in *way*."""
+    """Yield a transport to a gateway that serves a pipeline, whose steps are called in *way*."""
     fixed = None if way is None else way.model
     model, text = (fixed.name, "text") if fixed is not None else ("simple", "text")
     name = "pipeline" if client.model is None else client.model.name
     async with AsyncExitStack() as stack:
-        # Where messages name no model there is one behind the upstream: text is asked for here.
+        # Where messages name no model, the upstream has only one: text runs in process.
         there = {
-            model: await stack.enter_async_context(asked_in(way, model, "simple")),
+            model: await stack.enter_async_context(step_target(way, model, "simple")),
             text: await stack.enter_async_context(
-                asked_in(None if fixed is not None else way, text, "simple_string")
+                step_target(None if fixed is not None else way, text, "simple_string")
             ),
         }
         inner = ByModel(there)
@@ -145,12 +145,12 @@ async def check(client: Client, way: Carries | None) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-async def test_a_pipeline_is_asked_in_every_protocol(client: Client) -> None:
-    """Whoever asks gets what numpy gets from the same sums."""
+async def test_a_pipeline_serves_every_protocol(client: Client) -> None:
+    """A client of any protocol gets the sums that numpy computes."""
     await check(client, None)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-async def test_steps_are_asked_in_every_protocol(way: Carries) -> None:
-    """Models behind any upstream are steps."""
+async def test_steps_call_upstreams_of_every_protocol(way: Carries) -> None:
+    """A step can call a model behind an upstream of any protocol."""
     await check(OipGrpc("oip.grpc-raw", typed=False), way)

@@ -1,4 +1,4 @@
-"""Callers of every protocol share one call of the model, and one kept answer, before any upstream."""
+"""Callers of every protocol share one call of the model, and one cached reply, before any upstream."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Counted:
         self.inputs, self.outputs = simple.inputs, simple.outputs
 
     def __call__(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Give sum and difference."""
+        """Return sum and difference."""
         self.rows.append(len(inputs["INPUT0"]))
         found: dict[str, Array] = simple(inputs)
         return found
@@ -55,9 +55,9 @@ class Counted:
 async def sharing(
     way: Carries | None, model: Counted, config: ModelConfig
 ) -> AsyncIterator[dict[str, Any]]:
-    """Give each client its transport to a gateway whose callers share *model*.
+    """Yield each client's transport to a gateway whose callers share *model*.
 
-    It is the gateway's own, or behind an upstream that is asked in *way*.
+    The model is the gateway's own, or behind an upstream that is called in *way*.
     """
     versions = Versions(M.name, [PythonBackend(M.name, model, max_batch_size=64)])
     await versions.start()
@@ -83,8 +83,8 @@ def _transport(client: Client, service: Any) -> Any:
     return _MEMORY[here.carrier](Frontend(here.make(client.listener), service))
 
 
-async def _ask(client: Client, transports: dict[str, Any], row: int) -> None:
-    """Ask for sum and difference of one row, and check them."""
+async def _check_row(client: Client, transports: dict[str, Any], row: int) -> None:
+    """Request sum and difference of one row, and check them."""
     one = np.full((1, 16), row, "<i4")
     other = np.arange(16, dtype="<i4").reshape(1, 16)
     inputs = {"INPUT0": (Datatype.INT32, one), "INPUT1": (Datatype.INT32, other)}
@@ -94,20 +94,22 @@ async def _ask(client: Client, transports: dict[str, Any], row: int) -> None:
 
 
 @BY_UPSTREAM
-async def test_all_protocols_are_in_one_batch(way: Carries | None) -> None:
-    """Every client sends one row; the model is called once, and each has its own answer."""
+async def test_calls_of_all_protocols_share_one_batch(way: Carries | None) -> None:
+    """Every client sends one row; the model is called once, and each client gets its own result."""
     model = Counted()
     batching = BatchingConfig(max_batch_size=len(CLIENTS), max_delay=10.0)
     async with sharing(way, model, ModelConfig(batching=batching)) as transports:
-        await asyncio.gather(*[_ask(client, transports, row) for row, client in enumerate(CLIENTS)])
+        await asyncio.gather(
+            *[_check_row(client, transports, row) for row, client in enumerate(CLIENTS)]
+        )
     assert [len(CLIENTS)] == model.rows
 
 
 @BY_UPSTREAM
-async def test_all_protocols_have_one_kept_answer(way: Carries | None) -> None:
-    """What one client has asked is answered to the others from memory, in their own form."""
+async def test_all_protocols_share_one_cached_reply(way: Carries | None) -> None:
+    """The cached reply to one client serves all others, each in its own protocol."""
     model = Counted()
     async with sharing(way, model, ModelConfig(cache=CacheConfig())) as transports:
         for client in CLIENTS:
-            await _ask(client, transports, 7)
+            await _check_row(client, transports, 7)
     assert [1] == model.rows

@@ -1,6 +1,6 @@
 """The matrix over sockets of both makes: every client's form before every codec of an upstream.
 
-What depends on values is the affair of `test_matrix.py`; here tensors of a few bytes, and of more than
+Values are tested in `test_matrix.py`; in this file tensors of a few bytes, and of more than
 a window of HTTP/2 holds, cross two hops of real connections.
 """
 
@@ -50,10 +50,10 @@ async def _cross(make: TransportImplementation, client: Client, way: Carries, *c
 @BY_MAKE
 @BY_CLIENT
 @pytest.mark.parametrize("way", ONE_OF_EACH, ids=lambda way: way.name)
-async def test_every_form_crosses_sockets(
+async def test_every_client_and_codec_works_over_sockets(
     make: TransportImplementation, client: Client, way: Carries
 ) -> None:
-    """Bit by bit, over both hops, small and larger than a stream may send unasked."""
+    """Tensors smaller and larger than a flow-control window return bit by bit."""
     await _cross(make, client, way, SMALL, LARGE)
 
 
@@ -61,14 +61,14 @@ async def test_every_form_crosses_sockets(
 @BY_MAKE
 @BY_CLIENT
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-async def test_large_tensors_cross_sockets(
+async def test_large_tensors_are_forwarded_over_sockets(
     make: TransportImplementation, client: Client, way: Carries
 ) -> None:
-    """Of more than a megabyte, in every dialect."""
+    """Tensors of more than a megabyte return bit by bit in every dialect."""
     await _cross(make, client, way, SMALL, FRAMES)
 
 
-def test_every_way_is_in_one_of_the_two() -> None:
-    """No codec of the registry is left out of the short run."""
+def test_the_short_run_has_every_codec() -> None:
+    """The short run has one entry for every codec of the registry."""
     assert {way.codec for way in WAYS} == {way.codec for way in ONE_OF_EACH}
     assert len(WAYS) == len(ONE_OF_EACH) + len(OTHERS)

@@ -1,7 +1,7 @@
-"""Every frontend that streams over every target that does: order, failure, leaving, slow readers.
+"""Streaming frontends with streaming targets: order, failure, cancellation, slow readers.
 
-Two gateways in processes of their own, real sockets between and before them.  What the streams of
-one protocol alone can do is tested where its other tests are.
+Two gateways run in processes of their own, with real sockets.  Streams of a single protocol
+are tested with the other tests of that protocol.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ models:
     )
     + "lifecycle: {pre_stop: 0s}\n"
 )
-# What carries a stream, and what carries one answer only.
+# Upstreams with streams, and upstreams with single replies only.
 STREAMING = {
     "oip-grpc": "oip+grpc://{grpc}",
     "oip-http": "oip+http://{http}",
@@ -80,7 +80,7 @@ LOCAL = "in-process"
     scope="module", params=["reference", pytest.param("native", marks=pytest.mark.slow)]
 )
 def transport(request: pytest.FixtureRequest) -> str:
-    """Which make of gRPC carries everything; one of them in the quick run."""
+    """The gRPC implementation of both gateways; the quick run has only one."""
     make: str = request.param
     return make
 
@@ -98,7 +98,7 @@ def behind(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def front(
     transport: str, behind: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A gateway that asks the one behind in every protocol."""
+    """A gateway that calls the one behind in every protocol."""
     config = tmp_path_factory.mktemp("front") / "gateway.yaml"
     config.write_text(_front(behind, transport))
     with serving(str(config)) as running:
@@ -125,8 +125,8 @@ def _carried(url: str, transport: str) -> str:
 
 
 @pytest.fixture(params=[LOCAL, *STREAMING])
-def place(request: pytest.FixtureRequest, transport: str) -> tuple[Running, str]:
-    """A gateway that has the models or a way to them, and what their names begin with there."""
+def target(request: pytest.FixtureRequest, transport: str) -> tuple[Running, str]:
+    """A gateway with the models or with routes to them, and the prefix of their names."""
     assert transport  # what the two below are made with
     if request.param == LOCAL:
         return request.getfixturevalue("behind"), ""
@@ -168,9 +168,11 @@ def resident(running: Running) -> int:
     return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
-def test_answers_come_in_order_as_they_are_made(place: tuple[Running, str], client: Client) -> None:
-    """Every word is heard, the first of them long before the last was made."""
-    running, prefix = place
+def test_responses_arrive_in_order_while_the_model_runs(
+    target: tuple[Running, str], client: Client
+) -> None:
+    """The client gets every word in order, the first one before the model ends."""
+    running, prefix = target
     with client.ask(running, f"{prefix}speak", "a b c d e f g h i j") as stream:
         began = time.monotonic()
         first = first_answers(stream, 1)
@@ -181,30 +183,30 @@ def test_answers_come_in_order_as_they_are_made(place: tuple[Running, str], clie
     assert [Heard(word) for word in words] == first + rest
 
 
-def test_failure_in_the_middle_is_said_in_the_protocols_form(
-    place: tuple[Running, str], client: Client
+def test_a_failure_in_the_middle_of_a_stream_is_reported(
+    target: tuple[Running, str], client: Client
 ) -> None:
-    """What came before is heard, and then what went wrong; the stream itself ends well."""
-    running, prefix = place
+    """The client gets the earlier words, then the error; the stream ends normally."""
+    running, prefix = target
     with client.ask(running, f"{prefix}breaks", "x") as stream:
-        *answers, failed = stream
-    assert [Heard("one "), Heard("two")] == answers
+        *items, failed = stream
+    assert [Heard("one "), Heard("two")] == items
     assert "ValueError: this model breaks on purpose" in failed.error
 
 
-def test_a_stream_may_be_empty(place: tuple[Running, str], client: Client) -> None:
-    """A model that says nothing is heard to say nothing."""
-    running, prefix = place
+def test_a_stream_may_be_empty(target: tuple[Running, str], client: Client) -> None:
+    """A model without any reply yields an empty stream."""
+    running, prefix = target
     with client.ask(running, f"{prefix}mute", "x") as stream:
         assert [] == list(stream)
 
 
 @pytest.mark.parametrize("model", ["endless", "silent"])
-def test_who_leaves_stops_the_model(
-    place: tuple[Running, str], client: Client, model: str, tmp_path: Path
+def test_a_client_that_disconnects_stops_the_model(
+    target: tuple[Running, str], client: Client, model: str, tmp_path: Path
 ) -> None:
-    """Within 100 ms, whether it speaks or thinks, and whatever lies between."""
-    running, prefix = place
+    """The model stops within 100 ms, busy or idle, behind any upstream."""
+    running, prefix = target
     path = tmp_path / "stopped"
     with client.ask(running, f"{prefix}{model}", str(path)) as stream:
         assert 1 == len(first_answers(stream, 1))
@@ -214,11 +216,11 @@ def test_who_leaves_stops_the_model(
         assert stopped_at(path) - leave_s < 0.1
 
 
-def test_a_slow_reader_holds_the_model_back(
-    place: tuple[Running, str], client: Client, tmp_path: Path
+def test_a_slow_reader_slows_the_model(
+    target: tuple[Running, str], client: Client, tmp_path: Path
 ) -> None:
-    """What is not read is not made: memory stays as it was, however long the model could go on."""
-    running, prefix = place
+    """The model produces few replies ahead of the reader, and memory stays bounded."""
+    running, prefix = target
     path = tmp_path / "made"
     with client.ask(running, f"{prefix}flood", str(path)) as stream:
         if client.name.endswith("grpc"):
@@ -232,39 +234,39 @@ def test_a_slow_reader_holds_the_model_back(
 
 
 @pytest.mark.parametrize("way", SINGLE)
-def test_a_target_without_streams_gives_its_one_answer(
+def test_a_target_without_streams_returns_one_reply(
     front: Running, client: Client, way: str
 ) -> None:
-    """A stream over a protocol that has none is that protocol's one answer."""
+    """A stream from a target without streaming has exactly one reply."""
     with client.ask(front, f"{way}.speak", "hello out there") as stream:
         assert [Heard("hello out there")] == list(stream)
 
 
-def test_stream_infer_has_one_answer_from_any_model(place: tuple[Running, str]) -> None:
-    """TensorRT v1 has one answer to a request: a model that can give one gives it."""
-    running, prefix = place
+def test_stream_infer_returns_the_one_reply_of_a_model(target: tuple[Running, str]) -> None:
+    """A streaming model that has a single reply serves a request of TensorRT v1."""
+    running, prefix = target
     with TrtisGrpc().ask(running, f"{prefix}speak", "hello out there") as stream:
         assert [Heard("hello out there")] == list(stream)
 
 
-def test_stream_infer_says_that_a_model_has_several_answers(place: tuple[Running, str]) -> None:
-    """In the stream, with the id of the request, and what to do."""
-    running, prefix = place
+def test_stream_infer_rejects_several_replies_of_a_model(target: tuple[Running, str]) -> None:
+    """The error is a response with the request's id, and its text names the streaming call."""
+    running, prefix = target
     with TrtisGrpc().ask(running, f"{prefix}breaks", "x") as stream:
         (failed,) = stream
     assert "more than one response; use a streaming call" in failed.error
 
 
-def test_who_leaves_stream_infer_stops_the_model(
-    place: tuple[Running, str], tmp_path: Path
+def test_a_client_that_cancels_stream_infer_stops_the_model(
+    target: tuple[Running, str], tmp_path: Path
 ) -> None:
-    """Within 100 ms, though nothing was answered yet."""
-    running, prefix = place
+    """The model stops within 100 ms, also before its first reply."""
+    running, prefix = target
     path = tmp_path / "stopped"
     with TrtisGrpc().ask(running, f"{prefix}silent", str(path)) as stream:
         until = time.monotonic() + 10
         while not path.with_suffix(".begun").exists():
-            assert time.monotonic() < until, "the model was not asked"
+            assert time.monotonic() < until, "the model was not called"
             time.sleep(0.002)
         leave_s = time.monotonic()
         stream.leave()
@@ -273,7 +275,7 @@ def test_who_leaves_stream_infer_stops_the_model(
 
 @pytest.fixture
 def doomed(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A gateway of its own, and one in front of it that asks it in every protocol."""
+    """A gateway for one test, and one in front that calls it in every protocol."""
     folder = tmp_path_factory.mktemp("doomed")
     back, ahead = folder / "back.yaml", folder / "ahead.yaml"
     back.write_text(BEHIND.replace("TRANSPORT", transport))
@@ -283,8 +285,8 @@ def doomed(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             yield server, gateway
 
 
-def test_a_server_that_dies_ends_its_streams_with_an_error(doomed: Any) -> None:
-    """Every client hears that its stream was broken off; none takes it for whole."""
+def test_a_killed_server_ends_its_streams_with_an_error(doomed: Any) -> None:
+    """Every client gets an error at the end of its stream, within 3 s for all."""
     server, gateway = doomed
     with ExitStack() as stack:
         streams = {
@@ -300,8 +302,8 @@ def test_a_server_that_dies_ends_its_streams_with_an_error(doomed: Any) -> None:
         server.process.wait()
         killed = time.monotonic()
         for name, stream in streams.items():
-            *answers, last = stream
-            assert [""] * len(answers) == [each.error for each in answers], name
+            *items, last = stream
+            assert [""] * len(items) == [each.error for each in items], name
             assert last.error, name
         assert time.monotonic() - killed < 3
 
@@ -313,30 +315,30 @@ class _Session:
         self._running = running
         self._messages = messages
 
-    def answers(self) -> list[Any]:
+    def responses(self) -> list[Any]:
         with channel_to(self._running) as channel:
             return list(stream_of(channel)(iter(self._messages), timeout=10))
 
 
-def test_requests_on_one_stream_are_answered_side_by_side(place: tuple[Running, str]) -> None:
-    """Two models speak at the same time; one that fails leaves the other alone."""
-    running, prefix = place
-    ask = OipGrpc.question
+def test_requests_on_one_stream_run_concurrently(target: tuple[Running, str]) -> None:
+    """Two requests interleave their replies, and the failure of a third affects neither."""
+    running, prefix = target
+    question = OipGrpc.question
     found = _Session(
         running,
         [
-            ask(f"{prefix}speak", "a b c d e", "1"),
-            ask(f"{prefix}breaks", "x", "2"),
-            ask(f"{prefix}speak", "v w x y z", "3"),
+            question(f"{prefix}speak", "a b c d e", "1"),
+            question(f"{prefix}breaks", "x", "2"),
+            question(f"{prefix}speak", "v w x y z", "3"),
         ],
-    ).answers()
-    answers: dict[str, list[Heard]] = {"1": [], "2": [], "3": []}
+    ).responses()
+    items: dict[str, list[Heard]] = {"1": [], "2": [], "3": []}
     for message in found:
-        answers[message.infer_response.id].append(OipGrpc.read_answer(message))
-    assert ["a", " b", " c", " d", " e"] == [each.word for each in answers["1"]]
-    assert ["v", " w", " x", " y", " z"] == [each.word for each in answers["3"]]
-    assert ["one ", "two", ""] == [each.word for each in answers["2"]]
-    assert "on purpose" in answers["2"][-1].error
+        items[message.infer_response.id].append(OipGrpc.read_answer(message))
+    assert ["a", " b", " c", " d", " e"] == [each.word for each in items["1"]]
+    assert ["v", " w", " x", " y", " z"] == [each.word for each in items["3"]]
+    assert ["one ", "two", ""] == [each.word for each in items["2"]]
+    assert "on purpose" in items["2"][-1].error
     ids = [message.infer_response.id for message in found]
     assert ids.index("3") < len(ids) - 1 - ids[::-1].index("1")
 
@@ -346,14 +348,14 @@ def test_requests_on_one_stream_are_answered_side_by_side(place: tuple[Running, 
 def test_requests_of_a_sequence_keep_their_order_on_a_stream(
     behind: Running, front: Running, way: str, sequence_id: int | str
 ) -> None:
-    """All are sent at once, and the model sees them one after the other, as they were sent."""
+    """Requests that are sent at once reach the model in the order of the stream."""
     if way == "trtis-grpc" and isinstance(sequence_id, str):
         pytest.skip("TensorRT v1 expects a number for sequences")
     running, prefix = (behind, "") if way == LOCAL else (front, f"{way}.")
     messages = [
         _in_sequence(f"{prefix}SequenceSum", sequence_id, value, last=40) for value in range(1, 41)
     ]
-    found = _Session(running, messages).answers()
+    found = _Session(running, messages).responses()
     assert [""] * 40 == [message.error_message for message in found]
     sums = [
         int.from_bytes(message.infer_response.raw_output_contents[0], "little") for message in found

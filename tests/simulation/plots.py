@@ -73,7 +73,7 @@ def series(traffic: Traffic, end: float, value: Callable[[list[Outcome]], float]
     return [(at, value(traffic.between(at, at + _STEP_S))) for at in steps]
 
 
-def answered(calls: list[Outcome]) -> float:
+def success_percent(calls: list[Outcome]) -> float:
     """Return the percentage of calls that had a reply."""
     return 100 * len(good(calls)) / max(1, len(calls))
 
@@ -151,8 +151,8 @@ def main() -> None:
             "A burst of 1.5 times the capacity from second 3 to 5, with retries of timeouts",
             "answered, %",
             {
-                "retry budget of 20 %": series(budgeted.traffic, 20, answered),
-                "no budget": series(unbounded.traffic, 20, answered),
+                "retry budget of 20 %": series(budgeted.traffic, 20, success_percent),
+                "no budget": series(unbounded.traffic, 20, success_percent),
             },
             100,
         ),

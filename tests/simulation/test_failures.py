@@ -96,7 +96,7 @@ def heal(server: ModelServer) -> None:
 @pytest.mark.parametrize("fault", [hang, reset, answer_503, refuse, slow_down])
 @pytest.mark.parametrize("count", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_one_bad_replica_costs_few_calls(fault: Callable[[ModelServer], None], count: int) -> None:
-    """It is left alone after a second, and gets its share within 10 s after it is well."""
+    """It gets few calls after 1.5 s, and at least half its share 10 s after it recovers."""
 
     async def run() -> tuple[Replicas, int]:
         replicas = Replicas(count, random.Random(1))  # noqa: S311
@@ -120,10 +120,10 @@ def test_one_bad_replica_costs_few_calls(fault: Callable[[ModelServer], None], c
 
 
 @pytest.mark.parametrize("fault", [reset, answer_503, refuse])
-def test_two_of_three_dead_cost_nothing_that_the_third_could_do(
+def test_retries_hide_two_dead_replicas_of_three(
     fault: Callable[[ModelServer], None],
 ) -> None:
-    """With retries whose budget suffices, every call succeeds at the third server."""
+    """With a sufficient retry budget every call succeeds at the third server."""
 
     async def run() -> Replicas:
         rules = RetryRules(reasons=EVERYTHING, attempts=3, ratio=1.0, least=20)
@@ -138,8 +138,8 @@ def test_two_of_three_dead_cost_nothing_that_the_third_could_do(
     assert good(outcomes) == outcomes
 
 
-def test_an_outage_of_all_is_not_prolonged_by_retries() -> None:
-    """With every attempt failing, the servers get at most 1.2 times the calls."""
+def test_retries_do_not_prolong_an_outage_of_all_replicas() -> None:
+    """While every attempt fails, the servers get at most 1.2 times the calls."""
 
     async def run() -> tuple[Replicas, int, int]:
         replicas = Replicas(3, random.Random(2))  # noqa: S311
@@ -167,7 +167,7 @@ def test_a_burst_does_not_become_a_metastable_failure(seed: int) -> None:
     """After an overload with retries of timeouts, the servers recover at a load they can bear.
 
     Without a budget each call that times out would become five, and would keep the servers busy
-    with attempts that nobody waits for.
+    with attempts that no caller waits for.
     """
 
     async def run(rules: RetryRules) -> Replicas:
@@ -198,7 +198,7 @@ def test_a_burst_does_not_become_a_metastable_failure(seed: int) -> None:
 @pytest.mark.parametrize("policy", [policy for policy in BalancingPolicy if policy.value != "hash"])
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_policy_uses_all_endpoints(policy: BalancingPolicy, count: int) -> None:
-    """No endpoint of many is left out, and none has several times its share."""
+    """Every endpoint gets calls, and none gets five times its share."""
 
     async def run() -> Replicas:
         replicas = Replicas(count, random.Random(5), policy=policy)  # noqa: S311

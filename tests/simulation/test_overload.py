@@ -31,8 +31,8 @@ CAPACITY = WORKERS / SERVICE_S
 
 @pytest.mark.parametrize("algorithm", ["gradient", "aimd"])
 @pytest.mark.parametrize("seed", [1])
-def test_three_times_the_capacity(algorithm: str, seed: int) -> None:
-    """Goodput stays, accepted calls stay fast, others are refused at once; the end is quick."""
+def test_adaptive_concurrency_at_three_times_the_capacity(algorithm: str, seed: int) -> None:
+    """Goodput and latency of accepted calls hold, others are rejected at once; recovery is quick."""
     draw = random.Random(seed)  # noqa: S311
 
     async def run() -> Traffic:
@@ -117,8 +117,8 @@ async def overload(server: Service, capacity: float, draw: random.Random) -> Pha
 
 
 @pytest.mark.parametrize("service_s", [0.02, 0.04])
-def test_three_times_the_capacity_without_a_measurement(service_s: float) -> None:
-    """Two seconds later goodput and latency are well; so are all calls when it is over."""
+def test_overload_limit_at_three_times_the_capacity(service_s: float) -> None:
+    """Goodput and latency hold after two seconds, and one second after the overload."""
     draw = random.Random(1)  # noqa: S311
     capacity = WORKERS / service_s
 
@@ -150,8 +150,8 @@ def test_three_times_the_capacity_without_a_measurement(service_s: float) -> Non
     ],
     ids=["batches of 8", "batches of 64", "batches of 64 that take longer when full"],
 )
-def test_a_server_that_merges_requests_keeps_its_goodput(server: BatchServer, least: float) -> None:
-    """Its latency is high because its batches are full: the limit is raised while that helps."""
+def test_a_batching_server_keeps_its_goodput(server: BatchServer, least: float) -> None:
+    """The limit allows full batches, although they have a high latency."""
     draw = random.Random(1)  # noqa: S311
 
     async def run() -> Phases:
@@ -187,18 +187,18 @@ async def closed_loop(server: Service, clients: int, start_s: float) -> list[Out
     ],
     ids=["workers", "batches"],
 )
-def test_clients_that_wait_for_their_replies_are_never_refused(
+def test_closed_loop_clients_are_never_rejected(
     server: Callable[[], Service], capacity: float, clients: int, start_s: float
 ) -> None:
-    """However they begin: more clients than the server has workers are no overload."""
+    """More clients than workers are no overload, whenever the clients start."""
     outcomes = simulate(lambda: closed_loop(server(), clients, start_s))
     assert good(outcomes) == outcomes
     assert len(outcomes) / (6 + start_s) > 0.9 * capacity
 
 
 @pytest.mark.parametrize(("calls", "seconds"), [(50, 0.1), (100, 0.5), (150, 0.2)])
-def test_a_burst_is_never_refused(calls: int, seconds: float) -> None:
-    """A burst that ends is served, as it is without a limit."""
+def test_a_short_burst_is_never_rejected(calls: int, seconds: float) -> None:
+    """Every call of a short burst succeeds, as without a limit."""
 
     async def run() -> Traffic:
         draw = random.Random(1)  # noqa: S311
@@ -212,8 +212,8 @@ def test_a_burst_is_never_refused(calls: int, seconds: float) -> None:
     assert good(traffic.outcomes) == traffic.outcomes
 
 
-def test_a_server_that_hung_gets_its_calls_again() -> None:
-    """Calls that wait for a server that hangs say nothing about its capacity."""
+def test_a_server_that_hung_gets_calls_again() -> None:
+    """Calls to a hung server are never rejected, and succeed once it recovers."""
 
     async def run() -> tuple[Traffic, float]:
         draw = random.Random(1)  # noqa: S311

@@ -49,7 +49,7 @@ class RouteOf:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_route_at_five_times_its_share_leaves_a_quiet_one_alone(seed: int) -> None:
+def test_a_route_at_five_times_its_share_spares_a_quiet_one(seed: int) -> None:
     """The quiet route, at a tenth of its share, loses no call; its p99 at most doubles."""
     draw = random.Random(seed)  # noqa: S311
 

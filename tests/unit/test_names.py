@@ -102,6 +102,35 @@ PARTICIPLES = frozenset(
     {"asked", "joined", "lacks", "meant", "placed", "said", "settled", "taken", "told"}
 )
 
+# Words that hide the behaviour which the name of a test describes.
+HOUSEHOLD_TEST_WORDS = frozenset(
+    [
+        "alike",
+        "anew",
+        "answer",
+        "answered",
+        "answers",
+        "apart",
+        "ask",
+        "asked",
+        "asks",
+        "elsewhere",
+        "given",
+        "goes",
+        "however",
+        "laid",
+        "nobody",
+        "said",
+        "say",
+        "says",
+        "stands",
+        "tell",
+        "tells",
+        "told",
+        "who",
+    ]
+)
+
 # Folders and files without such names. Others of `benchmarks`, `gateway` and `tests` still have some.
 NOUN_ROOTS = ("benchmarks", "demo", "gateway", "tests")
 
@@ -223,4 +252,24 @@ def test_values_are_named_by_nouns(root: str) -> None:
         f"{each.relative_to(REPOSITORY)}:{line} {name}"
         for each in paths
         for line, name in participles(each.read_text())
+    ]
+
+
+def household_tests(text: str) -> list[tuple[int, str]]:
+    """Return the test functions of a module that have such a word in their names, with lines."""
+    return [
+        (node.lineno, node.name)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and (HOUSEHOLD_TEST_WORDS & set(node.name.split("_")) or "so_many" in node.name)
+    ]
+
+
+def test_test_names_have_the_fields_words() -> None:
+    """The name of a test describes a behaviour in standard terms."""
+    assert [] == [
+        f"{path.relative_to(REPOSITORY)}:{line} {name}"
+        for path in sorted((REPOSITORY / "tests").rglob("*.py"))
+        for line, name in household_tests(path.read_text())
     ]
