@@ -38,7 +38,7 @@ class ServerLimits:
         requests_per_address: Requests in flight of one client address, or of one connection where
             clients have no addresses; None for a quarter of `requests_in_flight`.
         cut_through_bytes: A body is passed on while it arrives if so many bytes are missing; 0 for
-            never.  Passing on holds about 1 MiB itself, and costs more CPU time below 2 MiB.
+            never.  Passing on holds about 768 KiB itself, and costs more CPU time below 2 MiB.
     """
 
     message_bytes: int = 64 * _MIB

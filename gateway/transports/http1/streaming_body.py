@@ -20,10 +20,10 @@ from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_body import TransferRateLimit
 from gateway.transports.reserved_buffer import ReservedBuffer
 
-PIECE_BYTES: Final = 512 * 1024
+PIECE_BYTES: Final = 384 * 1024
 """The size of one piece, and the limit of *start*.
 
-A request of 16 MiB takes a tenth less CPU time than with half of it.
+A request of 16 MiB takes a tenth less CPU time than with 256 KiB. Two pieces are less than 1 MiB.
 """
 
 HELD_BYTES: Final = 2 * PIECE_BYTES
