@@ -3,7 +3,11 @@
 import asyncio
 from collections.abc import Callable, Hashable
 from time import monotonic
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
+
+from gateway.ir.calls import Call
+from gateway.ir.errors import DeadlineExceeded
+from gateway.ir.streaming_body import streaming_body_of
 
 STEP_S: Final = 0.005
 """A deadline on a `TimerWheel` expires up to this many seconds late, never early."""
@@ -26,6 +30,21 @@ async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
 def is_expiry(error: BaseException) -> bool:
     """Return whether *error* is the cancellation of a task by its `Timeout`."""
     return isinstance(error, asyncio.CancelledError) and error.args == (_EXPIRED,)
+
+
+def is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
+    """Return whether a deadline ended *call*: a layer above cancels the call at its deadline.
+
+    A stream, and a call whose body is still arriving, have deadlines that they do not carry.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, DeadlineExceeded)
+    deadline = call.context.deadline
+    if deadline is not None and now >= deadline:
+        return True
+    body = streaming_body_of(call)
+    is_client_late = body is not None and body.remaining_bytes > 0
+    return is_expiry(error) and not is_client_late
 
 
 class Timeout:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from gateway.concurrency.timeouts import is_expiry
+from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
@@ -396,7 +396,7 @@ class Endpoints:
         if error is None:
             is_stream = type(call) is StreamInferRequest
             self._succeeded(endpoint, now, None if is_stream else now - started)
-        elif _is_timeout(error, call, now):
+        elif is_timeout(error, call, now):
             if health.is_slow(now - started):
                 health.timeouts += 1
                 self._eject_outlier(endpoint, "timeouts", now, error)
@@ -465,18 +465,3 @@ class Endpoints:
             seconds=length_s,
             error=str(error),
         )
-
-
-def _is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
-    """Return whether a deadline ended the call: a layer above cancels the call at its deadline.
-
-    A stream, and a call whose body is still arriving, have deadlines that they do not carry.
-    """
-    if not isinstance(error, asyncio.CancelledError):
-        return isinstance(error, GatewayError) and error.code is ErrorCode.DEADLINE_EXCEEDED
-    deadline = call.context.deadline
-    if deadline is not None and now >= deadline:
-        return True
-    body = streaming_body_of(call)
-    is_client_late = body is not None and body.remaining_bytes > 0
-    return is_expiry(error) and not is_client_late

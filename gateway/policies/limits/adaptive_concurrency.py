@@ -4,7 +4,6 @@ Sources: Envoy, "Adaptive Concurrency" (gradient); Netflix concurrency-limits (A
 limit that is not used does not grow); Maurer, "Fail at Scale" (controlled delay of queues).
 """
 
-import asyncio
 import math
 import random
 import time
@@ -15,9 +14,9 @@ from typing import Any, Final, Literal, TypeVar
 import structlog
 
 from gateway.concurrency.limiter import Limiter, LimiterFull
-from gateway.concurrency.timeouts import is_expiry
+from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest, inference_of
-from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout
+from gateway.ir.errors import Overloaded, QueueTimeout
 from gateway.ir.streams import MappedStream, NotifyingStream, map_stream
 from gateway.service import Service
 from gateway.telemetry.call_path import queue_group, queue_priority, record_queue_time
@@ -291,7 +290,7 @@ class AdaptiveConcurrency:
 
         def release(error: BaseException | None) -> None:
             late = is_first and error is not None and is_timeout(error, call, self._clock())
-            self._release(started if late else None, late=late)
+            self._release(started if late else None, late=True)
 
         return NotifyingStream(MappedStream(items, measure), release)
 
@@ -348,11 +347,3 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """Return a percentile of *values*, of which there is at least one."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
-
-
-def is_timeout(error: BaseException, call: Call[Any], now: float) -> bool:
-    """Return whether a deadline ended the call: a layer above cancels it at its deadline."""
-    deadline = call.context.deadline
-    if isinstance(error, asyncio.CancelledError):
-        return (deadline is not None and now >= deadline) or is_expiry(error)
-    return isinstance(error, DeadlineExceeded)

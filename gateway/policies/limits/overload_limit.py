@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from gateway.concurrency.limiter import Limiter, LimiterFull
+from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.errors import Overloaded, QueueTimeout
 from gateway.ir.streaming_body import streaming_body_of
@@ -22,7 +23,6 @@ from gateway.policies.limits.adaptive_concurrency import (
     MOST_WAIT_S,
     AdaptiveLimit,
     AdaptiveRules,
-    is_timeout,
     percentile,
 )
 from gateway.service import ReplyCoroutine, Service

@@ -11,15 +11,18 @@ from structlog.testing import capture_logs
 
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import StreamedData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout, Unavailable
 from gateway.ir.streams import close_stream
+from gateway.ir.tensor import Tensor
 from gateway.policies.limits.adaptive_concurrency import (
     AdaptiveConcurrency,
     AdaptiveLimit,
     AdaptiveRules,
 )
 from gateway.policies.limits.policy import CallLimits
-from tests.fakes import FakeClock, FakeStream, HangingStream, ScriptedService, settle
+from tests.fakes import FakeArriving, FakeClock, FakeStream, HangingStream, ScriptedService, settle
 
 M = ModelRef("m")
 CALL = InferRequest(model=M)
@@ -231,6 +234,21 @@ async def test_a_stream_that_the_timeout_of_its_route_ends_counts() -> None:
     with pytest.raises(DeadlineExceeded):
         await anext(items)
     assert (1, 0) == (len(limited._adaptive._latencies), limited._limiter.used)
+
+
+@pytest.mark.parametrize(("remaining_bytes", "samples"), [(0, 1), (1, 0)])
+async def test_timeout_of_a_slow_client_is_no_latency(remaining_bytes: int, samples: int) -> None:
+    """Only a client that has sent its whole body waits for the upstream."""
+    limited = AdaptiveConcurrency(ScriptedService(), FIXED)
+    limited._adaptive._is_measuring = False
+    limited._adaptive._next_change = math.inf
+    body = FakeArriving(bytes(4), 0)
+    body.remaining_bytes = remaining_bytes
+    data = StreamedData(body, 0, 4)
+    call = CALL.changed(inputs=(Tensor("x", Datatype.UINT8, (4,), data),))
+    with pytest.raises(DeadlineExceeded):
+        await CallLimits(limited, timeout_s=0.01)(call)
+    assert (samples, 0) == (len(limited._adaptive._latencies), limited._limiter.used)
 
 
 @pytest.mark.parametrize(
