@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway.concurrency.timeouts import is_timeout
-from gateway.ir.attempts import ATTEMPT, CallAttempt
+from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -189,6 +189,7 @@ class Endpoints:
             endpoint.clock = self._clock
         self.endpoints = tuple(endpoints)
         self._has_ranks = len({endpoint.rank for endpoint in endpoints}) > 1
+        # Neither ranks nor a slow start, so any two may be compared.
         self._are_equal = not self._has_ranks and not self._slow_start_s
         self._balancer.is_weighted = len({endpoint.weight for endpoint in endpoints}) > 1
         self._update_drained()
@@ -250,7 +251,7 @@ class Endpoints:
     async def _call_others(self, call: Call[R], tried: Endpoint, error: NotSent) -> R:
         others = [each for each in self._candidates(self._clock()) if each is not tried]
         while others and self._can_repeat(call):
-            endpoint = self._choose_among(others, call, ATTEMPT.get(), self._clock())
+            endpoint = self._choose_among(others, call, self._clock())
             others.remove(endpoint)
             try:
                 return await self._call(call, endpoint)
@@ -354,17 +355,14 @@ class Endpoints:
                 if attempt is not None:
                     attempt.tried = endpoint.name
                 return endpoint
-        return self._choose_among(self._candidates(now), call, attempt, now)
+        return self._choose_among(self._candidates(now), call, now)
 
     def _choose_among(
-        self,
-        candidates: Sequence[Endpoint],
-        call: Call[Any],
-        attempt: CallAttempt | None,
-        now: float,
+        self, candidates: Sequence[Endpoint], call: Call[Any], now: float
     ) -> Endpoint:
         if not candidates:
             raise self._all_drained()
+        attempt = ATTEMPT.get()
         if attempt is None:
             return self._balance(candidates, call, now)
         endpoint = self._balance(attempt.preferred(candidates), call, now)
