@@ -14,6 +14,7 @@ from gateway.transports.reference.grpc_quirks import keep_log_quiet
 # What servers allow on one connection (RELIABILITY.md D1); more would wait in the C core unseen.
 _STREAMS = 100
 _MAX_METADATA = 16 * 1024
+_WINDOW_BYTES = 4 * 1024 * 1024
 _FIRST_BACKOFF_MS = 100
 _MAX_BACKOFF_MS = 1000
 
@@ -138,6 +139,10 @@ def _options(limits: ClientLimits) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", _MAX_METADATA),
         ("grpc.absolute_max_metadata_size", _MAX_METADATA),
+        # By default the window grows with the estimated bandwidth and latency, up to tens of MiB on
+        # a slow host.  A server then runs that far ahead of a client that reads slowly.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
         # Retries, routes and proxies are the gateway's to decide.
         ("grpc.enable_retries", 0),
         ("grpc.service_config_disable_resolution", 1),
