@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.api.protocol import Codec
+from gateway.api.tap import RouteTap
 from gateway.app.signatures import Signatures
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
@@ -36,7 +37,7 @@ from gateway.policies.observe import Observe, Recorder
 from gateway.policies.reject_sequences import RejectSequences
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.policies.take_stock import CountCall, TakeStock
-from gateway.policies.tap import RouteTap, SampleCalls
+from gateway.policies.tap import SampleCalls
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer

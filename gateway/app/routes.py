@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from gateway.api.tap import RouteTap
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import RouteParts, build_chain
 from gateway.app.route_rules import RuledRoute, own_models, target_name
@@ -30,7 +31,6 @@ from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.policies.prioritize import Prioritize
 from gateway.policies.rename import Rename
-from gateway.policies.tap import RouteTap
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover

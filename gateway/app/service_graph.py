@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway import __version__
+from gateway.api.tap import RouteTap
 from gateway.app.admin.status import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.kept_parts import KeptParts
@@ -50,7 +51,6 @@ from gateway.policies.shared_memory.policy import (
 )
 from gateway.policies.shared_memory.regions import Regions
 from gateway.policies.take_stock import CountCall
-from gateway.policies.tap import RouteTap
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex

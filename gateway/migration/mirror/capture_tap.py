@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
+from gateway.api.tap import TappedCall
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
@@ -27,7 +28,6 @@ from gateway.migration.mirror.sender import FinishedCalls, RecordSender
 from gateway.migration.replay.wire_messages import READING_HEADERS, Message, body_of, head_of
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.tapped_call import TappedCall
 
 GATHER_S: Final = 0.02
 """Calls wait for others for this time, which belongs to the 0.25 s that a crash may lose."""
