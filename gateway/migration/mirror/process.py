@@ -1,8 +1,8 @@
 """The main module of the shadow process, which writes captures and asks the targets of migrations.
 
 `worker_process.launch` runs `python -m gateway.migration.mirror.process NUMBER/COUNT DESCRIPTOR`.
-The process ends at SIGTERM, or when its parent exits. Before, it writes what the sockets hold. It has a
-socket to each serving process for the capture, and one for each migration.
+The process ends at SIGTERM, or when its parent exits. Before, it writes what the sockets hold. It
+has a socket to each serving process for the capture, and one for each migration.
 """
 
 import asyncio
