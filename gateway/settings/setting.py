@@ -11,7 +11,7 @@ Place = Literal["top", "policies", "route", "target", "listener", "upstream", "m
 """The section of the file in which a key stands; "top" is the file itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting(Generic[T]):
     """A key, which the schema, the documentation and the checks of the file learn from here.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.ir.calls import Call, sequence_of
+from gateway.ir.errors import ErrorCode
 from gateway.routing.load_balancing import Key
 
 _PERCENT: Final = 100.0
@@ -60,6 +61,14 @@ class TrafficShift:
         self.epoch, self.attempt = epoch, attempt
         self.share = 0.0 if self.is_tripped else percent / _PERCENT
         return True
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """The targets whose inferences `ended` is called for: none."""
+        return frozenset()
+
+    def ended(self, _target: str, _code: ErrorCode | None, /) -> None:
+        """Receive how an inference of a watched target ended."""
 
     def trip(self) -> None:
         """Stop sending calls to the target in this attempt."""
