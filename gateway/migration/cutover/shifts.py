@@ -8,7 +8,7 @@ import structlog
 
 from gateway.config.models import Config
 from gateway.ir.errors import ErrorCode
-from gateway.migration.cutover.traffic_shift import TrafficShift
+from gateway.migration.cutover.shift import CutoverShift
 from gateway.migration.evidence.guards import GuardVerdict, Standing
 from gateway.migration.evidence.local_errors import LocalErrors
 from gateway.migration.targets import LiveMigration, live_migrations
@@ -22,7 +22,7 @@ ShiftWeights = Mapping[str, tuple[float, int, int]]
 NO_WEIGHTS: Final[ShiftWeights] = {}
 
 
-class ServingShift(TrafficShift):
+class ServingShift(CutoverShift):
     """One cut-over in a serving process.
 
     Args:

@@ -1,4 +1,4 @@
-"""TrafficShift: the share of a route's calls that goes to the target which replaces the others."""
+"""CutoverShift: the share of a route's calls that goes to the target which replaces the others."""
 
 import hashlib
 import random
@@ -12,7 +12,7 @@ from gateway.routing.load_balancing import Key
 _PERCENT: Final = 100.0
 
 
-class TrafficShift:
+class CutoverShift:
     """The run-time weight of one target, which changes as a whole.
 
     A call goes to the target if the hash of its key is below the share. So a client that has moved
