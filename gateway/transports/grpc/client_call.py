@@ -174,7 +174,9 @@ class ClientCall(Struct, eq=False):
         except errors.GatewayError as error:
             self.fail(self._protocol_error(error.message))
             return
-        if not found and len(view) < SMALL_FRAME_BYTES:
+        if found:
+            self.connection.core.flood_budget.remaining += 1  # of a prefix in a frame of its own
+        elif len(view) < SMALL_FRAME_BYTES:
             self.connection.core.flood_budget.charge(1)
         if end:
             self.fail(self._protocol_error("a response that ends without a status"))
@@ -306,7 +308,7 @@ class ClientCall(Struct, eq=False):
         """Reset the stream, unless it has ended."""
         core = self.connection.core
         if self.stream.number in core.streams:
-            core.reset(self.stream, h2.CANCEL)
+            core.cancel(self.stream)
             self.connection.flush()
             self.connection.on_cancelled()
 

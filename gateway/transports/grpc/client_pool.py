@@ -23,6 +23,7 @@ from gateway.transports.grpc.headers import (
 )
 from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
 from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.flood_control import FLOOD_TEXT
 from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
@@ -58,6 +59,7 @@ class GrpcClientConnection(Http2Protocol):
         self.core = Http2Connection(
             self, read_response_head, client=True, streams=0, header_bytes=_HEADER_BYTES
         )
+        self.core.flood_budget.on_low = self._on_flood
         self.created_at = self.idle_since = monotonic()
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.is_new = True
@@ -194,10 +196,11 @@ class GrpcClientConnection(Http2Protocol):
         """Pass several parts of a response to their call."""
         stream.owner.on_data_batch(views)
 
-    def on_reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> bool:
         """Fail a call whose stream the server has reset."""
         stream.owner.on_reset(code)
         self._pool.on_call_ended(self)
+        return True
 
     def on_writable(self, stream: Http2Stream) -> None:
         """Let a call send more of its request."""
@@ -213,6 +216,11 @@ class GrpcClientConnection(Http2Protocol):
         self._pool.remove(self)
         if not self.core.streams:
             self.loop.call_soon(self.close)
+
+    def _on_flood(self) -> None:
+        """Start no more calls: half of the flood budget is spent. Calls in progress go on."""
+        self._closing_reason = f"the server sent {FLOOD_TEXT}"
+        self._pool.remove(self)
 
     # -- life
 
