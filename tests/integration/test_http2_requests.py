@@ -310,9 +310,11 @@ async def test_rejected_requests_do_not_refill_the_flood_budget() -> None:
 
 async def test_cancelled_requests_leave_the_stream_of_a_neighbour() -> None:
     """300 requests that their clients leave in the middle are no attack."""
-    slow, limits = Slow(), {"h2_streams": 1000, "requests_per_address": 1000}
+    slow = Slow()
     async with (
-        serving(slow, requests_in_flight=1000, **limits) as running,
+        serving(
+            slow, h2_streams=1000, requests_in_flight=1000, requests_per_address=1000
+        ) as running,
         h2_client(running.server.address) as client,
     ):
         neighbour = client.begin("GET", "/v2", end=True)

@@ -50,6 +50,9 @@ class Http2ClientConnection(Protocol):
     def on_cancelled(self) -> None:
         """Let a call that waits for a stream have that of a cancelled call."""
 
+    def on_unanswered(self) -> None:
+        """Ask a silent server whether it is there: a call has ended without a response."""
+
 
 class ClientCall(Struct, eq=False):
     """A call in progress.
@@ -325,6 +328,7 @@ class ClientCall(Struct, eq=False):
         """Ignore the response, and call *on_end* when the call has ended."""
         self.waiter = None
         self._on_end = on_end
+        self.connection.on_unanswered()
 
     def release(self) -> None:
         """Detach the ended stream, which would otherwise be a reference cycle with the call."""

@@ -8,7 +8,7 @@ pushes are refused.
 Source: RFC 9113.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.flood_control import RESET_COST, RESPONSE_REFUND
@@ -18,6 +18,8 @@ from gateway.transports.http2.hpack import TABLE_BYTES
 from gateway.transports.http2.receiver import CONNECTION_WINDOW, STREAM_WINDOW, Http2Receiver
 from gateway.transports.http2.streams import Http2Stream
 
+_PING_DATA: Final = bytes(8)
+
 
 class Http2Connection(Http2Receiver):
     """One end of a connection, with the arguments of `Http2Receiver`.
@@ -26,6 +28,7 @@ class Http2Connection(Http2Receiver):
         out: The output, which the caller writes and empties.
         last: The highest stream number that a client has used.
         peer_streams: How many streams the peer allows at once.
+        pongs: How many acknowledgements of PING have arrived.
         is_exhausted: Whether a client has used all its stream numbers.
     """
 
@@ -34,12 +37,14 @@ class Http2Connection(Http2Receiver):
         "_peer_table",
         "is_exhausted",
         "peer_streams",
+        "pongs",
     )
 
     def _initialise(self, header_bytes: int) -> None:
         self._last_accepted: int | None = None
         self._peer_table = TABLE_BYTES
         self.peer_streams = 100
+        self.pongs = 0
         self.is_exhausted = False
         if self._is_client:
             self.out.append(h2.PREFACE)
@@ -98,6 +103,10 @@ class Http2Connection(Http2Receiver):
             self._is_accepting = False
             last = self._last_accepted
         self.out.append(h2.goaway(last, code, message))
+
+    def ping(self) -> None:
+        """Ask the peer whether it is there; the acknowledgement increases `pongs`."""
+        self.out.append(h2.frame(h2.PING, 0, 0, _PING_DATA))
 
     # -- frames about the connection
 
@@ -213,7 +222,9 @@ class Http2Connection(Http2Receiver):
         if len(payload) != 8:  # noqa: PLR2004  # Source: RFC 9113 6.7
             raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         self.flood_budget.charge(1)
-        if not flags & h2.ACK:
+        if flags & h2.ACK:
+            self.pongs += 1
+        else:
             self.out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
 
     def _goaway(self, number: int, payload: bytes) -> None:
