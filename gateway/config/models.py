@@ -336,8 +336,9 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
-    Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
+    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
+    always forwarded, and HTTP servers get the request id. Default: `[]`."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
