@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from gateway.app.admin_api.access import AdminAccess, AdminNeed, access_of
+from gateway.app.certificates import CERTIFICATES
 from gateway.app.errors import StartError
 from gateway.app.reload import Reloader, ReloadResult
 from gateway.app.runtime_changes import RuntimeChanges
@@ -170,6 +171,8 @@ def reload_document(result: ReloadResult) -> tuple[int, Document]:
         "sha256": result.sha256,
     }
     if result.outcome == APPLIED:
-        return 200, document | {"changes": result.changes}
+        changes = dict(result.changes)
+        certificates = changes.pop(CERTIFICATES, [])
+        return 200, document | {"changes": changes, CERTIFICATES: certificates}
     problems = [problem.entry() for problem in result.problems]
     return 422, document | {"error": result.error, "problems": problems}

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import structlog
 
+from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import StartError
 from gateway.app.migration.controller import CutoverController
@@ -67,7 +68,8 @@ class ReloadResult:
         outcome: "applied", "rejected" or "failed".
         source: The file.
         sha256: The hash of the configuration that is in force afterwards.
-        changes: What an applied configuration changed.
+        changes: What an applied configuration changed, and `certificates`: the sockets whose TLS
+            files were replaced since the reload before.
         problems: The errors of a rejected one.
         reason: Why a correct configuration could not be applied; "" for no failure.
     """
@@ -201,6 +203,7 @@ class Reloader:
             if self._cutovers is not None:
                 self._cutovers.check(loaded)
             check_restart(old.config, loaded)
+            await asyncio.to_thread(check_tls_files, loaded.config, loaded.directory)
             runtime = self._runtime_changes
             changes = await self._apply(runtime.apply(loaded), runtime.drained)
             if self._cutovers is not None:

@@ -15,6 +15,7 @@ from gateway import __version__
 from gateway.app.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin_api.api import AdminApi, AdminSources
 from gateway.app.announce import log_addresses
+from gateway.app.certificates import CERTIFICATES
 from gateway.app.check import check
 from gateway.app.control import control_of
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -161,6 +162,7 @@ class Supervisor:
         self._loaded = new = loaded.changed(listeners=old.config.listeners)
         self._drained = frozenset(drained)
         changes: Changes = {}
+        certificates: set[str] = set()
         before = list(self._workers.values())
         reloaded: list[WorkerProcess] = []
         for number in sorted(self._serving):
@@ -176,9 +178,10 @@ class Supervisor:
                 await asyncio.gather(*(self._restore(each) for each in reloaded))
                 raise StartError(f"worker {number}: {error}") from error
             reloaded.append(worker)
+            certificates.update(changes.get(CERTIFICATES, ()))
         if self._shadow is not None:
             self._shadow.change(new)
-        return changes
+        return {**changes, CERTIFICATES: sorted(certificates)} if certificates else changes
 
     async def _restore(self, worker: WorkerProcess) -> None:
         """Give a worker the configuration in force again, or restart the worker."""

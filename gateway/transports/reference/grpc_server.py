@@ -35,6 +35,7 @@ from gateway.transports.contract import (
 from gateway.transports.grpc.address import bound_address, require_free
 from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits, Slot
 from gateway.transports.grpc.metadata import sendable
+from gateway.transports.net.tls_files import TlsFiles, grpc_server_credentials
 from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF
 from gateway.transports.reference.grpc_quirks import Context, keep_log_quiet, write
@@ -61,7 +62,7 @@ class GrpcServer:
         mounts: The frontends and their methods; the first mount with a method gets its calls.
         limits: The limits of this listener.
         budget: The memory budget of the process.
-        credentials: From `tls.grpc_server_credentials`; None for plain text.
+        tls: The TLS files; None for plain text.
         extras: Mounts whose calls need no slot and no memory: health, reflection.
         reuse_port: Whether other processes listen on the same port too.
     """
@@ -73,14 +74,14 @@ class GrpcServer:
         limits: ServerLimits,
         budget: MemoryBudget,
         *,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: TlsFiles | None = None,
         extras: Sequence[GrpcMount] = (),
         reuse_port: bool = False,
     ) -> None:
         self._address = address
         self._reuse_port = reuse_port
         self._limits = limits
-        self._credentials = credentials
+        self._tls = tls
         self._admission = CallAdmission(budget, limits)
         free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, slots=_UNBOUNDED)
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
@@ -106,10 +107,10 @@ class GrpcServer:
             self._limits.requests_in_flight + self._limits.requests_queued + _SPARE_CALLS,
         )
         try:
-            if self._credentials is None:
+            if self._tls is None:
                 port = server.add_insecure_port(self._address)
             else:
-                port = server.add_secure_port(self._address, self._credentials)
+                port = server.add_secure_port(self._address, grpc_server_credentials(self._tls))
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address}: the address is in use") from error
         await server.start()
