@@ -36,7 +36,6 @@ Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 
 _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
-    ("admin",),
     ("security",),
     ("capture",),
     ("migrations",),
@@ -99,6 +98,7 @@ class Reloader:
 
     Attributes:
         metrics: Counts the reloads.
+        on_applied: Called with each configuration that was put in force.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Reloader:
         clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
         cutovers: CutoverController | None = None,
     ) -> None:
+        self.on_applied: Callable[[Config], None] = lambda _config: None
         self._cutovers = cutovers
         self._load = load
         self._loaded = loaded
@@ -218,6 +219,7 @@ class Reloader:
             reason = f"internal error: {type(error).__name__}"
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
+        self.on_applied(loaded.config)
         return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
 
 
@@ -237,6 +239,8 @@ def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
     for path in _FIXED_KEYS:
         if _value(old, path) != _value(new, path):
             yield path, _NEEDS_RESTART
+    if _admin_addresses(old) != _admin_addresses(new):
+        yield ("admin",), _NEEDS_RESTART
     before = {listener.name: listener for listener in old.listeners}
     for index, listener in enumerate(new.listeners):
         at: KeyPath = ("listeners", index)
@@ -252,6 +256,13 @@ def _listener_findings(at: KeyPath, old: ListenerConfig, new: ListenerConfig) ->
     for key in type(new).model_fields:
         if getattr(old, key) != getattr(new, key):
             yield (*at, key), _NEEDS_RESTART
+
+
+def _admin_addresses(config: Config) -> dict[str, Any] | None:
+    """Return the keys of `admin` but those that decide about each request."""
+    if config.admin is None:
+        return None
+    return config.admin.model_dump(exclude={"token", "hosts", "remote_changes"})
 
 
 def _value(config: Any, path: KeyPath) -> Any:
