@@ -173,7 +173,10 @@ async def test_connections_of_a_removed_authority_are_drained(
     assert [True] * 3 == kept
 
 
-async def test_a_grpc_connection_of_a_removed_authority_finishes_its_calls(tmp_path: Path) -> None:
+@TRANSPORTS
+async def test_a_grpc_connection_of_a_removed_authority_finishes_its_calls(
+    transport: str, tmp_path: Path
+) -> None:
     """GOAWAY is sent, the call in progress ends, and the next handshake is refused."""
     authority, leaving, staying = trustme.CA(), trustme.CA(), trustme.CA()
     write_pair(tmp_path, authority)
@@ -184,7 +187,7 @@ async def test_a_grpc_connection_of_a_removed_authority_finishes_its_calls(tmp_p
         pair.private_key_pem.bytes(),
         b"".join(each.bytes() for each in pair.cert_chain_pems),
     )
-    async with running(listener("native", ", ca: clients.pem"), tmp_path) as gateway:
+    async with running(listener(transport, ", ca: clients.pem"), tmp_path) as gateway:
         port = gateway.addresses["main.grpc"].rpartition(":")[2]
         async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
             watching = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
