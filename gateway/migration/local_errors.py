@@ -6,10 +6,11 @@ It needs no other process: it sees an error of a client when it happens.
 from collections import deque
 from typing import Final
 
+from gateway.compare.replies import SERVER_ERRORS
 from gateway.compare.statistics import ChangeDetector, newcombe_interval
 from gateway.config.migration import ErrorsGuardConfig
 from gateway.ir.errors import ErrorCode
-from gateway.migration.guards import SERVER_ERRORS, GuardVerdict, Standing
+from gateway.migration.guards import GuardVerdict, Standing
 
 _LAST_CALLS: Final = 1_000
 

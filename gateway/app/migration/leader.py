@@ -429,7 +429,8 @@ class LedCutover:
         if arrived is None:
             return nothing
         document, now = arrived.document, self._monotonic()
-        since_us, compared = int(document["since_us"]), int(document["compared"])
+        since_us = int(document["since_us"])
+        compared = int(document.get("replies_compared", document["compared"]))
         if since_us / 1e6 < self.state.evidence_from_s:
             self._reset(now)
             return nothing
