@@ -28,6 +28,7 @@ def warnings(loaded: LoadedConfig) -> list[Problem]:
         *_unknown_protocols(config),
         *_missing_files(config, directory),
         *_loops(config),
+        *_unguarded_cutovers(config),
     ]
     return [loaded.problem(path, message) for path, message in findings]
 
@@ -125,3 +126,12 @@ def _ports(listener: ListenerConfig) -> Iterator[int]:
 
 def _is_own(url: Url, ports: set[int]) -> bool:
     return url.is_loopback and url.port in ports
+
+
+def _unguarded_cutovers(config: Config) -> Iterator[Finding]:
+    """Yield the cut-overs that nothing stops before a server that fails all calls."""
+    for name, migration in config.migrations.items():
+        cutover = migration.cutover
+        if cutover is not None and cutover.guards.error_limits is None:
+            path: KeyPath = ("migrations", name, "cutover", "guards", "errors")
+            yield path, "no guard watches errors: calls move on to a server that fails them"

@@ -146,7 +146,7 @@ class Guards:
                 self._guards.append(self._noise)
             else:
                 self._guards.append(_RateGuard("mismatch.below", limit, _is_different))
-        errors, latency = config.errors, config.latency
+        errors, latency = config.error_limits, config.latency
         if errors is not None and errors.below is not None:
             self._guards.append(_RateGuard("errors.below", errors.below, _is_server_error))
         if errors is not None and errors.above_old is not None:

@@ -46,7 +46,7 @@ class ServingShift:
         self._old_name = live.old_name
         self._timeout_s = timeout_s
         self._on_trip = on_trip
-        self._errors = LocalErrors(cutover.guards.errors)
+        self._errors = LocalErrors(cutover.guards.error_limits)
         self.shift = TrafficShift(live.name, live.new_name, _key(cutover.sticky))
 
     def watch(self, targets: Sequence[Target]) -> list[Target]:
@@ -89,6 +89,7 @@ class ServingShift:
             "attempt": self.shift.attempt,
             "calls": self._errors.calls,
             "failures": self._errors.failures,
+            "unanswered": self._errors.unanswered,
             "tripped": None if tripped is None else tripped.document(),
         }
 
