@@ -39,6 +39,14 @@ class MigrationExtension:
         yield from check_captures(loaded.config)
         yield from check_migrations(loaded.config)
 
+    def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield the cut-overs that nothing stops before a server that fails all calls."""
+        for name, migration in config.setting(MIGRATIONS).items():
+            cutover = migration.cutover
+            if cutover is not None and cutover.guards.error_limits is None:
+                path = ("migrations", name, "cutover", "guards", "errors")
+                yield path, "no guard watches errors: calls move on to a server that fails them"
+
     def apply_changes(self, config: ConfigView, changes: Mapping[str, Any], /) -> ConfigView:
         """Return the configuration with another `capture`, and check the weights of targets.
 
