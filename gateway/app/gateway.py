@@ -46,6 +46,7 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
@@ -114,6 +115,9 @@ class Gateway:
         config = loaded.config
         self._call_log = CallLog()
         self._configure_call_log(loaded)
+        self.metrics.registry.register(
+            LostLines({"stderr": logs.lost_lines, "access": self._call_log.lost_lines})
+        )
         self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self._budget = MemoryBudget(
             memory_budget(config, self._slot),

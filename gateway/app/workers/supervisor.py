@@ -37,7 +37,15 @@ from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
 from gateway.telemetry import log as logs
-from gateway.telemetry.aggregation import MetricsAggregator, counter, gauge, total_of, write_page
+from gateway.telemetry.aggregation import (
+    MetricsAggregator,
+    counter,
+    gauge,
+    snapshot,
+    total_of,
+    write_page,
+)
+from gateway.telemetry.lost_lines import LostLines
 from gateway.transports.contract import Server
 
 log = structlog.get_logger(__name__)
@@ -392,6 +400,7 @@ class Supervisor:
         await asyncio.gather(*(worker.update_metrics() for worker in workers))
         for worker in self._workers.values():
             self._totals.update(worker, worker.metrics)
+        self._totals.update(self, snapshot(LostLines({"stderr": logs.lost_lines})))
 
     async def _wait_all(self, timeout_s: float) -> None:
         """Wait until all workers exit, and kill those that take longer."""
