@@ -20,7 +20,7 @@ from gateway.app.admin_api.api import AdminApi, AdminSources, CutoverSource
 from gateway.app.announce import log_addresses, log_models
 from gateway.app.check import check
 from gateway.app.control import Control
-from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
 from gateway.app.migration.shifts import NO_WEIGHTS, ServingShifts, ShiftWeights
@@ -115,9 +115,6 @@ class Gateway:
         config = loaded.config
         self._call_log = CallLog()
         self._configure_call_log(loaded)
-        self.metrics.registry.register(
-            LostLines({"stderr": logs.lost_lines, "access": self._call_log.lost_lines})
-        )
         self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self._budget = MemoryBudget(
             memory_budget(config, self._slot),
@@ -136,6 +133,7 @@ class Gateway:
             new_path = self._export.new_path
             record = self._export.recorder(record, self.metrics.exemplify)
         self._shadow = self._connect_shadow(loaded, new_path)
+        self.metrics.registry.register(LostLines(self._logs()))
         tap = None if self._shadow is None else self._shadow.tap
         self._process = ProcessParts(
             metrics=self.metrics,
@@ -190,6 +188,13 @@ class Gateway:
         for built in self._listeners:
             self._data_servers |= built.servers
         self._admin_servers: dict[str, Server] = {}
+
+    def _logs(self) -> dict[str, Callable[[], Mapping[str, int]]]:
+        """Return what counts the lost lines of each log."""
+        found = {"stderr": logs.lost_lines, "access": self._call_log.lost_lines}
+        if self.shadow_keeper is not None:
+            found["shadow"] = self.shadow_keeper.lost_lines
+        return found
 
     def _connect_shadow(
         self, loaded: LoadedConfig, new_path: Callable[[], CallPath]
@@ -353,19 +358,23 @@ class Gateway:
             drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
 
         Raises:
-            StartError: A file, an option or a model is invalid. Nothing has changed.
+            StartError: A file, an option or a model is invalid, or loading takes longer than
+                `lifecycle.reload.timeout`. Nothing has changed.
         """
+        limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
             graph = ServiceGraph(loaded, self._process, self._graph)
             try:
-                await graph.start()
+                async with limit:
+                    await graph.start()
                 if self._is_stopping:
                     raise ValueError("the gateway is stopping")  # noqa: TRY301  # as any reason
             except BaseException:
                 await graph.close(self._graph.parts)
                 raise
         except REASONS as error:
-            raise StartError(reason_of(error)) from error
+            late = isinstance(error, TimeoutError) and limit.expired()
+            raise StartError(RELOAD_LATE if late else reason_of(error)) from error
         graph.drain_endpoints(drained)
         if self._shadow is not None:
             self._shadow.change(loaded)

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import structlog
 
 from gateway.app.config_watch import watch_config
-from gateway.app.errors import StartError
+from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.migration.controller import CutoverController
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig
@@ -197,7 +197,7 @@ class Reloader:
     async def _reload(self) -> ReloadResult:
         old = self._loaded
         try:
-            loaded = await asyncio.to_thread(self._load)
+            loaded = await self._read(old.config.lifecycle.reload.timeout)
             if self._cutovers is not None:
                 self._cutovers.check(loaded)
             check_restart(old.config, loaded)
@@ -216,6 +216,22 @@ class Reloader:
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
         return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
+
+    async def _read(self, timeout_s: float) -> LoadedConfig:
+        """Read the file on a thread, which a file system that hangs may keep.
+
+        Raises:
+            ConfigError: It has errors.
+            StartError: It takes too long.
+        """
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return await asyncio.to_thread(self._load)
+        except TimeoutError as error:
+            if limit.expired():
+                raise StartError(f"reading the file: {RELOAD_LATE}") from error
+            raise
 
 
 def check_restart(old: Config, loaded: LoadedConfig) -> None:

@@ -20,12 +20,12 @@ from gateway.app.processes.channel import (
     encode_loaded,
     open_channel,
 )
+from gateway.app.processes.reply_watch import REPLY_S
 from gateway.config.load import LoadedConfig
 from gateway.telemetry.aggregation import Snapshot
 
 MODULES: Final = {"serving": "gateway.app.workers.worker", "shadow": "gateway.app.shadow.process"}
 """The main module of a process, by its role."""
-_REPLY_TIMEOUT_S: Final = 1.0
 
 
 async def launch(setup: WorkerSetup) -> WorkerProcess:
@@ -108,9 +108,9 @@ class WorkerProcess:
         """Send a message without a reply; do nothing if the process has exited."""
         self._channel.send(message)
 
-    async def update_metrics(self) -> None:
-        """Request the metrics of the worker; keep the last ones on timeout."""
-        await self._request("metrics")
+    async def update_metrics(self) -> bool:
+        """Request the metrics of the worker; return False and keep the last ones on timeout."""
+        return "metrics" in await self._request("metrics")
 
     async def exchange_weights(self, weights: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Put weights of cut-overs in force; return the worker's report, or None on timeout."""
@@ -151,7 +151,7 @@ class WorkerProcess:
         return status
 
     async def _request(
-        self, name: str, *, timeout_s: float | None = _REPLY_TIMEOUT_S, **content: Any
+        self, name: str, *, timeout_s: float | None = REPLY_S, **content: Any
     ) -> Message:
         """Send a request and return the reply; an empty one on timeout or exit."""
         if self._has_exited:

@@ -43,6 +43,8 @@ from gateway.captures.transfer import (
 )
 from gateway.config.load import ConfigError
 from gateway.telemetry import log as logs
+from gateway.telemetry.aggregation import snapshot
+from gateway.telemetry.lost_lines import LostLines
 
 log = structlog.get_logger(__name__)
 
@@ -235,7 +237,9 @@ async def _handle_requests(channel: WorkerChannel, mirroring: Mirroring | None) 
             if mirroring is not None:
                 mirroring.resume(message["evidence_resume"])
             continue
-        reply: dict[str, Any] = {"ready": True}
+        # Nothing else is measured here.
+        lost = LostLines({"stderr": logs.lost_lines})
+        reply: dict[str, Any] = {"metrics": snapshot(lost)}
         if message["request"] == "sample":
             wanted = message["sample"]
             found = None
