@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
+import structlog
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
 from gateway.app.shadow.outbox import Outbox
@@ -17,6 +18,7 @@ from gateway.app.shadow.sender import FinishedCalls, RecordSender
 from gateway.captures.privacy import Privacy
 from gateway.captures.records import Recordable, WireRow
 from gateway.captures.sampling import CaptureCounts, CaptureOptions, CaptureSampler
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
@@ -28,6 +30,8 @@ from gateway.migration.wire_messages import READING_HEADERS, Message, body_of, h
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tapped_call import TappedCall
+
+log = structlog.get_logger(__name__)
 
 GATHER_S: Final = 0.02
 """Calls wait for others for this time, which belongs to the 0.25 s that a crash may lose."""
@@ -292,7 +296,7 @@ class StockKeeper:
         """Continue earlier counts, and begin to write."""
         self.stock.load()
         self.stock.save()
-        self._task = asyncio.create_task(self._run())
+        self._task = start_background(self._run(), "stock")
 
     async def close(self) -> None:
         """Write a last time, and stop; idempotent."""
@@ -305,4 +309,7 @@ class StockKeeper:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(SAVE_S)
-            await asyncio.to_thread(self.stock.save)
+            try:
+                await asyncio.to_thread(self.stock.save)
+            except Exception:  # a defect: the next time may succeed
+                log.exception("stock not written")

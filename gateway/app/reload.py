@@ -19,6 +19,7 @@ from gateway.app.config_watch import watch_config
 from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.migration.controller import CutoverController
 from gateway.app.runtime_changes import RuntimeChanges
+from gateway.concurrency.background import start_background
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
@@ -158,12 +159,12 @@ class Reloader:
 
     async def __aenter__(self) -> Self:
         """Begin to reload after each request, and after each change of a file that is watched."""
-        self._tasks = [asyncio.create_task(self._run())]
+        self._tasks = [start_background(self._run(), "reloads")]
         settings, loaded = self._loaded.config.lifecycle.reload, self._loaded
         if settings.watch:
             path = Path(loaded.source)
             watch = watch_config(path, loaded.sha256, settings.debounce, self.request)
-            self._tasks.append(asyncio.create_task(watch))
+            self._tasks.append(start_background(watch, "watch of the configuration"))
         return self
 
     async def __aexit__(self, *_details: object) -> None:

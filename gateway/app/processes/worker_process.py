@@ -21,6 +21,7 @@ from gateway.app.processes.channel import (
     open_channel,
 )
 from gateway.app.processes.reply_watch import REPLY_S
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.telemetry.aggregation import Snapshot
 
@@ -76,7 +77,7 @@ class WorkerProcess:
         self._startup: asyncio.Future[Mapping[str, str] | str] = (
             asyncio.get_running_loop().create_future()
         )
-        self._receiver = asyncio.create_task(self._receive())
+        self._receiver = start_background(self._receive(), f"messages of process {self.pid}")
 
     async def wait_started(self) -> Mapping[str, str]:
         """Wait until the worker listens, and return its addresses.
