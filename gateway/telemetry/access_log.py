@@ -14,7 +14,7 @@ import orjson
 import structlog
 
 from gateway.telemetry.line_writer import FileOutput, LineWriter
-from gateway.telemetry.log import cut_values
+from gateway.telemetry.logs import cut_values
 
 log = structlog.get_logger(__name__)
 
