@@ -22,7 +22,7 @@ from gateway.app.admin.status import Document, gauge_entries
 from gateway.app.announce import log_addresses, log_models
 from gateway.app.certificates import CERTIFICATES, Certificates
 from gateway.app.check import check
-from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
@@ -44,6 +44,7 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
@@ -125,6 +126,8 @@ class Gateway:
         if self._export is not None:
             new_path = self._export.new_path
             record = self._export.recorder(record, self.metrics.exemplify)
+        lost = {"stderr": logs.lost_lines, "access": self._call_log.lost_lines}
+        self.metrics.registry.register(LostLines(lost))
         self.parts = ServingParts.of(loaded, self._slot, self.metrics, new_path, setups, notify)
         tap = self.parts.tap
         self._process = ProcessParts(
@@ -332,19 +335,23 @@ class Gateway:
             drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
 
         Raises:
-            StartError: A file, an option or a model is invalid. Nothing has changed.
+            StartError: A file, an option or a model is invalid, or loading takes longer than
+                `lifecycle.reload.timeout`. Nothing has changed.
         """
+        limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
             graph = ServiceGraph(loaded, self._process, self._graph)
             try:
-                await graph.start()
+                async with limit:
+                    await graph.start()
                 if self._is_stopping:
                     raise ValueError("the gateway is stopping")  # noqa: TRY301  # as any reason
             except BaseException:
                 await graph.close(self._graph.parts)
                 raise
         except REASONS as error:
-            raise StartError(reason_of(error)) from error
+            late = isinstance(error, TimeoutError) and limit.expired()
+            raise StartError(RELOAD_LATE if late else reason_of(error)) from error
         graph.drain_endpoints(drained)
         self.parts.change(loaded)
         await self._replace_graph(graph)

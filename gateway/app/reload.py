@@ -17,9 +17,10 @@ import structlog
 
 from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
-from gateway.app.errors import StartError
+from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.parts import LeadingParts
 from gateway.app.runtime_changes import RuntimeChanges
+from gateway.concurrency.background import start_background
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
@@ -163,12 +164,12 @@ class Reloader:
 
     async def __aenter__(self) -> Self:
         """Begin to reload after each request, and after each change of a file that is watched."""
-        self._tasks = [asyncio.create_task(self._run())]
+        self._tasks = [start_background(self._run(), "reloads")]
         settings, loaded = self._loaded.config.lifecycle.reload, self._loaded
         if settings.watch:
             path = Path(loaded.source)
             watch = watch_config(path, loaded.sha256, settings.debounce, self.request)
-            self._tasks.append(asyncio.create_task(watch))
+            self._tasks.append(start_background(watch, "watch of the configuration"))
         return self
 
     async def __aexit__(self, *_details: object) -> None:
@@ -202,7 +203,7 @@ class Reloader:
     async def _reload(self) -> ReloadResult:
         old = self._loaded
         try:
-            loaded = await asyncio.to_thread(self._load)
+            loaded = await self._read(old.config.lifecycle.reload.timeout)
             if self._leading is not None:
                 self._leading.check_reload(loaded)
             check_restart(old.config, loaded)
@@ -224,6 +225,22 @@ class Reloader:
         self._loaded = loaded
         self.on_applied(loaded.config)
         return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
+
+    async def _read(self, timeout_s: float) -> LoadedConfig:
+        """Read the file on a thread, which a file system that hangs may keep.
+
+        Raises:
+            ConfigError: It has errors.
+            StartError: It takes too long.
+        """
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return await asyncio.to_thread(self._load)
+        except TimeoutError as error:
+            if limit.expired():
+                raise StartError(f"reading the file: {RELOAD_LATE}") from error
+            raise
 
 
 def check_restart(old: Config, loaded: LoadedConfig) -> None:

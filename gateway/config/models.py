@@ -497,6 +497,9 @@ class ReloadConfig(Model):
     debounce: Duration = 0.5
     """With `watch`, the time without further changes after which the file is read. Default:
     `500ms`."""
+    timeout: Duration = 300.0
+    """Longest time for reading the file, and for loading its models in a process. The old
+    configuration stays in force when it is exceeded. Default: `5m`."""
 
 
 class LifecycleConfig(Model):
@@ -517,6 +520,10 @@ class LifecycleConfig(Model):
     drain: Duration = 25.0
     """Longest time after `pre_stop` for requests in flight. The rest is cancelled.
     Default: `25s`."""
+    worker_timeout: Duration = 30.0
+    """With several processes, the time without any reply after which one of them is killed and
+    started again. A process that hangs gets connections as before, so the gateway is not ready
+    meanwhile. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
     """Whether another gateway with this setting may listen on the same addresses, so that the next
     release takes over before this one stops. Both need the same user. From SIGTERM on, the admin
