@@ -187,8 +187,6 @@ class EndpointShares(Generic[E]):
     def choose(self, candidates: Sequence[E], balance: Callable[[Sequence[E]], E]) -> E:
         """Return one of *candidates*, chosen by *balance* and then by the shares."""
         endpoint = balance(candidates)
-        if not self.lowered:
-            return endpoint
         most = max(each.share.value for each in candidates)
         while endpoint.share.value < most and self._draw() * most >= endpoint.share.value:
             candidates = [each for each in candidates if each is not endpoint]

@@ -297,6 +297,7 @@ class Endpoints:
             for name, endpoint in by_name.items()
         }
         endpoint = by_name[self.affinity.assign(call.model, sequence, weights)]
+        endpoint.share.begin(now)
         try:
             reply = await self._call(call, endpoint)
         except GatewayError as error:
@@ -331,8 +332,6 @@ class Endpoints:
         endpoint = self._choose(call, started) if only is None else only
         endpoint.pending += 1
         endpoint.health.begin()
-        if self._shares.lowered:
-            endpoint.share.begin(started)
         try:
             reply = await endpoint.service(call)
         except BaseException as error:
@@ -391,9 +390,13 @@ class Endpoints:
         if self._has_ranks:
             first = min(endpoint.rank for endpoint in candidates)
             candidates = [endpoint for endpoint in candidates if endpoint.rank == first]
-        endpoint = self._shares.choose(
-            candidates, lambda among: self._balancer.choose(among, call, now)
-        )
+        if self._shares.lowered:
+            endpoint = self._shares.choose(
+                candidates, lambda among: self._balancer.choose(among, call, now)
+            )
+            endpoint.share.begin(now)
+        else:
+            endpoint = self._balancer.choose(candidates, call, now)
         slow_start_s = self._slow_start_s
         if slow_start_s and now < endpoint.available_since + slow_start_s:
             share = max(_FIRST_SHARE, (now - endpoint.available_since) / slow_start_s)
