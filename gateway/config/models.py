@@ -12,7 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from gateway.config.fields import (
+from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.pipelines import PipelineConfig
+from gateway.config.routes import PoliciesConfig, RouteConfig
+from gateway.config.signatures import SignatureConfig
+from gateway.config.telemetry import TelemetryConfig
+from gateway.ir.context import TRITON_PREFIX
+from gateway.settings.fields import (
     AdminToken,
     CallKey,
     Duration,
@@ -28,14 +34,8 @@ from gateway.config.fields import (
     UpstreamUrl,
     WorkerCount,
 )
-from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
-from gateway.config.migration import CaptureConfig, MigrationConfig, StateConfig, StockConfig
-from gateway.config.pipelines import PipelineConfig
-from gateway.config.routes import PoliciesConfig, RouteConfig
-from gateway.config.signatures import Model, SignatureConfig
-from gateway.config.telemetry import TelemetryConfig
-from gateway.config.units import UNIX, Address, Url
-from gateway.ir.context import TRITON_PREFIX
+from gateway.settings.model import Model
+from gateway.settings.units import UNIX, Address, Url
 
 
 class TlsConfig(Model):
@@ -530,6 +530,13 @@ class LifecycleConfig(Model):
     pages belong to the other gateway. Default: `false`."""
 
 
+class StateConfig(Model):
+    """Files that the gateway keeps across restarts."""
+
+    directory: Text
+    """Directory of the files, relative to the configuration file. Each gateway needs its own."""
+
+
 class Config(Model):
     """The configuration file of Tensor Gateway."""
 
@@ -563,12 +570,6 @@ class Config(Model):
     """How the gateway starts and stops."""
     state: StateConfig | None = None
     """Files that the gateway keeps across restarts. Default: none."""
-    stock: StockConfig | None = None
-    """Counts of who calls what. `{}` switches them on. Default: off."""
-    capture: CaptureConfig | None = None
-    """Recording of inferences. Default: nothing is recorded."""
-    migrations: Mapping[Name, MigrationConfig] = Field(default_factory=dict)
-    """Migrations from an old to a new server, by a name of your choice. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
     arrived counts, not what was announced. Responses, and requests of
