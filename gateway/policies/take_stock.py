@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.streams import on_stream_end
 from gateway.service import Service
+from gateway.telemetry.call_log import NO_FAILURES, code_of
 
 R = TypeVar("R")
 
@@ -39,13 +40,14 @@ class TakeStock:
         start = self._clock()
         try:
             reply = await self._inner(call)
-        except BaseException:
-            self._count(request, self._clock() - start, True)
+        except BaseException as error:
+            self._end(request, start, error)
             raise
         if request is call:
             self._count(request, self._clock() - start, False)
             return reply
         return on_stream_end(call, reply, partial(self._end, request, start))
 
-    def _end(self, request: InferRequest, start: float, error: BaseException | Any) -> None:
-        self._count(request, self._clock() - start, error is not None)
+    def _end(self, request: InferRequest, start: float, error: BaseException | None) -> None:
+        failed = error is not None and code_of(error) not in NO_FAILURES
+        self._count(request, self._clock() - start, failed)

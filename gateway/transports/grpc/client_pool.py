@@ -133,7 +133,7 @@ class GrpcClientConnection(Http2Protocol):
         """Ask a silent server whether it is there: a call has ended without a response."""
         now = monotonic()
         self._note_received(now)
-        if self.is_open() and self._silence.should_ask(now):
+        if self.is_open() and self._silence.should_ping(now):
             self.core.ping()
             self.flush_soon()
 
